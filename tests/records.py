@@ -1,6 +1,8 @@
 """A job, an attempt of it and offers, for tests that care for some of their fields."""
 
-from datetime import datetime
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from cavvy.domain.jobs import Attempt, JobRecord
@@ -8,18 +10,38 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
+from cavvy.providers.base import AgentEndpoint, GangSpec
+from cavvy.store.snapshot.prices import list_prices
+
+
+def make_offer(place: str, micros: int, **fields: Any) -> Offer:
+    """An offer of "PROVIDER/REGION/TYPE" or "PROVIDER/REGION/ZONE/TYPE" for so much an hour."""
+    provider, region, *zone, kind = place.split("/")
+    where = {"provider": provider, "region": region, "zone": zone[0] if zone else None}
+    return Offer(**where, instance_type=kind, rate=HourlyRate(micros), **fields)
+
 
 TASK = TaskSpec(name="n", run="x")
-FIXED = Offer(
-    provider="fake",
-    region="r",
-    zone="a",
-    instance_type="m",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(1_000_000),
-)
+FIXED = make_offer("fake/r/a/m", 1_000_000, vcpus=8, memory_mib=32768)
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
+
+
+def pick_prices(types: Collection[str] | None = None) -> Callable[[str], Sequence[Offer]]:
+    """A reader of the catalog's prices of these types, or of all, which reads each provider's once."""
+
+    @cache
+    def read(provider: str) -> Sequence[Offer]:
+        found = list_prices(provider)
+        return found if types is None else [each for each in found if each.instance_type in types]
+
+    return read
+
+
+def make_gang_spec(offer: Offer, **changes: Any) -> GangSpec:
+    """The gang `rm-1` of one node at this offer."""
+    usual = {"name": "rm-1", "installation": "i", "nodes": 1, "lease": timedelta(hours=1)}
+    agent = AgentEndpoint(address="unix:/x", token="t")
+    return GangSpec(**{"offer": offer, "agent_endpoint": agent, **usual, **changes})
 
 
 def make_job_record(now: datetime, **changes: Any) -> JobRecord:

@@ -18,7 +18,7 @@ from cavvy.api.routes import agents
 from cavvy.control.agents import bucket_checkpoints, transfers
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.messages import NEWEST, OLDEST, PROTOCOL
-from cavvy.planner.risk import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
+from cavvy.planner.checkpoint_interval import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import sweep_folders
 from cavvy.store.objects.locations import open_place
@@ -380,12 +380,18 @@ async def test_a_command_beside_the_work(api: Api) -> None:
     assert (none.status_code, none.json()["code"]) == (404, "exec-not-found")
 
 
-async def test_an_agent_learns_that_the_user_of_a_command_has_gone(api: Api) -> None:
+async def run_command(api: Api) -> tuple[str, str]:
+    """A job that runs, and a command on its node."""
     gang = await start(api)
     await claim(api, gang)
     await report(api, gang, {"seq": 1, "kind": "running"})
     await until(lambda: _phase(api, "running"))
     exec_id = (await api.http.post(JOB + "/exec", json={"command": ["yes"]})).json()["id"]
+    return gang, exec_id
+
+
+async def test_an_agent_learns_that_the_user_of_a_command_has_gone(api: Api) -> None:
+    gang, exec_id = await run_command(api)
     query = {"gang": gang, "rank": 0, "offset": 0}
 
     async def present(wait_s: float, name: str = exec_id) -> bool:
@@ -411,11 +417,7 @@ async def test_an_agent_learns_that_the_user_of_a_command_has_gone(api: Api) -> 
 
 
 async def test_a_command_ends_when_its_agent_no_longer_asks_about_it(api: Api) -> None:
-    gang = await start(api)
-    await claim(api, gang)
-    await report(api, gang, {"seq": 1, "kind": "running"})
-    await until(lambda: _phase(api, "running"))
-    exec_id = (await api.http.post(JOB + "/exec", json={"command": ["yes"]})).json()["id"]
+    gang, exec_id = await run_command(api)
     kept = api.app_state.execs.get(exec_id, (await api.http.get(JOB)).json()["id"])
     target, params = f"/agent/v1/execs/{exec_id}", {"gang": gang, "rank": 0}
     await api.http.post(target, params=params, content=b"y", headers=api.agent(gang))

@@ -377,33 +377,36 @@ async def test_the_servers_own_uploads_are_recorded_until_they_are_complete(
     assert await recorded() == []
 
 
-async def test_messages_that_the_server_has_lost_do_not_hide_the_exit(
-    api: Api, tmp_path: Path
-) -> None:
-    """After a crash of its machine, the server may lack messages that it had acknowledged."""
+async def end_with_change(api: Api, tmp_path: Path, change: Callable[[Any], object]) -> Any:
+    """A job whose results are in the bucket, where their manifest is changed, before it ends."""
     gang, work = await begin(api)
     await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
     [key] = [key for key in list_results() if key.endswith("/0/0")]
     manifest = json.loads(GoogleStandIn.objects[key])
-    for message in manifest["messages"]:
-        message["seq"] += 5
+    change(manifest)
     GoogleStandIn.objects[key] = json.dumps(manifest).encode()
     await end_node(api, gang)
-    assert (await until(lambda: _is_over(api)))["phase"] == "done"
+    return await until(lambda: _is_over(api))
+
+
+async def test_messages_that_the_server_has_lost_do_not_hide_the_exit(
+    api: Api, tmp_path: Path
+) -> None:
+    """After a crash of its machine, the server may lack messages that it had acknowledged."""
+
+    def lose(manifest: Any) -> None:
+        for message in manifest["messages"]:
+            message["seq"] += 5
+
+    assert (await end_with_change(api, tmp_path, lose))["phase"] == "done"
 
 
 async def test_a_log_goes_on_after_output_that_the_server_has_lost(
     api: Api, tmp_path: Path
 ) -> None:
     """The server's machine crashed after the agent had deleted output that was acknowledged."""
-    gang, work = await begin(api)
-    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
-    [key] = [key for key in list_results() if key.endswith("/0/0")]
-    manifest = json.loads(GoogleStandIn.objects[key])
-    change_piece("log", offset=106)(manifest)
-    GoogleStandIn.objects[key] = json.dumps(manifest).encode()
-    await end_node(api, gang)
-    assert (await until(lambda: _is_over(api)))["phase"] == "done"
+    job = await end_with_change(api, tmp_path, change_piece("log", offset=106))
+    assert job["phase"] == "done"
     log, offset = b"", "0"
     for _ in range(3):  # the first output, the gap, and the rest
         answer = await api.http.get(JOB + "/logs", params={"offset": offset})
@@ -455,14 +458,7 @@ def change_piece(kind: str, **fields: object) -> Callable[[dict[str, Any]], obje
 async def test_a_lying_deposit_is_refused(
     api: Api, tmp_path: Path, lie: Callable[[dict[str, Any]], object]
 ) -> None:
-    gang, work = await begin(api)
-    await deposit(api, gang, end_work(tmp_path / "node", gang, work, EXIT))
-    [key] = [key for key in list_results() if key.endswith("/0/0")]
-    manifest = json.loads(GoogleStandIn.objects[key])
-    lie(manifest)
-    GoogleStandIn.objects[key] = json.dumps(manifest).encode()
-    await end_node(api, gang)
-    job = await until(lambda: _is_over(api))
+    job = await end_with_change(api, tmp_path, lie)
     assert job["phase"] == "failed"
     [told] = await list_events(api, "results")
     assert "cannot be used" in told

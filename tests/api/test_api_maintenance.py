@@ -4,27 +4,17 @@ from datetime import timedelta
 from typing import Any, cast
 
 from tests.api.api_state import Api, until
+from tests.records import make_offer
 
 from cavvy.control.reconcile import HOSTS
 from cavvy.domain.allocations import Host
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.messages import AgentMessage, HostFacts, MessageKind
-from cavvy.domain.offers import Offer
-from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.fake.account import FakeAccount
 
 BOX = Host(name="fake/box", cpus=4, memory_mib=8192, devices=("g0", "g1"))
-OWN = Offer(
-    provider="fake",
-    region="box",
-    instance_type="cpu",
-    vcpus=4,
-    memory_mib=8192,
-    rate=HourlyRate(0),
-    shared=True,
-    owned=True,
-)
+OWN = make_offer("fake/box/cpu", 0, vcpus=4, memory_mib=8192, shared=True, owned=True)
 JOB = "{name: held, run: 'true', resources: {cpu: 2, regions: [box]}, limits: {duration: 1h}}"
 
 

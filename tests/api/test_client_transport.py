@@ -23,8 +23,8 @@ from cavvy.client import (
 )
 from cavvy.client.account_wire import AccountClient
 from cavvy.client.budget_wire import list_budgets
-from cavvy.client.credential_wire import list_keys, rotate_key
 from cavvy.client.ids import make_id, read_time
+from cavvy.client.key_wire import list_keys, rotate_key
 from cavvy.client.ledger_wire import list_entries, sum_ledger
 from cavvy.client.queue_wire import list_calls, retry_calls
 from cavvy.client.service_key_wire import list_service_keys
@@ -138,13 +138,15 @@ def test_a_silent_server_is_reported_once_and_waited_for(
     script.hold = answer
     script.answers = [[OK], [OK]]
     patience = Patience(60, report)
-    with ApiClient(f"unix:{tmp_path}/s.sock", "token", patience=patience) as client:
+    check_reports(tmp_path, patience, reported, "no answer from the server yet")
+
+
+def check_reports(folder: Path, patience: Patience, reported: list[str], first: str) -> None:
+    """Both requests are answered, and the reports are this one and the end of the wait."""
+    with ApiClient(f"unix:{folder}/s.sock", "token", patience=patience) as client:
         assert client.health().status == "ok"
         assert client.health().status == "ok"
-    assert [text.split(";")[0] for text in reported] == [
-        "no answer from the server yet",
-        "the server answers now",
-    ]
+    assert [text.split(";")[0] for text in reported] == [first, "the server answers now"]
 
 
 def test_an_unusable_database_is_reported_once_and_waited_for(
@@ -157,13 +159,7 @@ def test_an_unusable_database_is_reported_once_and_waited_for(
     script.answers = [*[[refusal]] * 8, [OK], [OK]]
     reported = list[str]()
     patience = Patience(60, reported.append)
-    with ApiClient(f"unix:{tmp_path}/s.sock", "token", patience=patience) as client:
-        assert client.health().status == "ok"
-        assert client.health().status == "ok"
-    assert [text.split(";")[0] for text in reported] == [
-        "the server cannot use its database yet",
-        "the server answers now",
-    ]
+    check_reports(tmp_path, patience, reported, "the server cannot use its database yet")
 
 
 def test_a_request_outlives_a_server_that_dies_again_and_again(

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,10 +108,22 @@ async def say(port: int, line: bytes) -> bytes:
         writer.close()
 
 
-async def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_opened_again() -> None:
+def play(story: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await story()
+
+    asyncio.run(run())
+
+
+def make_relays() -> tuple[Node, ReplicaRelays]:
     node = Node()
     relays = ReplicaRelays(node.execs)
     relays.notify = node.notify
+    return node, relays
+
+
+async def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_opened_again() -> None:
+    node, relays = make_relays()
     async with echoing() as program:
         replica = make_replica(program)
         relays.keep("s", {"r1": replica})
@@ -149,9 +161,7 @@ async def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_ope
 
 
 async def test_the_round_trip_to_a_replica_sets_its_tier() -> None:
-    node = Node()
-    relays = ReplicaRelays(node.execs)
-    relays.notify = node.notify
+    node, relays = make_relays()
     node.delay_s = 0.03  # so a round trip takes more, however fast this machine is
     async with echoing() as program:
         replica = make_replica(program)
@@ -167,9 +177,7 @@ async def test_the_round_trip_to_a_replica_sets_its_tier() -> None:
 
 
 async def test_a_program_that_ends_is_refused_before_its_connections_end() -> None:
-    node = Node()
-    relays = ReplicaRelays(node.execs)
-    relays.notify = node.notify
+    node, relays = make_relays()
     connections: list[asyncio.StreamWriter] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -197,9 +205,7 @@ async def test_a_program_that_ends_is_refused_before_its_connections_end() -> No
 
 
 async def test_nobody_gets_the_port_of_a_replica_that_is_not_reached_at_the_moment() -> None:
-    node = Node()
-    relays = ReplicaRelays(node.execs)
-    relays.notify = node.notify
+    node, relays = make_relays()
     async with echoing() as program:
         replica = make_replica(program)
         relays.keep("s", {"r1": replica})

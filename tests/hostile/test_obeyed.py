@@ -150,20 +150,22 @@ def attack(user: User, home: Path) -> tuple[list[str], list[str]]:
     return [each["attempt"] for each in found if each["done"]], planted
 
 
+def check_nothing_changes(user: User) -> None:
+    if "cannot change" not in user.cli("check", "local"):
+        pytest.skip("this system offers no namespaces")
+    assert attack(user, Path(user.variables["HOME"])) == ([], [])
+
+
 @pytest.mark.parametrize("isolation", ["", "namespaces"])
 def test_a_job_of_another_user_than_root_changes_nothing(isolation: str) -> None:
     with nobody(LOCAL + f"isolation = '{isolation}'") as user:
-        if "cannot change" not in user.cli("check", "local"):
-            pytest.skip("this system offers no namespaces")
-        assert attack(user, Path(user.variables["HOME"])) == ([], [])
+        check_nothing_changes(user)
 
 
 @pytest.mark.parametrize("isolation", ["", "namespaces"])
 def test_a_job_of_root_changes_nothing(isolation: str) -> None:
     with root(LIMITS + f"isolation = '{isolation}'") as user:
-        if "cannot change" not in user.cli("check", "local"):
-            pytest.skip("this system offers no namespaces")
-        assert attack(user, Path(user.variables["HOME"])) == ([], [])
+        check_nothing_changes(user)
 
 
 @pytest.mark.parametrize("login", ["root", "worker"])

@@ -6,10 +6,10 @@ from datetime import timedelta
 from random import Random
 
 import pytest
+from tests.records import make_offer
 from tests.sim.scenario_checks import check_nothing_left, stretches, tell
 
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
@@ -44,13 +44,11 @@ KINDS = {
 
 def make_story(number: int, records: RecordScript) -> SimScenario:
     dice = Random(number)
-    offer = Offer(
-        provider="fake",
-        region="somewhere",
-        instance_type="paid",
+    offer = make_offer(
+        "fake/somewhere/paid",
+        dice.randrange(500_000, 4_000_000),
         vcpus=8,
         memory_mib=32768,
-        rate=HourlyRate(dice.randrange(500_000, 4_000_000)),
         minimum_charge=timedelta(seconds=dice.choice((0, 0, 60, 600))),
         source="made up",
     )

@@ -11,6 +11,7 @@ from random import Random
 from typing import TypeVar
 
 import pytest
+from tests.records import make_gang_spec
 
 from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
@@ -53,7 +54,7 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
-from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, Manifest
+from cavvy.providers.base import AgentEndpoint, GangState, Manifest
 from cavvy.providers.fake import MANIFEST
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript
@@ -70,13 +71,11 @@ async def no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
 
 
 HOST = HostFacts(hostname="h")
-ORPHAN = GangSpec(
+ORPHAN = make_gang_spec(
+    DEFAULT.offers[2],
     name="rm-x-stray",
     installation="test",
-    offer=DEFAULT.offers[2],
-    nodes=1,
     agent_endpoint=AgentEndpoint(address="a", token="t"),
-    lease=timedelta(hours=1),
 )
 
 
@@ -400,13 +399,11 @@ def test_what_is_left_of_an_attempt_that_is_over_goes_when_two_looks_agree() -> 
         (over,) = await harness.store.attempts(job.id)
         assert over.phase is AttemptPhase.ENDED
         await harness.store.commit(AtomicWrite(attempts=[replace(over, gang="rm-x-late")]))
-        late = GangSpec(
+        late = make_gang_spec(
+            DEFAULT.offers[2],
             name="rm-x-late",
             installation="test",
-            offer=DEFAULT.offers[2],
-            nodes=1,
             agent_endpoint=AgentEndpoint(address="a", token="t"),
-            lease=timedelta(hours=1),
         )
         await harness.cloud.launch(late)
         await harness.wait(150)  # longer than its place may hide it

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.records import make_offer
 from tests.sim.scenario_checks import check_all
 
 from cavvy.domain.allocations import Host
@@ -67,16 +68,14 @@ OFFERS = (
 )
 HOST = Host(name="fake/here", cpus=8, memory_mib=4096, devices=("g0", "g1"))
 SHARED = tuple(
-    Offer(
-        provider="fake",
-        region="here",
-        instance_type="gpu",
+    make_offer(
+        "fake/here/gpu",
+        700_000 * max(1, count),
         accelerator="H100" if count else None,
         accelerator_count=count,
         accelerator_memory_mib=81920 if count else 0,
         vcpus=8,
         memory_mib=4096,
-        rate=HourlyRate(700_000 * max(1, count)),
         shared=True,
     )
     for count in range(3)

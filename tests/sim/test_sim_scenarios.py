@@ -7,6 +7,7 @@ from datetime import timedelta
 from itertools import pairwise
 
 import pytest
+from tests.records import make_offer
 from tests.sim.scenario_checks import check_all, tell
 
 from cavvy.domain.allocations import Host
@@ -48,14 +49,8 @@ from cavvy.sim.scenario import (
     UserIntervention,
 )
 
-CHEAP = Offer(
-    provider="fake",
-    region="r",
-    instance_type="cheap",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(1_000_000),
-    minimum_charge=timedelta(seconds=60),
+CHEAP = make_offer(
+    "fake/r/cheap", 1_000_000, vcpus=8, memory_mib=32768, minimum_charge=timedelta(seconds=60)
 )
 SPOT = replace(CHEAP, instance_type="spot", purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 DEAR = replace(CHEAP, instance_type="dear", rate=HourlyRate(5_000_000))
@@ -538,19 +533,23 @@ def test_a_project_gets_its_quota_back() -> None:
     assert lender.attempts[0].created_at < second.created_at
 
 
+TWO_GPUS = tuple(
+    make_offer(
+        f"fake/r/{name}",
+        1_000_000,
+        vcpus=8,
+        memory_mib=32768,
+        accelerator=name,
+        accelerator_count=1,
+        accelerator_memory_mib=81920,
+    )
+    for name in ("H100", "A100")
+)
+
+
 def test_a_quota_of_one_accelerator_comes_back_when_a_limit_of_all_is_reached() -> None:
     """The limit of the installation keeps the lender waiting, not the capacity. Jobs that hold
     another accelerator keep it, and the reason says who has borrowed the quota."""
-    sold = tuple(
-        replace(
-            CHEAP,
-            instance_type=name,
-            accelerator=name,
-            accelerator_count=1,
-            accelerator_memory_mib=81920,
-        )
-        for name in ("H100", "A100")
-    )
 
     def on(name: str, run_s: float, project: str, accelerator: str) -> SimSubmission:
         need = ResourceSpec(accelerators=(AcceleratorNeed(name=accelerator),))
@@ -568,7 +567,7 @@ def test_a_quota_of_one_accelerator_comes_back_when_a_limit_of_all_is_reached() 
         BoundPolicy("", ProjectPolicy(max_accelerators={"H100": 2.0})),
         BoundPolicy("b", ProjectPolicy(quota_accelerators={"H100": 1.0})),
     )
-    ending = run_scenario(offers=sold, submissions=jobs, policies=policies)
+    ending = run_scenario(offers=TWO_GPUS, submissions=jobs, policies=policies)
     assert all(trace.job.phase is JobPhase.DONE for trace in ending.traces)
     kept, *others, lender = ending.traces
     assert len(kept.attempts) == 1
@@ -582,16 +581,6 @@ def test_a_quota_of_one_accelerator_comes_back_when_a_limit_of_all_is_reached() 
 
 def test_a_job_whose_nodes_are_given_back_moves_only_where_limits_allow() -> None:
     """Its next nodes count beside the nodes that it leaves."""
-    sold = tuple(
-        replace(
-            CHEAP,
-            instance_type=name,
-            accelerator=name,
-            accelerator_count=1,
-            accelerator_memory_mib=81920,
-        )
-        for name in ("H100", "A100")
-    )
     saves = CheckpointPolicy(path="ckpt", every=timedelta(seconds=60))
 
     def on(at_s: float, run_s: float, project: str, *names: str) -> SimSubmission:
@@ -600,7 +589,7 @@ def test_a_job_whose_nodes_are_given_back_moves_only_where_limits_allow() -> Non
         return SimSubmission(task=what, at_s=at_s)
 
     ending = run_scenario(
-        offers=sold,
+        offers=TWO_GPUS,
         submissions=(
             on(0, 9000, "a", "A100"),
             on(50, 9000, "b", "H100", "A100"),

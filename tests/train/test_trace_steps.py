@@ -221,20 +221,22 @@ for _ in range({rounds}):
     assert products(profile) == 2 * (2 * (2 * 5 * 16 * 8 * 4 * 8))
 
 
-def test_an_optimizer_may_call_the_model_itself(tmp_path: Path) -> None:
-    profile = trace(
-        tmp_path,
-        """
+LBFGS = """
 model = nn.Linear(8, 4, bias=False)
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter={iterations})
 def closure():
     optimizer.zero_grad()
     loss = model(torch.randn(16, 8)).square().mean()
     loss.backward()
     return loss
 optimizer.step(closure)
-raise SystemExit("a second step")
-""",
+"""
+
+
+def test_an_optimizer_may_call_the_model_itself(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        LBFGS.format(iterations=1) + 'raise SystemExit("a second step")\n',
     )
     assert (profile["batch"], profile["optimizer"]) == (16, "lbfgs")
     assert products(profile) == 2 * 16 * 8 * 4
@@ -330,16 +332,7 @@ optimizer.step()
 def test_a_step_of_many_iterations_ends(tmp_path: Path) -> None:
     profile = trace(
         tmp_path,
-        """
-model = nn.Linear(8, 4, bias=False)
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=50_000)
-def closure():
-    optimizer.zero_grad()
-    loss = model(torch.randn(16, 8)).square().mean()
-    loss.backward()
-    return loss
-optimizer.step(closure)
-""",
+        LBFGS.format(iterations=50_000),
     )
     assert products(profile) == 20 * 2 * 16 * 8 * 4
     (note,) = profile["assumed"]

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from tests.train.test_trace_ranks import forward_flops
 
 from cavvy.tracer.script import trace_script
 
@@ -29,15 +30,6 @@ optimizer.step()
 def trace(folder: Path, script: str) -> dict[str, Any]:
     (folder / "train.py").write_text(HEAD + script)
     return trace_script(str(folder / "train.py"), [])
-
-
-def forward_flops(profile: dict[str, Any]) -> float:
-    flops: list[float] = [
-        each["flops"] * each["count"]
-        for each in profile["ops"]
-        if each["kind"] == "matmul" and not each["backward"]
-    ]
-    return sum(flops)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,11 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+# what a listed job has before its first attempt
+UNSTARTED: dict[str, Any] = {
+    **{"priority": 0, "attempt": 0, "submitted_at": T0, "since": T0},
+    **{"ended_at": None, "exit_code": None, "placement": None},
+}
 OFFER = Offer(
     provider="local", region="box", instance_type="cpu", rate=HourlyRate(3_600_000), shared=True
 )

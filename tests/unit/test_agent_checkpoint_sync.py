@@ -42,18 +42,16 @@ def make_config(tmp_path: Path, folder: Path | None = None) -> Any:
     )
 
 
+def make_saver(home: Path, folder: Path, say: Any) -> CountingSaver:
+    loop: Any = StillLoop()
+    return CountingSaver(loop, make_config(home), str(folder), every_s=None, say=say)
+
+
 def test_a_folder_that_changes_between_looks_waits(tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     folder.mkdir()
     said: list[object] = []
-    loop: Any = StillLoop()
-    checkpoint_sync = CountingSaver(
-        loop,
-        make_config(tmp_path),
-        str(folder),
-        every_s=None,
-        say=lambda *a, **k: said.append(a),
-    )
+    checkpoint_sync = make_saver(tmp_path, folder, lambda *a, **k: said.append(a))
     for number in range(3):  # a file that grows is not whole at any look
         (folder / "model").write_text("x" * (number + 1))
         checkpoint_sync._tick()
@@ -263,14 +261,7 @@ def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
         said = json.loads(capfd.readouterr().out.splitlines()[-1])
         assert said["state"] == told
     said_to_user: list[str] = []
-    loop: Any = StillLoop()
-    checkpoint_sync = CountingSaver(
-        loop,
-        make_config(tmp_path),
-        str(folder),
-        every_s=None,
-        say=lambda kind, **f: said_to_user.append(f["text"]),
-    )
+    checkpoint_sync = make_saver(tmp_path, folder, lambda kind, **f: said_to_user.append(f["text"]))
     for _ in range(2):
         checkpoint_sync._heard({"state": "failed", "reason": "Permission denied: a"})
         checkpoint_sync._over()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.records import make_offer
 
 from cavvy.catalog.doubts import OfferJudge
 from cavvy.cli.check import _find_doubts
@@ -16,7 +17,7 @@ from cavvy.cli.task import market
 from cavvy.cli.task.available import _sort_offers
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
-from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import Manifest, Provider
 from cavvy.providers.contract.sold import read_table
@@ -24,17 +25,8 @@ from cavvy.server.open_state import list_doubts
 from cavvy.store.snapshot import CatalogSnapshot
 
 STAND_INS = sorted(Path(__file__).parents[1].glob("contract/*_stand_in.py"))
-EIGHT = Offer(
-    provider="steppe",
-    region="east",
-    instance_type="H100-8",
-    accelerator="H100",
-    accelerator_count=8,
-    accelerator_memory_mib=81920,
-    vcpus=192,
-    memory_mib=1920 * 1024,
-    rate=parse_rate("23.20"),
-)
+H100S = {"accelerator": "H100", "accelerator_count": 8, "accelerator_memory_mib": 81920}
+EIGHT = make_offer("steppe/east/H100-8", 23_200_000, **H100S, vcpus=192, memory_mib=1920 * 1024)
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,16 @@ task asks for.
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from tests.records import make_attempt_record, make_job_record
+from tests.records import make_attempt_record, make_job_record, make_offer
 
 from cavvy.control.agents.work import make_assignment
 from cavvy.domain.jobs import Node
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, NodeCheck, ResourceSpec, TaskSpec
-from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
-OFFER = Offer(
-    provider="p",
-    region="r",
-    instance_type="t",
-    accelerator="A100",
-    accelerator_memory_mib=81920,
-    rate=HourlyRate(1),
-)
+OFFER = make_offer("p/r/t", 1, accelerator="A100", accelerator_memory_mib=81920)
 
 
 def wanted(offer: Offer, resources: ResourceSpec) -> dict[str, str | float] | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.unit.cli_client import T0, FakeClient, client, make_job
+from tests.unit.cli_client import T0, UNSTARTED, FakeClient, client, make_job
 
 from cavvy.cli.main import cli
 from cavvy.cli.reach.array_logs import STREAMS
@@ -32,13 +32,7 @@ def make_array(phases: Sequence[str], begun: Sequence[bool] = ()) -> array_wire.
         user="",
         phase=phases[0],
         reason=", ".join(f"{count} {phase}" for phase, count in counts.items()),
-        priority=0,
-        submitted_at=T0,
-        since=T0,
-        ended_at=None,
-        attempt=0,
-        exit_code=None,
-        placement=None,
+        **UNSTARTED,
         spent_micros=0,
         members=counts,
     )

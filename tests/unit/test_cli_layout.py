@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from msgspec import Raw, convert
 from msgspec.json import encode
 from msgspec.structs import asdict, replace
+from tests.records import make_offer
 from tests.unit.cli_client import (
     OFFER,
     T0,
+    UNSTARTED,
     FakeClient,
     at,
     client,
@@ -43,6 +45,7 @@ from cavvy.client import (
     audit_wire,
     budget_wire,
     credential_wire,
+    key_wire,
     maintenance_wire,
     policy_wire,
     pool_wire,
@@ -54,7 +57,6 @@ from cavvy.client import (
 )
 from cavvy.client.account_wire import AccountClient
 from cavvy.domain.audit import EMPTY, AuditEntry, seal
-from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobSchedule, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.planner.advice import ObservedRun
@@ -126,13 +128,7 @@ ARRAY = array_wire.ArrayDetail(
         user="ada",
         phase="running",
         reason="8 running, 9,992 queued",
-        priority=0,
-        submitted_at=T0,
-        since=T0,
-        ended_at=None,
-        attempt=0,
-        exit_code=None,
-        placement=None,
+        **UNSTARTED,
         spent_micros=123_456_780_000,
     ),
     parallel=8,
@@ -249,16 +245,14 @@ HOST = maintenance_wire.HostView(
 CREDENTIAL = credential_wire.CredentialRow(
     provider="primeintellect", updated_at=at(0), problem=REASON
 )
-KEY = credential_wire.SecretKeyRow(
+KEY = key_wire.SecretKeyRow(
     id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
 )
-COMMITTED = Offer(
-    provider="datacrunch",
-    region="FIN-03",
-    instance_type="h100-instance-with-a-long-name",
+COMMITTED = make_offer(
+    "datacrunch/FIN-03/h100-instance-with-a-long-name",
+    20_000_000,
     accelerator="H100",
     accelerator_count=8,
-    rate=HourlyRate(20_000_000),
     term_months=36,
 )
 USED = UsedMachine(
@@ -387,7 +381,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
-    monkeypatch.setattr(credential_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
+    monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)

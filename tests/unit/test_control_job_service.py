@@ -1,5 +1,7 @@
 """Users' requests on one job that arrive at the same time."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from tests.contract.store_suite import submit
 
@@ -56,18 +58,25 @@ async def keep_checkpoints(job: JobRecord) -> RemovedCheckpoints:
     return RemovedCheckpoints()
 
 
-async def test_a_stop_on_a_full_disk_outlives_a_database_that_another_process_locks() -> None:
-    store, clock, paper = BusyStore(), WallClock(), Paper()
-    deferred = Deferred(store, paper)
-    jobs = JobService(
-        deferred,
+def make_jobs(
+    store: Deferred, remove: Callable[[JobRecord], Awaitable[RemovedCheckpoints]]
+) -> JobService:
+    clock = WallClock()
+    return JobService(
+        store,
         clock,
         JobIds(clock),
         hint=lambda key: None,
         arrived=lambda: None,
         notify=lambda job_id, what: None,
-        remove_files=keep_checkpoints,
+        remove_files=remove,
     )
+
+
+async def test_a_stop_on_a_full_disk_outlives_a_database_that_another_process_locks() -> None:
+    store, paper = BusyStore(), Paper()
+    deferred = Deferred(store, paper)
+    jobs = make_jobs(deferred, keep_checkpoints)
     await submit(store, "j", phase=JobPhase.RUNNING)
     store.error = StoreFull("no space")
     await jobs.stop("p", "train")
@@ -83,7 +92,7 @@ async def test_a_stop_on_a_full_disk_outlives_a_database_that_another_process_lo
 
 
 async def test_removing_a_job_frees_a_full_disk() -> None:
-    store, clock = FullStore(), WallClock()
+    store = FullStore()
 
     async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
         store.full = False
@@ -91,15 +100,7 @@ async def test_removing_a_job_frees_a_full_disk() -> None:
             await jobs.retry("p", "train")
         return RemovedCheckpoints(bytes=5)
 
-    jobs = JobService(
-        Deferred(store),
-        clock,
-        JobIds(clock),
-        hint=lambda key: None,
-        arrived=lambda: None,
-        notify=lambda job_id, what: None,
-        remove_files=remove_checkpoints,
-    )
+    jobs = make_jobs(Deferred(store), remove_checkpoints)
     await submit(store, "j", phase=JobPhase.FAILED)
     assert (await jobs.remove("p", "train"))[1] == RemovedCheckpoints(bytes=5)
     with pytest.raises(RowNotFound):
@@ -107,7 +108,7 @@ async def test_removing_a_job_frees_a_full_disk() -> None:
 
 
 async def test_a_job_that_is_being_removed_cannot_be_retried() -> None:
-    store, clock, crashes = MemoryStore(), WallClock(), [True, False]
+    store, crashes = MemoryStore(), [True, False]
 
     async def remove_checkpoints(job: JobRecord) -> RemovedCheckpoints:
         with pytest.raises(TooLate, match="is being removed"):
@@ -116,15 +117,7 @@ async def test_a_job_that_is_being_removed_cannot_be_retried() -> None:
             raise TimeoutError
         return RemovedCheckpoints(bytes=5)
 
-    jobs = JobService(
-        Deferred(store),
-        clock,
-        JobIds(clock),
-        hint=lambda key: None,
-        arrived=lambda: None,
-        notify=lambda job_id, what: None,
-        remove_files=remove_checkpoints,
-    )
+    jobs = make_jobs(Deferred(store), remove_checkpoints)
     await submit(store, "j", phase=JobPhase.FAILED)
     with pytest.raises(TimeoutError):
         await jobs.remove("p", "train")

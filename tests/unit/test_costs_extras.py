@@ -2,13 +2,13 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from tests.records import make_attempt_record
+from tests.records import make_attempt_record, make_offer
 
 from cavvy.costs.extras import bill_extras, expect_extras, rate_extras
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt
-from cavvy.domain.offers import ExtraPrice, Offer
+from cavvy.domain.offers import ExtraPrice
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 
@@ -17,13 +17,7 @@ HOUR = timedelta(hours=1)
 GP3 = ExtraPrice(kind=ChargeKind.DISK, name="gp3", price=Money(72_000), usual=100)
 SC1 = ExtraPrice(kind=ChargeKind.DISK, name="sc1", price=Money(14_400))
 ADDRESS = ExtraPrice(kind=ChargeKind.ADDRESS, price=Money(5000), usual=1)
-OFFER = Offer(
-    provider="p",
-    region="r",
-    instance_type="t",
-    rate=HourlyRate(1_000_000),
-    extras=(GP3, SC1, ADDRESS),
-)
+OFFER = make_offer("p/r/t", 1_000_000, extras=(GP3, SC1, ADDRESS))
 ATTEMPT = make_attempt_record(START, OFFER)
 NODE = NodeSeen(
     rank=0,

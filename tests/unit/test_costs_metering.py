@@ -5,12 +5,11 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.records import make_attempt_record
+from tests.records import make_attempt_record, make_offer
 
 from cavvy.costs.metering import bill, total
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import Attempt
-from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, Money
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,13 +17,7 @@ HOUR = timedelta(hours=1)
 
 
 def make_attempt(usd_per_hour: float = 3.6, minimum: timedelta = timedelta(0)) -> Attempt:
-    offer = Offer(
-        provider="fake",
-        region="r",
-        instance_type="t",
-        rate=HourlyRate(round(usd_per_hour * 1e6)),
-        minimum_charge=minimum,
-    )
+    offer = make_offer("fake/r/t", round(usd_per_hour * 1e6), minimum_charge=minimum)
     return make_attempt_record(START, offer, id="job-1", job_id="job")
 
 

@@ -214,11 +214,12 @@ class OneVault(BucketCheckpointOpener):
         return BucketCheckpoints(self._drawer, f"{job.id}/")
 
 
-async def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told() -> None:
-    drawer, store = Drawer(), MemoryStore(make_id=lambda: "test")
+async def begin_saving(drawer: Drawer) -> tuple[MemoryStore, Attempt, Checkpoints]:
+    """A running job whose checkpoints go to the bucket."""
+    store = MemoryStore(make_id=lambda: "test")
     attempt = await begin(store, await submit(store, "j", task=TASK))
     await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
-    transfers = Checkpoints(
+    checkpoints = Checkpoints(
         store,
         cast(ControlClock, Noon()),
         None,
@@ -226,6 +227,12 @@ async def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was
         shares_files=lambda name: False,
         bucket_opener=OneVault(drawer),
     )
+    return store, attempt, checkpoints
+
+
+async def test_a_checkpoint_in_a_bucket_counts_when_all_of_it_is_there_as_it_was_told() -> None:
+    drawer = Drawer()
+    _, attempt, transfers = await begin_saving(drawer)
     name = hashlib.sha256(b"state").hexdigest()
     files = [CheckpointFile(path="a", sha256=name, size=5)]
     for half in (None, b"sta", b"state and more"):
@@ -250,17 +257,8 @@ async def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and
         def delete(self, key: str) -> None:
             raise ObjectDenied("the bucket b: status 403 (AccessDenied)")
 
-    drawer, store = Hoard(), MemoryStore(make_id=lambda: "test")
-    attempt = await begin(store, await submit(store, "j", task=TASK))
-    await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
-    transfers = Checkpoints(
-        store,
-        cast(ControlClock, Noon()),
-        None,
-        storage=lambda job: "",
-        shares_files=lambda name: False,
-        bucket_opener=OneVault(drawer),
-    )
+    drawer = Hoard()
+    store, attempt, transfers = await begin_saving(drawer)
     for content in (b"one", b"two", b"three", b"four"):
         name = hashlib.sha256(content).hexdigest()
         drawer.held[f"j/{name}"] = content
@@ -274,18 +272,7 @@ async def test_a_checkpoint_is_safe_where_the_bucket_lets_nothing_be_removed_and
 
 async def save(drawer: Drawer, *contents: bytes) -> tuple[Checkpoints, JobRecord]:
     """A job with one checkpoint in the bucket."""
-    store = MemoryStore(make_id=lambda: "test")
-    job = await submit(store, "j", task=TASK)
-    attempt = await begin(store, job)
-    await store.commit(AtomicWrite(nodes=[make_node(attempt, claim="n")]))
-    checkpoints = Checkpoints(
-        store,
-        cast(ControlClock, Noon()),
-        None,
-        storage=lambda job: "",
-        shares_files=lambda name: False,
-        bucket_opener=OneVault(drawer),
-    )
+    store, attempt, checkpoints = await begin_saving(drawer)
     names = [hashlib.sha256(content).hexdigest() for content in contents]
     drawer.held |= {f"j/{name}": data for name, data in zip(names, contents, strict=True)}
     files = [
@@ -294,7 +281,7 @@ async def save(drawer: Drawer, *contents: bytes) -> tuple[Checkpoints, JobRecord
     ]
     saved = await checkpoints.commit(attempt.gang, 0, "n", files, NOW)
     assert isinstance(saved, SavedCheckpoint)
-    return checkpoints, job
+    return checkpoints, await store.job("j")
 
 
 async def test_removing_a_job_takes_as_long_as_its_bucket_needs(

@@ -48,6 +48,20 @@ def at(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
 
 
+def absent_at_end(
+    launched: datetime | None, outcome: AttemptOutcome = AttemptOutcome.STOPPED, misses: int = 1
+) -> AttemptSnapshot:
+    """An ending attempt whose gang so many looks have missed."""
+    return view(
+        AttemptPhase.ENDING,
+        seen=GangAbsence.ABSENT,
+        missed_looks=misses,
+        missed_since=T0 if misses else None,
+        outcome=outcome,
+        launched_at=launched,
+    )
+
+
 def view(
     phase: AttemptPhase = AttemptPhase.RUNNING,
     *,
@@ -789,14 +803,7 @@ class TestEnding:
         self, misses: int, outcome: AttemptOutcome, over: bool
     ) -> None:
         launched = None if outcome in (AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED) else T0
-        absent = view(
-            AttemptPhase.ENDING,
-            seen=GangAbsence.ABSENT,
-            missed_looks=misses,
-            missed_since=T0 if misses else None,
-            outcome=outcome,
-            launched_at=launched,
-        )
+        absent = absent_at_end(launched, outcome, misses)
         action = decide_attempt(absent, at(1))
         assert isinstance(action, a.AdvanceAttempt) == over
 
@@ -815,14 +822,7 @@ class TestEnding:
         """Also where the row says nothing of it: its job was stopped while the answer was on its
         way.
         """
-        absent = view(
-            AttemptPhase.ENDING,
-            seen=GangAbsence.ABSENT,
-            missed_looks=1,
-            missed_since=T0,
-            outcome=AttemptOutcome.STOPPED,
-            launched_at=launched,
-        )
+        absent = absent_at_end(launched)
         action = decide_attempt(replace(absent, denied=denied, unsure=unsure), at(1))
         assert isinstance(action, a.AdvanceAttempt) is over
 
@@ -831,14 +831,7 @@ class TestEnding:
         self, unsure: bool, over: bool
     ) -> None:
         """Its job was stopped before the launch."""
-        absent = view(
-            AttemptPhase.ENDING,
-            seen=GangAbsence.ABSENT,
-            missed_looks=1,
-            missed_since=T0,
-            outcome=AttemptOutcome.STOPPED,
-            launched_at=None,
-        )
+        absent = absent_at_end(None)
         action = decide_attempt(replace(absent, requested=False, unsure=unsure), at(1))
         assert isinstance(action, a.AdvanceAttempt) is over
 

@@ -5,6 +5,7 @@ metadata to read.
 from datetime import timedelta
 
 import pytest
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
@@ -19,10 +20,8 @@ URL = b"http://169.254.169.254/latest/meta-data/spot/instance-action"
 
 
 def gang(zone: str, purchase: Purchase) -> GangSpec:
-    return GangSpec(
-        name="rm-0123abcd-one",
-        installation="any",
-        offer=Offer(
+    return make_gang_spec(
+        Offer(
             provider="ecs",
             region="us-east-1",
             zone=zone,
@@ -30,7 +29,8 @@ def gang(zone: str, purchase: Purchase) -> GangSpec:
             purchase=purchase,
             rate=HourlyRate(1),
         ),
-        nodes=1,
+        name="rm-0123abcd-one",
+        installation="any",
         agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="t"),
         lease=timedelta(minutes=5),
     )

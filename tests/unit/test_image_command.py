@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -58,7 +59,7 @@ def test_the_command_runs_in_the_images_folder(
 def test_an_image_without_a_command_is_told(
     image: Mapping[str, object], run: str, said: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=re.escape(said)):
         fill_in_command(run, image)
 
 
@@ -90,7 +91,7 @@ def test_arguments_follow_the_entry_point() -> None:
     ],
 )
 def test_mistakes_are_told(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=re.escape(said)):
         parse_task(text)
 
 

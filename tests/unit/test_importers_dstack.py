@@ -4,10 +4,10 @@ import json
 from datetime import timedelta
 
 import pytest
+from tests.records import make_offer
 
 from cavvy.catalog.fit import meets
 from cavvy.catalog.query import Constraint
-from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, JobSchedule, RetryPolicy, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -121,14 +121,12 @@ def test_dstack_s_defaults_do_not_bind_on_own_machines(more: str, implied: tuple
     assert task is not None
     need = task.resources
     assert need.implied == implied
-    small = Offer(
-        provider="local",
-        region="here",
-        instance_type="cpu",
+    small = make_offer(
+        "local/here/cpu",
+        0,
         vcpus=1 if "cpu:" not in more else 4,
         memory_mib=1024,
         disk_gib=9,
-        rate=HourlyRate(0),
         shared=True,
         owned=True,
     )

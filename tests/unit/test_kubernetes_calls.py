@@ -14,11 +14,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from tests.records import make_gang_spec
 from tests.unit.test_kubernetes_reading import make_node
 
 from cavvy.providers.base import (
     AgentEndpoint,
-    GangSpec,
     GangState,
     NoCapacity,
     ProviderContext,
@@ -471,14 +471,7 @@ async def test_no_gang_is_put_into_a_queue_that_would_keep_it(
         provider = make_provider(tmp_path, server.port, queue="gold")
         (offer,) = [each for each in await provider.offers() if each.accelerator_count == 8]
         agent_endpoint = AgentEndpoint(address="http://127.0.0.1:9", token="t")
-        gang = GangSpec(
-            name="g",
-            installation="i",
-            offer=offer,
-            nodes=1,
-            agent_endpoint=agent_endpoint,
-            lease=timedelta(hours=1),
-        )
+        gang = make_gang_spec(offer, name="g", agent_endpoint=agent_endpoint)
         with pytest.raises(ProviderError, match=told) as raised:
             await provider.launch(gang)
         assert type(raised.value) is problem
@@ -898,13 +891,11 @@ async def test_a_gang_waits_for_kueue_runs_is_evicted_and_leaves_nothing(tmp_pat
             provider: KubernetesProvider, name: str, gpus: int, nodes: int = 1
         ) -> None:
             await provider.launch(
-                GangSpec(
+                make_gang_spec(
+                    offers[gpus],
                     name=name,
-                    installation="i",
-                    offer=offers[gpus],
                     nodes=nodes,
                     agent_endpoint=AgentEndpoint(address="http://127.0.0.1:9", token="t"),
-                    lease=timedelta(hours=1),
                 )
             )
 

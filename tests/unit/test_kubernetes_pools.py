@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.records import make_gang_spec
 from tests.unit.test_kubernetes_calls import PODS, Server, make_provider, make_server
 from tests.unit.test_kubernetes_reading import NOW, make_node, make_pod_seen
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.base import AgentEndpoint, GangSpec, NoCapacity, QuotaTooSmall, Refused
+from cavvy.providers.base import GangSpec, NoCapacity, QuotaTooSmall, Refused
 from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.node_pools import (
     COMPUTE_CLASSES,
@@ -176,14 +177,7 @@ def in_cluster(tmp_path: Path, check: Callable[[Server, Any], Any]) -> None:
 
 
 def make_gang(offer: Offer) -> GangSpec:
-    return GangSpec(
-        name="g",
-        installation="i",
-        offer=offer,
-        nodes=2,
-        agent_endpoint=AgentEndpoint(address="unix:/x", token="t"),
-        lease=timedelta(hours=1),
-    )
+    return make_gang_spec(offer, name="g", nodes=2)
 
 
 def keep_record(server: Server, provider: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.records import make_gang_spec, make_offer
 
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.needs import parse_accelerator
@@ -468,25 +469,20 @@ def test_a_container_that_cannot_be_started_is_not_waited_for_for_ever(which: st
 
 
 def make_spec(**more: Any) -> GangSpec:
-    offer = Offer(
-        provider="kubernetes",
-        region="c",
-        zone="ns",
-        instance_type="8xh100-64cpu-512gb",
+    offer = make_offer(
+        "kubernetes/c/ns/8xh100-64cpu-512gb",
+        0,
         accelerator="H100",
         accelerator_count=2,
         vcpus=16,
         memory_mib=131072,
-        rate=HourlyRate(0),
     )
     agent_endpoint = AgentEndpoint(address="unix:/x", token="tell-nobody")
-    return GangSpec(
+    return make_gang_spec(
+        offer,
         name="g",
-        installation="i",
-        offer=offer,
         nodes=2,
         agent_endpoint=agent_endpoint,
-        lease=timedelta(hours=1),
         labels={"project": "p", "odd one": "é"},
         **more,
     )

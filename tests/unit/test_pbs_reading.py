@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TopologyNeed
@@ -141,14 +142,8 @@ def spec(longest: timedelta | None = None, nodes: int = 1) -> GangSpec:
     )  # type: ignore[arg-type]
     agent_endpoint = AgentEndpoint(address="", token="")
     lease = timedelta(hours=1)
-    return GangSpec(
-        name="g",
-        installation="i",
-        offer=offer,
-        nodes=nodes,
-        agent_endpoint=agent_endpoint,
-        lease=lease,
-        longest=longest,
+    return make_gang_spec(
+        offer, name="g", nodes=nodes, agent_endpoint=agent_endpoint, lease=lease, longest=longest
     )
 
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.records import make_job_record
+from tests.records import make_job_record, make_offer
 
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.jobs import JobRecord, PlanState
@@ -34,15 +34,7 @@ from cavvy.planner.placements import PlanningContext
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOST = Host(name="here/a", cpus=4, memory_mib=4096)
-FREE = Offer(
-    provider="here",
-    region="a",
-    instance_type="cpu",
-    vcpus=4,
-    memory_mib=4096,
-    rate=HourlyRate(0),
-    shared=True,
-)
+FREE = make_offer("here/a/cpu", 0, vcpus=4, memory_mib=4096, shared=True)
 PAID = replace(FREE, provider="cloud", shared=False, rate=HourlyRate(2_000_000))
 WORK = Workload(samples=3600.0, rates={"cpu": 1.0})
 

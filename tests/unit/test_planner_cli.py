@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests import records
 
 from cavvy.cli.main import cli
 from cavvy.cli.offers import command as offers
@@ -333,16 +334,7 @@ class Farm:
         self._blind = blind
 
     async def offers(self) -> list[Offer]:
-        return [
-            Offer(
-                provider="farm",
-                region="r",
-                instance_type="cpu",
-                vcpus=4,
-                memory_mib=4096,
-                rate=HourlyRate(0),
-            )
-        ]
+        return [records.make_offer("farm/r/cpu", 0, vcpus=4, memory_mib=4096)]
 
     async def launch(self, gang: object) -> None:
         raise AssertionError("a plan starts nothing")

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 
 import pytest
+from tests.records import make_offer
 
 from cavvy.domain.accounts import Project
 from cavvy.domain.jobs import JobRecord
-from cavvy.domain.offers import Offer
 from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy, find_lifted
 from cavvy.domain.tasks import AcceleratorNeed, ImageBuild, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
@@ -17,14 +17,7 @@ from cavvy.planner.policies import explain_image, explain_policy, name_image
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DIGEST = "sha256:" + "0a" * 32
-CPU = Offer(
-    provider="gcp",
-    region="europe-west4",
-    instance_type="n2",
-    vcpus=8,
-    memory_mib=32768,
-    rate=HourlyRate(400_000),
-)
+CPU = make_offer("gcp/europe-west4/n2", 400_000, vcpus=8, memory_mib=32768)
 GPU = replace(
     CPU,
     provider="aws",

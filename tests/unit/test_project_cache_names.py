@@ -1,8 +1,9 @@
 """On clusters with one account, each project has its own cache, and its name cannot be guessed."""
 
 import asyncio
-from datetime import timedelta
 from typing import Any, cast
+
+from tests.records import make_gang_spec
 
 from cavvy.providers.base import AgentEndpoint, GangSpec
 from cavvy.providers.project_caches import ProjectCaches
@@ -10,13 +11,10 @@ from cavvy.providers.state import MemoryProviderState
 
 
 def gang(project: str) -> GangSpec:
-    return GangSpec(
+    return make_gang_spec(
+        cast(Any, None),
         name="g",
-        installation="i",
-        offer=cast(Any, None),
-        nodes=1,
         agent_endpoint=AgentEndpoint(address="", token=""),
-        lease=timedelta(hours=1),
         labels={"project": project, "cache": "tag of a user"},
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
@@ -20,11 +21,9 @@ PATH = "/subscriptions/11-22/resourceGroups/crew/providers/Microsoft.Compute/vir
 
 
 def make_gang(name: str = "gang", **changes: Any) -> GangSpec:
-    gang = GangSpec(
+    gang = make_gang_spec(
+        Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0)),
         name=name,
-        installation="i",
-        offer=Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0)),
-        nodes=1,
         agent_endpoint=AgentEndpoint(address="https://server:1", token="claim"),
         lease=timedelta(minutes=1),
         longest=timedelta(minutes=5),

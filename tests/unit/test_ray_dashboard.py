@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
@@ -146,14 +147,7 @@ def make(
 
 def make_gang() -> GangSpec:
     agent_endpoint = AgentEndpoint(address="unix:/x", token="t")
-    return GangSpec(
-        name="rm-1",
-        installation="i",
-        offer=OFFER,
-        nodes=1,
-        agent_endpoint=agent_endpoint,
-        lease=timedelta(minutes=1),
-    )
+    return make_gang_spec(OFFER, agent_endpoint=agent_endpoint, lease=timedelta(minutes=1))
 
 
 @pytest.mark.parametrize("said", ["", CUT])
@@ -173,6 +167,17 @@ def test_a_cluster_that_does_not_answer_hides_no_other(
         asyncio.run(alone.offers())
 
 
+UP = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
+ENDED = {
+    "event": "ended",
+    "rank": 0,
+    "code": 0,
+    "exit": {"exit_code": 7},
+    "said": "",
+    "at": 1777636830.0,
+}
+
+
 async def test_a_gang_has_not_ended_before_its_last_words_are_read(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path
 ) -> None:
@@ -180,16 +185,7 @@ async def test_a_gang_has_not_ended_before_its_last_words_are_read(
     ends the wait.
     """
     dashboard, _ = dashboards
-    up = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
-    ended = {
-        "event": "ended",
-        "rank": 0,
-        "code": 0,
-        "exit": {"exit_code": 7},
-        "said": "",
-        "at": 1777636830.0,
-    }
-    words = "".join(f"cavvy {json.dumps(each)}\n" for each in (up, ended))
+    words = "".join(f"cavvy {json.dumps(each)}\n" for each in (UP, ENDED))
 
     async def look(log: tuple[int, object], provider: RayProvider) -> tuple[GangState, int | None]:
         dashboard.show(provider, "rm-1", "SUCCEEDED", log)
@@ -210,17 +206,8 @@ def test_a_look_that_began_before_the_end_was_seen_does_not_bring_the_gang_back(
     dashboards: tuple[Dashboard, Dashboard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard, _ = dashboards
-    up = {"event": "up", "rank": 0, "node": "n1", "address": "10.0.0.1", "at": 1777636800.0}
-    ended = {
-        "event": "ended",
-        "rank": 0,
-        "code": 0,
-        "exit": {"exit_code": 7},
-        "said": "",
-        "at": 1777636830.0,
-    }
-    before = f"cavvy {json.dumps(up)}\n"
-    after = f"{before}cavvy {json.dumps(ended)}\n"
+    before = f"cavvy {json.dumps(UP)}\n"
+    after = f"{before}cavvy {json.dumps(ENDED)}\n"
 
     async def scenario() -> None:
         provider, _ = make(tmp_path, lab=dashboard.url)

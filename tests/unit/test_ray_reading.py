@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, NodeEndpoint, Refused
+from cavvy.providers.base import AgentEndpoint, GangState, NodeEndpoint, Refused
 from cavvy.providers.batch.shapes import AcceleratorRates
 from cavvy.providers.ray.cluster import (
     list_offers,
@@ -242,13 +243,10 @@ def test_a_job_holds_no_secret() -> None:
         for o in offers_of(node("a", GPU=4, **{"accelerator_type:A100": 1}))
         if o.accelerator_count == 2
     )
-    gang = GangSpec(
-        name="rm-1",
-        installation="i",
-        offer=offer,
+    gang = make_gang_spec(
+        offer,
         nodes=2,
         agent_endpoint=AgentEndpoint(address="unix:/x", token="secret"),
-        lease=timedelta(hours=1),
         labels={"team": "a b"},
     )
     options = RayOptions(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from tests.records import make_offer
 
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
@@ -21,14 +22,7 @@ from cavvy.providers.required_images import require_images
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FREE = HourlyRate(0)
-V100 = Offer(
-    provider="gcp",
-    region="a",
-    instance_type="n1-standard-8-v100x1",
-    accelerator="V100",
-    accelerator_count=1,
-    rate=FREE,
-)
+V100 = make_offer("gcp/a/n1-standard-8-v100x1", 0, accelerator="V100", accelerator_count=1)
 T4 = replace(V100, instance_type="n1-standard-8-t4x1", accelerator="T4")
 PART = replace(
     V100,

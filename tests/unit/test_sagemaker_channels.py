@@ -4,18 +4,16 @@ them in place.
 
 import json
 import os
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records import make_gang_spec, make_offer
 
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.paths import find_folders, find_output
 from cavvy.agent.work.prepare import bring_inputs
-from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Transfer
-from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
@@ -25,25 +23,16 @@ from cavvy.providers.sagemaker.channels import list_channels, list_placed
 from cavvy.providers.sagemaker.jobs import SageMakerService
 
 ROOT = "/opt/ml/input/data"
-OFFER = Offer(
-    provider="sagemaker",
-    region="us-east-1",
-    instance_type="ml.m5.large",
-    vcpus=2,
-    memory_mib=8192,
-    rate=HourlyRate(1),
-)
+OFFER = make_offer("sagemaker/us-east-1/ml.m5.large", 1, vcpus=2, memory_mib=8192)
 TRAIN = Transfer(source="s3://bucket/train/", target=f"{ROOT}/train", region=OFFER.region)
 
 
 def gang(*inputs: Transfer, **options: Any) -> GangSpec:
-    return GangSpec(
+    return make_gang_spec(
+        OFFER,
         name="cv-a-b-0",
         installation="a",
-        offer=OFFER,
-        nodes=1,
         agent_endpoint=AgentEndpoint(address="https://192.0.2.1", token="t"),
-        lease=timedelta(hours=1),
         inputs=inputs,
         options=options,
     )

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
-from tests.records import make_attempt_record, make_job_record
+from tests.records import make_attempt_record, make_job_record, make_offer
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.maintenance import compare_reserved
@@ -15,9 +15,7 @@ from cavvy.control.reservations import ReservationService, reservation_key
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import AttemptPhase, JobPhase
 from cavvy.domain.maintenance import Reservation, ReservedPart
-from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, TopologyNeed
-from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.scheduler.maintenance import DrainStep
 from cavvy.scheduler.reservations import (
@@ -44,16 +42,7 @@ WHOLE = Reservation(
     begins_at=NOW + HOUR,
     ends_at=NOW + 2 * HOUR,
 )
-OFFER = Offer(
-    provider="ssh",
-    region="hosts",
-    zone="a",
-    instance_type="gpu",
-    accelerator="gpu",
-    accelerator_count=2,
-    rate=HourlyRate(0),
-    shared=True,
-)
+OFFER = make_offer("ssh/hosts/a/gpu", 0, accelerator="gpu", accelerator_count=2, shared=True)
 TASK = TaskSpec(name="t", run="t", resources=ResourceSpec(cpus_min=2))
 
 

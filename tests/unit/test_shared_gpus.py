@@ -2,6 +2,7 @@
 what the work may use of it.
 """
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.drivers import make_driver
+from tests.records import make_offer
 
 from cavvy.agent.work import environment
 from cavvy.agent.work.monitor import WorkMonitor
@@ -28,15 +30,13 @@ from cavvy.scheduler.packing import AllocationOwner, allocate_one, choose_shared
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, parse_task
 
-ONE = Offer(
-    provider="local",
-    region="me",
-    instance_type="A100-80GB",
+ONE = make_offer(
+    "local/me/A100-80GB",
+    1_000_001,
     accelerator="A100",
     accelerator_count=1,
     accelerator_memory_mib=81920,
     vcpus=64,
-    rate=HourlyRate(1_000_001),
     shared=True,
     owned=True,
 )
@@ -114,7 +114,7 @@ def test_a_part_that_must_be_isolated_is_refused_with_the_reason() -> None:
     ],
 )
 def test_a_wrong_share_says_what_to_write(gpu: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=re.escape(said)):
         read(gpu)
 
 

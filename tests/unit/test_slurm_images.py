@@ -1,9 +1,9 @@
 """Images on a Slurm cluster: what the setting allows, and the step that Pyxis runs in the image."""
 
 import subprocess
-from datetime import timedelta
 
 import pytest
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ImageBuild, TaskSpec, Volume, VolumeKind
@@ -20,13 +20,11 @@ OFFER = Offer(
 
 
 def gang(image: str | None) -> GangSpec:
-    return GangSpec(
-        name="rm-1",
+    return make_gang_spec(
+        OFFER,
         installation="1",
-        offer=OFFER,
         nodes=2,
         agent_endpoint=AgentEndpoint(address="x", token="t"),
-        lease=timedelta(hours=1),
         image=image,
         volumes=(Volume(kind=VolumeKind.HOST, source="/scratch", path="/data", read_only=True),),
     )

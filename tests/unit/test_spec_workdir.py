@@ -5,15 +5,15 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.unit.test_spec_origin import git
 
 from cavvy.spec.ignore import list_files
-from cavvy.spec.repository import capture
+from cavvy.spec.origin import capture
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile, combine, freeze
 
 
@@ -21,18 +21,6 @@ def write(folder: Path, files: dict[str, str]) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
-
-
-def git(folder: Path, *arguments: str) -> None:
-    author = (
-        "-c",
-        "user.name=A",
-        "-c",
-        "user.email=a@example.org",
-        "-c",
-        "init.defaultBranch=main",
-    )
-    subprocess.run(["git", *author, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 def paths(snapshot: FolderSnapshot) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_vm import ATOMIC, BARE, SLOW, TOKENS
+from tests.records import make_gang_spec
 
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
@@ -41,13 +42,12 @@ OURS = "an installation"
 
 def make_gang(place: MemoryPlace, nodes: int = 1) -> GangSpec:
     offers = finish(place.cloud.offers())
-    return GangSpec(
+    return make_gang_spec(
+        offers[0],
         name="rm-1-job-1",
         installation=OURS,
-        offer=offers[0],
         nodes=nodes,
         agent_endpoint=AgentEndpoint(address="https://192.0.2.1:7443", token="t"),
-        lease=timedelta(hours=1),
     )
 
 

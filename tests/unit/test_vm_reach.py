@@ -76,6 +76,18 @@ class Link:
         return None
 
 
+@asynccontextmanager
+async def relaying(provider: VmProvider) -> AsyncIterator[None]:
+    """The provider's relay runs until the end of the block, which closes the provider."""
+    relay = asyncio.create_task(provider.relay())
+    try:
+        yield
+    finally:
+        relay.cancel()
+        await asyncio.wait([relay])
+        await provider.close()
+
+
 class Scene:
     """A cloud, its machines, and servers that come and go."""
 
@@ -93,13 +105,8 @@ class Scene:
     async def server(self) -> AsyncIterator[VmProvider]:
         cloud = self.place.cloud
         provider = VmProvider(MANIFEST, self.context, cloud, make_link=self.machines.link)
-        relay = asyncio.create_task(provider.relay())
-        try:
+        async with relaying(provider):
             yield provider
-        finally:
-            relay.cancel()
-            await asyncio.wait([relay])
-            await provider.close()
 
     async def launch(self, provider: VmProvider, gang: GangSpec) -> list[str]:
         """Launch a gang whose machines have SSH addresses; returns the machines' ids."""

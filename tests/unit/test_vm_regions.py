@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_vm import BARE, TOKENS
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
@@ -81,13 +82,12 @@ class RegionalPlace(MemoryPlace):
 
     async def spec(self, region: str, nodes: int = 1) -> GangSpec:
         offers = await self.cloud.offers()
-        return GangSpec(
+        return make_gang_spec(
+            next(each for each in offers if each.region == region),
             name=f"rm-1-{region}-1",
             installation=OURS,
-            offer=next(each for each in offers if each.region == region),
             nodes=nodes,
             agent_endpoint=AgentEndpoint(address="https://192.0.2.1:7443", token="t"),
-            lease=timedelta(hours=1),
         )
 
 

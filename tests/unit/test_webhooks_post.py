@@ -15,6 +15,25 @@ from cavvy.store.objects.base import ObjectDenied
 from cavvy.store.objects.http import ask
 
 
+def post_to(said: bytes) -> str:
+    """What is told of a receiver that answers so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            with line:
+                line.settimeout(10)
+                while b"{}" not in line.recv(65536):
+                    pass
+                line.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = asyncio.run(post_json(f"http://127.0.0.1:{server.getsockname()[1]}/hook", b"{}"))
+        thread.join(10)
+    return found
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [
@@ -32,21 +51,7 @@ from cavvy.store.objects.http import ask
 def test_a_receiver_that_speaks_no_http_is_a_problem_to_tell_and_no_error(
     said: bytes, told: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            line, _ = server.accept()
-            with line:
-                line.settimeout(10)
-                while b"{}" not in line.recv(65536):
-                    pass
-                line.sendall(said)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        found = asyncio.run(post_json(f"http://127.0.0.1:{server.getsockname()[1]}/hook", b"{}"))
-        thread.join(10)
-    assert found.strip() == told
+    assert post_to(said).strip() == told
 
 
 @pytest.mark.parametrize(
@@ -57,21 +62,7 @@ def test_an_address_that_cannot_be_called_is_a_problem_that_repeats_nothing_of_i
 
 
 def test_what_a_receiver_says_is_quoted_in_part() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            line, _ = server.accept()
-            with line:
-                line.settimeout(10)
-                while b"{}" not in line.recv(65536):
-                    pass
-                line.sendall(b"x" * 5000 + b"\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        found = asyncio.run(post_json(f"http://127.0.0.1:{server.getsockname()[1]}/hook", b"{}"))
-        thread.join(10)
-    assert found == "x" * 200
+    assert post_to(b"x" * 5000 + b"\r\n") == "x" * 200
 
 
 @pytest.mark.parametrize(
