@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
+    name_states,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 PLANS = {  # id: GPU, GPUs, GiB of each, USD an hour, CPUs, GiB of memory
     "small": (None, 0, 0, "0.03", 4, 16),
@@ -32,11 +31,6 @@ _FAULTS = {  # how the API reports these faults of the cloud in memory
     "insufficient-capacity": CloudFault(409, "sold_out", "no server of this plan is left"),
     "quota-exceeded": CloudFault(400, "limit", "the account's limit is reached"),
 }
-_STATES = {
-    MachineState.STARTING: "building",
-    MachineState.RUNNING: "up",
-    MachineState.STOPPED: "off",
-}
 
 
 class PrairieStandIn(RestStandIn):
@@ -45,7 +39,7 @@ class PrairieStandIn(RestStandIn):
     root = "/v1"
     denied = CloudFault(401, "key", "the key is not valid")
     faults = _FAULTS
-    states = _STATES
+    states = name_states(starting="building", running="up", stopped="off")
     # what the Prairie sells, as its price page states it; the suite compares the offers with it
     sells = """
     # type      places       accelerators  CPUs  memory  disk   price  spot
@@ -54,8 +48,7 @@ class PrairieStandIn(RestStandIn):
     eight-h100  north        8xH100/80GiB  192   2TiB    80GiB  23.20  -
     """
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.disks: set[str] = set()  # by the id of the server; billed until they are deleted
 
     def remains(self) -> Sequence[str]:

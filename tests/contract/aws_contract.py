@@ -131,8 +131,7 @@ class AwsContract(VmContract, Generic[P]):
 
         async def scenario() -> None:
             harness = self.harness(account)
-            gang = await harness.spec("failed")
-            await harness.launch(gang)
+            gang = await harness.launched("failed")
             ((_, name),) = account.api.bodies
             account.api.failures[name] = reason  # type: ignore[attr-defined]  # of endpoints and notebooks
             await account.settle()

@@ -13,9 +13,14 @@ from tests.contract.azure_public import is_public, make_price, make_token
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn, finish
-from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import (
+    RestRequest,
+    RestStandIn,
+    finish,
+    name_states,
+)
+from cavvy.providers.vm.cloud import CloudFault, MachineRequest
 
 REGION = "westeurope"
 SIZES = ("Standard_NC4as_T4_v3", "Standard_D4s_v3")
@@ -76,14 +81,9 @@ class AzureBatchStandIn(RestStandIn):
             409, "ActiveJobAndScheduleQuotaReached", "The quota of active jobs has been reached."
         ),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "starting",
-        MachineState.RUNNING: "running",
-        MachineState.ENDED: "",
-    }
+    states = name_states(starting="starting", running="running", ended="")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.jobs: dict[str, BatchJob] = {}
         self.calls: list[str] = []
         self.deleted: list[str] = []

@@ -2,9 +2,11 @@
 managed identity, and the public list of prices.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
-from cavvy.providers.contract.rest_stand_in import RestRequest
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestStandIn
 from cavvy.providers.vm.cloud import CloudFault
 
 _IDENTITY = "the-identity"
@@ -27,6 +29,20 @@ def make_token(request: RestRequest, token: str) -> dict[str, Any]:
 def identity_variables(url: str) -> dict[str, str]:
     """The environment of a machine whose token service is part of the stand-in at this address."""
     return {"IDENTITY_ENDPOINT": f"{url}/identity", "IDENTITY_HEADER": _IDENTITY}
+
+
+def cut_page(
+    stand_in: RestStandIn, items: Sequence[dict[str, Any]], request: RestRequest
+) -> dict[str, Any]:
+    """A page of a list of Azure Resource Manager, with the address of the next one."""
+    number = int(request.query.get("$skip", 1))
+    shown, more = stand_in.cut(items, number, 50)
+    found: dict[str, Any] = {"value": list(shown)}
+    if more:
+        start = re.sub(r"&\$skip=\d+", "", request.target)
+        origin = stand_in.url.removesuffix("/" + request.target.split("/")[1])
+        found["nextLink"] = f"{origin}{start}&$skip={number + 1}"
+    return found
 
 
 def make_price(size: str, region: str, usd: float, *, kind: str = "", windows: bool = False) -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 
 from tests.contract.azure_description import check_body, find_operation
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestStandIn, name_states
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 SUBSCRIPTION, GROUP = "00000000-0000-0000-0000-000000000001", "cavvy"
@@ -58,12 +57,6 @@ _FAULTS = {
     "forbidden": CloudFault(403, "AuthorizationFailed", "The client has no authorization."),
     "not-found": CloudFault(404, "ResourceNotFound", "The resource was not found."),
 }
-_STATES = {
-    MachineState.STARTING: "Creating",
-    MachineState.RUNNING: "Succeeded",
-    MachineState.STOPPED: "Succeeded",
-    MachineState.ENDED: "Deleting",
-}
 
 
 # prices in addition to machines: meter, unit, USD
@@ -102,11 +95,14 @@ class AzureStandIn(RestStandIn):
 
     key = "eyJ0.test.token"
     denied = CloudFault(401, "InvalidAuthenticationToken", "The access token is invalid.")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(
+            starting="Creating", running="Succeeded", stopped="Succeeded", ended="Deleting"
+        ),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.bodies: dict[str, dict[str, Any]] = {}  # of machines, by id in the cloud in memory
         self.networks: dict[tuple[str, str], Any] = {}
         # interfaces and addresses without a machine, by kind

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.contract.azure_public import is_public, make_token
+from tests.contract.azure_public import cut_page, is_public, make_token
 from tests.contract.azureml_description import GROUP, SUBSCRIPTION, WORKSPACE, check, find_operation
 from tests.contract.azureml_endpoints_description import (
     ENDPOINT_OPERATIONS,
@@ -20,15 +20,15 @@ from tests.contract.azureml_endpoints_description import (
 )
 from tests.contract.azureml_stand_in import ROOT, AzureMlStandIn
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     WithHeaders,
     finish,
+    name_states,
 )
-from cavvy.providers.vm.cloud import CloudFault, MachineState
+from cavvy.providers.vm.cloud import CloudFault
 
 ML_TOKEN = "eyJ0.ml.token"  # opens the endpoints, but not Azure Resource Manager
 _REGIONAL = (
@@ -89,15 +89,11 @@ class AzureMlEndpointsStandIn(RestStandIn):
         "not-found": CloudFault(404, "NotFound", "The specified resource was not found."),
         "quota-exceeded": CloudFault(400, "BadRequest", NO_QUOTA),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "Creating",
-        MachineState.RUNNING: "Succeeded",
-    }
+    states = name_states(starting="Creating", running="Succeeded")
     creates = timedelta(0)  # how long the creation of an endpoint takes
     deletes = timedelta(seconds=50)
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.endpoints: dict[str, OnlineEndpoint] = {}
         self.environments: dict[str, dict[str, Any]] = {}  # by version
         self.failures: dict[str, str] = {}  # of deployments, by endpoint: the reason
@@ -198,7 +194,7 @@ class AzureMlEndpointsStandIn(RestStandIn):
                 self.environments[name] = request.body["properties"]
                 return 201, request.body
             case "endpoints":
-                return 200, self._page(self._list(), request)
+                return 200, cut_page(self, self._list(), request)
             case "endpoint" if name in self.endpoints:
                 return 200, self._show(name)
             case "make endpoint":
@@ -345,16 +341,6 @@ class AzureMlEndpointsStandIn(RestStandIn):
             if all(each.id in listed or each.ended for each in self.machines_of(name))
         ]
         return [*shown, *self.others]
-
-    def _page(self, items: list[dict[str, Any]], request: RestRequest) -> dict[str, Any]:
-        number = int(request.query.get("$skip", 1))
-        shown, more = self.cut(items, number, 50)
-        found: dict[str, Any] = {"value": list(shown)}
-        if more:
-            start = re.sub(r"&\$skip=\d+", "", request.target)
-            origin = self.url.removesuffix("/" + request.target.split("/")[1])
-            found["nextLink"] = f"{origin}{start}&$skip={number + 1}"
-        return found
 
 
 def _size(name: str, kinds: list[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from tests.contract.azure_public import cut_page
 from tests.contract.azureml_description import (
     GROUP,
     SUBSCRIPTION,
@@ -20,9 +21,9 @@ from tests.contract.azureml_description import (
 )
 from tests.contract.azureml_stand_in import ROOT, AzureMlStandIn
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from cavvy.providers.vm.cloud import CloudFault, MachineState
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestStandIn, name_states
+from cavvy.providers.vm.cloud import CloudFault
 
 SETTINGS = {"subscription": SUBSCRIPTION, "resource_group": GROUP, "workspace": WORKSPACE}
 SIZES = {  # by name: the kinds of compute targets that it may have
@@ -115,14 +116,9 @@ class ComputeInstancesStandIn(RestStandIn):
         **AzureMlStandIn.faults,
         "not-found": CloudFault(404, "ResourceNotFound", "The resource was not found."),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "Creating",
-        MachineState.RUNNING: "Running",
-        MachineState.STOPPED: "Stopped",
-    }
+    states = name_states(starting="Creating", running="Running", stopped="Stopped")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.bodies: dict[str, dict[str, Any]] = {}  # of requests, by the name of the instance
         self.changes: dict[str, dict[str, Any]] = {}  # of inner properties, by machine
         self.scripts: dict[str, str] = {}  # of creation, by machine
@@ -142,17 +138,16 @@ class ComputeInstancesStandIn(RestStandIn):
             told = {"access_token": self.key, "expires_on": "4102444800", "token_type": "Bearer"}
             return 200, {**told, "resource": request.query["resource"]}
         query = dict(request.query)
-        version, page = query.pop("api-version", ""), query.pop("$skip", "1")
+        version = query.pop("api-version", "")
+        query.pop("$skip", None)
         action = query.pop("underlyingResourceAction", "")
         try:
             assert not query
-            return self._answer(request, version, int(page), action)
+            return self._answer(request, version, action)
         except (ValueError, AssertionError) as error:
             raise CloudFault(400, "BadRequest", repr(error)) from error
 
-    def _answer(
-        self, request: RestRequest, version: str, page: int, action: str
-    ) -> tuple[int, object]:
+    def _answer(self, request: RestRequest, version: str, action: str) -> tuple[int, object]:
         path, method = request.path, request.method
         assert (action == "Delete") == (method == "DELETE")
         if method != "PUT":
@@ -163,7 +158,7 @@ class ComputeInstancesStandIn(RestStandIn):
             return 200, {"value": [_size(*each) for each in SIZES.items()]}
         if path == f"{ROOT}/computes" and method == "GET":
             shown = [*map(self._show, self.machines()), _cluster(), *self.others]
-            return 200, self._page(shown, page, request)
+            return 200, cut_page(self, shown, request)
         if re.fullmatch(rf"{re.escape(ROOT.rpartition('/')[0])}/[a-z]+", path):
             raise CloudFault(404, "ResourceNotFound", "The workspace was not found.")
         found = re.fullmatch(rf"{re.escape(ROOT)}/computes/({_NAME})", path)
@@ -246,15 +241,6 @@ class ComputeInstancesStandIn(RestStandIn):
         }
         check(told, COMPUTE, "compute", reply=True)
         return told
-
-    def _page(self, items: list[Any], number: int, request: RestRequest) -> dict[str, Any]:
-        shown, more = self.cut(items, number, 50)
-        found: dict[str, Any] = {"value": list(shown)}
-        if more:
-            start = re.sub(r"&\$skip=\d+", "", request.target)
-            origin = self.url.removesuffix("/" + request.target.split("/")[1])
-            found["nextLink"] = f"{origin}{start}&$skip={number + 1}"
-        return found
 
 
 def _size(name: str, kinds: list[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tests.contract.azure_public import is_public, make_price, make_token
+from tests.contract.azure_public import cut_page, is_public, make_price, make_token
 from tests.contract.azureml_description import (
     GROUP,
     OPERATIONS,
@@ -21,8 +21,13 @@ from tests.contract.azureml_description import (
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn, finish
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import (
+    RestRequest,
+    RestStandIn,
+    finish,
+    name_states,
+)
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
 
 ROOT = (
@@ -77,14 +82,9 @@ class AzureMlStandIn(RestStandIn):
         "quota-exceeded": CloudFault(409, "QuotaExceeded", "The quota of cores is reached."),
         "too-many-requests": CloudFault(429, "TooManyRequests", "Too many requests."),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "Queued",
-        MachineState.RUNNING: "Running",
-        MachineState.ENDED: "Completed",
-    }
+    states = name_states(starting="Queued", running="Running", ended="Completed")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.jobs: dict[str, CommandJob] = {}
         self.environments: dict[str, str] = {}  # version -> image
         self.statuses: dict[str, str] = {}  # by job, instead of the machines'
@@ -157,7 +157,7 @@ class AzureMlStandIn(RestStandIn):
                 return 200, {"name": WORKSPACE, "location": "East US", "properties": {}}
             case "computes":
                 shown = [self._cluster(each) for each in CLUSTERS]
-                return 200, self._page([*shown, _kubernetes()], request)
+                return 200, cut_page(self, [*shown, _kubernetes()], request)
             case "compute" if name in CLUSTERS:
                 return 200, self._cluster(name)
             case "environment" if name in self.environments:
@@ -166,7 +166,7 @@ class AzureMlStandIn(RestStandIn):
                 self.environments[name] = request.body["properties"]["image"]
                 return 201, request.body
             case "jobs":
-                return 200, self._page(self._list(request.query), request)
+                return 200, cut_page(self, self._list(request.query), request)
             case "job":
                 return 200, self._show(self._find(name))
             case "make job":
@@ -286,16 +286,6 @@ class AzureMlStandIn(RestStandIn):
             if each in billed:
                 finish(self.cloud.delete(each))
         self._cancelled.add(job.name)
-
-    def _page(self, items: list[dict[str, Any]], request: RestRequest) -> dict[str, Any]:
-        number = int(request.query.get("$skip", 1))
-        shown, more = self.cut(items, number, 50)
-        found: dict[str, Any] = {"value": list(shown)}
-        if more:
-            start = re.sub(r"&\$skip=\d+", "", request.target)
-            origin = self.url.removesuffix("/" + request.target.split("/")[1])
-            found["nextLink"] = f"{origin}{start}&$skip={number + 1}"
-        return found
 
     def _cluster(self, name: str) -> dict[str, Any]:
         size, priority, most, other = CLUSTERS[name]

@@ -2,14 +2,12 @@
 for the agent.
 """
 
-import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 
-from tests.contract.stand_in import pack_stand_in
-from tests.waits import patience
+from tests.contract.stand_in import StandInPlace, pack_stand_in
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import GangSpec, GangState, Provider, ProviderContext
@@ -18,8 +16,10 @@ from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.registry import make_from
 
 
-class BatchPlace:
+class BatchPlace(StandInPlace):
     """A batch system; `later` shifts the providers' clock."""
+
+    pause_s = 0.05
 
     package: ModuleType
 
@@ -45,11 +45,6 @@ class BatchPlace:
         self.providers.append(provider)
         return provider
 
-    async def settle(self) -> None:
-        async with patience():
-            while not await self._settled():
-                await asyncio.sleep(0.05)
-
     async def _settled(self) -> bool:
         for provider in self.providers:
             for gang in await provider.gangs():
@@ -69,13 +64,7 @@ class BatchPlace:
         for rank in self.gang_folder(gang).iterdir():
             if rank.is_dir() and rank.name.isdigit():
                 (rank / "finish").touch()
-        async with patience():
-            for provider in self.providers:
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.05)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
+        await self.until_ended(gang, self.providers)
 
 
 async def lose_submission(provider: Provider, gang: GangSpec) -> None:

@@ -14,17 +14,16 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     list_of,
+    name_states,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 # GPU, GPUs, CPU cores, GB of memory, GB of ephemeral disk, free machines in the first location
 TYPES = {
@@ -58,12 +57,6 @@ _FIELDS = {
     "host_channel_adapters": list_of(lambda value: isinstance(value, dict)),
 }
 _FAULTS = {"insufficient-capacity": CloudFault(400, "out_of_stock", "no VM of this type is left")}
-_STATES = {
-    MachineState.STARTING: "STATE_INITIALIZING",
-    MachineState.RUNNING: "STATE_RUNNING",
-    MachineState.STOPPED: "STATE_SHUTOFF",
-    MachineState.ENDED: "STATE_DELETING",
-}
 _SETTINGS = {"prices": "L40S=1.5, A100=1.95 H100=3.9", "ssh_key": "ssh-ed25519 AAAA me"}
 
 
@@ -83,10 +76,17 @@ class CrusoeStandIn(RestStandIn):
     key_file = f'[default]\naccess_key_id="{key_id}"\nsecret_key="{{key}}"\n'
     settings = _SETTINGS
     denied = CloudFault(401, "unauthorized", "bad credentials")
-    faults, states = _FAULTS, _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(
+            starting="STATE_INITIALIZING",
+            running="STATE_RUNNING",
+            stopped="STATE_SHUTOFF",
+            ended="STATE_DELETING",
+        ),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.asked: list[dict[str, Any]] = []  # the bodies of requests for machines
         self.failed: dict[str, str] = {}  # codes of creations that failed, by machine
         self.pending: set[str] = set()  # machines whose creation has not ended yet

@@ -9,18 +9,17 @@ these are assumptions. Errors have the form of the package's model `Status`.
 import re
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
     list_of,
+    name_states,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 CENTERS = ("no-luster-1", "gb-bournemouth-1")
 # GPU, free GPUs, vCPUs per GPU and per GiB (least and most), USD an hour of GPU, vCPU, GiB of memory
@@ -60,12 +59,6 @@ _DISK = {"sizeGib": lambda value: type(value) is int and value > 0, "id": text(6
 # the fields that the package's model `CreateVMBody` requires
 _REQUIRED = ("vmId", "dataCenterId", "machineType", "gpus", "vcpus", "memoryGib", "bootDiskImageId")
 _FAULTS = {"insufficient-capacity": CloudFault(400, "9", "no host available for this machine")}
-_STATES = {
-    MachineState.STARTING: "STARTING",
-    MachineState.RUNNING: "ACTIVE",
-    MachineState.STOPPED: "STOPPED",
-    MachineState.ENDED: "DELETING",
-}
 
 
 class CudoStandIn(RestStandIn):
@@ -87,13 +80,14 @@ class CudoStandIn(RestStandIn):
     """
     unknown = "A100 PCIe, Z9000"
 
-    root = "/v1"
-    key = "CUDO-TEST-KEY"
+    root, key = "/v1", "CUDO-TEST-KEY"
     denied = CloudFault(401, "16", "unauthenticated")
-    faults, states = _FAULTS, _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="STARTING", running="ACTIVE", stopped="STOPPED", ended="DELETING"),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.asked: list[dict[str, Any]] = []  # the bodies of requests for machines
         self.projects = [_PROJECT]
 

@@ -8,20 +8,19 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
     id_of,
     list_of,
+    name_states,
     number_of,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 SIZES = {  # slug: USD an hour, vCPUs, MiB of memory, GiB of disk, GPU, GPUs, GiB of each GPU
     "s-4vcpu-8gb": (0.07143, 4, 8192, 160, None, 0, 0),
@@ -55,12 +54,6 @@ _FAULTS = {
         422, _WRONG, "creating this/these droplet(s) will exceed your droplet limit"
     ),
 }
-_STATES = {
-    MachineState.STARTING: "new",
-    MachineState.RUNNING: "active",
-    MachineState.STOPPED: "off",
-    MachineState.ENDED: "archive",
-}
 
 
 class DigitalOceanStandIn(RestStandIn):
@@ -77,15 +70,15 @@ class DigitalOceanStandIn(RestStandIn):
     unknown = "nvidia_z9000"
     minimum_charges = MappingProxyType({"s-": timedelta(seconds=504), "": timedelta(minutes=1)})
 
-    root = "/v2"
-    key = "dop_v1_test"
+    root, key = "/v2", "dop_v1_test"
     key_file = "context: default\naccess-token: {key}\n"
     denied = CloudFault(401, "unauthorized", "Unable to authenticate you")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="new", running="active", stopped="off", ended="archive"),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.sizes: dict[str, str] = {}  # of Droplets, by id
         self.images: list[str] = []  # that were requested
 

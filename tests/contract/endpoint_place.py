@@ -22,11 +22,10 @@ from cavvy.providers.base import (
     QuotaTooSmall,
     TryAgain,
 )
-from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
 from cavvy.providers.objections import list_objections, refuses_all
-from cavvy.providers.registry import check_settings, make_from
+from cavvy.providers.registry import make_from
 from cavvy.providers.vm.cloud import CloudFault
 
 
@@ -38,16 +37,7 @@ class EndpointPlace(RestPlace):
     def provider(self, installation: str, **table: Scalar) -> EndpointProvider:  # type: ignore[override]
         places = {"endpoint": self.api.url, "key_file": str(self.file)}
         settings = {**places, **self.api.settings, **self.table, **table}
-        context = ProviderContext(
-            installation=installation,
-            home=self.home,
-            settings=check_settings(self.manifest, settings),
-            state=self.states[installation],
-            node_endpoint=make_node_endpoint(),
-            list_prices=self.list_prices,
-            now=self.cloud.now,
-        )
-        made = self.make(context)
+        made = self.make(self.make_context(installation, settings))
         assert isinstance(made, EndpointProvider)
         self._providers.append(made)  # type: ignore[arg-type]  # only closed
         return made

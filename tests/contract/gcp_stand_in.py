@@ -19,8 +19,8 @@ from google.auth import jwt
 from tests.contract.google_description import describe_api
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestStandIn, name_states
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PROJECT = "research-42"
@@ -114,6 +114,10 @@ class GoogleStandIn(RestStandIn):
         assert claims["scope"] == "https://www.googleapis.com/auth/cloud-platform"
         return 200, {"access_token": self.key, "expires_in": 3600, "token_type": "Bearer"}
 
+    def describe(self, fault: CloudFault) -> object:
+        error = {"code": fault.status, "message": fault.message, "status": fault.code}
+        return {"error": error}
+
     def make_key_file(self) -> str:
         """The content of the service account's key file."""
         told = {
@@ -162,14 +166,9 @@ class GcpStandIn(GoogleStandIn):
         "internal-error": CloudFault(500, "backendError", "Backend Error"),
         "unavailable": CloudFault(503, "backendError", "Backend Error"),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "STAGING",
-        MachineState.RUNNING: "RUNNING",
-        MachineState.STOPPED: "TERMINATED",
-    }
+    states = name_states(starting="STAGING", running="RUNNING", stopped="TERMINATED")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.settings: Mapping[str, Scalar] = {"prices_endpoint": self.origin}
         self.prices = list(PRICES)
         self.hides_prices = False  # whether requests for Google's list of prices are refused

@@ -10,20 +10,19 @@ users of the API show.
 
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
     id_of,
     list_of,
+    name_states,
     number_of,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 FLAVORS = {  # name: region, cores, GB of memory, GB of disk, GPU, GPUs, in stock
     "n1-cpu-small": ("NORWAY-1", 4, 4, 100, "", 0, True),
@@ -71,12 +70,6 @@ _FAULTS = {
     "forbidden": CloudFault(403, "forbidden", "Forbidden."),
     "not-found": CloudFault(404, "not_found", "The virtual machine does not exist."),
 }
-_STATES = {
-    MachineState.STARTING: "BUILD",
-    MachineState.RUNNING: "ACTIVE",
-    MachineState.STOPPED: "SHUTOFF",
-    MachineState.ENDED: "DELETING",
-}
 
 
 class HyperstackStandIn(RestStandIn):
@@ -91,15 +84,15 @@ class HyperstackStandIn(RestStandIn):
     """
     unknown = "Z9000-999G"
 
-    root = "/v1"
-    key = "f1e2d3c4-test"
+    root, key = "/v1", "f1e2d3c4-test"
     key_file = "api_key: {key}\n"
     denied = CloudFault(401, "unauthorized", "Unauthorized.")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="BUILD", running="ACTIVE", stopped="SHUTOFF", ended="DELETING"),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.keys: Any = _KEYS
         self.requests: list[dict[str, Any]] = []  # bodies of requests for machines
 

@@ -15,11 +15,9 @@ from typing import Any
 
 from tests.contract.ibm_stand_in import HOME, IMAGES, IbmStandIn, image_id, show_profile
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
-    RestServer,
     list_of,
     one_of,
     text,
@@ -64,8 +62,8 @@ class IbmMetalStandIn(IbmStandIn):
     """
     minimum_charges = MappingProxyType({"": timedelta(hours=1)})
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
+        super().set_up()
         named = "bx2-metal-96x384, mx3-metal-16x128, cx3-metal-48x128"
         self.settings = {**self.settings, "bare_metal_profiles": named, "cpu_profiles": "none"}
         self.slow_stops = False  # whether a stop takes until the clock moves

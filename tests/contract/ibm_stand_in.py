@@ -18,13 +18,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
-    RestServer,
     RestStandIn,
     list_of,
+    name_states,
     one_of,
     text,
     wrong_field,
@@ -134,8 +133,7 @@ class IbmStandIn(RestStandIn):
     gx3d-208x1792x8mi300x  us-south/us-south-1                      8xMI300X/192GiB  208   1792GiB  -     40      -
     """
 
-    root = "/{region}/v1"
-    key = "the-api-key-of-the-crew"
+    root, key = "/{region}/v1", "the-api-key-of-the-crew"
     key_file = "iam_api_key: {key}\n"
     denied = CloudFault(401, "not_authenticated", "The token is missing or invalid.")
     faults: Mapping[str, CloudFault] = {
@@ -147,14 +145,9 @@ class IbmStandIn(RestStandIn):
         "insufficient-capacity": CloudFault(409, "insufficient_capacity", "Insufficient capacity"),
         "quota-exceeded": CloudFault(403, "over_quota", "The quota for GPUs has been reached."),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "starting",
-        MachineState.RUNNING: "running",
-        MachineState.STOPPED: "stopped",
-    }
+    states = name_states(starting="starting", running="running", stopped="stopped")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.settings: Mapping[str, Scalar] = {
             "iam_endpoint": f"{self.origin}/iam",
             "prices_endpoint": f"{self.origin}/catalog/api/v1",

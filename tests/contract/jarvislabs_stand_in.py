@@ -11,16 +11,15 @@ from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
-    RestServer,
     RestStandIn,
     finish,
     flag,
     id_of,
     make_start_script,
+    name_states,
     number_of,
     one_of,
     text,
@@ -75,12 +74,6 @@ _FIELDS: dict[str, Check] = {
     "fs_id": one_of((None,)),
     "arguments": text(200),
 }
-_STATES = {
-    MachineState.STARTING: "Creating",
-    MachineState.RUNNING: "Running",
-    MachineState.STOPPED: "Paused",
-    MachineState.ENDED: "Destroying",
-}
 _FAULTS = {
     "insufficient-capacity": CloudFault(
         400, "", "No free L4 GPUs in IN2 right now. Try again later."
@@ -107,11 +100,12 @@ class JarvislabsStandIn(RestStandIn):
     key = "jl-test-token"
     key_file = '[auth]\ntoken = "{key}"\n'
     denied = CloudFault(401, "", "Invalid token")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="Creating", running="Running", stopped="Paused", ended="Destroying"),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.settings = {"endpoint": f"{self.url}/{{region}}"}
         self.bodies: dict[str, dict[str, Any]] = {}  # of requests, by machine
         self.keys: list[dict[str, str]] = []

@@ -12,10 +12,11 @@ from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
     RestStandIn,
     list_of,
+    name_states,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 TYPES = {  # name: description of the GPU, cents an hour, vCPUs, GiB of memory and of disk, GPUs
     "cpu_4x_general": ("N/A", 20, 4, 16, 512, 0),
@@ -37,12 +38,6 @@ _FAULTS = {
     "forbidden": CloudFault(403, "global/account-inactive", "Your account is inactive."),
     "not-found": CloudFault(404, "global/object-does-not-exist", "It does not exist."),
 }
-_STATES = {
-    MachineState.STARTING: "booting",
-    MachineState.RUNNING: "active",
-    MachineState.STOPPED: "unhealthy",
-    MachineState.ENDED: "terminated",
-}
 
 
 class LambdaStandIn(RestStandIn):
@@ -63,12 +58,13 @@ class LambdaStandIn(RestStandIn):
     arm = ("gpu_1x_gh200",)
     minimum_charges = MappingProxyType({"": timedelta(minutes=1)})
 
-    root = "/api/v1"
-    key = "secret_lambda_1.test"
+    root, key = "/api/v1", "secret_lambda_1.test"
     key_file = "api_key = {key}\n"
     denied = CloudFault(401, "global/invalid-api-key", "API key was invalid.")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="booting", running="active", stopped="unhealthy", ended="terminated"),
+    )
     keys = ("laptop",)
 
     def describe(self, fault: CloudFault) -> object:

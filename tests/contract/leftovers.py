@@ -46,8 +46,7 @@ def check_early_removal(account: Any) -> None:
 
     async def scenario() -> None:
         harness = account.harness()
-        gang = await harness.spec("early")
-        await harness.launch(gang)
+        gang = await harness.launched("early")
         await account.wait(timedelta(seconds=30))
         with pytest.raises(TryAgain, match="provisioning"):
             await harness.ours.remove(gang.name)

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestStandIn, name_states
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 grpc = pytest.importorskip("grpc", reason="needs the extra `nebius`")
 pytest.importorskip("nebius", reason="needs the extra `nebius`")
@@ -107,12 +106,6 @@ _ERRORS: Mapping[str, Mapping[str, Any]] = {
     },
     "too-many-requests": {"tooManyRequests": {"violation": "compute"}},
 }
-_STATES = {
-    MachineState.STARTING: "STARTING",
-    MachineState.RUNNING: "RUNNING",
-    MachineState.STOPPED: "STOPPED",
-    MachineState.ENDED: "DELETING",
-}
 _SETTINGS = {"projects": PROJECT}
 _OFF = ("STARTING", "STOPPED")  # states without addresses
 
@@ -152,11 +145,12 @@ class NebiusStandIn(RestStandIn):
 
     key = "ne1the-secret-of-nebius"
     settings = _SETTINGS
-    states = _STATES
+    states = name_states(
+        starting="STARTING", running="RUNNING", stopped="STOPPED", ended="DELETING"
+    )
     denied = CloudFault(401, "unauthenticated", "the token is wrong")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.asked: list[Any] = []  # the bodies of requests for machines
         self.failed: dict[str, str] = {}  # codes of creations that failed, by machine
         self.loose: dict[str, str] = {}  # names of disks without an instance of Cavvy, by id

@@ -27,13 +27,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     WithHeaders,
     flag,
+    name_states,
     one_of,
     text,
     wrong_field,
@@ -185,8 +184,7 @@ class OciStandIn(RestStandIn):
     """
     minimum_charges = MappingProxyType({"BM.": timedelta(hours=1), "": timedelta(minutes=1)})
 
-    root = "/{service}/{region}/20160918"
-    key = "the-pass-phrase-of-the-key"
+    root, key = "/{service}/{region}/20160918", "the-pass-phrase-of-the-key"
     denied = CloudFault(401, "NotAuthenticated", "The required information is incorrect")
     faults: Mapping[str, CloudFault] = {
         "not-found": CloudFault(
@@ -201,15 +199,11 @@ class OciStandIn(RestStandIn):
             400, "LimitExceeded", "The following service limits were exceeded: gpu-a10-count."
         ),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "PROVISIONING",
-        MachineState.RUNNING: "RUNNING",
-        MachineState.STOPPED: "STOPPED",
-        MachineState.ENDED: "TERMINATED",
-    }
+    states = name_states(
+        starting="PROVISIONING", running="RUNNING", stopped="STOPPED", ended="TERMINATED"
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.bodies: dict[str, dict[str, Any]] = {}  # of launches, by machine
         self.regions: dict[str, str] = {}  # by machine
         self.tokens: dict[str, str] = {}  # machines by their retry tokens

@@ -11,13 +11,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
     list_of,
+    name_states,
     one_of,
     text,
     wrong_field,
@@ -47,11 +46,6 @@ _FAULTS = {
     "not-found": CloudFault(404, "NOT_FOUND", "Machine not found."),
     "internal-error": CloudFault(500, "INTERNAL_SERVER_ERROR", "Something went wrong."),
     "unavailable": CloudFault(503, "SERVICE_UNAVAILABLE", "Try again later."),
-}
-_STATES = {
-    MachineState.STARTING: "provisioning",
-    MachineState.RUNNING: "ready",
-    MachineState.STOPPED: "off",
 }
 _FIELDS = {
     "name": text(1000, r".+"),
@@ -98,15 +92,12 @@ class PaperspaceStandIn(RestStandIn):
     V100      us-ny2  1xV100/16GiB   8     32GiB    93GiB  2.29   -
     """
 
-    root = "/v1"
-    key = "key-of-paperspace"
+    root, key = "/v1", "key-of-paperspace"
     denied = CloudFault(401, "UNAUTHORIZED", "Unauthorized.")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = _FAULTS, name_states(starting="provisioning", running="ready", stopped="off")
     settings = _SETTINGS
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.scripts: dict[str, dict[str, Any]] = {}  # that exist, by id
         self.requests: list[dict[str, Any]] = []  # bodies of requests for machines
         self.public: set[str] = set()  # names of machines with public addresses

@@ -8,17 +8,16 @@ and the limits of names; these are assumptions.
 
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
+    name_states,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 IMAGES = ("ubuntu_22_cuda_12", "cuda_12_1_pytorch_2_2")
 _FIXED = {"minCount": None, "maxCount": None, "pricePerUnit": None, "defaultIncludedInPrice": None}
@@ -109,12 +108,6 @@ _BODY = {
 _CLOUDS = {each["provider"] for each in OFFERS}
 _KEY = {"name": text(100), "publicKey": text(8192, r"ssh-\S+ \S+.*")}
 _FAULTS = {"insufficient-capacity": CloudFault(400, "error", "The machine is out of stock")}
-_STATES = {
-    MachineState.STARTING: "PROVISIONING",
-    MachineState.RUNNING: "ACTIVE",
-    MachineState.STOPPED: "STOPPED",
-    MachineState.ENDED: "TERMINATED",
-}
 
 
 class PrimeIntellectStandIn(RestStandIn):
@@ -129,14 +122,17 @@ class PrimeIntellectStandIn(RestStandIn):
     """
     unknown = "Z9000_999GB"
 
-    root = "/api/v1"
-    key = "pit_TEST"
+    root, key = "/api/v1", "pit_TEST"
     key_file = '{{\n  "api_key": "{key}",\n  "team_id": null\n}}\n'
     denied = CloudFault(401, "error", "Authorization failed")
-    faults, states = _FAULTS, _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(
+            starting="PROVISIONING", running="ACTIVE", stopped="STOPPED", ended="TERMINATED"
+        ),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.keys = [{"id": "key-0", "name": "laptop", "publicKey": "ssh-rsa AAAA me"}]
         self.asked: list[dict[str, Any]] = []  # the bodies of requests for pods
         self.available = OFFERS

@@ -11,16 +11,15 @@ from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
-    RestServer,
     RestStandIn,
     finish,
     flag,
     list_of,
     make_start_script,
+    name_states,
     one_of,
     text,
     wrong_field,
@@ -85,12 +84,6 @@ _FAULTS = {
         "refresh and try again.",
     ),
 }
-_STATES = {
-    MachineState.STARTING: "STARTING",
-    MachineState.RUNNING: "RUNNING",
-    MachineState.STOPPED: "EXITED",
-    MachineState.ENDED: "TERMINATED",
-}
 
 
 class RunpodStandIn(RestStandIn):
@@ -112,15 +105,15 @@ class RunpodStandIn(RestStandIn):
     8x_NVIDIA_H100_80GB_HBM3    EU-RO-1,US-TX-3  8xH100/80GiB     32    128GiB  50GiB  21.52  -
     """
 
-    root = "/v2"
-    key = "rpa_TEST"
+    root, key = "/v2", "rpa_TEST"
     key_file = 'apikey = "{key}"\n'
     denied = CloudFault(401, "Unauthorized", "invalid bearer token")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="STARTING", running="RUNNING", stopped="EXITED", ended="TERMINATED"),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}  # the bodies of requests, by pod
 
     def describe(self, fault: CloudFault) -> object:

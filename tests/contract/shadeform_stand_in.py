@@ -9,18 +9,17 @@ names and scripts are assumptions too.
 import base64
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
     list_of,
+    name_states,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 REGIONS = ("us-central-1", "canada-1")
 # cloud, type: cents an hour, GPU, GPUs, GB of a GPU, vCPUs, GB of memory, GB of disk, deployment
@@ -57,12 +56,6 @@ _FIELDS = {
 _REQUIRED = ("cloud", "region", "shade_instance_type", "shade_cloud", "name")
 
 _FAULTS = {"insufficient-capacity": CloudFault(409, "conflict", "The instance is out of capacity.")}
-_STATES = {
-    MachineState.STARTING: "pending",
-    MachineState.RUNNING: "active",
-    MachineState.STOPPED: "error",
-    MachineState.ENDED: "deleting",
-}
 
 
 class ShadeformStandIn(RestStandIn):
@@ -79,13 +72,14 @@ class ShadeformStandIn(RestStandIn):
     unknown = "Z9000"
     arm = ("lambdalabs.GH200",)
 
-    root = "/v1"
-    key = "SHADEFORM-TEST-KEY"
+    root, key = "/v1", "SHADEFORM-TEST-KEY"
     denied = CloudFault(401, "unauthorized", "The API key is invalid.")
-    faults, states = _FAULTS, _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="pending", running="active", stopped="error", ended="deleting"),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.asked: list[dict[str, Any]] = []  # the bodies of requests for instances
         self.preempted: set[str] = set()
 

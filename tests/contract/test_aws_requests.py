@@ -25,6 +25,7 @@ from tests.ec2.grants import read_policy
 from tests.ec2.launches import list_tagged
 from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front
+from tests.records import make_gang_spec
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
@@ -116,12 +117,11 @@ class ProviderRig:
             and each.purchase is purchase
             and (zone is None or each.zone == zone)
         ]
-        return GangSpec(
+        return make_gang_spec(
+            offers[0],
             name=name,
             installation="contract",
-            offer=offers[0],
             nodes=nodes,
-            lease=timedelta(hours=1),
             agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="t"),
             **fields,
         )

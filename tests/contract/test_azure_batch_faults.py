@@ -1,6 +1,7 @@
 """Faults of Azure Batch: one about one job neither hides the other jobs nor leaves machines behind."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,9 +30,8 @@ def fail_at(method: str, end: str, fault: CloudFault) -> Fail:
 
 @pytest.fixture
 def batch(rest_server: RestServer, tmp_path: Path) -> Iterator[AzureBatchPlace]:
-    place = AzureBatchPlace(rest_server, tmp_path)
-    yield place
-    place.close()
+    with closing(AzureBatchPlace(rest_server, tmp_path)) as place:
+        yield place
 
 
 async def test_a_list_with_a_failed_read_raises_the_errors_of_the_interface(

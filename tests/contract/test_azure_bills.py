@@ -3,6 +3,7 @@
 import asyncio
 from calendar import monthrange
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,9 +25,10 @@ PRICES = {meter: parse_usd(usd).micros for meter, _, usd in EXTRAS}
 
 @pytest.fixture
 def account(rest_server: RestServer, tmp_path: Path) -> Iterator[AzurePlace]:
-    account = AzurePlace(azure, AzureCloud.traits, AzureStandIn, rest_server, tmp_path)
-    yield account
-    account.close()
+    with closing(
+        AzurePlace(azure, AzureCloud.traits, AzureStandIn, rest_server, tmp_path)
+    ) as account:
+        yield account
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Faults of Azure's public list of prices, as the provider for Azure Machine Learning meets them."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,9 +14,8 @@ from cavvy.providers.vm.cloud import CloudFault
 
 @pytest.fixture
 def workspace(rest_server: RestServer, tmp_path: Path) -> Iterator[AzureMlPlace]:
-    place = AzureMlPlace(rest_server, tmp_path)
-    yield place
-    place.close()
+    with closing(AzureMlPlace(rest_server, tmp_path)) as place:
+        yield place
 
 
 async def test_a_list_of_prices_that_fails_is_not_read_for_each_cluster(

@@ -5,6 +5,7 @@ machines at Google's live price.
 import asyncio
 from calendar import monthrange
 from collections.abc import Iterator
+from contextlib import closing
 from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
@@ -25,9 +26,8 @@ ADDRESS = {Purchase.ON_DEMAND: 5_000, Purchase.SPOT: 2_500}
 
 @pytest.fixture
 def account(rest_server: RestServer, tmp_path: Path) -> Iterator[GcpPlace]:
-    account = GcpPlace(rest_server, tmp_path)
-    yield account
-    account.close()
+    with closing(GcpPlace(rest_server, tmp_path)) as account:
+        yield account
 
 
 async def find(

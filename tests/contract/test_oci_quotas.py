@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ from cavvy.providers.vm.cloud import CloudFault
 
 @pytest.fixture
 def account(rest_server: RestServer, tmp_path: Path) -> Iterator[OciPlace]:
-    account = OciPlace(rest_server, tmp_path)
-    yield account
-    account.close()
+    with closing(OciPlace(rest_server, tmp_path)) as account:
+        yield account
 
 
 async def test_quotas_limit_offers_by_availability_domain(account: OciPlace) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -130,11 +129,8 @@ async def start_one(
 class TestAzure(RestContract):
     package, traits, stand_in = azure, AzureCloud.traits, AzureStandIn
 
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[AzurePlace]:
-        account = AzurePlace(self.package, self.traits, self.stand_in, rest_server, tmp_path)
-        yield account
-        account.close()
+    def make_place(self, server: RestServer, home: Path) -> AzurePlace:
+        return AzurePlace(self.package, self.traits, self.stand_in, server, home)
 
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
         pytest.skip("Azure has no second machine of one name: it refuses other values")
@@ -273,9 +269,8 @@ class TestAzure(RestContract):
             await account.settle()
 
     async def test_a_size_without_an_image_for_its_driver_is_refused(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         with pytest.raises(Refused, match="name an image"):
             await start_one(harness, "Standard_NP10s")
         offers = await harness.ours.offers()
@@ -288,9 +283,8 @@ class TestAzure(RestContract):
         assert {each.requires for each in await named.offers()} == {None}
 
     async def test_one_deletion_removes_the_disk_the_interface_and_the_address(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await start_one(harness, CPU)
         (body,) = account.api.bodies.values()
         properties = body["properties"]
@@ -306,8 +300,9 @@ class TestAzure(RestContract):
         await harness.remove(gang.name)
 
     @pytest.mark.proves(PROOF, "disk")
-    async def test_a_task_chooses_its_disk(self, account: AzurePlace) -> None:
-        harness = account.harness()
+    async def test_a_task_chooses_its_disk(
+        self, account: AzurePlace, harness: ContractHarness
+    ) -> None:
         gang = await start_one(harness, CPU, disk_gib=300, disk_type="Premium_LRS")
         await harness.remove(gang.name)
         (body,) = account.api.bodies.values()
@@ -316,9 +311,8 @@ class TestAzure(RestContract):
         assert disk["managedDisk"] == {"storageAccountType": "Premium_LRS"}
 
     async def test_spot_machines_are_deleted_by_an_eviction_which_is_a_preemption(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await start_one(harness, T4, SPOT)
         (machine,) = account.cloud.billed()
         properties = account.api.bodies[machine.id]["properties"]
@@ -333,9 +327,8 @@ class TestAzure(RestContract):
 
     @pytest.mark.parametrize("deleted", [True, False])
     async def test_an_eviction_is_told_from_a_deletion_after_a_restart(
-        self, account: AzurePlace, deleted: bool
+        self, account: AzurePlace, harness: ContractHarness, deleted: bool
     ) -> None:
-        harness = account.harness()
         gang = await start_one(harness, T4, SPOT)
         (machine,) = account.cloud.billed()
         if deleted:  # the machine has shut itself down, and the server has deleted it
@@ -351,9 +344,8 @@ class TestAzure(RestContract):
         assert (seen.state, seen.preempted) == (GangState.ENDED, not deleted)
 
     async def test_an_eviction_that_no_list_has_shown_is_a_preemption(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await start_one(harness, T4, SPOT)
         (machine,) = account.cloud.billed()
         account.cloud.change(machine.id, ended=account.cloud.now())
@@ -362,10 +354,9 @@ class TestAzure(RestContract):
         assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
     async def test_capacity_that_is_missing_at_the_end_of_a_creation(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
         """Azure accepts the request, and finds no machine for it later."""
-        harness = account.harness()
         account.api.late = "AllocationFailed"
         before = await find_offer(harness, T4, SPOT)
         gang = await start_one(harness, T4, SPOT)
@@ -385,9 +376,8 @@ class TestAzure(RestContract):
 
     @pytest.mark.parametrize("owner", ["a person", "another installation"])
     async def test_the_failed_machines_of_others_are_not_deleted(
-        self, account: AzurePlace, owner: str
+        self, account: AzurePlace, harness: ContractHarness, owner: str
     ) -> None:
-        harness = account.harness()
         account.api.late = "AllocationFailed"
         if owner == "a person":
             other = account.cloud.add("cv-train-prod", {"team": "vision"})
@@ -410,9 +400,8 @@ class TestAzure(RestContract):
         account.cloud.change(other, ended=account.cloud.now())
 
     async def test_a_machine_whose_capacity_is_missing_is_billed_until_its_deletion(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         account.api.late = "AllocationFailed"
         account.fail_deletions(True)
         gang = await start_one(harness, T4, SPOT)
@@ -428,10 +417,9 @@ class TestAzure(RestContract):
 
     @pytest.mark.parametrize("boots", [False, True])
     async def test_a_bill_begins_when_azure_has_started_the_machine(
-        self, account: AzurePlace, boots: bool
+        self, account: AzurePlace, harness: ContractHarness, boots: bool
     ) -> None:
         """Azure does not bill a machine while it looks for a place for it."""
-        harness = account.harness()
         gang = await harness.spec("one")
         await harness.launch(replace(gang, offer=await find_offer(harness, T4)))
         created = account.cloud.now()
@@ -445,9 +433,8 @@ class TestAzure(RestContract):
         await harness.remove(gang.name)
 
     async def test_a_machine_that_is_on_survives_an_extension_that_fails(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         account.api.late = "VMExtensionProvisioningError"
         gang = await start_one(harness, CPU)
         for _ in range(3):
@@ -458,18 +445,18 @@ class TestAzure(RestContract):
 
     @pytest.mark.parametrize("status", [403, 429])
     async def test_machines_are_deleted_if_the_subscription_does_not_list_its_machines(
-        self, account: AzurePlace, status: int
+        self, account: AzurePlace, harness: ContractHarness, status: int
     ) -> None:
         """The role of the server may hold for the resource group only."""
-        harness = account.harness()
         account.api.power_fault = CloudFault(status, "AuthorizationFailed", "no")
         gang = await start_one(harness, CPU)
         assert gang.state is GangState.RUNNING
         await harness.remove(gang.name)
         assert account.billed() == 0
 
-    async def test_a_machine_that_cannot_boot_is_deleted(self, account: AzurePlace) -> None:
-        harness = account.harness()
+    async def test_a_machine_that_cannot_boot_is_deleted(
+        self, account: AzurePlace, harness: ContractHarness
+    ) -> None:
         account.api.late = "OSProvisioningTimedOut"
         gang = await start_one(harness, CPU)
         await account.settle()
@@ -478,10 +465,9 @@ class TestAzure(RestContract):
         assert "OSProvisioningTimedOut" in seen.reason
 
     async def test_a_machine_that_is_off_is_deleted_within_minutes(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
         """The list of a resource group does not say that a machine is off, and Azure bills it."""
-        harness = account.harness()
         gang = await start_one(harness, CPU)
         (machine,) = account.cloud.billed()
         account.cloud.change(machine.id, off=True)
@@ -528,9 +514,8 @@ class TestAzure(RestContract):
             assert names == ["used", "gateway", machine.name, "cv-prod-ip"]
 
     async def test_a_region_gets_one_network_which_a_setting_replaces(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await start_one(harness, CPU, nodes=3)
         assert set(account.api.networks) == {("network", "cavvy-eastus"), ("rules", "cavvy-eastus")}
         await harness.remove(gang.name)
@@ -548,9 +533,8 @@ class TestAzure(RestContract):
         await provider.remove((await harness.spec("named")).name)
 
     async def test_no_machine_is_requested_before_its_network_is_ready(
-        self, account: AzurePlace
+        self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("early")
         network = account.api.networks
         account.api.slow_networks = True

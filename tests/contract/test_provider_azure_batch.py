@@ -6,9 +6,7 @@ import asyncio
 import json
 import re
 from base64 import b64decode
-from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +14,21 @@ import pytest
 from tests.contract.azure_batch_stand_in import REGION, SPOT_USD, AzureBatchStandIn, BatchJob
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
+from tests.records import pick_prices
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers import azure_batch
 from cavvy.providers.azure_batch.service import AzureBatchService
 from cavvy.providers.azure_batch.states import find_start
 from cavvy.providers.base import GangState, NoCapacity, ProviderContext, Refused
-from cavvy.providers.contract.memory_cloud import make_node_endpoint
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.provider import ManagedCloud, make_provider
-from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azure-batch", False, "a strict stand-in for an Azure Batch account")
 CONTEXT = ProviderContext(installation="any", home=Path())
@@ -56,10 +53,7 @@ RIGHTS = {
 TYPES = (T4, "Standard_D4s_v3", "Standard_ND96isr_MI300X_v5", "Standard_B2s")
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices of a few types, read once."""
-    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+read_prices = pick_prices(TYPES)
 
 
 class AzureBatchPlace(RestPlace):
@@ -77,16 +71,7 @@ class AzureBatchPlace(RestPlace):
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         places: dict[str, Scalar] = {"account": ACCOUNT, "spot": True, "image": IMAGE}
         places |= {"endpoint": self.api.url, "prices_endpoint": self.api.url}
-        settings = check_settings(self.manifest, {**places, **table})
-        context = ProviderContext(
-            installation=installation,
-            home=self.home,
-            settings=settings,
-            state=self.states[installation],
-            node_endpoint=make_node_endpoint(),
-            list_prices=self.list_prices,
-            now=self.cloud.now,
-        )
+        context = self.make_context(installation, {**places, **table})
         service = AzureBatchService(context, lambda: FileCredential(self.file))
         made = make_provider(self.manifest, context, lambda context: service)
         self._providers.append(made)
@@ -215,10 +200,9 @@ class TestAzureBatch(RestContract):
             assert options == "--ipc=host --network=host"
 
     async def test_tasks_that_a_lost_reply_left_out_are_added(
-        self, account: AzureBatchPlace
+        self, account: AzureBatchPlace, harness: ContractHarness
     ) -> None:
         """The job was made and the server stopped before it added the tasks."""
-        harness = account.harness()
         gang = await harness.running("halved", nodes=3)
         job = account.newest()
         del job.tasks["0"], job.tasks["2"]
@@ -227,10 +211,9 @@ class TestAzureBatch(RestContract):
         await harness.remove(gang.name)
 
     async def test_a_job_whose_tasks_have_ended_loses_its_machines(
-        self, account: AzureBatchPlace
+        self, account: AzureBatchPlace, harness: ContractHarness
     ) -> None:
         """Azure Batch keeps a job active after its last task."""
-        harness = account.harness()
         gang = await harness.running("done", nodes=2)
         job = account.newest()
         for rank in range(2):
@@ -245,10 +228,9 @@ class TestAzureBatch(RestContract):
 
     @pytest.mark.parametrize("how", ["node", "task"])
     async def test_a_spot_machine_that_is_taken_back_ends_the_job(
-        self, account: AzureBatchPlace, how: str
+        self, account: AzureBatchPlace, harness: ContractHarness, how: str
     ) -> None:
         """Azure Batch would start the task again on another machine."""
-        harness = account.harness()
         gang = await harness.running("taken", purchase=Purchase.SPOT)
         job, at = account.newest(), account.cloud.time
         since = {"stateTransitionTime": at.isoformat()}
@@ -267,11 +249,9 @@ class TestAzureBatch(RestContract):
         assert "Azure reclaimed a spot machine" in seen.reason
 
     async def test_a_pool_that_gets_no_machines_has_no_capacity(
-        self, account: AzureBatchPlace
+        self, account: AzureBatchPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
-        gang = await harness.spec("full")
-        await harness.launch(gang)
+        gang = await harness.launched("full")
         job = account.newest()
         job.changes["nodes"] = {"none": True}
         error = {"code": "AllocationTimedOut", "message": "Desired nodes were not allocated."}
@@ -284,11 +264,9 @@ class TestAzureBatch(RestContract):
         assert account.billed() == 0
 
     async def test_a_job_whose_pool_exceeds_the_quota_has_no_capacity(
-        self, account: AzureBatchPlace
+        self, account: AzureBatchPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
-        gang = await harness.spec("quota")
-        await harness.launch(gang)
+        gang = await harness.launched("quota")
         job, at = account.newest(), account.cloud.time
         error = {
             "category": "usererror",
@@ -303,9 +281,8 @@ class TestAzureBatch(RestContract):
         assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
 
     async def test_a_node_that_cannot_start_the_image_ends_the_job(
-        self, account: AzureBatchPlace
+        self, account: AzureBatchPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("broken")
         errors = [{"code": "ContainerInvalidImage", "message": "The image is not found."}]
         account.newest().changes["node 0"] = {"state": "unusable", "errors": errors}
@@ -326,8 +303,9 @@ class TestAzureBatch(RestContract):
         with pytest.raises(NoCapacity, match="PoolQuotaReached"):
             self.launch(account)
 
-    async def test_jobs_that_ended_long_ago_are_deleted(self, account: AzureBatchPlace) -> None:
-        harness = account.harness()
+    async def test_jobs_that_ended_long_ago_are_deleted(
+        self, account: AzureBatchPlace, harness: ContractHarness
+    ) -> None:
         gang = await harness.running("old")
         await account.end(gang.name)
         await account.wait(timedelta(minutes=1))

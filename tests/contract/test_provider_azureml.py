@@ -5,9 +5,7 @@ and every reply against Azure's published API.
 import asyncio
 import json
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,9 @@ from tests.contract.azureml_description import GROUP, SUBSCRIPTION, WORKSPACE
 from tests.contract.azureml_stand_in import LOW_USD, PREEMPTED, ROOT, AzureMlStandIn
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
+from tests.records import pick_prices
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml
@@ -30,6 +29,7 @@ from cavvy.providers.base import (
     QuotaTooSmall,
     Refused,
 )
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
@@ -39,7 +39,6 @@ from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.records import make_mark
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azureml", False, "a strict stand-in for Azure Machine Learning's command jobs")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -51,16 +50,14 @@ TYPES = ("Standard_DS3_v2", "Standard_DS5_v2", "Standard_NC4as_T4_v3")
 SPOT = Purchase.SPOT
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices of a few types, read once."""
-    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+read_prices = pick_prices(TYPES)
 
 
 class AzureMlPlace(RestPlace):
     """One workspace."""
 
     api: AzureMlStandIn
+    list_prices = staticmethod(read_prices)
 
     def __init__(self, server: RestServer, home: Path) -> None:
         super().__init__(azureml, replace(TRAITS, tags=True), AzureMlStandIn, server, home)
@@ -78,15 +75,9 @@ class AzureMlPlace(RestPlace):
             "workspace": WORKSPACE,
             "image": IMAGE,
         }
-        context = ProviderContext(
-            installation=installation,
-            home=self.home,
-            settings=check_settings(MANIFEST, {**places, **table}),
-            state=self.states[installation],
-            node_endpoint=replace(make_node_endpoint(), publish=self._publish),
-            list_prices=read_prices,
-            now=self.cloud.now,
-        )
+        context = self.make_context(installation, {**places, **table})
+        node_endpoint = replace(make_node_endpoint(), publish=self._publish)
+        context = replace(context, node_endpoint=node_endpoint)
         return AzureMlService(context, lambda: FileCredential(self.file)), context
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
@@ -194,9 +185,10 @@ class TestAzureMl(RestContract):
         assert {"cavvy-installation", "cavvy-gang"} < set(job["tags"])
         assert "claim-" not in json.dumps(job)  # tokens are fetched, and not shown in the studio
 
-    async def test_an_environment_is_made_once(self, account: AzureMlPlace) -> None:
+    async def test_an_environment_is_made_once(
+        self, account: AzureMlPlace, harness: ContractHarness
+    ) -> None:
         """A restarted server finds it."""
-        harness = account.harness()
         for word in ("one", "two"):
             gang = await harness.spec(word)
             provider = account.provider(gang.installation)
@@ -242,12 +234,11 @@ class TestAzureMl(RestContract):
     @pytest.mark.parametrize("fails", [True, False])
     @pytest.mark.parametrize("restarted", [True, False])
     async def test_a_job_whose_nodes_were_taken_back_counts_as_preempted(
-        self, account: AzureMlPlace, fails: bool, restarted: bool
+        self, account: AzureMlPlace, harness: ContractHarness, fails: bool, restarted: bool
     ) -> None:
         """Azure fails the job, or starts it again on other nodes; then Cavvy cancels it. A server
         that was restarted in between knows from the run history that the job ran.
         """
-        harness = account.harness()
         gang = await harness.running("taken", purchase=SPOT)
         (name,) = account.api.jobs
         if restarted:
@@ -309,12 +300,11 @@ class TestAzureMl(RestContract):
 
     @pytest.mark.parametrize("refused", [False, True])
     async def test_jobs_that_ended_long_ago_are_archived(
-        self, account: AzureMlPlace, refused: bool
+        self, account: AzureMlPlace, harness: ContractHarness, refused: bool
     ) -> None:
         """Otherwise each poll would list all jobs that there ever were. If the service refuses,
         polls go on, and the next attempt is an hour later.
         """
-        harness = account.harness()
         gang = await harness.running("old", purchase=SPOT)
         await account.end(gang.name)
         await account.wait(timedelta(minutes=1))

@@ -6,9 +6,7 @@ import asyncio
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,9 +23,10 @@ from tests.contract.azureml_endpoints_stand_in import (
 from tests.contract.endpoint_place import EndpointContract, EndpointPlace
 from tests.contract.test_provider_azure import FileCredential, Token
 from tests.proofs import Proof
+from tests.records import pick_prices
 
 from cavvy.cli.main import cli
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Purchase
 from cavvy.domain.services import ReadinessProbe, ServiceSpec
 from cavvy.domain.tasks import TaskSpec, Transfer
 from cavvy.domain.values import replace
@@ -47,6 +46,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
@@ -54,7 +54,6 @@ from cavvy.providers.managed.endpoint_provider import make_provider
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azureml-endpoints", False, "a strict stand-in for Azure ML's online endpoints")
 CONTEXT = ProviderContext(installation="any", home=Path(), settings=check_settings(MANIFEST, {}))
@@ -65,10 +64,7 @@ SERVED = ServiceSpec(port=8080, probe=ReadinessProbe(path="/ping"))
 TASK = TaskSpec(name="s", run="serve", service=SERVED, image=IMAGE)
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices of a few types, read once."""
-    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+read_prices = pick_prices(TYPES)
 
 
 class ScopedCredential(FileCredential):
@@ -176,9 +172,8 @@ class TestAzureMlEndpoints(EndpointContract):
         await provider.remove(gang.name)
 
     async def test_the_bill_ends_with_the_request_to_delete(
-        self, account: AzureMlEndpointsPlace
+        self, account: AzureMlEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("billed")
         began = account.cloud.billed()[0].at
         at = account.cloud.time
@@ -191,9 +186,8 @@ class TestAzureMlEndpoints(EndpointContract):
         assert account.api.endpoints == {}
 
     async def test_an_endpoint_that_is_being_made_is_deleted_once_azure_allows_it(
-        self, account: AzureMlEndpointsPlace
+        self, account: AzureMlEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("early")
         account.api.strict = True
         await harness.launch(gang)
@@ -206,12 +200,10 @@ class TestAzureMlEndpoints(EndpointContract):
 
     @pytest.mark.parametrize("full", [True, False])
     async def test_a_failed_deployment_is_deleted_and_has_azures_reason(
-        self, account: AzureMlEndpointsPlace, full: bool
+        self, account: AzureMlEndpointsPlace, harness: ContractHarness, full: bool
     ) -> None:
         """Azure bills it until then, unless it got no machine."""
-        harness = account.harness()
-        gang = await harness.spec("failed")
-        await harness.launch(gang)
+        gang = await harness.launched("failed")
         began = account.cloud.time
         (name,) = account.api.endpoints
         account.api.failures[name] = NO_ROOM[1] if full else "The container crashed."
@@ -248,9 +240,8 @@ class TestAzureMlEndpoints(EndpointContract):
             await harness.ours.launch(gang)
 
     async def test_only_old_endpoints_of_this_installation_are_tidied(
-        self, account: AzureMlEndpointsPlace
+        self, account: AzureMlEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("kept")
         ((name, kept),) = account.api.endpoints.items()
         empty = dataclasses.replace(kept, deployment=None)
@@ -270,9 +261,8 @@ class TestAzureMlEndpoints(EndpointContract):
             asyncio.run(account.provider("ours", workspace="other").offers())
 
     async def test_only_the_rights_of_the_guide_are_needed(
-        self, account: AzureMlEndpointsPlace
+        self, account: AzureMlEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("all")
         request = ReplicaRequest(body=b"", headers={})
         await account.provider(gang.installation).invoke(gang.name, request)

@@ -3,9 +3,7 @@ checks every request and every reply against Azure's published API.
 """
 
 import asyncio
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
 from tests.contract.only_sessions import check_only_sessions
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
+from tests.records import pick_prices
 
-from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_notebooks
@@ -27,7 +25,6 @@ from cavvy.providers.azureml.notebooks import (
 )
 from cavvy.providers.azureml_notebooks import MANIFEST
 from cavvy.providers.base import GangState, ProviderContext, Refused
-from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.provider import ManagedCloud, make_provider
@@ -35,7 +32,6 @@ from cavvy.providers.managed.service import JobState
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azureml-notebooks", False, "a strict stand-in for compute instances of Azure ML")
 SETTINGS = check_settings(MANIFEST, {})
@@ -45,16 +41,14 @@ TYPES = ("Standard_DS3_v2", "Standard_DS5_v2", "Standard_NC4as_T4_v3")
 CREATED = "2026-11-01T12:00:00.0000000+00:00"
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices of a few types, read once."""
-    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+read_prices = pick_prices(TYPES)
 
 
 class ComputeInstancesPlace(RestPlace):
     """One workspace."""
 
     api: ComputeInstancesStandIn
+    list_prices = staticmethod(read_prices)
 
     def __init__(self, server: RestServer, home: Path) -> None:
         traits = replace(TRAITS, tags=True)
@@ -62,15 +56,7 @@ class ComputeInstancesPlace(RestPlace):
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         places = {"endpoint": self.api.url, **self.api.settings}
-        context = ProviderContext(
-            installation=installation,
-            home=self.home,
-            settings=check_settings(MANIFEST, {**places, **table}),
-            state=self.states[installation],
-            node_endpoint=make_node_endpoint(),
-            list_prices=read_prices,
-            now=self.cloud.now,
-        )
+        context = self.make_context(installation, {**places, **table})
         service = ComputeInstances(context, lambda: FileCredential(self.file))
         made = make_provider(MANIFEST, context, lambda context: service)
         self._providers.append(made)

@@ -11,11 +11,11 @@ from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import crusoe
-from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import GangState, Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.crusoe.cloud import CrusoeCloud, _read, sign
 from cavvy.providers.vm.cloud import (
-    CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
@@ -26,12 +26,12 @@ PROOF = Proof("crusoe", False, "a strict stand-in for Crusoe's API")
 
 class TestCrusoe(RestContract):
     package, traits, stand_in = crusoe, CrusoeCloud.traits, CrusoeStandIn
-    launch_faults = (
-        (CloudFault(400, "out_of_stock", "none left"), NoCapacity),
-        (CloudFault(400, "bad_request", "invalid name"), Refused),
-        (CloudFault(403, "forbidden", "no capacity for you"), Refused),
-        (CloudFault(500, "internal", "no capacity"), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity  400  out_of_stock  none left
+    Refused     400  bad_request   invalid name
+    Refused     403  forbidden     no capacity for you
+    TryAgain    500  internal      no capacity
+    """)
 
     def test_offers_have_the_prices_of_the_setting_and_the_free_machines(
         self, account: RestPlace
@@ -85,9 +85,8 @@ class TestCrusoe(RestContract):
         assert body["ssh_public_key"] == "ssh-ed25519 AAAA me"
 
     async def test_a_machine_needs_an_ssh_key_which_can_be_the_servers(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("one")
         with pytest.raises(Refused, match="ssh_key: not set"):
             await account.provider("ours", ssh_key="").launch(gang)
@@ -100,9 +99,8 @@ class TestCrusoe(RestContract):
         assert body["ssh_public_key"] in body["startup_script"]
 
     async def test_a_creation_that_fails_later_is_missing_capacity_without_a_bill(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("late")
         await harness.ours.launch(gang)
         (lost,) = account.cloud.machines
@@ -116,9 +114,8 @@ class TestCrusoe(RestContract):
 
     @pytest.mark.parametrize("restarts", [True, False])
     async def test_a_creation_that_takes_long_is_not_lost(
-        self, account: RestPlace, restarts: bool
+        self, account: RestPlace, harness: ContractHarness, restarts: bool
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("slow")
         await harness.ours.launch(gang)
         (made,) = account.cloud.machines
@@ -135,9 +132,8 @@ class TestCrusoe(RestContract):
         await harness.remove(gang.name)
 
     async def test_a_creation_of_an_earlier_process_that_failed_is_told(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("late")
         await harness.ours.launch(gang)
         (lost,) = account.cloud.machines

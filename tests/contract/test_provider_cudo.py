@@ -10,11 +10,11 @@ from tests.contract.cudo_stand_in import CudoStandIn
 from tests.proofs import Proof
 
 from cavvy.providers import cudo
-from cavvy.providers.base import NoCapacity, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.cudo.cloud import CudoCloud, _read
 from cavvy.providers.vm.cloud import (
-    CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
@@ -25,21 +25,20 @@ PROOF = Proof("cudo", False, "a strict stand-in for CUDO Compute's API")
 
 class TestCudo(RestContract):
     package, traits, stand_in = cudo, CudoCloud.traits, CudoStandIn
-    launch_faults = (
-        (CloudFault(400, "9", "no host available"), NoCapacity),
-        (CloudFault(400, "3", "invalid vmId"), Refused),
-        (CloudFault(409, "6", "the id is taken"), TryAgain),
-        (CloudFault(403, "7", "not available to this user"), Refused),
-        (CloudFault(503, "14", "not available"), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity  400  9   no host available
+    Refused     400  3   invalid vmId
+    TryAgain    409  6   the id is taken
+    Refused     403  7   not available to this user
+    TryAgain    503  14  not available
+    """)
 
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
         pytest.skip("CUDO has no second machine of one id")
 
     async def test_machines_boot_the_newest_image_with_a_driver_or_that_of_the_setting(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         for name, table in (("one", {}), ("two", {"image": "debian-12"})):
             provider = account.provider("ours", **table)
             gang = await harness.spec(name)

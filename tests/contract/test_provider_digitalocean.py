@@ -11,12 +11,11 @@ from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import digitalocean
-from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.digitalocean import MANIFEST, SCOPES
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
 from cavvy.providers.recording import FOLDER, TAG
-from cavvy.providers.vm.cloud import CloudFault
 
 # https://docs.digitalocean.com/reference/api/reference names the scope of each endpoint, and
 # https://docs.digitalocean.com/reference/api/scopes/droplet/create those that it requires.
@@ -32,39 +31,15 @@ PROOF = Proof("digitalocean", False, "a strict stand-in for DigitalOcean's API")
 
 class TestDigitalOcean(RestContract):
     package, traits, stand_in = digitalocean, DigitalOceanCloud.traits, DigitalOceanStandIn
-    launch_faults = (
-        (
-            CloudFault(422, "unprocessable_entity", "Size is not available in this region."),
-            NoCapacity,
-        ),
-        (CloudFault(422, "unprocessable_entity", "Region is not available"), NoCapacity),
-        (CloudFault(422, "unprocessable_entity", "size is unavailable"), NoCapacity),
-        (CloudFault(422, "unprocessable_entity", "This size is currently restricted"), NoCapacity),
-        (
-            CloudFault(
-                422,
-                "unprocessable_entity",
-                "creating this/these droplet(s) will exceed your droplet limit",
-            ),
-            QuotaTooSmall,
-        ),
-        (
-            CloudFault(
-                422,
-                "unprocessable_entity",
-                "The image you specified is not available in the selected region",
-            ),
-            Refused,
-        ),
-        (
-            CloudFault(
-                422,
-                "unprocessable_entity",
-                "1 is an invalid SSH key identifier for Droplet creation.",
-            ),
-            Refused,
-        ),
-    )
+    launch_faults = read_replies("""
+    NoCapacity     422  unprocessable_entity  Size is not available in this region.
+    NoCapacity     422  unprocessable_entity  Region is not available
+    NoCapacity     422  unprocessable_entity  size is unavailable
+    NoCapacity     422  unprocessable_entity  This size is currently restricted
+    QuotaTooSmall  422  unprocessable_entity  creating this/these droplet(s) will exceed your droplet limit
+    Refused        422  unprocessable_entity  The image you specified is not available in the selected region
+    Refused        422  unprocessable_entity  1 is an invalid SSH key identifier for Droplet creation.
+    """)
     replays = True
 
     @pytest.mark.parametrize(
@@ -77,9 +52,8 @@ class TestDigitalOcean(RestContract):
         ],
     )
     async def test_gangs_of_every_size_are_found_and_boot_the_image_of_their_gpu(
-        self, account: RestPlace, size: str, image: str
+        self, account: RestPlace, harness: ContractHarness, size: str, image: str
     ) -> None:
-        harness = account.harness()
         gang, provider = await harness.spec("sized", nodes=3), harness.ours
         offers = [each for each in await provider.offers() if each.instance_type == size]
         await harness.launch(replace(gang, offer=offers[0]))
@@ -91,11 +65,9 @@ class TestDigitalOcean(RestContract):
         assert account.api.images == [image] * 3
 
     async def test_droplets_get_no_tags_and_their_nodes_use_the_private_address(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
-        gang = await harness.spec("tagless", nodes=2)
-        await harness.launch(gang)
+        gang = await harness.launched("tagless", nodes=2)
         for request in account.cloud.requests:
             assert request.tags == {}
             told = json.loads(request.user_data[0].split("END_OF_BOOT'\n")[1].split("\n")[0])
@@ -103,8 +75,9 @@ class TestDigitalOcean(RestContract):
             assert told["metadata"]["address"] == address
         await harness.remove(gang.name)
 
-    async def test_the_scopes_are_those_of_the_calls(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_the_scopes_are_those_of_the_calls(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         gang = replace(
             await harness.spec("scoped"), labels={TAG: "1"}, longest=timedelta(minutes=5)
         )

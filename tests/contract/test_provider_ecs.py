@@ -202,8 +202,7 @@ class TestEcs(AwsContract[EcsPlace]):
 
     async def test_a_task_without_capacity_cost_nothing(self, account: EcsPlace) -> None:
         harness = self.harness(account)
-        gang = await harness.spec("waits")
-        await harness.launch(gang)
+        gang = await harness.launched("waits")
         (machine,) = account.cloud.billed()
         await account.end(gang.name)
         account.api.changes[machine.id] = {

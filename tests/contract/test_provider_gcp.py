@@ -3,12 +3,10 @@ and every reply against Google's discovery document.
 """
 
 import asyncio
-import json
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +17,26 @@ from tests.contract.gcp_stand_in import (
     TYPES,
     ZONES,
     GcpStandIn,
-    make_key,
 )
+from tests.contract.google_contract import ServiceAccountContract
 from tests.proofs import Proof
+from tests.records import pick_prices
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import gcp
 from cavvy.providers.base import GangState, NoCapacity, PartlyUnknown, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.vm.cloud import CloudFault, MachineState
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("gcp", False, "a strict stand-in for the Compute Engine API")
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices of the stand-in's types, read once."""
-    known = {*TYPES, "n1-standard-8-t4x1", "tpu-v6e-8"}
-    return [each for each in list_prices(provider) if each.instance_type in known]
+read_prices = pick_prices({*TYPES, "n1-standard-8-t4x1", "tpu-v6e-8"})
 
 
 class GcpPlace(RestPlace):
@@ -54,24 +49,14 @@ class GcpPlace(RestPlace):
         # the stand-in knows the tokens, not the cloud behind it
         traits = replace(GcpCloud.traits, tokens=False)
         super().__init__(gcp, traits, GcpStandIn, server, home)
-        self.file.write_text(self.api.make_key_file())
 
     def failed(self) -> bool:
         return super().failed() and not self.api.undelivered
 
 
-class TestGcp(RestContract):
+class TestGcp(ServiceAccountContract):
     package, traits, stand_in = gcp, GcpCloud.traits, GcpStandIn
     make_place = GcpPlace
-
-    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
-        told = json.loads(account.file.read_text())
-        account.file.write_text(json.dumps({**told, "private_key": make_other_key()}))
-        with pytest.raises(Refused, match="sign in again with"):
-            asyncio.run(account.provider("ours").offers())
-        account.file.write_text("wrong")
-        with pytest.raises(Refused, match="is not the key of a service account"):
-            asyncio.run(account.provider("ours").offers())
 
     def test_a_quota_is_reported_as_one(self, account: RestPlace) -> None:
         """By the operation, in a reply with the status 200."""
@@ -84,18 +69,9 @@ class TestGcp(RestContract):
         assert asyncio.run(account.provider("ours").offers())
         assert account.api.read_faults == []
 
-    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
-        facts = asyncio.run(account.provider("ours").whoami())
-        email = f"cavvy@{PROJECT}.iam.gserviceaccount.com"
-        assert ("credentials", f"{email} ({account.file})") in facts
-        assert ("project", PROJECT) in facts
-        assert self.stand_in.key not in str(facts)
-        assert "PRIVATE KEY" not in str(facts)
-
     async def test_a_zone_that_google_does_not_reach_may_have_machines(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang, provider = await harness.spec("one"), harness.ours
         region = gang.offer.region
         others = [each for each in ZONES if not each.startswith(region)]
@@ -312,8 +288,9 @@ class TestGcp(RestContract):
         with pytest.raises(Refused, match=link):
             asyncio.run(account.provider("ours").offers())
 
-    async def test_a_task_names_its_reservation(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_a_task_names_its_reservation(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         gang = replace(
             await harness.spec("held"), options={"reservation": "projects/p/reservations/r"}
         )
@@ -380,9 +357,10 @@ class TestGcp(RestContract):
         assert (await harness.one(gang.name)).state is GangState.ENDED
         assert account.billed() == 0
 
-    async def test_a_hidden_reason_of_a_stop_delays_no_removal(self, account: RestPlace) -> None:
+    async def test_a_hidden_reason_of_a_stop_delays_no_removal(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         """The list asks for the reason of each spot machine that is off."""
-        harness = account.harness()
         provider = account.provider("ours", zones="us-central1-a")
         (offer,) = [
             each
@@ -401,9 +379,10 @@ class TestGcp(RestContract):
         assert account.billed() == 0
 
     @pytest.mark.proves(PROOF, "spot")
-    async def test_a_preempted_machine_is_told_with_its_end(self, account: RestPlace) -> None:
+    async def test_a_preempted_machine_is_told_with_its_end(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         """Google deletes the machine; only the zone's operations tell why, and when."""
-        harness = account.harness()
         gang = await harness.running("taken", nodes=2)
         taken = account.cloud.billed()[0]
         at = account.cloud.time
@@ -450,8 +429,3 @@ def launch(
 
     asyncio.run(scenario())
     return list(account.api.bodies.values())
-
-
-def make_other_key() -> str:
-    """The private key of another account."""
-    return make_key.__wrapped__()[0]

@@ -12,27 +12,27 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import hyperstack
-from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import GangState, Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.hyperstack.cloud import HyperstackCloud, _read
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudMachine, MachineState
 
 PROOF = Proof("hyperstack", False, "a strict stand-in for Hyperstack's API")
 
 
 class TestHyperstack(RestContract):
     package, traits, stand_in = hyperstack, HyperstackCloud.traits, HyperstackStandIn
-    launch_faults = (
-        (CloudFault(400, "bad_request", "The flavor is out of stock."), NoCapacity),
-        (CloudFault(400, "bad_request", "The quota of GPUs is exceeded."), QuotaTooSmall),
-        (CloudFault(400, "bad_request", "image_name is invalid"), Refused),
-        (CloudFault(409, "conflict", "The name exists."), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity     400  bad_request  The flavor is out of stock.
+    QuotaTooSmall  400  bad_request  The quota of GPUs is exceeded.
+    Refused        400  bad_request  image_name is invalid
+    TryAgain       409  conflict     The name exists.
+    """)
 
     async def test_a_machine_gets_the_environment_key_and_image_of_its_region(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("placed")
         offers = {each.instance_type: each for each in await harness.ours.offers()}
         await harness.launch(replace(gang, offer=offers["n3-H100x8-NVLink"]))
@@ -44,9 +44,8 @@ class TestHyperstack(RestContract):
         assert body["assign_floating_ip"] is True
 
     async def test_a_spot_machine_that_is_reclaimed_ends_with_its_bill(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("spot", purchase=Purchase.SPOT)
         assert account.api.requests[0]["flavor_name"] == "n3-RTX-A6000x1-spot"
         account.cloud.change(account.cloud.billed()[0].id, ended=account.cloud.time)

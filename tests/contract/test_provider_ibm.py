@@ -3,15 +3,14 @@ models of IBM's own Python package.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.ibm_stand_in import HOME, IbmStandIn, image_id, make_subnet
 from tests.proofs import Proof
+from tests.records import pick_prices
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
@@ -19,17 +18,13 @@ from cavvy.domain.values import replace
 from cavvy.providers import ibm
 from cavvy.providers.base import (
     GangState,
-    NoCapacity,
     PartlyUnknown,
-    QuotaTooSmall,
     Refused,
-    TryAgain,
 )
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.ibm.cloud import IbmCloud, _read
 from cavvy.providers.vm.cloud import CloudFault, MachineState
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("ibm", False, "a strict stand-in for IBM Cloud's VPC API")
 CPU, L4, V100, H100 = "bx3d-8x40", "gx3-16x80x1l4", "gx2-8x64x1v100", "gx3d-160x1792x8h100"
@@ -46,10 +41,7 @@ EXAMPLE: dict[str, Any] = {
 }
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices, read once."""
-    return list_prices(provider)
+read_prices = pick_prices()
 
 
 class IbmPlace(RestPlace):
@@ -61,20 +53,17 @@ class IbmPlace(RestPlace):
 
 class TestIbm(RestContract):
     package, traits, stand_in = ibm, IbmCloud.traits, IbmStandIn
-    launch_faults = (
-        (CloudFault(409, "insufficient_capacity", "in the zone"), NoCapacity),
-        (CloudFault(403, "over_quota", "vCPUs"), QuotaTooSmall),
-        (CloudFault(400, "instance_quota_exceeded", "instances"), QuotaTooSmall),
-        (CloudFault(400, "validation_unique_failed", "Provided Name is not unique"), TryAgain),
-        (CloudFault(400, "bad_field", "image"), Refused),
-        (CloudFault(403, "not_authorized", "not authorized"), Refused),
-    )
+    launch_faults = read_replies("""
+    NoCapacity     409  insufficient_capacity     in the zone
+    QuotaTooSmall  403  over_quota                vCPUs
+    QuotaTooSmall  400  instance_quota_exceeded   instances
+    TryAgain       400  validation_unique_failed  Provided Name is not unique
+    Refused        400  bad_field                 image
+    Refused        403  not_authorized            not authorized
+    """)
 
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
-        account = IbmPlace(ibm, IbmCloud.traits, IbmStandIn, rest_server, tmp_path)
-        yield account
-        account.close()
+    def make_place(self, server: RestServer, home: Path) -> IbmPlace:
+        return IbmPlace(ibm, IbmCloud.traits, IbmStandIn, server, home)
 
     def test_offers_are_the_profiles_of_a_zone_with_ibms_price(self, account: IbmPlace) -> None:
         provider = account.provider("ours")

@@ -1,7 +1,6 @@
 """Bare metal servers of IBM Cloud keep the contract, on a stand-in that plays their API."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from cavvy.domain.values import replace
 from cavvy.planner.work import MACHINE_START, start_time
 from cavvy.providers import ibm
 from cavvy.providers.base import GangSpec, GangState, Refused, TryAgain
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.ibm.cloud import IbmCloud
@@ -40,11 +40,8 @@ class MetalPlace(IbmPlace):
 class TestIbmMetal(RestContract):
     package, traits, stand_in = ibm, IbmCloud.traits, IbmMetalStandIn
 
-    @pytest.fixture
-    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[MetalPlace]:
-        account = MetalPlace(ibm, IbmCloud.traits, IbmMetalStandIn, rest_server, tmp_path)
-        yield account
-        account.close()
+    def make_place(self, server: RestServer, home: Path) -> MetalPlace:
+        return MetalPlace(ibm, IbmCloud.traits, IbmMetalStandIn, server, home)
 
     def test_offers_are_the_named_profiles_with_ibms_price(self, account: MetalPlace) -> None:
         provider = account.provider("ours")
@@ -78,8 +75,9 @@ class TestIbmMetal(RestContract):
         instances = [each for each in asyncio.run(provider.offers()) if each.boot is None]
         assert {start_time(each) for each in instances} == {MACHINE_START}
 
-    async def test_a_server_has_the_image_and_no_ssh_key(self, account: MetalPlace) -> None:
-        harness = account.harness()
+    async def test_a_server_has_the_image_and_no_ssh_key(
+        self, account: MetalPlace, harness: ContractHarness
+    ) -> None:
         await harness.running("shaped")
         other = await harness.spec("typed")
         with pytest.raises(Refused, match="server, whose disks are fixed"):
@@ -119,9 +117,8 @@ class TestIbmMetal(RestContract):
         assert asyncio.run(scenario(90 * MINUTE)) == Money(rate * 3 // 2)
 
     async def test_a_server_that_stops_slowly_is_deleted_later_and_billed_until_then(
-        self, account: MetalPlace
+        self, account: MetalPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("slow")
         account.api.slow_stops = True
         with pytest.raises(TryAgain, match="will be deleted once it is off"):
@@ -134,9 +131,8 @@ class TestIbmMetal(RestContract):
         assert node.ended_at == account.cloud.time
 
     async def test_a_server_that_finds_no_capacity_later_is_deleted(
-        self, account: MetalPlace
+        self, account: MetalPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("full")
         await harness.ours.launch(gang)
         (machine,) = account.cloud.billed()
@@ -148,8 +144,9 @@ class TestIbmMetal(RestContract):
         assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
         assert account.billed() == 0
 
-    async def test_a_server_that_shuts_itself_down_is_deleted(self, account: MetalPlace) -> None:
-        harness = account.harness()
+    async def test_a_server_that_shuts_itself_down_is_deleted(
+        self, account: MetalPlace, harness: ContractHarness
+    ) -> None:
         gang = await harness.running("off")
         account.cloud.change(account.cloud.billed()[0].id, off=True)
         for _ in range(2):

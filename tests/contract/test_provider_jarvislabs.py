@@ -13,27 +13,25 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import jarvislabs
-from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import GangState, Provider, Refused, TryAgain
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.jarvislabs.cloud import JarvislabsCloud, _read, _read_target
-from cavvy.providers.vm.cloud import CloudFault, MachineState, SshTarget
+from cavvy.providers.vm.cloud import MachineState, SshTarget
 
 PROOF = Proof("jarvislabs", False, "a strict stand-in for JarvisLabs's API")
 
 
 class TestJarvislabs(RestContract):
     package, traits, stand_in = jarvislabs, JarvislabsCloud.traits, JarvislabsStandIn
-    launch_faults = (
-        (
-            CloudFault(400, "error", "No free L4 GPUs in IN2 right now. Try again later."),
-            NoCapacity,
-        ),
-        (CloudFault(400, "error", "wrong value"), Refused),
-        (CloudFault(403, "error", "Your balance is too low for an available GPU"), Refused),
-        (CloudFault(401, "error", "the key is not available"), Refused),
-        (CloudFault(429, "error", "over capacity"), TryAgain),
-        (CloudFault(503, "error", "unavailable"), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity  400  error  No free L4 GPUs in IN2 right now. Try again later.
+    Refused     400  error  wrong value
+    Refused     403  error  Your balance is too low for an available GPU
+    Refused     401  error  the key is not available
+    TryAgain    429  error  over capacity
+    TryAgain    503  error  unavailable
+    """)
 
     def test_offers_have_live_prices_and_unknown_gpus_are_reported(
         self, account: RestPlace
@@ -83,8 +81,9 @@ class TestJarvislabs(RestContract):
         await harness.remove(gang.name)
         assert account.billed() == 0
 
-    async def test_the_servers_key_is_added_to_the_account_once(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_the_servers_key_is_added_to_the_account_once(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         for word in ("one", "two"):
             gang = await harness.running(word)
             harness.restart()
@@ -93,8 +92,9 @@ class TestJarvislabs(RestContract):
         assert key["key_name"] == "cavvy"
         assert key["ssh_key"].startswith("ssh-ed25519 ")
 
-    async def test_a_key_that_was_removed_is_added_again(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_a_key_that_was_removed_is_added_again(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         for word in ("one", "two"):
             gang = await harness.running(word)
             (key,) = account.api.keys
@@ -103,9 +103,8 @@ class TestJarvislabs(RestContract):
             account.api.keys = []  # removed in the console
 
     async def test_an_instance_is_made_and_destroyed_at_its_regions_address(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         offers = await harness.ours.offers()
         for region in ("india-chennai-01", "europe-01"):
             offer = next(each for each in offers if each.region == region)
@@ -117,9 +116,8 @@ class TestJarvislabs(RestContract):
             assert account.billed() == 0
 
     async def test_an_instance_of_another_process_is_destroyed_before_it_is_listed(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         offers = await harness.ours.offers()
         offer = next(each for each in offers if each.region == "europe-01")
         gang = replace(await harness.spec("unlisted"), offer=offer)
@@ -128,8 +126,9 @@ class TestJarvislabs(RestContract):
         await harness.ours.remove(gang.name)
         assert account.billed() == 0
 
-    async def test_a_deletion_that_the_reply_refuses_is_repeated(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_a_deletion_that_the_reply_refuses_is_repeated(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         gang = await harness.running("stays")
         account.api.destroys = False
         with pytest.raises(TryAgain, match="cannot be destroyed"):
@@ -140,9 +139,8 @@ class TestJarvislabs(RestContract):
         assert account.billed() == 0
 
     async def test_a_paused_spot_instance_is_destroyed_and_counts_as_preempted(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("taken", purchase=Purchase.SPOT)
         (machine,) = account.cloud.billed()
         account.cloud.change(machine.id, off=True)

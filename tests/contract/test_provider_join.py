@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.stand_in import pack_stand_in
+from tests.contract.stand_in import StandInPlace, pack_stand_in
 from tests.contract.test_provider_ssh import list_left
 from tests.proofs import Proof
-from tests.system.hosts import Lab, lab_at
+from tests.system.hosts import Lab, two_hosts_at
 from tests.waits import PATIENCE_S, patience
 
 from cavvy.api.downloads import NodeDownloads
@@ -112,7 +112,7 @@ class Yard:
                     )
 
 
-class JoinPlace:
+class JoinPlace(StandInPlace):
     """One scenario; `later` shifts the providers' clock."""
 
     def __init__(self, yard: Yard) -> None:
@@ -199,11 +199,6 @@ class JoinPlace:
         except (Refused, NotFound) as error:
             return 403, str(error).encode()
 
-    async def settle(self) -> None:
-        async with patience():
-            while not await self._settled():
-                await asyncio.sleep(0.02)
-
     async def _settled(self) -> bool:
         for provider in self.providers:
             if provider not in self.current.values():
@@ -218,13 +213,7 @@ class JoinPlace:
     async def end(self, gang: str) -> None:
         for folder in self._folders(gang):
             (folder / "finish").touch()
-        async with patience():
-            for provider in self.current.values():
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.02)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
+        await self.until_ended(gang, self.current.values())
 
     def _folders(self, gang: str) -> list[Path]:
         paths = [
@@ -237,15 +226,12 @@ class JoinPlace:
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
-        lab.add()
-        lab.add()
-        with lab.entered():
-            yard = Yard(lab, tmp_path_factory.mktemp("yard"))
-            asyncio.run(yard.join())
-            yield yard
-            for each in yard.sockets.values():
-                each.close()
+    with two_hosts_at(tmp_path_factory.mktemp("lab")) as lab:
+        yard = Yard(lab, tmp_path_factory.mktemp("yard"))
+        asyncio.run(yard.join())
+        yield yard
+        for each in yard.sockets.values():
+            each.close()
 
 
 class TestJoin(ProviderContract):

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.stand_in import pack_stand_in
+from tests.contract.stand_in import StandInPlace, pack_stand_in
 from tests.proofs import Proof
 from tests.system.kubernetes.cluster import Cluster, shared_or_skip
-from tests.waits import patience
 
-from cavvy.providers.base import GangState, ProviderContext
+from cavvy.providers.base import ProviderContext
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
 from cavvy.providers.contract.harness import Play
 from cavvy.providers.kubernetes import MANIFEST
@@ -47,8 +46,10 @@ def cluster() -> Cluster:
     return shared_or_skip()
 
 
-class KubernetesPlace:
+class KubernetesPlace(StandInPlace):
     """A namespace with a stand-in for the agent; `later` shifts the providers' clock."""
+
+    pause_s = 0.1
 
     def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self.cluster = cluster
@@ -74,11 +75,6 @@ class KubernetesPlace:
         provider = KubernetesProvider(MANIFEST, context)
         self.providers.append(provider)
         return provider
-
-    async def settle(self) -> None:
-        async with patience():
-            while not await self._settled():
-                await asyncio.sleep(0.1)
 
     async def _settled(self) -> bool:
         for pod in await self._pods():
@@ -115,13 +111,7 @@ class KubernetesPlace:
                     "/tmp/finish",
                 )
                 await asyncio.to_thread(self.cluster.kubectl, *touch)
-        async with patience():
-            for provider in self.providers:
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.1)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
+        await self.until_ended(gang, self.providers)
 
 
 class Scene(ContractHarness):

@@ -9,6 +9,7 @@ from tests.proofs import Proof
 from cavvy.domain.values import replace
 from cavvy.providers import lambda_cloud
 from cavvy.providers.base import Refused
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud
 
@@ -26,9 +27,8 @@ class TestLambda(RestContract):
             account.launch()
 
     async def test_a_key_that_was_deleted_in_the_account_is_looked_up_again(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang, provider = await harness.spec("one"), account.provider("ours")
         await provider.launch(gang)
         await provider.remove(gang.name)

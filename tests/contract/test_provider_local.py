@@ -1,6 +1,5 @@
 """The local provider keeps the contract, with real processes."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -9,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.stand_in import STAND_IN
+from tests.contract.stand_in import STAND_IN, StandInPlace
 from tests.proofs import Proof
-from tests.waits import patience
 
 from cavvy.providers.base import GangState, Provider, ProviderContext
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
@@ -23,8 +21,10 @@ from cavvy.providers.local.provider import LocalProvider
 PROOF = Proof("local", True, "processes of this machine")
 
 
-class LocalPlace:
+class LocalPlace(StandInPlace):
     """This machine with a stand-in for the agent; `later` shifts the providers' clock."""
+
+    pause_s = 0.01
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -43,11 +43,6 @@ class LocalPlace:
         self.providers.append(provider)
         return provider
 
-    async def settle(self) -> None:
-        async with patience():
-            while not await self._settled():
-                await asyncio.sleep(0.01)
-
     async def _settled(self) -> bool:
         for provider in self.providers:
             for gang in await provider.gangs():
@@ -63,13 +58,7 @@ class LocalPlace:
         for rank in (self.home / "agents" / gang).iterdir():
             if rank.is_dir():
                 (rank / "finish").touch()
-        async with patience():
-            for provider in self.providers:
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.01)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
+        await self.until_ended(gang, self.providers)
 
 
 class TestLocal(ProviderContract):
@@ -89,6 +78,5 @@ class TestLocal(ProviderContract):
     ) -> None:
         """A server that is killed during a launch leaves one, with a token in it."""
         (tmp_path / "agents" / ".new-earlier" / "0").mkdir(parents=True)
-        gang = await harness.spec("unfinished")
-        await harness.launch(gang)
+        gang = await harness.launched("unfinished")
         assert [each.name for each in (tmp_path / "agents").iterdir()] == [gang.name]

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +11,26 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.contract.nebius_stand_in import CLUSTER, PROJECT, NebiusStandIn
 from tests.proofs import Proof
+from tests.records import pick_prices
 
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers import nebius
 from cavvy.providers.base import GangState, PartlyUnknown, Refused
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.nebius.api import flatten
 from cavvy.providers.nebius.cloud import NebiusCloud, _read, object_to
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
 from cavvy.providers.vm.records import make_mark
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("nebius", False, "a strict stand-in for Nebius's gRPC API")
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices, read once."""
-    return list_prices(provider)
+read_prices = pick_prices()
 
 
 class NebiusPlace(RestPlace):
@@ -129,9 +125,8 @@ class TestNebius(RestContract):
             await account.provider("ours", projects=f"{other}, {PROJECT}").offers()
 
     async def test_disks_are_billed_at_the_price_of_the_settings(
-        self, account: NebiusPlace
+        self, account: NebiusPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("disk")
         provider = account.provider(gang.installation, disk_usd_gib_month=0.071, disk_gib=120)
         offer = (await provider.offers())[0]
@@ -200,9 +195,8 @@ class TestNebius(RestContract):
         assert objection.field == "resources.network.vpc"
 
     async def test_a_preemptible_machine_that_stops_was_preempted(
-        self, account: NebiusPlace
+        self, account: NebiusPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("spot")
         offers = [each for each in await harness.ours.offers() if each.purchase is Purchase.SPOT]
         await harness.launch(replace(gang, offer=offers[0]))
@@ -218,11 +212,9 @@ class TestNebius(RestContract):
         assert account.api.asked[0]["spec"]["preemptible"] == {"onPreemption": "STOP"}
 
     async def test_a_creation_that_fails_later_is_missing_capacity_and_deleted(
-        self, account: NebiusPlace
+        self, account: NebiusPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
-        gang = await harness.spec("later")
-        await harness.launch(gang)
+        gang = await harness.launched("later")
         (machine,) = account.cloud.billed()
         account.api.failed[machine.id] = "insufficient-capacity"
         await account.wait(timedelta(seconds=25))

@@ -5,7 +5,7 @@ signature of every request and checks the request against OCI's published descri
 import asyncio
 import base64
 import email.utils
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from tests.contract.oci_stand_in import (
     write_profile,
 )
 from tests.proofs import Proof
+from tests.records import pick_prices
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
@@ -33,20 +34,17 @@ from cavvy.domain.values import replace
 from cavvy.providers import oci
 from cavvy.providers.base import (
     GangState,
-    NoCapacity,
     PartlyUnknown,
     ProviderContext,
-    QuotaTooSmall,
     Refused,
     TryAgain,
 )
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.oci.cloud import OciCloud
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.recording import FOLDER
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, SshTarget
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("oci", False, "a strict stand-in for the APIs of Oracle Cloud Infrastructure")
 A10, H100, V100 = "VM.GPU.A10.1", "BM.GPU.H100.8", "VM.GPU3.1"
@@ -67,10 +65,7 @@ EXAMPLE = {
 }
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices, read once."""
-    return list_prices(provider)
+read_prices = pick_prices()
 
 
 class OciPlace(RestPlace):
@@ -90,20 +85,17 @@ class OciPlace(RestPlace):
 class TestOci(RestContract):
     package, traits, stand_in = oci, OciCloud.traits, OciStandIn
     make_place = OciPlace
-    launch_faults = (
-        (CloudFault(500, "InternalError", "Out of host capacity."), NoCapacity),
-        (
-            CloudFault(500, "InternalError", "Out of capacity for shape VM.GPU.A10.1"),
-            NoCapacity,
-        ),
-        (CloudFault(500, "OutOfHostCapacity", "Please try later"), NoCapacity),
-        (CloudFault(500, "InternalError", "Internal error"), TryAgain),
-        (CloudFault(400, "LimitExceeded", "gpu-a10-count"), QuotaTooSmall),
-        (CloudFault(400, "QuotaExceeded", "the compartment's quota"), QuotaTooSmall),
-        (CloudFault(409, "IncorrectState", "The subnet is being changed"), TryAgain),
-        (CloudFault(409, "InvalidatedRetryToken", "It was terminated"), Refused),
-        (CloudFault(400, "InvalidParameter", "imageId"), Refused),
-    )
+    launch_faults = read_replies("""
+    NoCapacity     500  InternalError          Out of host capacity.
+    NoCapacity     500  InternalError          Out of capacity for shape VM.GPU.A10.1
+    NoCapacity     500  OutOfHostCapacity      Please try later
+    TryAgain       500  InternalError          Internal error
+    QuotaTooSmall  400  LimitExceeded          gpu-a10-count
+    QuotaTooSmall  400  QuotaExceeded          the compartment's quota
+    TryAgain       409  IncorrectState         The subnet is being changed
+    Refused        409  InvalidatedRetryToken  It was terminated
+    Refused        400  InvalidParameter       imageId
+    """)
 
     def test_a_wrong_key_is_refused(self, account: OciPlace) -> None:
         account.write_key(make_other_key())

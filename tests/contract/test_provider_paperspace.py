@@ -1,38 +1,32 @@
 """The Paperspace provider keeps the contract, on a stand-in that checks every request."""
 
 import asyncio
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 
 import pytest
 from tests.contract.leftovers import check_crashed_script, check_early_removal
 from tests.contract.paperspace_stand_in import GPU, H100, NETWORK, OWN, PLAIN, PaperspaceStandIn
 from tests.proofs import Proof
+from tests.records import pick_prices
 
-from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
 from cavvy.providers import paperspace
-from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import QuotaTooSmall, Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.paperspace.cloud import PaperspaceCloud, _read
 from cavvy.providers.vm.cloud import (
-    CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
 )
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("paperspace", False, "a strict stand-in for Paperspace's API")
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices, read once."""
-    return list_prices(provider)
+read_prices = pick_prices()
 
 
 class PaperspacePlace(RestPlace):
@@ -48,15 +42,15 @@ class PaperspacePlace(RestPlace):
 class TestPaperspace(RestContract):
     package, traits, stand_in = paperspace, PaperspaceCloud.traits, PaperspaceStandIn
     make_place = PaperspacePlace
-    launch_faults = (
-        (CloudFault(400, "BAD_REQUEST", "We are currently out of capacity"), NoCapacity),
-        (CloudFault(400, "BAD_REQUEST", "This type is not available"), NoCapacity),
-        (CloudFault(400, "BAD_REQUEST", "This type requires approval"), QuotaTooSmall),
-        (CloudFault(400, "BAD_REQUEST", "diskSize is invalid"), Refused),
-        (CloudFault(403, "FORBIDDEN", "Not available to this team"), Refused),
-        (CloudFault(429, "TOO_MANY_REQUESTS", "The rate limit is reached"), TryAgain),
-        (CloudFault(503, "SERVICE_UNAVAILABLE", "Not available"), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity     400  BAD_REQUEST          We are currently out of capacity
+    NoCapacity     400  BAD_REQUEST          This type is not available
+    QuotaTooSmall  400  BAD_REQUEST          This type requires approval
+    Refused        400  BAD_REQUEST          diskSize is invalid
+    Refused        403  FORBIDDEN            Not available to this team
+    TryAgain       429  TOO_MANY_REQUESTS    The rate limit is reached
+    TryAgain       503  SERVICE_UNAVAILABLE  Not available
+    """)
 
     def test_offers_are_the_catalogs_types_that_a_template_runs_on(
         self, account: PaperspacePlace
@@ -80,9 +74,13 @@ class TestPaperspace(RestContract):
         [("C9", PLAIN, False), ("A4000", GPU, False), ("H100x8", H100, True)],
     )
     async def test_machines_boot_the_newest_template_of_their_type_and_leave_no_script(
-        self, account: PaperspacePlace, kind: str, template: str, nvlink: bool
+        self,
+        account: PaperspacePlace,
+        harness: ContractHarness,
+        kind: str,
+        template: str,
+        nvlink: bool,
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("typed", nodes=2)
         offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
         await harness.launch(replace(gang, offer=offers[0]))
@@ -120,8 +118,9 @@ class TestPaperspace(RestContract):
         with pytest.raises(Refused, match=words):
             asyncio.run(account.provider("ours", **table).offers())
 
-    async def test_several_nodes_need_a_private_network(self, account: PaperspacePlace) -> None:
-        harness = account.harness()
+    async def test_several_nodes_need_a_private_network(
+        self, account: PaperspacePlace, harness: ContractHarness
+    ) -> None:
         for nodes in (2, 1):
             gang = await harness.spec(f"size-{nodes}", nodes=nodes)
             provider = account.provider(gang.installation, network="")
@@ -152,10 +151,10 @@ class TestPaperspace(RestContract):
             account.launch()
         assert account.api.scripts == {}
 
-    async def test_deletions_do_not_each_list_all_scripts(self, account: PaperspacePlace) -> None:
-        harness = account.harness()
-        gang = await harness.spec("many", nodes=4)
-        await harness.launch(gang)
+    async def test_deletions_do_not_each_list_all_scripts(
+        self, account: PaperspacePlace, harness: ContractHarness
+    ) -> None:
+        gang = await harness.launched("many", nodes=4)
         harness.restart()
         await harness.remove(gang.name)
         assert account.api.scripts == {}

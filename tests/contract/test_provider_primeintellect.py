@@ -10,10 +10,11 @@ from tests.contract.primeintellect_stand_in import OFFERS, PrimeIntellectStandIn
 from tests.proofs import Proof
 
 from cavvy.providers import primeintellect
-from cavvy.providers.base import NoCapacity, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import NoCapacity, Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud, _read
-from cavvy.providers.vm.cloud import CloudFault, MachineState, SshTarget
+from cavvy.providers.vm.cloud import MachineState, SshTarget
 
 PROOF = Proof("primeintellect", False, "a strict stand-in for Prime Intellect's API")
 
@@ -24,12 +25,12 @@ class TestPrimeIntellect(RestContract):
         PrimeIntellectCloud.traits,
         PrimeIntellectStandIn,
     )
-    launch_faults = (
-        (CloudFault(400, "error", "Hyperstack doesn't have n3-H100x1"), NoCapacity),
-        (CloudFault(422, "error", "cloudId is invalid"), Refused),
-        (CloudFault(403, "error", "not available to this key"), Refused),
-        (CloudFault(503, "error", "Hyperstack doesn't have n3-H100x1"), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity  400  error  Hyperstack doesn't have n3-H100x1
+    Refused     422  error  cloudId is invalid
+    Refused     403  error  not available to this key
+    TryAgain    503  error  Hyperstack doesn't have n3-H100x1
+    """)
 
     def test_the_settings_select_clouds_images_and_the_community_cloud(
         self, account: RestPlace
@@ -67,9 +68,8 @@ class TestPrimeIntellect(RestContract):
         assert [each["name"] for each in account.api.keys] == ["laptop", "cavvy"]
 
     async def test_a_configuration_that_is_gone_is_missing_capacity(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("one")
         account.api.available = OFFERS[1:2]
         with pytest.raises(NoCapacity):

@@ -2,7 +2,6 @@
 over HTTPS.
 """
 
-import asyncio
 import itertools
 import ssl
 import threading
@@ -15,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from tests.contract.stand_in import pack_stand_in
+from tests.contract.stand_in import StandInPlace, pack_stand_in
 from tests.system.ray_cluster import PROOF as PROOF
 from tests.system.ray_cluster import Cluster, shared_cluster
-from tests.waits import PATIENCE_S, patience
+from tests.waits import PATIENCE_S
 
 from cavvy.api.downloads import NodeDownloads
 from cavvy.providers.base import (
@@ -82,10 +81,12 @@ class Boot:
         )
 
 
-class RayPlace:
+class RayPlace(StandInPlace):
     """One scenario; `later` shifts the providers' clock. Its installations are its own: Ray
     remembers names of gangs.
     """
+
+    pause_s = 0.25
 
     def __init__(self, cluster: Cluster, boot: Boot, home: Path) -> None:
         self.cluster, self.boot, self.home, self.scenario = cluster, boot, home, next(_scenarios)
@@ -107,11 +108,6 @@ class RayPlace:
         self.current[installation] = RayProvider(MANIFEST, context)
         return self.current[installation]
 
-    async def settle(self) -> None:
-        async with patience():
-            while not await self._settled():
-                await asyncio.sleep(0.25)
-
     async def _settled(self) -> bool:
         for provider in self.current.values():
             for gang in await provider.gangs():
@@ -126,13 +122,7 @@ class RayPlace:
     async def end(self, gang: str) -> None:
         for folder in self._folders(gang):
             (folder / "finish").touch()
-        async with patience():
-            for provider in self.current.values():
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.1)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
+        await self.until_ended(gang, self.current.values())
 
     def _folders(self, gang: str) -> list[Path]:
         root = self.cluster.lab.root

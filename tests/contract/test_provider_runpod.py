@@ -11,11 +11,11 @@ from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import runpod
-from cavvy.providers.base import NoCapacity, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import NoCapacity
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.runpod.cloud import RunpodCloud, _read, _read_next
 from cavvy.providers.vm.cloud import (
-    CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
@@ -55,15 +55,12 @@ EXAMPLE = {
 
 class TestRunpod(RestContract):
     package, traits, stand_in = runpod, RunpodCloud.traits, RunpodStandIn
-    launch_faults = (
-        (CloudFault(400, "title", "There are no longer any instances available."), NoCapacity),
-        (CloudFault(401, "title", "this key has no capacity for the call"), Refused),
-        (CloudFault(429, "title", "over capacity, try again later"), TryAgain),
-        (
-            CloudFault(500, "title", "create pod: There are no instances currently available"),
-            TryAgain,
-        ),
-    )
+    launch_faults = read_replies("""
+    NoCapacity  400  title  There are no longer any instances available.
+    Refused     401  title  this key has no capacity for the call
+    TryAgain    429  title  over capacity, try again later
+    TryAgain    500  title  create pod: There are no instances currently available
+    """)
 
     def test_offers_have_live_prices_and_unknown_gpus_are_reported(
         self, account: RestPlace
@@ -90,8 +87,9 @@ class TestRunpod(RestContract):
         offers = asyncio.run(account.provider("ours").offers())
         assert {each.region for each in offers} == {"EU-RO-1", "US-TX-3"}
 
-    async def test_a_pod_gets_the_servers_key_and_the_settings(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_a_pod_gets_the_servers_key_and_the_settings(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         provider = account.provider("ours", image="me/ssh:1", cuda="", registry="reg_abc")
         gang = await harness.spec("one")
         await provider.launch(gang)

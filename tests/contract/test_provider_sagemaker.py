@@ -268,8 +268,7 @@ class TestSageMaker(AwsContract[SageMakerPlace]):
         self, account: SageMakerPlace
     ) -> None:
         harness = self.harness(account)
-        gang = await harness.spec("full")
-        await harness.launch(gang)
+        gang = await harness.launched("full")
         (job,) = [name for _, name in account.api.bodies]
         text = "CapacityError: Unable to provision requested ML compute capacity."
         account.api.changes[job] = {

@@ -93,8 +93,7 @@ class TestSageMakerEndpoints(AwsContract[EndpointsPlace]):
     ) -> None:
         """Its bill ends with the request for its deletion."""
         harness = self.harness(account)
-        gang = await harness.spec("steps")
-        await harness.launch(gang)
+        gang = await harness.launched("steps")
         await harness.ours.remove(gang.name)
         assert account.billed() == 1  # it is being created
         await account.settle()

@@ -93,8 +93,7 @@ class TestSageMakerNotebooks(AwsContract[NotebooksPlace]):
     ) -> None:
         """It cannot be stopped while it starts. Its bill ends with the stop."""
         harness = self.harness(account)
-        gang = await harness.spec("steps")
-        await harness.launch(gang)
+        gang = await harness.launched("steps")
         await harness.ours.remove(gang.name)
         assert account.billed() == 1
         steps = []

@@ -10,11 +10,11 @@ from tests.proofs import Proof
 
 from cavvy.domain.offers import Purchase
 from cavvy.providers import shadeform
-from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import GangState
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.shadeform.cloud import ShadeformCloud, _read
 from cavvy.providers.vm.cloud import (
-    CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
@@ -55,13 +55,13 @@ EXAMPLE = {
 
 class TestShadeform(RestContract):
     package, traits, stand_in = shadeform, ShadeformCloud.traits, ShadeformStandIn
-    launch_faults = (
-        (CloudFault(409, "conflict", "The instance is out of capacity."), NoCapacity),
-        (CloudFault(400, "bad_request", "This type does not offer spot here"), NoCapacity),
-        (CloudFault(400, "bad_request", "name is invalid"), Refused),
-        (CloudFault(401, "unauthorized", "The API key is not available"), Refused),
-        (CloudFault(500, "internal", "Out of capacity"), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity  409  conflict      The instance is out of capacity.
+    NoCapacity  400  bad_request   This type does not offer spot here
+    Refused     400  bad_request   name is invalid
+    Refused     401  unauthorized  The API key is not available
+    TryAgain    500  internal      Out of capacity
+    """)
 
     def test_the_setting_selects_clouds_and_only_free_places_are_offered(
         self, account: RestPlace
@@ -79,9 +79,8 @@ class TestShadeform(RestContract):
         }
 
     async def test_a_spot_instance_that_shadeform_reclaims_is_preempted(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("spot", purchase=Purchase.SPOT)
         assert account.api.asked[0]["rental_type"] == "spot"
         taken = account.cloud.billed()[0]
@@ -90,8 +89,9 @@ class TestShadeform(RestContract):
         seen = await harness.one(gang.name)
         assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
-    async def test_the_setting_selects_the_operating_system(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_the_setting_selects_the_operating_system(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         gang = await harness.spec("one")
         provider = account.provider("ours", os="ubuntu20.04_cuda12.0_shade_os")
         await provider.launch(gang)

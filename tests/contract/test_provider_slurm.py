@@ -26,11 +26,18 @@ PROOF = Proof("slurm", True, "Slurm with four nodes of eight simulated GPUs each
 pytestmark = pytest.mark.system
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+@contextmanager
+def entered_cluster_at(folder: Path) -> Iterator[Cluster]:
+    """A cluster that Slurm's commands speak to while the block runs."""
     if reason := why_not():
         pytest.skip(reason)
-    with cluster_at(tmp_path_factory.mktemp("slurm")) as made, slurm_environment(made):
+    with cluster_at(folder) as made, slurm_environment(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with entered_cluster_at(tmp_path_factory.mktemp("slurm")) as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 agent there.
 """
 
-import asyncio
 import shutil
 import time
 from collections import defaultdict
@@ -11,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.stand_in import pack_stand_in
+from tests.contract.stand_in import StandInPlace, pack_stand_in
 from tests.proofs import Proof
-from tests.system.hosts import Lab, lab_at
-from tests.waits import PATIENCE_S, patience
+from tests.system.hosts import Lab, two_hosts_at
+from tests.waits import PATIENCE_S
 
 from cavvy.providers import ssh
 from cavvy.providers.base import GangState, Provider, ProviderContext
@@ -28,7 +27,7 @@ PROOF = Proof("ssh", True, "OpenSSH servers in network namespaces")
 pytestmark = pytest.mark.system
 
 
-class SshPlace:
+class SshPlace(StandInPlace):
     """Two hosts; `later` shifts the providers' clock. Each installation keeps its records in a
     folder of its own. Only its newest provider is asked: an earlier one that connects again would
     end the newest one's supervisor.
@@ -57,11 +56,6 @@ class SshPlace:
         self.newest[installation] = make_from(ssh, context)
         return self.newest[installation]
 
-    async def settle(self) -> None:
-        async with patience():
-            while not await self._settled():
-                await asyncio.sleep(0.02)
-
     async def _settled(self) -> bool:
         for provider in self.newest.values():
             for gang in await provider.gangs():
@@ -77,13 +71,7 @@ class SshPlace:
         for host in self.lab.hosts:
             for folder in self._folders(host.home, gang):
                 (folder / "finish").touch()
-        async with patience():
-            for provider in self.newest.values():
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(0.02)
-
-    async def wait(self, length: timedelta) -> None:
-        self.later += length
+        await self.until_ended(gang, self.newest.values())
 
     @staticmethod
     def _folders(home: Path, gang: str) -> list[Path]:
@@ -92,11 +80,8 @@ class SshPlace:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
-        lab.add()
-        lab.add()
-        with lab.entered():
-            yield lab
+    with two_hosts_at(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
 
 
 class TestSsh(ProviderContract):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.contract.gcp_stand_in import PROJECT
-from tests.contract.test_provider_gcp import make_other_key
+from tests.contract.google_contract import ServiceAccountContract
 from tests.contract.tpu_stand_in import QUOTAS, ZONES, TpuStandIn
 from tests.proofs import Proof
 
@@ -24,7 +24,7 @@ from cavvy.domain.values import replace
 from cavvy.planner.slices import explain_slice, spread_task
 from cavvy.providers import tpu
 from cavvy.providers.base import GangSpec, GangState, PartlyUnknown, Refused
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.tpu.cloud import TpuCloud
 from cavvy.providers.vm.cloud import CloudFault
@@ -50,25 +50,11 @@ class TpuPlace(RestPlace):
         # the stand-in knows the names, not the cloud behind it
         traits = replace(TpuCloud.traits, tokens=False)
         super().__init__(tpu, traits, TpuStandIn, server, home)
-        self.file.write_text(self.api.make_key_file())
 
 
-class TestTpu(RestContract):
+class TestTpu(ServiceAccountContract):
     package, traits, stand_in = tpu, TpuCloud.traits, TpuStandIn
     make_place = TpuPlace
-
-    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
-        told = json.loads(account.file.read_text())
-        account.file.write_text(json.dumps({**told, "private_key": make_other_key()}))
-        with pytest.raises(Refused, match=r"\[providers.tpu\].*sign in again with"):
-            asyncio.run(account.provider("ours").offers())
-
-    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
-        facts = asyncio.run(account.provider("ours").whoami())
-        email = f"cavvy@{PROJECT}.iam.gserviceaccount.com"
-        assert ("credentials", f"{email} ({account.file})") in facts
-        assert ("project", PROJECT) in facts
-        assert self.stand_in.key not in str(facts)
 
     def test_offers_are_the_hosts_of_the_slices_of_each_zone(self, account: TpuPlace) -> None:
         offers = asyncio.run(account.provider("ours").offers())

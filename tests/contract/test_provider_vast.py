@@ -16,6 +16,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import vast
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vast import MANIFEST
@@ -92,9 +93,8 @@ class TestVast(RestContract):
         assert account.api.searches[-1]["cuda_max_good"] == {"gte": 12.4}
 
     async def test_an_instance_gets_the_servers_key_and_the_settings(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         provider = account.provider("ours", image="me/gpu:1", disk_gib=80)
         gang = await harness.spec("one", purchase=Purchase.SPOT)
         (gang,) = [
@@ -111,9 +111,8 @@ class TestVast(RestContract):
         await provider.remove(gang.name)
 
     async def test_no_computer_is_rented_above_the_price_of_the_offer(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("one", purchase=Purchase.ON_DEMAND)
         account.api.asks = [each for each in account.api.asks if each["id"] != 1000]
         with pytest.raises(NoCapacity, match="no 1x_RTX_4090_24GB in US at this price"):
@@ -121,9 +120,8 @@ class TestVast(RestContract):
         assert account.billed() == 0
 
     async def test_an_interrupted_instance_is_deleted_and_counts_as_preempted(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("outbid", purchase=Purchase.SPOT)
         await harness.expect(GangState.RUNNING, gang)
         (machine,) = account.cloud.billed()
@@ -138,9 +136,8 @@ class TestVast(RestContract):
         assert seen.reason == "Vast.ai reports: stopped"
 
     async def test_offers_are_searched_again_after_two_minutes_or_a_request(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("one", purchase=Purchase.ON_DEMAND)
         for _ in range(3):
             await harness.ours.offers()

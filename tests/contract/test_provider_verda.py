@@ -11,12 +11,11 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import verda
-from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
-from cavvy.providers.contract import LaunchFault
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.base import GangState, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.contract import ContractHarness, LaunchFault
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.verda.cloud import VerdaCloud, _read
 from cavvy.providers.vm.cloud import (
-    CloudFault,
     CloudMachine,
     MachineState,
     SshTarget,
@@ -27,15 +26,15 @@ PROOF = Proof("verda", False, "a strict stand-in for Verda's API")
 
 class TestVerda(RestContract):
     package, traits, stand_in = verda, VerdaCloud.traits, VerdaStandIn
-    launch_faults = (
-        (CloudFault(400, "invalid_request", "Not enough resources available."), NoCapacity),
-        (CloudFault(402, "insufficient_funds", "Insufficient funds."), QuotaTooSmall),
-        (CloudFault(400, "invalid_request", "hostname is invalid"), Refused),
-        (CloudFault(401, "unauthorized_request", "No access to resources"), Refused),
-        (CloudFault(403, "forbidden_action", "Not available to this account"), Refused),
-        (CloudFault(429, "too_many_requests", "Not enough resources available."), TryAgain),
-        (CloudFault(503, "service_unavailable", "Service not available"), TryAgain),
-    )
+    launch_faults = read_replies("""
+    NoCapacity     400  invalid_request       Not enough resources available.
+    QuotaTooSmall  402  insufficient_funds    Insufficient funds.
+    Refused        400  invalid_request       hostname is invalid
+    Refused        401  unauthorized_request  No access to resources
+    Refused        403  forbidden_action      Not available to this account
+    TryAgain       429  too_many_requests     Not enough resources available.
+    TryAgain       503  service_unavailable   Service not available
+    """)
 
     def test_spot_is_offered_where_verda_has_it(self, account: RestPlace) -> None:
         offers = asyncio.run(account.provider("ours").offers())
@@ -47,9 +46,8 @@ class TestVerda(RestContract):
         assert spot == {("CPU.4V.16G", "FIN-01"): 11_900, ("8H100.80S.176V", "FIN-01"): 6_410_000}
 
     async def test_a_spot_instance_that_verda_takes_is_preempted_and_a_deleted_one_is_not(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("spot", purchase=Purchase.SPOT)
         account.api.reclaim(account.cloud.billed()[0].id)
         seen = await harness.one(gang.name)
@@ -67,9 +65,8 @@ class TestVerda(RestContract):
         ],
     )
     async def test_instances_boot_the_newest_image_of_their_type_and_leave_no_script(
-        self, account: RestPlace, kind: str, image: str
+        self, account: RestPlace, harness: ContractHarness, kind: str, image: str
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("typed", nodes=2)
         offers = [each for each in await harness.ours.offers() if each.instance_type == kind]
         await harness.launch(replace(gang, offer=offers[0]))
@@ -86,9 +83,8 @@ class TestVerda(RestContract):
 
     @pytest.mark.parametrize("fault", [LaunchFault.DROPPED, LaunchFault.LOST])
     async def test_a_repeated_request_leaves_no_script(
-        self, account: RestPlace, fault: LaunchFault
+        self, account: RestPlace, harness: ContractHarness, fault: LaunchFault
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("again")
         account.fail(0, fault)
         with pytest.raises(TryAgain):
@@ -118,8 +114,9 @@ class TestVerda(RestContract):
             await provider.offers()
         assert account.api.logins == 2
 
-    async def test_a_revoked_token_is_replaced_at_once(self, account: RestPlace) -> None:
-        harness = account.harness()
+    async def test_a_revoked_token_is_replaced_at_once(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
         gang = await harness.spec("one")
         account.api.tokens.clear()
         await harness.ours.launch(gang)

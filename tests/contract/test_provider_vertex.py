@@ -5,19 +5,20 @@ against Google's discovery document.
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.gcp_stand_in import PROJECT
+from tests.contract.google_contract import ServiceAccountContract
 from tests.contract.vertex_stand_in import REGIONS, VertexStandIn
 from tests.proofs import Proof
+from tests.records import pick_prices
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers import vertex
@@ -28,7 +29,8 @@ from cavvy.providers.base import (
     QuotaTooSmall,
     Refused,
 )
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
@@ -37,7 +39,6 @@ from cavvy.providers.vertex.jobs import VertexService, read_job
 from cavvy.providers.vertex.offers import read_fee
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.records import make_mark
-from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("vertex", False, "a strict stand-in for Vertex AI's custom jobs")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -56,10 +57,7 @@ TYPES = (
 STOCKOUT = "Resources are insufficient in region: us-central1. Try a different region."
 
 
-@cache
-def read_prices(provider: str) -> Sequence[Offer]:
-    """The catalog's prices of a few types, read once."""
-    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+read_prices = pick_prices(TYPES)
 
 
 class VertexPlace(RestPlace):
@@ -72,7 +70,6 @@ class VertexPlace(RestPlace):
         super().__init__(vertex, replace(TRAITS, tags=True), VertexStandIn, server, home)
         # Vertex AI lists jobs until they are deleted
         self.cloud.traits = replace(self.cloud.traits, ended_listed=timedelta(days=30))
-        self.file.write_text(self.api.make_key_file())
 
     def provider(self, installation: str, **table: Scalar) -> VmProvider:
         places: Mapping[str, Scalar] = {"regions": ", ".join(REGIONS), "image": IMAGE}
@@ -86,7 +83,7 @@ class VertexPlace(RestPlace):
         self.api.copy_newest()
 
 
-class TestVertex(RestContract):
+class TestVertex(ServiceAccountContract):
     package, traits, stand_in = vertex, TRAITS, VertexStandIn
     make_place = VertexPlace
 
@@ -105,19 +102,6 @@ class TestVertex(RestContract):
             return job.body
 
         return asyncio.run(scenario())
-
-    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
-        account.file.write_text("wrong")
-        with pytest.raises(Refused, match=r"\[providers.vertex\] key_file: .* is not the key"):
-            asyncio.run(account.provider("ours").offers())
-
-    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
-        facts = asyncio.run(account.provider("ours").whoami())
-        email = f"cavvy@{PROJECT}.iam.gserviceaccount.com"
-        assert ("credentials", f"{email} ({account.file})") in facts
-        assert ("project", PROJECT) in facts
-        assert self.stand_in.key not in str(facts)
-        assert "PRIVATE KEY" not in str(facts)
 
     def test_offers_have_vertex_ais_own_prices(self, account: RestPlace) -> None:
         """The fee of a spot machine is a part of the standard price."""
@@ -198,10 +182,9 @@ class TestVertex(RestContract):
 
     @pytest.mark.parametrize("fails", [True, False])
     async def test_a_reclaimed_spot_job_counts_as_preempted(
-        self, account: VertexPlace, fails: bool
+        self, account: VertexPlace, harness: ContractHarness, fails: bool
     ) -> None:
         """The job either fails, or waits for other machines; then Cavvy cancels it."""
-        harness = account.harness()
         gang = await harness.running("taken", purchase=Purchase.SPOT)
         (job,) = account.api.jobs
         at = account.cloud.time
@@ -256,11 +239,9 @@ class TestVertex(RestContract):
         assert len(account.api.calls) > calls
 
     async def test_a_job_without_capacity_fails_later_and_costs_nothing(
-        self, account: VertexPlace
+        self, account: VertexPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
-        gang = await harness.spec("full")
-        await harness.launch(gang)
+        gang = await harness.launched("full")
         (job,) = account.api.jobs
         account.api.changes[job] = {
             "state": "JOB_STATE_FAILED",
@@ -275,9 +256,8 @@ class TestVertex(RestContract):
         await account.end(gang.name)
 
     async def test_jobs_that_run_for_a_long_time_are_listed_until_they_have_ended(
-        self, account: VertexPlace
+        self, account: VertexPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("long")
         await account.wait(timedelta(hours=30))
         (seen,) = await harness.ours.gangs(gang.name)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import pytest
 from tests.contract.endpoint_place import EndpointContract, EndpointPlace
 from tests.contract.gcp_stand_in import PROJECT
+from tests.contract.google_contract import ServiceAccountContract
 from tests.contract.test_provider_vertex import STOCKOUT, read_prices
 from tests.contract.vertex_endpoints_stand_in import VertexEndpointsStandIn
 from tests.contract.vertex_stand_in import REGIONS
@@ -28,6 +29,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.provider import ManagedCloud
@@ -51,7 +53,6 @@ class VertexEndpointsPlace(EndpointPlace):
         traits = replace(TRAITS, tags=True)
         super().__init__(vertex_endpoints, traits, VertexEndpointsStandIn, server, home)
         self.table = {"regions": ", ".join(REGIONS), "image": IMAGE}
-        self.file.write_text(self.api.make_key_file())
 
     def double(self) -> None:
         """Names are unique in a region: the second endpoint is in another one."""
@@ -63,7 +64,7 @@ class VertexEndpointsPlace(EndpointPlace):
         self.cloud.add(newest.name, {**newest.tags, "region": there})
 
 
-class TestVertexEndpoints(EndpointContract):
+class TestVertexEndpoints(ServiceAccountContract, EndpointContract):
     package, traits, stand_in = vertex_endpoints, TRAITS, VertexEndpointsStandIn
     make_place = VertexEndpointsPlace
     creates, pause = timedelta(seconds=20), timedelta(seconds=21)
@@ -76,17 +77,6 @@ class TestVertexEndpoints(EndpointContract):
             "image": "python:3",
         }
     )
-
-    def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
-        account.file.write_text("wrong")
-        with pytest.raises(Refused, match=r"vertex-endpoints\] key_file: .* is not the key"):
-            asyncio.run(account.provider("ours").offers())
-
-    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
-        facts = asyncio.run(account.provider("ours").whoami())
-        assert ("project", PROJECT) in facts
-        assert self.stand_in.key not in str(facts)
-        assert "PRIVATE KEY" not in str(facts)
 
     def test_offers_are_vertex_ais_machines_on_demand(self, account: RestPlace) -> None:
         offers = asyncio.run(account.provider("ours", regions="us-central1").offers())
@@ -104,9 +94,8 @@ class TestVertexEndpoints(EndpointContract):
             assert "management fee" in each.source
 
     async def test_an_endpoint_has_image_environment_and_machine(
-        self, account: VertexEndpointsPlace
+        self, account: VertexEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.spec("shaped")
         offers = await account.provider(gang.installation).offers()
         gpu = next(each for each in offers if each.instance_type == "n1-standard-8-t4x1")
@@ -140,9 +129,8 @@ class TestVertexEndpoints(EndpointContract):
         await provider.remove(gang.name)
 
     async def test_the_bill_ends_with_the_request_to_undeploy_and_everything_is_deleted(
-        self, account: VertexEndpointsPlace
+        self, account: VertexEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("steps")
         (name,) = account.api.deployments
         account.api.lingers.add(name)
@@ -163,11 +151,9 @@ class TestVertexEndpoints(EndpointContract):
 
     @pytest.mark.parametrize(("reason", "full"), [(STOCKOUT, True), ("Model server exited", False)])
     async def test_a_failed_deployment_is_deleted_and_costs_nothing(
-        self, account: VertexEndpointsPlace, reason: str, full: bool
+        self, account: VertexEndpointsPlace, harness: ContractHarness, reason: str, full: bool
     ) -> None:
-        harness = account.harness()
-        gang = await harness.spec("failed")
-        await harness.launch(gang)
+        gang = await harness.launched("failed")
         ((_, name),) = account.api.endpoints
         account.api.failures[name] = reason
         await account.settle()
@@ -178,9 +164,8 @@ class TestVertexEndpoints(EndpointContract):
         assert (account.api.models, account.api.endpoints) == ({}, {})
 
     async def test_only_objects_of_this_installation_are_tidied(
-        self, account: VertexEndpointsPlace
+        self, account: VertexEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("kept")
         ((region, name),) = account.api.endpoints
         left = name.replace("-0-1", "-9-1")
@@ -195,9 +180,8 @@ class TestVertexEndpoints(EndpointContract):
         await harness.remove(gang.name)
 
     async def test_only_the_calls_of_the_guide_are_made(
-        self, account: VertexEndpointsPlace
+        self, account: VertexEndpointsPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang = await harness.running("all")
         request = ReplicaRequest(body=b"", headers={})
         await account.provider(gang.installation).invoke(gang.name, request)

@@ -10,9 +10,10 @@ from tests.contract.vultr_stand_in import VultrStandIn
 from tests.proofs import Proof
 
 from cavvy.providers import vultr
-from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
-from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.base import Refused
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
+from cavvy.providers.vm.cloud import CloudMachine, MachineState
 from cavvy.providers.vultr.cloud import VultrCloud, _read
 
 PROOF = Proof("vultr", False, "a strict stand-in for Vultr's API")
@@ -39,24 +40,12 @@ EXAMPLE = {
 
 class TestVultr(RestContract):
     package, traits, stand_in = vultr, VultrCloud.traits, VultrStandIn
-    launch_faults = (
-        (CloudFault(400, "400", "Plan is not available in the selected datacenter."), NoCapacity),
-        (
-            CloudFault(
-                400, "400", "the location you have selected does not have any more capacity."
-            ),
-            NoCapacity,
-        ),
-        (
-            CloudFault(
-                400,
-                "400",
-                "You have reached the maximum number of active virtual machines for this account",
-            ),
-            QuotaTooSmall,
-        ),
-        (CloudFault(400, "400", "Invalid os_id."), Refused),
-    )
+    launch_faults = read_replies("""
+    NoCapacity     400  400  Plan is not available in the selected datacenter.
+    NoCapacity     400  400  the location you have selected does not have any more capacity.
+    QuotaTooSmall  400  400  You have reached the maximum number of active virtual machines for this account
+    Refused        400  400  Invalid os_id.
+    """)
 
     def test_a_region_may_have_a_price_of_its_own(self, account: RestPlace) -> None:
         offers = asyncio.run(account.provider("ours").offers())
@@ -67,9 +56,8 @@ class TestVultr(RestContract):
         } == {("ewr", 30_000), ("ams", 30_000), ("sao", 45_000)}
 
     async def test_instances_run_the_operating_system_of_the_setting(
-        self, account: RestPlace
+        self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        harness = account.harness()
         gang, provider = await harness.spec("one"), account.provider("ours", os="Debian 12 x64")
         await provider.launch(gang)
         await provider.remove(gang.name)

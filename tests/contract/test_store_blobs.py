@@ -88,13 +88,18 @@ def test_two_uploads_of_one_blob_do_not_meet(store: BlobStore, tmp_path: Path) -
     assert files(tmp_path) == [name_of(b"abc")]
 
 
-def test_a_full_disk_stores_nothing(
-    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_stores_nothing(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(StoreFull):
         store.put(name_of(b"abc"), [b"abc"])
     assert files(tmp_path) == []
@@ -216,13 +221,8 @@ def test_many_blobs_are_on_the_disk_before_any_has_its_name(
     assert sorted(synced) == sorted([*blobs, *{name[:2] for name in blobs}])
 
 
-def test_a_full_disk_stores_none_of_many(
-    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_stores_none_of_many(store: BlobStore, tmp_path: Path) -> None:
     with pytest.raises(StoreFull):
         store.put_all({name_of(data): data for data in (b"a", b"b")})
     assert files(tmp_path) == []

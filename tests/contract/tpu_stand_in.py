@@ -16,8 +16,7 @@ from tests.contract.gcp_stand_in import PROJECT, GoogleStandIn
 from tests.contract.google_description import describe_api
 
 from cavvy.catalog.tpu_slices import find_slice
-from cavvy.providers.contract.memory_cloud import MemoryCloud
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
+from cavvy.providers.contract.rest_stand_in import RestRequest, name_states
 from cavvy.providers.tpu.cloud import rename
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
@@ -78,14 +77,9 @@ class TpuStandIn(GoogleStandIn):
             "zone us-central1-a.",
         ),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "CREATING",
-        MachineState.RUNNING: "READY",
-        MachineState.STOPPED: "STOPPED",
-    }
+    states = name_states(starting="CREATING", running="READY", stopped="STOPPED")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.url = f"{self.origin}/v2"
         self.settings = {"quotas_endpoint": f"{self.origin}/quotas"}
         self.api = describe_api("tpu.v2")
@@ -98,10 +92,6 @@ class TpuStandIn(GoogleStandIn):
         self.hides_quotas = False  # whether requests for quotas are refused
         self.full_later = False  # whether creations are accepted, and then fail
         self.calls: list[tuple[str, str]] = []  # the method and the path of each change
-
-    def describe(self, fault: CloudFault) -> object:
-        error = {"code": fault.status, "message": fault.message, "status": fault.code}
-        return {"error": error}
 
     def reply(
         self, method: str, target: str, headers: Mapping[str, str], content: bytes

@@ -15,15 +15,14 @@ from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
-    RestServer,
     RestStandIn,
     finish,
     flag,
     id_of,
+    name_states,
     number_of,
     one_of,
     text,
@@ -118,11 +117,6 @@ _FIELDS: dict[str, Check] = {
     "cancel_unavail": flag,
     "onstart": text(4048),
 }
-_STATES = {
-    MachineState.STARTING: "loading",
-    MachineState.RUNNING: "running",
-    MachineState.STOPPED: "stopped",
-}
 _FAULTS = {
     "insufficient-capacity": CloudFault(
         410, "no_such_ask", "error 410/3907: no_such_ask Instance type 1000 is no longer available."
@@ -142,14 +136,11 @@ class VastStandIn(RestStandIn):
     2x_A100_PCIE_80GB  US      2xA100/80GiB     32    64GiB   50GiB  2.05   0.1723
     """
 
-    root = "/api"
-    key = "vast-test-key"
+    root, key = "/api", "vast-test-key"
     denied = CloudFault(401, "auth_error", "Invalid user key")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = _FAULTS, name_states(starting="loading", running="running", stopped="stopped")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.bodies: dict[str, dict[str, Any]] = {}  # of requests, by machine
         self.rented: dict[str, int] = {}  # asks, by machine
         self.asks = [{**EXAMPLE, **_MACHINE, **each} for each in ASKS]

@@ -12,13 +12,12 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
     list_of,
+    name_states,
     one_of,
     text,
     wrong_field,
@@ -49,11 +48,6 @@ _FAULTS = {
     "internal-error": CloudFault(500, "server_error", "Something went wrong."),
     "unavailable": CloudFault(503, "service_unavailable", "Try again later."),
 }
-_STATES = {
-    MachineState.STARTING: "provisioning",
-    MachineState.RUNNING: "running",
-    MachineState.STOPPED: "offline",
-}
 
 
 class VerdaStandIn(RestStandIn):
@@ -71,16 +65,16 @@ class VerdaStandIn(RestStandIn):
     """
     unknown = "Z9000 SXM9 999GB"
 
-    root = "/v1"
-    key = "secret-of-verda"
+    root, key = "/v1", "secret-of-verda"
     key_file = "client_secret = {key}\n"
     settings = _SETTINGS
     denied = CloudFault(401, "unauthorized_request", "Access token is missing or invalid.")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = (
+        _FAULTS,
+        name_states(starting="provisioning", running="running", stopped="offline"),
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.scripts: dict[str, str] = {}  # that exist, by id
         self.names: dict[str, str] = {}  # of scripts, by id
         self.scripts_of: dict[str, str] = {}  # by hostname

@@ -15,8 +15,13 @@ from tests.contract.gcp_stand_in import PROJECT, GoogleStandIn
 from tests.contract.google_description import describe_api
 from tests.contract.vertex_stand_in import MACHINE_TYPES, NUMBER, REGIONS, VertexStandIn
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, WithHeaders, finish
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import (
+    RestRequest,
+    WithHeaders,
+    finish,
+    name_states,
+)
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 
 _SCHEMA = "GoogleCloudAiplatformV1"
@@ -62,14 +67,10 @@ class VertexEndpointsStandIn(GoogleStandIn):
             "aiplatform.googleapis.com/custom_model_serving_cpus",
         ),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "deploying",
-        MachineState.RUNNING: "deployed",
-    }
+    states = name_states(starting="deploying", running="deployed")
     creates = timedelta(0)  # how long the creation of a model or an endpoint takes
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.url = f"{self.origin}/v1"
         self.api = describe_api("aiplatform.v1")
         self.models: dict[Key, Kept] = {}
@@ -80,10 +81,6 @@ class VertexEndpointsStandIn(GoogleStandIn):
         self.lingers: set[str] = set()  # endpoints whose model is undeployed slowly
         self.calls: list[str] = []
         self.container: Container = lambda body, headers: (200, b"{}")
-
-    def describe(self, fault: CloudFault) -> object:
-        error = {"code": fault.status, "message": fault.message, "status": fault.code}
-        return {"error": error}
 
     def reply(
         self, method: str, target: str, headers: Mapping[str, str], content: bytes

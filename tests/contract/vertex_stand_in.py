@@ -13,8 +13,8 @@ from tests.contract.google_description import describe_api
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, finish
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, finish, name_states
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
 
 REGIONS = ("us-central1", "europe-west4")
@@ -76,14 +76,11 @@ class VertexStandIn(GoogleStandIn):
             "aiplatform.googleapis.com/custom_model_training_cpus",
         ),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "JOB_STATE_PENDING",
-        MachineState.RUNNING: "JOB_STATE_RUNNING",
-        MachineState.ENDED: "JOB_STATE_SUCCEEDED",
-    }
+    states = name_states(
+        starting="JOB_STATE_PENDING", running="JOB_STATE_RUNNING", ended="JOB_STATE_SUCCEEDED"
+    )
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.url = f"{self.origin}/v1"
         self.api = describe_api("aiplatform.v1")
         self.jobs: dict[str, CustomJob] = {}
@@ -91,10 +88,6 @@ class VertexStandIn(GoogleStandIn):
         self.calls: list[str] = []
         self.filters: list[str] = []  # of lists
         self._cancelled: set[str] = set()
-
-    def describe(self, fault: CloudFault) -> object:
-        error = {"code": fault.status, "message": fault.message, "status": fault.code}
-        return {"error": error}
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
         query, body = dict(request.query), request.body

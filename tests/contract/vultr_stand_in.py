@@ -11,13 +11,12 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     flag,
     list_of,
+    name_states,
     one_of,
     text,
     wrong_field,
@@ -66,11 +65,6 @@ _FAULTS = {
         "this account.",
     ),
 }
-_STATES = {
-    MachineState.STARTING: "pending",
-    MachineState.RUNNING: "active",
-    MachineState.STOPPED: "active",
-}
 
 
 class VultrStandIn(RestStandIn):
@@ -88,15 +82,12 @@ class VultrStandIn(RestStandIn):
     unknown = "NVIDIA_Z9000"
     minimum_charges = MappingProxyType({"": timedelta(hours=1)})
 
-    root = "/v2"
-    key = "VULTR-TEST-KEY"
+    root, key = "/v2", "VULTR-TEST-KEY"
     key_file = "api-key: {key}\n"
     denied = CloudFault(401, "", "Invalid API token.")
-    faults = _FAULTS
-    states = _STATES
+    faults, states = _FAULTS, name_states(starting="pending", running="active", stopped="active")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.systems: list[int] = []  # that were requested
 
     def describe(self, fault: CloudFault) -> object:

@@ -13,8 +13,7 @@ from tests.contract.google_description import describe_api
 from tests.contract.vertex_stand_in import MACHINE_TYPES
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.contract.memory_cloud import MemoryCloud
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
+from cavvy.providers.contract.rest_stand_in import RestRequest, name_states
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")
@@ -54,24 +53,15 @@ class WorkbenchStandIn(GoogleStandIn):
             429, "RESOURCE_EXHAUSTED", "Quota 'NVIDIA_T4_GPUS' exceeded.  Limit: 0.0 globally."
         ),
     }
-    states: Mapping[MachineState, str] = {
-        MachineState.STARTING: "PROVISIONING",
-        MachineState.RUNNING: "ACTIVE",
-        MachineState.STOPPED: "STOPPED",
-    }
+    states = name_states(starting="PROVISIONING", running="ACTIVE", stopped="STOPPED")
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.api = describe_api("notebooks.v2")
         self.bodies: dict[str, dict[str, Any]] = {}  # of requests, by name
         self.errors: dict[str, str] = {}  # of creations, by name
         self.keeps: set[str] = set()  # instances whose deletion goes on for some time
         self.calls: list[str] = []
         self._zones: dict[str, str] = {}  # by machine
-
-    def describe(self, fault: CloudFault) -> object:
-        error = {"code": fault.status, "message": fault.message, "status": fault.code}
-        return {"error": error}
 
     def answer(self, request: RestRequest) -> tuple[int, object]:
         query, body = dict(request.query), request.body

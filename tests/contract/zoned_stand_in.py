@@ -3,28 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
-    RestServer,
     RestStandIn,
     WithHeaders,
+    name_states,
     one_of,
     text,
     wrong_field,
 )
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
+from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 PRODUCTS = {  # name: GPU, GPUs, GB of each, EUR a month, CPUs, bytes of memory, zones
     "DEV": (None, 0, 0, 14.60, 3, 4 * 2**30, ("east-1", "east-2", "west-1")),
     "L4-2": ("NVIDIA L4", 2, 24, 1095.00, 16, 96 * 2**30, ("east-1", "west-1")),
     "H100-8": ("NVIDIA H100", 8, 80, 16060.00, 192, 1920 * 2**30, ("east-2",)),
     "NEXT": ("NVIDIA Z9000", 1, 999, 9.99, 16, 2**37, ("east-2",)),
-}
-_STATES = {
-    MachineState.STARTING: "starting",
-    MachineState.RUNNING: "running",
-    MachineState.STOPPED: "stopped",
 }
 
 
@@ -37,7 +31,7 @@ class SteppeStandIn(RestStandIn):
         "insufficient-capacity": CloudFault(503, "out_of_stock", "no machine is left"),
         "quota-exceeded": CloudFault(403, "quotas_exceeded", "quota exceeded"),
     }
-    states = _STATES
+    states = name_states(starting="starting", running="running", stopped="stopped")
     sells = """
     # type  places                                 accelerators  CPUs  memory   disk  price    spot
     DEV     east/east-1,east/east-2,west/west-1    -             3     4GiB     -     0.02EUR  -
@@ -45,8 +39,7 @@ class SteppeStandIn(RestStandIn):
     H100-8  east/east-2                            8xH100/80GiB  192   1920GiB  -     22EUR    -
     """
 
-    def __init__(self, cloud: MemoryCloud, server: RestServer) -> None:
-        super().__init__(cloud, server)
+    def set_up(self) -> None:
         self.zones: dict[str, str] = {}  # by machine
         self.scripts: dict[str, str] = {}
         self.volumes: dict[str, str] = {}  # names, by machine

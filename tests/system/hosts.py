@@ -341,6 +341,16 @@ def lab_at(root: Path) -> Iterator[Lab]:
         lab.down()
 
 
+@contextmanager
+def two_hosts_at(root: Path) -> Iterator[Lab]:
+    """A lab of two hosts, from inside of it."""
+    with lab_at(root) as lab:
+        lab.add()
+        lab.add()
+        with lab.entered():
+            yield lab
+
+
 def _ip(*arguments: str) -> None:
     done = subprocess.run(
         ["ip", *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False

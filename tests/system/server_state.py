@@ -58,6 +58,15 @@ def home_with_jobs(folder: Path) -> Iterator[Path]:
                     wait_until(lambda: not client.nodes())
 
 
+@contextmanager
+def home_beside_another(root: Path) -> Iterator[Path]:
+    """As `home_with_jobs`, in the first of two folders."""
+    (root / "one").mkdir()
+    (root / "two").mkdir()
+    with home_with_jobs(root / "one" / "home") as folder:
+        yield folder
+
+
 def kill_server(folder: Path, number: int = signal.SIGKILL) -> int | None:
     """Send the server of this folder a signal and wait for its end; its process id."""
     server = read_server(str(folder))

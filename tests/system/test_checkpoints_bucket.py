@@ -3,14 +3,13 @@ whatever is killed.
 """
 
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.system.server_state import follow_to_end, home_with_jobs
+from tests.system.server_state import follow_to_end
 from tests.system.storages import servers, start_s3
 
 from cavvy.client import connect
@@ -34,12 +33,6 @@ run: |
   sha256sum state/big; cat state/link; stat -c %a state/deep/a
   test "$CAVVY_ATTEMPT" = 4 || { echo three >state/deep/a; exit 75; }
 """
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    with home_with_jobs(tmp_path / "home") as folder:
-        yield folder
 
 
 def test_a_job_saves_to_a_bucket_and_goes_on_from_it(home: Path, servers: Path) -> None:

@@ -10,24 +10,17 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.system.server_state import home_with_jobs, kill_server, wait_until
+from tests.system.server_state import kill_server, wait_until
 
 from cavvy.client import connect
 from cavvy.client.state import server_holds_lock
 
 pytestmark = pytest.mark.system
 HANDED = "[providers.local]\nhand_over_checkpoints = true\n"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    with home_with_jobs(tmp_path / "home") as folder:
-        yield folder
 
 
 def settle(home: Path, text: str) -> None:

@@ -4,13 +4,12 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.system.server_state import follow_to_end, home_at, home_with_jobs, wait_until
+from tests.system.server_state import follow_to_end, home_at, wait_until
 from tests.system.storages import (
     AZURE_KEY,
     SECRET,
@@ -35,12 +34,6 @@ LARGE = random.Random(1).randbytes((32 << 20) + 12345)  # two pieces down, three
 def own() -> str:
     """The folder of a bucket that this try of this test alone uses: the storages stay."""
     return token_hex(4)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    with home_with_jobs(tmp_path / "home") as folder:
-        yield folder
 
 
 def run_to_end(client: ApiClient, text: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.records import make_gang_spec
 from tests.waits import patience
 
 from cavvy.agent.bundle import make_command
@@ -116,13 +117,11 @@ async def stage(
     provider = loaded["local"]
     assert isinstance(provider, LocalProvider)
     provider._gang_store._has_started = forked
-    spec = GangSpec(
+    spec = make_gang_spec(
+        (await provider.offers())[0],
         name="rm-ours-1",
         installation="ours",
-        offer=(await provider.offers())[0],
-        nodes=1,
         agent_endpoint=AgentEndpoint(address=f"unix:{home}/s", token="t"),
-        lease=timedelta(hours=1),
         grace=timedelta(seconds=1),
     )
     try:

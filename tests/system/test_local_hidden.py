@@ -2,12 +2,11 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.system.trust import User, user_at
+from tests.system.trust import User
 from tests.waits import wait_until
 
 from cavvy.agent.bundle import make_command
@@ -26,12 +25,6 @@ unshare -Urm umount "$home" 2>/dev/null && echo uncovered || true
 echo looked >state/file
 """
 TASK = "checkpoint: state\nsetup: echo >$CAVVY_SETUP_DIR/made\nrun: |\n"
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path / "user") as user:
-        yield user
 
 
 def look(user: User, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.stand_in import STAND_IN
+from tests.records import make_gang_spec
 from tests.waits import patience
 
 from cavvy.agent.documents import AgentConfigFile
@@ -67,13 +68,12 @@ class Machine:
         return self.made[-1]
 
     async def spec(self, provider: LocalProvider, name: str, nodes: int = 1) -> GangSpec:
-        return GangSpec(
+        return make_gang_spec(
+            (await provider.offers())[0],
             name=name,
             installation="ours",
-            offer=(await provider.offers())[0],
             nodes=nodes,
             agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="secret-token"),
-            lease=timedelta(hours=1),
             grace=timedelta(seconds=1),
         )
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.system.hosts import Lab, lab_at
+from tests.system.hosts import Lab, two_hosts_at
 from tests.system.service_load import under_load
 from tests.system.test_serve import EXAMPLE, call, read_service
 from tests.system.trust import User, user_at
@@ -20,11 +20,8 @@ WAITS = [b"sleep", b"1234"]
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
-        lab.add()
-        lab.add()
-        with lab.entered():
-            yield lab
+    with two_hosts_at(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 from tests.system.packages import install_packages
 from tests.system.test_serve import EXAMPLE, read_command, read_service
-from tests.system.trust import User, check_clean, user_at
+from tests.system.trust import User, check_clean, serving_user_at
 from tests.waits import START_S, wait_until
 
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
@@ -29,11 +29,8 @@ def need_haproxy() -> None:
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
     need_haproxy()
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def call(url: str) -> int:

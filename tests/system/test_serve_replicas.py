@@ -4,7 +4,6 @@ service goes on when the server that reconciles it is killed.
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from tests.system.postgres import PostgresMissing
-from tests.system.replica_site import ReplicaSite, replica_site
+from tests.system.replica_site import ReplicaSite
 from tests.waits import START_S, wait_until
 
 from cavvy.client import ApiClient
@@ -35,15 +33,6 @@ env:
 resources: {cpu: 0.1, memory: 32MiB}
 service: {port: 8000, replicas: {min: 0, max: 2, idle: 10m}, concurrency: 8}
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[ReplicaSite]:
-    try:
-        with replica_site(tmp_path) as made:
-            yield made
-    except PostgresMissing as missing:
-        pytest.skip(f"no PostgreSQL: {missing}")
 
 
 def call(url: str, key: str = "") -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.trust import User, user_at
+from tests.system.trust import User, serving_user_at
 
 pytestmark = pytest.mark.system
 TASK = "{name: echo, run: exit 3, resources: {cpu: 0.1}, service: {replicas: {max: 1}}}"
@@ -12,11 +12,8 @@ TASK = "{name: echo, run: exit 3, resources: {cpu: 0.1}, service: {replicas: {ma
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def test_commands_say_why_they_wait(user: User) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.system.event_calls import count_calls
 from tests.system.ports import free_port
-from tests.system.trust import User, environment, user_at
+from tests.system.trust import User, environment, serving_user_at
 from tests.waits import wait_until
 
 from cavvy.client.queue_wire import list_calls
@@ -104,11 +104,8 @@ main(Event())
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path) as user:
-        try:
-            yield user
-        finally:
-            user.cli("server", "stop", code=None)
+    with serving_user_at(tmp_path) as user:
+        yield user
 
 
 def deliver(url: str, number: int) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.postgres import PostgresMissing, new_database
-from tests.system.server_state import follow_to_end, home_at, home_with_jobs, run_python
+from tests.system.server_state import follow_to_end, home_at, home_beside_another, run_python
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import StartFailed, connect
@@ -26,9 +26,7 @@ def url() -> str:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    with home_with_jobs(tmp_path / "one" / "home") as folder:
+    with home_beside_another(tmp_path) as folder:
         yield folder
 
 

@@ -16,6 +16,7 @@ from tests.system.postgres import PostgresMissing, find, new_database
 from tests.system.server_state import (
     follow_to_end,
     home_at,
+    home_beside_another,
     home_with_jobs,
     kill_server,
     run_python,
@@ -31,9 +32,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    with home_with_jobs(tmp_path / "one" / "home") as folder:
+    with home_beside_another(tmp_path) as folder:
         yield folder
 
 

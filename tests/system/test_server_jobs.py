@@ -9,13 +9,13 @@ import sys
 import time
 import venv
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.system.server_state import (
     follow_to_end,
     home_at,
-    home_with_jobs,
     kill_server,
     wait_until,
 )
@@ -25,12 +25,6 @@ from cavvy.client.embedded import ensure_server, stop_server
 from cavvy.client.state import server_holds_lock
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    with home_with_jobs(tmp_path / "home") as folder:
-        yield folder
 
 
 def run_to_end(client: ApiClient, name: str) -> str:
@@ -178,11 +172,12 @@ def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> Non
         assert log_of(client, "w", follow=True) == b"from the folder\n"
 
 
-def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
+@contextmanager
+def home_on_disk(disk: Path, size: str) -> Iterator[None]:
+    """A home on a disk of its own, of this size."""
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)],
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)],
         capture_output=True,
         check=False,
     )
@@ -190,9 +185,14 @@ def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
         pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
     try:
         with home_at(disk / "home"):
-            _fill_and_free(disk)
+            yield
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_recovers(tmp_path: Path) -> None:
+    with home_on_disk(tmp_path / "disk", "12m"):
+        _fill_and_free(tmp_path / "disk")
 
 
 def _fill_and_free(disk: Path) -> None:
@@ -235,22 +235,10 @@ def _submit_until_full(client: ApiClient) -> None:
 
 
 def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
-    try:
-        with home_at(disk / "home"):
-            with pytest.raises(ApiError) as caught:
-                connect()
-            assert caught.value.code == "disk-full"
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    with home_on_disk(tmp_path / "disk", "64k"):
+        with pytest.raises(ApiError) as caught:
+            connect()
+        assert caught.value.code == "disk-full"
 
 
 def test_the_log_of_the_server_is_kept_short(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.postgres import PostgresMissing, new_database
 from tests.system.server_state import (
     follow_to_end,
     home_at,
-    home_with_jobs,
+    home_beside_another,
     kill_server,
     run_python,
 )
@@ -25,18 +24,8 @@ DATABASE, FILES = "CAVVY_SERVER_DATABASE", "CAVVY_SERVER_FILES"
 
 
 @pytest.fixture
-def url() -> str:
-    try:
-        return new_database()
-    except PostgresMissing as missing:
-        pytest.skip(f"no PostgreSQL: {missing}")
-
-
-@pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    with home_with_jobs(tmp_path / "one" / "home") as folder:
+    with home_beside_another(tmp_path) as folder:
         yield folder
 
 

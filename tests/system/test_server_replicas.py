@@ -5,15 +5,12 @@ of the database, loses no job and runs none twice.
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
-from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.system.postgres import PostgresMissing
-from tests.system.replica_site import ReplicaSite, replica_site
+from tests.system.replica_site import ReplicaSite
 from tests.waits import patience, wait_until
 
 from cavvy.client import ApiClient
@@ -24,15 +21,6 @@ from cavvy.client.wire import ExecAsk, ExecStarted
 
 pytestmark = pytest.mark.system
 JOBS = 24
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[ReplicaSite]:
-    try:
-        with replica_site(tmp_path) as made:
-            yield made
-    except PostgresMissing as missing:
-        pytest.skip(f"no PostgreSQL: {missing}")
 
 
 def test_no_crash_loses_a_job_or_runs_it_twice(site: ReplicaSite) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import psycopg
 import pytest
-from tests.system.postgres import PostgresMissing, new_database
 from tests.system.server_state import PYTHON, follow_to_end, home_with_jobs, wait_until
 
 from cavvy.client import ApiClient, connect
@@ -28,14 +27,6 @@ SELECT j.name, j.spent, COALESCE(SUM(c.amount), 0),
 FROM jobs j LEFT JOIN attempts a ON a.job_id = j.id LEFT JOIN charges c ON c.attempt_id = a.id
 GROUP BY j.id, j.name, j.spent ORDER BY j.name
 """
-
-
-@pytest.fixture
-def url() -> str:
-    try:
-        return new_database()
-    except PostgresMissing as missing:
-        pytest.skip(f"no PostgreSQL: {missing}")
 
 
 class Replicas:

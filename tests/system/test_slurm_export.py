@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.test_provider_slurm import SlurmPlace, slurm_environment
-from tests.system.slurm import Cluster, cluster_at, why_not
+from tests.contract.test_provider_slurm import SlurmPlace, entered_cluster_at
+from tests.system.slurm import Cluster
 
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with cluster_at(tmp_path_factory.mktemp("slurm")) as made, slurm_environment(made):
+    with entered_cluster_at(tmp_path_factory.mktemp("slurm")) as made:
         yield made
 
 

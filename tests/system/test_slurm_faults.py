@@ -125,15 +125,21 @@ def test_an_agent_that_was_killed_and_forgotten_is_a_node_failure(
     check_gone(user, cluster)
 
 
-def test_what_a_killed_agent_had_to_say_is_delivered(user: User, cluster: Cluster) -> None:
+def say_without_server(user: User, name: str) -> tuple[str, Path]:
+    """A job that writes its second line after the server was killed; also its node's folder."""
     run = f"echo before; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo after; sleep 300"
-    name = user.submit(f"{{name: words, retry: {{node: 0}}, {SMALL}, run: '{run}'}}")
+    name = user.submit(f"{{name: {name}, retry: {{node: 0}}, {SMALL}, run: '{run}'}}")
     wait_until(lambda: user.said(name) == "before\n")
     user.wait(name, "running")
     user.kill_server()
     (user.root / "go").touch()
     (home,) = user.root.glob("shared/*/gangs/*/0")
     wait_until(lambda: any(b"after" in path.read_bytes() for path in (home / "log").iterdir()))
+    return name, home
+
+
+def test_what_a_killed_agent_had_to_say_is_delivered(user: User, cluster: Cluster) -> None:
+    name, home = say_without_server(user, "words")
     kill(json.loads((home / "agent.json").read_text())["pid"])
     cluster.until(lambda: not cluster.jobs())
     ended = user.ended(name)
@@ -145,14 +151,7 @@ def test_what_a_killed_agent_had_to_say_is_delivered(user: User, cluster: Cluste
 def test_what_a_killed_agent_had_to_say_is_delivered_if_its_gang_is_removed(
     user: User, cluster: Cluster
 ) -> None:
-    run = f"echo before; while [ ! -e {user.root}/go ]; do sleep 0.05; done; echo after; sleep 300"
-    name = user.submit(f"{{name: cut, retry: {{node: 0}}, {SMALL}, run: '{run}'}}")
-    wait_until(lambda: user.said(name) == "before\n")
-    user.wait(name, "running")
-    user.kill_server()
-    (user.root / "go").touch()
-    (home,) = user.root.glob("shared/*/gangs/*/0")
-    wait_until(lambda: any(b"after" in path.read_bytes() for path in (home / "log").iterdir()))
+    name, home = say_without_server(user, "cut")
     (home.parent / "removing").touch()  # what a removal notes before it cancels the job
     kill(json.loads((home / "agent.json").read_text())["pid"])
     cluster.until(lambda: not cluster.jobs())

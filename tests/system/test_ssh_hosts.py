@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.stand_in import pack_stand_in
+from tests.records import make_gang_spec, make_offer
 from tests.system.hosts import Lab, LabHost, lab_at
 from tests.waits import patience
 
@@ -111,13 +112,12 @@ def spec(
         )
         for rank, host in enumerate(hosts)
     ]
-    return GangSpec(
+    return make_gang_spec(
+        offer,
         name=name,
         installation="ours",
-        offer=offer,
         nodes=len(hosts),
         agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="t"),
-        lease=timedelta(hours=1),
         allocations=allocations,
         grace=timedelta(seconds=1),
     )
@@ -208,16 +208,8 @@ def test_unknown_host_keys_are_refused_with_what_to_do(around: Around) -> None:
 
 
 def _offer() -> Offer:
-    from cavvy.domain.units import HourlyRate
 
-    return Offer(
-        provider="ssh",
-        region="hosts",
-        zone="h1",
-        instance_type="cpu",
-        rate=HourlyRate(0),
-        shared=True,
-    )
+    return make_offer("ssh/hosts/h1/cpu", 0, shared=True)
 
 
 def test_a_server_that_forwards_nothing_is_told(lab: Lab, around: Around) -> None:

@@ -5,20 +5,13 @@ diff, drill, down.
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.trust import User, check_bill, check_clean, kill, user_at, wait_until
+from tests.system.trust import User, check_bill, check_clean, kill, wait_until
 from tests.waits import PATIENCE_S
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path / "user") as user:
-        yield user
 
 
 def until(user: User, name: str) -> str:

@@ -2,12 +2,11 @@
 who holds what.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.drivers import make_driver
-from tests.system.trust import User, check_clean, kill, user_at, wait_until
+from tests.system.trust import User, check_clean, kill, wait_until
 
 pytestmark = pytest.mark.system
 SMALL = "resources: {cpu: 0.1, memory: 64MiB}"
@@ -45,12 +44,6 @@ def check_ranks_meet(user: User, resources: str) -> None:
     user.cli("run", user.task(task))
     said = [user.log("meet", "--rank", str(rank)) for rank in range(3)]
     assert said == ["met 1 2\n", "heard 12\n", "heard 12\n"]
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path / "user") as user:
-        yield user
 
 
 def test_ranks_meet_at_the_master_and_each_has_a_log(user: User) -> None:

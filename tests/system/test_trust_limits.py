@@ -5,19 +5,12 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
-from tests.system.trust import User, check_bill, check_clean, user_at, wait_until
+from tests.system.trust import User, check_bill, check_clean, wait_until
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def user(tmp_path: Path) -> Iterator[User]:
-    with user_at(tmp_path / "user") as user:
-        yield user
 
 
 class Receiver:

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from tests.contract.stand_in import pack_stand_in
 from tests.contract.test_provider_vm import REACHED
+from tests.records import make_gang_spec
 from tests.system.agent_server import GANG, TOKEN, Rig, make_rig
-from tests.system.hosts import Lab, LabHost, lab_at
+from tests.system.hosts import Lab, LabHost, two_hosts_at
+from tests.unit.test_vm_reach import relaying
 from tests.waits import patience
 
 from cavvy.agent.bundle import make_archive
@@ -56,11 +58,8 @@ class LabCloud(MemoryCloud):
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
-        lab.add()
-        lab.add()
-        with lab.entered():
-            yield lab
+    with two_hosts_at(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
 
 
 @pytest.fixture(autouse=True)
@@ -91,22 +90,16 @@ class Account:
             now=self.cloud.now,
         )
         provider = VmProvider(MANIFEST, context, self.cloud)
-        relay = asyncio.create_task(provider.relay())
-        try:
+        async with relaying(provider):
             yield provider
-        finally:
-            relay.cancel()
-            await asyncio.wait([relay])
-            await provider.close()
 
     async def gang(self, nodes: int = 1) -> GangSpec:
-        return GangSpec(
+        return make_gang_spec(
+            (await self.cloud.offers())[0],
             name=GANG,
             installation=OURS,
-            offer=(await self.cloud.offers())[0],
             nodes=nodes,
             agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token=TOKEN),
-            lease=timedelta(hours=1),
             grace=timedelta(seconds=1),
         )
 

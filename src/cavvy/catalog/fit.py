@@ -108,7 +108,14 @@ def near_miss(offer: Offer, need: ResourceSpec) -> tuple[Constraint, float] | No
         return None
     missed: tuple[Constraint, float] | None = None
     if need.accelerators:
-        stage, missed = _fit_accelerators(offer, need)
+        stage, missed = accelerator_fit(
+            offer.accelerator,
+            offer.accelerator_count,
+            offer.accelerator_memory_mib,
+            need.accelerators,
+            offer.shared,
+            offer.accelerator_part,
+        )
         if stage is not None and missed is None:
             return None
     for constraint in Constraint:
@@ -264,13 +271,7 @@ def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
 def _meets_accelerators(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
     if not need.accelerators:
         return True
-    return _fit_accelerators(offer, need)[0] is not constraint
-
-
-def _fit_accelerators(
-    offer: Offer, need: ResourceSpec
-) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    return accelerator_fit(
+    failed, _ = accelerator_fit(
         offer.accelerator,
         offer.accelerator_count,
         offer.accelerator_memory_mib,
@@ -278,6 +279,7 @@ def _fit_accelerators(
         offer.shared,
         offer.accelerator_part,
     )
+    return failed is not constraint
 
 
 def memory_bounds(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from math import inf
+from types import TracebackType
 from typing import Self, TypeVar
 
 from msgspec import UNSET, Raw, Struct
@@ -82,7 +83,12 @@ class ApiClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,10 +1,7 @@
 """New revisions of services, which are tested before they replace the serving revision."""
 
-from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
-from operator import add, sub
-from typing import Any
 
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
@@ -36,15 +33,27 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
     mean_squares: float = 0.0
 
     def __add__(self, other: "RevisionSums") -> "RevisionSums":
-        return self._combine(add, other)
+        return RevisionSums(
+            requests=self.requests + other.requests,
+            errors=self.errors + other.errors,
+            timed=self.timed + other.timed,
+            logs=self.logs + other.logs,
+            squares=self.squares + other.squares,
+            groups=self.groups + other.groups,
+            means=self.means + other.means,
+            mean_squares=self.mean_squares + other.mean_squares,
+        )
 
     def __sub__(self, other: "RevisionSums") -> "RevisionSums":
-        return self._combine(sub, other)
-
-    def _combine(self, by: Callable[[Any, Any], Any], other: "RevisionSums") -> "RevisionSums":
-        names = self.__struct_fields__
         return RevisionSums(
-            **{each: by(getattr(self, each), getattr(other, each)) for each in names}
+            requests=self.requests - other.requests,
+            errors=self.errors - other.errors,
+            timed=self.timed - other.timed,
+            logs=self.logs - other.logs,
+            squares=self.squares - other.squares,
+            groups=self.groups - other.groups,
+            means=self.means - other.means,
+            mean_squares=self.mean_squares - other.mean_squares,
         )
 
     @property

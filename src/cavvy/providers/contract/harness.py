@@ -275,10 +275,16 @@ class ContractHarness:
             grace=timedelta(seconds=1),
         )
 
+    async def launched(self, word: str, **options: Any) -> GangSpec:
+        """Launch the gang that `spec` returns."""
+        gang = await self.spec(word, **options)
+        await self.launch(gang)
+        return gang
+
     async def running(self, word: str, **options: Any) -> GangSpec:
         """Launch the gang that `spec` returns, and wait until its nodes have booted."""
-        gang = await self.spec(word, **options)
-        await self.start(gang)
+        gang = await self.launched(word, **options)
+        await self.place.settle()
         return gang
 
     async def launch(self, gang: GangSpec, provider: Provider | None = None) -> None:

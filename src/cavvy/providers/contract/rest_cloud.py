@@ -53,6 +53,20 @@ def no_prices(provider: str) -> Sequence[Offer]:
     return ()
 
 
+def read_replies(text: str) -> Sequence[tuple[CloudFault, type[ProviderError]]]:
+    """Parse `RestContract.launch_faults`. A line has the provider's error, and the status, the code
+    ("-" for none) and the message of the cloud's reply, such as:
+
+        NoCapacity  409  out_of_stock  No machine of this type is left.
+    """
+    meant = {each.__name__: each for each in (NoCapacity, QuotaTooSmall, Refused, TryAgain)}
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        error, status, code, message = line.split(maxsplit=3)
+        found.append((CloudFault(int(status), "" if code == "-" else code, message), meant[error]))
+    return found
+
+
 class RestPackage(Protocol):
     """A provider's package. See `registry.make_from`."""
 
@@ -76,7 +90,7 @@ class RestPlace(MemoryPlace):
         super().__init__(replace(traits, list_lag=_LIST_LAG, ended_listed=ended), home)
         self.api = stand_in(self.cloud, server)
         self.file = home / "key"
-        self.file.write_text(stand_in.key_file.format(key=stand_in.key))
+        self.file.write_text(self.api.make_key_file())
         self._package = package
         self._providers: list[VmProvider] = []
 
@@ -84,19 +98,20 @@ class RestPlace(MemoryPlace):
     def manifest(self) -> Manifest:
         return self._package.MANIFEST
 
-    def provider(self, installation: str, **table: Scalar) -> VmProvider:
-        manifest = self.manifest
-        places = {"endpoint": self.api.url, "key_file": str(self.file)}
-        table = {**places, **self.api.settings, **table}
-        context = ProviderContext(
+    def make_context(self, installation: str, table: Mapping[str, Scalar]) -> ProviderContext:
+        return ProviderContext(
             installation=installation,
             home=self.home,
-            settings=check_settings(manifest, table),
+            settings=check_settings(self.manifest, table),
             state=self.states[installation],
             node_endpoint=make_node_endpoint(),
             list_prices=self.list_prices,
             now=self.cloud.now,
         )
+
+    def provider(self, installation: str, **table: Scalar) -> VmProvider:
+        places = {"endpoint": self.api.url, "key_file": str(self.file)}
+        context = self.make_context(installation, {**places, **self.api.settings, **table})
         made = make_from(self._package, context)
         assert isinstance(made, VmProvider)
         self._providers.append(made)
@@ -137,7 +152,8 @@ class RestContract(VmContract):
     # the errors of this API's launches that differ from those of other APIs, by status
     errors: Mapping[int, type[ProviderError]] = {}
     replays = False  # False if a recording lacks calls, such as an earlier login
-    # replies of the cloud to a launch, and the error that the provider raises for each of them
+    # replies of the cloud to a launch, and the error that the provider raises for each of them; see
+    # `read_replies`
     launch_faults: Sequence[tuple[CloudFault, type[ProviderError]]] = ()
 
     @pytest.fixture(scope="class")
@@ -160,6 +176,10 @@ class RestContract(VmContract):
     @pytest.fixture
     def place(self, account: RestPlace) -> RestPlace:
         return account
+
+    @pytest.fixture
+    def harness(self, account: RestPlace) -> ContractHarness:
+        return account.harness()
 
     def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
         account.file.write_text(self.stand_in.key_file.format(key="wrong"))

@@ -153,6 +153,15 @@ class RestStandIn(ABC):
         self.bugs: list[Exception] = []  # errors of the stand-in itself
         self.writes: list[RestRequest] = []  # all requests but those with the method GET
         self._lock = threading.Lock()
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Make what the API of a subclass keeps besides. The constructor calls it."""
+        return None
+
+    def make_key_file(self) -> str:
+        """Return the content of the file with the key."""
+        return self.key_file.format(key=self.key)
 
     @abstractmethod
     def answer(self, request: RestRequest) -> tuple[int, object]:
@@ -302,6 +311,12 @@ def _read_body(what: str, headers: Mapping[str, str], content: bytes) -> Any:
             f"the body of {what} has the type {kind or '(none)'} but is not JSON: {start!r}; send "
             "text with `RestClient.send` as a string, or with a content type text/..."
         ) from error
+
+
+def name_states(**names: str) -> Mapping[MachineState, str]:
+    """Return `RestStandIn.states` from the API's words for starting, running, stopped and ended; a
+    state that is left out is not one of the API's."""
+    return {MachineState[state.upper()]: name for state, name in names.items()}
 
 
 def finish(call: Coroutine[Any, Any, T]) -> T:
