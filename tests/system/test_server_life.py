@@ -10,6 +10,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -258,13 +259,15 @@ def test_a_long_home_puts_the_socket_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_home_on_nfs_has_its_socket_on_this_host(tmp_path: Path) -> None:
-    folder = tmp_path / "home"
-    (tmp_path / "run").mkdir(mode=0o700)
-    mounts = tmp_path / "mounts"
+    folder, mounts = tmp_path / "home", tmp_path / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\nfiler:/x {tmp_path} nfs4 rw 0 0\n")
-    with home_at(folder, CAVVY_MOUNTS_FILE=str(mounts)):
+    # the path of a socket ends at 107 characters, which those below tmp_path may exceed
+    with (
+        TemporaryDirectory(prefix="cavvy-run-") as run,
+        home_at(folder, CAVVY_MOUNTS_FILE=str(mounts), XDG_RUNTIME_DIR=run),
+    ):
         server = ensure_server()
-        assert server.address.startswith(f"unix:{tmp_path}/run/cavvy/")
+        assert server.address.startswith(f"unix:{run}/cavvy/")
         assert sqlite3.connect(folder / "cavvy.db").execute("PRAGMA journal_mode").fetchone() == (
             "delete",
         )
