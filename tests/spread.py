@@ -17,7 +17,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 REAL_SERVERS = ("tests/system/", "tests/contract/test_provider_", "tests/api/")
-WAITING = (*REAL_SERVERS, "tests/hostile/")
+# What waits for processes for most of its time; other tests compute.
+WAITING = (
+    *("tests/system/", "tests/hostile/"),
+    *(f"tests/contract/test_provider_{name}" for name in ("join", "pbs", "slurm", "ssh")),
+)
 # Files of real servers with one of these in their names use some that are brought up once, and stay
 # in one process.
 SHARED_SERVERS = {
@@ -78,9 +82,7 @@ def is_heavy(group: str) -> bool:
 
 
 def is_busy(group: str) -> bool:
-    """Whether it takes a core for most of its time. What uses real servers, or attacks them, waits
-    for four fifths of its time.
-    """
+    """Whether it takes a core for most of its time. What waits does so for four fifths of it."""
     return is_heavy(group) or (not group.startswith(WAITING) and group not in SHARED_SERVERS)
 
 

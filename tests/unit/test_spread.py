@@ -106,6 +106,7 @@ SERVED, ATTACKED = "tests/system/test_a.py", "tests/hostile/test_a.py"
     [
         ([PURE, SERVED], [], PURE),
         ([SERVED, PURE], [TRAINED], PURE),
+        ([SERVED, "tests/api/test_a.py"], [TRAINED], "tests/api/test_a.py"),
         ([PURE, SERVED], [TRAINED, "ray"], SERVED),
         ([PURE, "storages"], [TRAINED, "tests/sim/test_a.py"], "storages"),
         ([TRAINED, PURE], ["ray", "kubernetes"], TRAINED),  # nothing else is left
