@@ -23,7 +23,7 @@ from random import Random
 from statistics import fmean
 
 from cavvy.domain.values import replace
-from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import run_job
 from cavvy.sim.traces.readers import TraceError, read_series

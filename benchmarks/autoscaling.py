@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.domain.values import asdict
-from cavvy.sim.serving.bound import bound_replica_hours
+from cavvy.sim.serving.comparison import bound_replica_hours
 from cavvy.sim.serving.history import ScalingRule
 from cavvy.sim.serving.requests import RequestTrace, read_requests
 from cavvy.sim.serving.rules import (

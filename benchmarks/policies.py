@@ -23,7 +23,7 @@ from spot import run_held_out
 from unseen import run_unseen
 
 from cavvy.planner.deadline.policy import PolicyMargins
-from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, SpotHedge, SteadyPlacement
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job

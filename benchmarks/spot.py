@@ -24,7 +24,7 @@ from random import Random
 
 from cavvy.domain.values import replace
 from cavvy.planner.deadline.policy import PolicyMargins
-from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
 from cavvy.sim.traces.optimum import find_optimum

@@ -15,7 +15,7 @@ from functools import partial
 from random import Random
 
 from cavvy.planner.deadline.policy import PolicyMargins
-from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms, PolicyMarket
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
 from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world

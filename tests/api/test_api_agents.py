@@ -18,7 +18,7 @@ from cavvy.api.routes import agents
 from cavvy.control.agents import bucket_checkpoints, transfers
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.messages import NEWEST, OLDEST, PROTOCOL
-from cavvy.planner.checkpoint_interval import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
+from cavvy.planner.risk import FAILURES_PER_NODE_HOUR, PRIOR_NODE_HOURS
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import sweep_folders
 from cavvy.store.objects.locations import open_place

@@ -23,12 +23,11 @@ from cavvy.client import (
 )
 from cavvy.client.account_wire import AccountClient
 from cavvy.client.budget_wire import list_budgets
+from cavvy.client.credential_wire import list_keys, rotate_key
 from cavvy.client.ids import make_id, read_time
-from cavvy.client.key_wire import list_keys, rotate_key
 from cavvy.client.ledger_wire import list_entries, sum_ledger
 from cavvy.client.queue_wire import list_calls, retry_calls
-from cavvy.client.service_key_wire import list_service_keys
-from cavvy.client.service_wire import list_services
+from cavvy.client.service_wire import list_service_keys, list_services
 from cavvy.client.sign_in_wire import list_trusts, list_ways
 from cavvy.client.transport import ClientConnection
 

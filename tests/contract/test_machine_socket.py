@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.server.machine_socket import MachineSocket
+from cavvy.server.node_listener import MachineSocket
 
 REQUEST = b"GET %s HTTP/1.1\r\nhost: a\r\n\r\n"
 

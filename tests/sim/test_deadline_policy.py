@@ -34,8 +34,7 @@ from cavvy.planner.deadline.policy import RULES, DeadlinePolicy, PolicyMargins, 
 from cavvy.planner.deadline.recommendation import advise
 from cavvy.planner.deadline.session import PolicySession
 from cavvy.planner.markets import MarketKnowledge
-from cavvy.planner.spot.classic import OnDemandPolicy
-from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.classic import OnDemandPolicy, find_policy
 from cavvy.planner.spot.view import (
     JobTerms,
     MarketPolicy,

@@ -14,7 +14,7 @@ from spot_worlds import data
 
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.services import TargetKind
-from cavvy.sim.serving.bound import bound_replica_hours
+from cavvy.sim.serving.comparison import bound_replica_hours
 from cavvy.sim.serving.history import LoadHistory, LoadView, RuleState, ScalingRule
 from cavvy.sim.serving.requests import RequestOptions, RequestTrace, TokenSpeed, read_requests
 from cavvy.sim.serving.rules import (

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spot_worlds import HOUR, market, random_world, terms, world
 
-from cavvy.planner.spot.policies import POLICIES
+from cavvy.planner.spot.classic import POLICIES
 from cavvy.planner.spot.view import JobTerms, MarketPolicy, PolicyDecision, PolicyView, RunMode
 from cavvy.sim.traces.driver import PolicyFault, run_job
 from cavvy.sim.traces.optimum import find_optimum

@@ -5,7 +5,7 @@ sample of windows.
 import pytest
 from spot_worlds import HOUR, data
 
-from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import run_job
 from cavvy.sim.traces.optimum import find_optimum

@@ -16,8 +16,15 @@ from tests.waits import START_S, wait_until
 
 from cavvy.client import ApiClient
 from cavvy.client.embedded import ensure_server
-from cavvy.client.service_key_wire import ServiceKeyAsk, create_service_key, revoke_service_key
-from cavvy.client.service_wire import ServedView, end_service, find_service, put_service
+from cavvy.client.service_wire import (
+    ServedView,
+    ServiceKeyAsk,
+    create_service_key,
+    end_service,
+    find_service,
+    put_service,
+    revoke_service_key,
+)
 from cavvy.store.leases import shard_of
 
 pytestmark = pytest.mark.system

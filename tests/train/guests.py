@@ -190,7 +190,7 @@ def start(kind: str, ranks: int, rank: int, batch: int, accumulate: int) -> Any:
         newest = follow(guest, save_every=0)
         return guest, lambda: guest.train(resume_from_checkpoint=newest)
     from cavvy.train.trainers.lightning import LightningCallback
-    from cavvy.train.trainers.order import RankBatches
+    from cavvy.train.trainers.watch import RankBatches
 
     batches = RankBatches(SAMPLES, batch=batch, global_batch=batch * ranks * accumulate, seed=3)
     cavvy = LightningCallback(batches, "out", save_every=0)

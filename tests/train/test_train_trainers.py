@@ -10,8 +10,7 @@ from tests.train.ranks import run
 
 from cavvy.train.checkpoint.notice import AGAIN
 from cavvy.train.checkpoint.store import make_name
-from cavvy.train.trainers.order import RankBatches, SampleOrder, count_batches
-from cavvy.train.trainers.watch import find_newest
+from cavvy.train.trainers.watch import RankBatches, SampleOrder, count_batches, find_newest
 
 KINDS = ("huggingface", "lightning")
 STEPS = guests.SAMPLES // 8 * guests.EPOCHS

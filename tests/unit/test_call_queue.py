@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from cavvy.control.clock import WallClock
-from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.call_queue import CallQueue
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
+from cavvy.control.worklist import calls_key
 from cavvy.domain.queued_calls import CallAnswer, CallState, QueuedCall
 from cavvy.domain.services import CronTrigger, EventTrigger, ServiceSpec
 from cavvy.domain.stored_services import StoredService

@@ -245,7 +245,7 @@ def test_a_console_for_several_users_never_uses_the_token_of_the_one_who_started
     def start_again() -> tuple[str, str]:
         return "unix:/new", "the-token-of-the-owner"
 
-    monkeypatch.setattr("cavvy.console.clients.find_embedded", lambda home: start_again)
+    monkeypatch.setattr("cavvy.console.memory.find_embedded", lambda home: start_again)
     served.client.revive = start_again
     run("--listen", "127.0.0.1:0")
     access = served.calls[-1][0]

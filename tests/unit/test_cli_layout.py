@@ -45,12 +45,10 @@ from cavvy.client import (
     audit_wire,
     budget_wire,
     credential_wire,
-    key_wire,
     maintenance_wire,
     policy_wire,
     pool_wire,
     queue_wire,
-    service_key_wire,
     service_wire,
     sign_in_wire,
     wire,
@@ -245,7 +243,7 @@ HOST = maintenance_wire.HostView(
 CREDENTIAL = credential_wire.CredentialRow(
     provider="primeintellect", updated_at=at(0), problem=REASON
 )
-KEY = key_wire.SecretKeyRow(
+KEY = credential_wire.SecretKeyRow(
     id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
 )
 COMMITTED = make_offer(
@@ -381,7 +379,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
-    monkeypatch.setattr(key_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
+    monkeypatch.setattr(credential_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
     monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)
@@ -396,14 +394,14 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(usage, "list_used_machines", lambda *_: [USED])
     monkeypatch.setattr(usage, "list_offers_of", lambda *_: [COMMITTED])
     monkeypatch.setattr(service_wire, "list_services", lambda *_: [make_service()])
-    monkeypatch.setattr(service_key_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
+    monkeypatch.setattr(service_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
     queue = queue_wire.CallQueueView(calls=[QUEUED], counts={"waiting": 1})
     monkeypatch.setattr(queue_wire, "list_calls", lambda *_, **asked: queue)
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
 
-SERVICE_KEY = service_key_wire.ServiceKeyView(
+SERVICE_KEY = service_wire.ServiceKeyView(
     id="0123456789abcdef",
     label=REASON,
     user=USER,

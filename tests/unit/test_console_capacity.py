@@ -11,7 +11,7 @@ from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, sign_in
 
 from cavvy.client import ApiError, wire
 from cavvy.client.transport import HttpAnswer
-from cavvy.console.clients import PAGE_S
+from cavvy.console.memory import PAGE_S
 
 
 def market(key: str = "aws/us/us-a/p5:8/spot", **fields: Any) -> wire.MarketListing:

@@ -15,7 +15,7 @@ from cavvy.client import ApiClient, Patience, Unreachable, account_wire
 from cavvy.client.service_wire import list_services
 from cavvy.client.transport import HttpAnswer
 from cavvy.console.access import Access, EachUser, OneUser
-from cavvy.console.clients import NOT_RUNNING, PAGE_S, ClientPool, find_embedded
+from cavvy.console.memory import NOT_RUNNING, PAGE_S, ClientPool, find_embedded
 
 
 def test_a_sign_in_ends_although_the_server_is_silent() -> None:
@@ -146,7 +146,7 @@ def test_without_a_running_server_none_is_found(tmp_path: Path) -> None:
 def test_a_page_ends_although_the_server_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cavvy.console.clients.PAGE_S", 0.3)
+    monkeypatch.setattr("cavvy.console.memory.PAGE_S", 0.3)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()

@@ -10,13 +10,13 @@ from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, served,
 
 from cavvy.client import ApiError
 from cavvy.client.queue_wire import CallCount, CallQueueView, QueuedCallView
-from cavvy.client.service_key_wire import ServiceKeyView
 from cavvy.client.service_wire import (
     CronView,
     LevelShares,
     LevelView,
     QueueView,
     ServedView,
+    ServiceKeyView,
     TrialView,
     UnplacedView,
     WebhookView,

@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
-from cavvy.costs.counterfactual import price_counterfactuals
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
+from cavvy.planner.counterfactual import price_counterfactuals
 
 HOUR = timedelta(hours=1)
 

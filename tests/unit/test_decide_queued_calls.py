@@ -12,9 +12,9 @@ from cavvy.control.decide.queued_calls import (
     revive,
     settle,
 )
-from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.reconciler import service_key
 from cavvy.control.share import lease_of
+from cavvy.control.worklist import calls_key
 from cavvy.domain.queued_calls import (
     MOST_BYTES,
     CallAnswer,

@@ -13,7 +13,7 @@ import pytest
 
 from cavvy.agent.work.trees import remove_tree
 from cavvy.providers.batch.login_helper import LoginHelper
-from cavvy.providers.local.trash import delete_folder
+from cavvy.providers.local.gang_store import delete_folder
 from cavvy.spec.workdir import FreezeError, freeze
 
 NOBODY = 65534

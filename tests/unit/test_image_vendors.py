@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.unit.test_planner_candidates import FREE
 
-from cavvy.agent.images import compatibility, neuron, rocm
+from cavvy.agent.images import compatibility
 from cavvy.agent.images.devices import find_certain_vendor
 from cavvy.agent.images.vendors import find_image_vendor, find_packages, find_required
 from cavvy.domain.tasks import TaskSpec
@@ -125,7 +125,7 @@ def test_requirement_lines_with_conditions_do_not_count() -> None:
     ],
 )
 def test_rocm_and_its_driver(name: str, driver: str | None, told: str | None) -> None:
-    objection = rocm.find_rocm_objection([name], driver)
+    objection = compatibility.find_rocm_objection([name], driver)
     assert objection is None if told is None else told in str(objection)
 
 
@@ -142,10 +142,10 @@ def test_rocm_and_its_driver(name: str, driver: str | None, told: str | None) ->
 def test_neuron_drivers_that_dropped_inf1(
     driver: str | None, inf1: bool | None, refused: bool
 ) -> None:
-    assert (neuron.find_neuron_objection(driver, inf1=inf1) is not None) is refused
-    assert neuron.is_inf1("inf1.xlarge") is True
-    assert neuron.is_inf1("trn1.32xlarge") is neuron.is_inf1("inf2.8xlarge") is False
-    assert neuron.is_inf1("ThinkPad") is None
+    assert (compatibility.find_neuron_objection(driver, inf1=inf1) is not None) is refused
+    assert compatibility.is_inf1("inf1.xlarge") is True
+    assert compatibility.is_inf1("trn1.32xlarge") is compatibility.is_inf1("inf2.8xlarge") is False
+    assert compatibility.is_inf1("ThinkPad") is None
 
 
 class _Node:
@@ -178,9 +178,9 @@ def test_the_node_compares_rocm_and_neuron_with_its_drivers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name, text in (
-        (rocm, "DRIVER", "6.3.6"),
-        (neuron, "DRIVER", "2.31.0.0"),
-        (neuron, "MACHINE", "inf1.2xlarge"),
+        (compatibility, "AMD_DRIVER", "6.3.6"),
+        (compatibility, "NEURON_DRIVER", "2.31.0.0"),
+        (compatibility, "MACHINE", "inf1.2xlarge"),
     ):
         path = tmp_path / f"{module.__name__}.{name}"
         path.write_text(text + "\n")

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
+from cavvy.domain.targets import is_web_address
 from cavvy.domain.units import Money, UnitError, parse_usd
-from cavvy.domain.web_addresses import is_web_address
 from cavvy.spec import SpecError
 from cavvy.task_files import parse_task
 

@@ -11,21 +11,19 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.planner.checkpoint_interval import (
+from cavvy.planner.rank import warn_of_notices
+from cavvy.planner.risk import (
+    CHECKPOINT_COST,
     FAILURES_PER_NODE_HOUR,
+    SPOT_PREEMPTIONS_PER_HOUR,
     NodeLosses,
+    checkpoint_interval,
+    disturb,
     fit_notice,
     is_news,
     loss_rate,
     make_save_interval,
     say_fit,
-)
-from cavvy.planner.rank import warn_of_notices
-from cavvy.planner.risk import (
-    CHECKPOINT_COST,
-    SPOT_PREEMPTIONS_PER_HOUR,
-    checkpoint_interval,
-    disturb,
 )
 
 SECOND = timedelta(seconds=1)

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from cavvy import __version__
 from cavvy.cli.main import cli
 from cavvy.spec.ignore import list_files
-from cavvy.spec.origin import MOST_DIFF_BYTES, capture
-from cavvy.spec.repository import run_apart
+from cavvy.spec.repository import MOST_DIFF_BYTES, capture, run_apart
 
 
 def git(folder: Path, *arguments: str) -> str:

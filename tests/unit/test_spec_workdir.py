@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.test_spec_origin import git
 
 from cavvy.spec.ignore import list_files
-from cavvy.spec.origin import capture
+from cavvy.spec.repository import capture
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile, combine, freeze
 
 

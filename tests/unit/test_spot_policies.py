@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cavvy.domain.values import replace
 from cavvy.planner.spot.auto import AutoPolicy
-from cavvy.planner.spot.policies import POLICIES, find_policy
+from cavvy.planner.spot.classic import POLICIES, find_policy
 from cavvy.planner.spot.view import (
     GRAIN_S,
     NOWHERE,

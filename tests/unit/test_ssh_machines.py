@@ -111,6 +111,7 @@ def test_the_instances_that_nvidia_smi_lists_are_offered(
     program.write_text(SMI_PROGRAM.format(listing=LISTING.replace("\n", "\\n")))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CAVVY_MIG_FOLDER", str(tmp_path / "records"))
     reading = SmiReading(**ask_smi())
     machine = make_machine(ENTRY, replace(FACTS, smi=reading))
     assert [(each.id, each.index, each.profile) for each in machine.devices] == [

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from cavvy.cli.bench import make_text
-from cavvy.providers.formats.yaml_text import dump_yaml
+from cavvy.providers.formats.notes import dump_yaml
 from cavvy.sdk.values import write_text
 from cavvy.spec.tree import read_table
 

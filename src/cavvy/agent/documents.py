@@ -186,6 +186,8 @@ class AgentConfigFile:
     # below 1, the work has only this part of its one device, and this much of the device's memory
     device_part: float = 1
     device_memory_mib: int = 0
+    # the profile of the MIG instance that the agent makes on `devices`, which are slices of a GPU
+    instance: str = ""
     vendor: str = ""
     memory_mib: int = 0
     node_address: str = "127.0.0.1"

@@ -28,8 +28,8 @@ KEPT = (
     "cache",
 )  # files of a rank's folders that are kept for the node's next work
 USAGE = (
-    "usage: python -I -S agent.pyz [--deliver] CONFIG, or --separates FOLDER SHOWN, or --protects "
-    "FOLDER SHOWN"
+    "usage: python -I -S agent.pyz [--deliver | --sweep] CONFIG, or --separates FOLDER SHOWN, or "
+    "--protects FOLDER SHOWN"
 )
 
 
@@ -41,8 +41,9 @@ def main(arguments: list[str]) -> int:
     answer, and 1 if messages remain for a different reason.
 
     With `--separates`, only test whether this machine can separate work, and print the obstacle, if
-    any. With `--protects`, only print what this machine can do to hide a folder. With `--forks`,
-    start agents on request, as `fork_server` describes.
+    any. With `--protects`, only print what this machine can do to hide a folder. With `--sweep`,
+    only remove the MIG instances of killed agents. With `--forks`, start agents on request, as
+    `fork_server` describes.
     """
     if arguments[:1] == ["--protects"] and len(arguments) == 3:
         from .work.hide import find_ability
@@ -56,6 +57,10 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(find_obstacle(*arguments[1:]) + "\n")
         sys.stdout.flush()
         return 0
+    if arguments[:1] == ["--sweep"]:
+        from .mig import sweep
+
+        return 0 if sweep() else 1
     if arguments[:1] == ["--forks"]:
         from .fork_server import serve_forks
 
@@ -74,7 +79,14 @@ def main(arguments: list[str]) -> int:
         for folder in (config.home, config.private):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         lock = take_lock(config.private)
-        return 0 if lock is None else serve(config, lock, deliver)
+        if lock is None:
+            return 0
+        if not config.instance:
+            return serve(config, lock, deliver)
+        from .mig import hold_instance
+
+        with hold_instance(config, makes=not deliver and not has_started(config)) as held:
+            return serve(held, lock, deliver)
     except (OSError, ValueError, KeyError) as error:
         complain(f"cannot continue: {error}")
         blame_node(config)
@@ -121,7 +133,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
     if config.taken is not None and config.taken.signal is not None:
         loop.on_signal(signal.Signals[f"SIG{config.taken.signal}"], runner.warned)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-    if deliver or os.path.exists(config.started_file) or os.path.exists(config.exit_file):
+    if deliver or has_started(config):
         runner.recover(patient=not deliver)
     else:
         runner.claim(waits_s)
@@ -135,6 +147,11 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
     if not deliver or not runner.owes:
         return 0, runner.keep_s
     return 1 if runner.link.answered else os.EX_TEMPFAIL, runner.keep_s
+
+
+def has_started(config: AgentConfig) -> bool:
+    """Return whether an earlier agent has started the work."""
+    return os.path.exists(config.started_file) or os.path.exists(config.exit_file)
 
 
 def mark_debt(config: AgentConfig, owes: bool) -> None:

@@ -108,14 +108,7 @@ def near_miss(offer: Offer, need: ResourceSpec) -> tuple[Constraint, float] | No
         return None
     missed: tuple[Constraint, float] | None = None
     if need.accelerators:
-        stage, missed = accelerator_fit(
-            offer.accelerator,
-            offer.accelerator_count,
-            offer.accelerator_memory_mib,
-            need.accelerators,
-            offer.shared,
-            offer.accelerator_part,
-        )
+        stage, missed = _fit_accelerators(offer, need)
         if stage is not None and missed is None:
             return None
     for constraint in Constraint:
@@ -271,7 +264,13 @@ def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
 def _meets_accelerators(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
     if not need.accelerators:
         return True
-    failed, _ = accelerator_fit(
+    return _fit_accelerators(offer, need)[0] is not constraint
+
+
+def _fit_accelerators(
+    offer: Offer, need: ResourceSpec
+) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
+    return accelerator_fit(
         offer.accelerator,
         offer.accelerator_count,
         offer.accelerator_memory_mib,
@@ -279,7 +278,6 @@ def _meets_accelerators(offer: Offer, need: ResourceSpec, constraint: Constraint
         offer.shared,
         offer.accelerator_part,
     )
-    return failed is not constraint
 
 
 def memory_bounds(

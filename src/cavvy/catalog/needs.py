@@ -35,6 +35,7 @@ from cavvy.catalog.accelerators import (
     split_instance,
     suggest,
 )
+from cavvy.catalog.mig import find_tables, plain_profile
 from cavvy.catalog.tpu_slices import count_chips, find_slice
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.domain.units import UnitError, is_whole, parse_memory_mib
@@ -345,12 +346,19 @@ def _instance(parts: _Parts, name: str) -> AcceleratorNeed:
         raise NeedError(
             f"the MIG profile {parts.profile} already states a memory", "delete the memory"
         )
+    family = known.accelerator.family
     memory_mib, largest = instance_memory_mib(parts.profile), (_memory_sizes(name) or [0])[-1]
     if largest and memory_mib > largest:
         raise NeedError(
             f"no {name} has an instance with the profile {parts.profile}: its memory is "
             f"{_size(largest)}",
             "`nvidia-smi mig -lgip` on the host lists the profiles of its GPUs",
+        )
+    profiles = [each.name for table in find_tables(family) for each in table.profiles]
+    if profiles and plain_profile(parts.profile) not in profiles:
+        raise NeedError(
+            f"no {name} has instances with the profile {parts.profile}",
+            f"write one of {', '.join(dict.fromkeys(profiles))}",
         )
     return AcceleratorNeed(
         name=name_instance(known.accelerator.family, parts.profile),

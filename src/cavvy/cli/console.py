@@ -143,7 +143,7 @@ def _follow_embedded(client: "ApiClient") -> "Callable[[], None] | None":
     from cavvy.client import Patience
     from cavvy.client.embedded import ensure_server
     from cavvy.client.state import default_home
-    from cavvy.console.clients import find_embedded
+    from cavvy.console.memory import find_embedded
 
     if client.revive is None:
         return None

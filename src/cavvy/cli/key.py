@@ -71,7 +71,7 @@ def create(
     expires: str,
 ) -> None:
     """Create a key and print it. The key cannot be shown again."""
-    from cavvy.client.service_key_wire import ServiceKeyAsk, create_service_key
+    from cavvy.client.service_wire import ServiceKeyAsk, create_service_key
 
     ask = ServiceKeyAsk(
         label=label,
@@ -100,7 +100,7 @@ def create(
 def list_keys(name: str, project: str, output: str) -> None:
     """List the keys of a service."""
     from cavvy.cli.view import formatting
-    from cavvy.client.service_key_wire import list_service_keys
+    from cavvy.client.service_wire import list_service_keys
 
     with session() as client:
         rows = list_service_keys(client, project, name)
@@ -136,7 +136,7 @@ def list_keys(name: str, project: str, output: str) -> None:
 @project_option
 def revoke(name: str, key_id: str, project: str) -> None:
     """Revoke a key immediately."""
-    from cavvy.client.service_key_wire import revoke_service_key
+    from cavvy.client.service_wire import revoke_service_key
 
     with session() as client:
         revoke_service_key(client, project, name, key_id)

@@ -575,7 +575,7 @@ def _lengths(option: str, texts: tuple[str, ...]) -> list[float]:
 
 
 def _names(texts: tuple[str, ...]) -> list[str]:
-    from cavvy.planner.spot.policies import ALIASES, POLICIES
+    from cavvy.planner.spot.classic import ALIASES, POLICIES
 
     names = [part.strip() for text in texts for part in text.split(",")]
     for name in names:

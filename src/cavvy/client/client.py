@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from math import inf
-from types import TracebackType
 from typing import Self, TypeVar
 
 from msgspec import UNSET, Raw, Struct
@@ -83,12 +82,7 @@ class ApiClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

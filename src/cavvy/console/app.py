@@ -18,13 +18,19 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from cavvy.client import ApiClient, ApiError, Unreachable
-from cavvy.console.access import Access, SignInRefused, is_other_user
-from cavvy.console.clients import NOT_RUNNING, ClientPool
-from cavvy.console.headers import LocalNames, OwnPages, SafeHeaders
+from cavvy.console.access import (
+    Access,
+    LocalNames,
+    OwnPages,
+    SafeHeaders,
+    SignInRefused,
+    is_other_user,
+)
+from cavvy.console.memory import NOT_RUNNING, ClientPool
 from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
 from cavvy.console.pages.page import Page
 from cavvy.console.render import render
-from cavvy.domain.web_addresses import host_port
+from cavvy.domain.targets import host_port
 
 _T = TypeVar("_T")
 _MakePage = Callable[[ApiClient, Request, datetime], Page]

@@ -39,7 +39,6 @@ from cavvy.control.reconcile import HOSTS, UPLOADS, JobReconciler, JobReconciler
 from cavvy.control.reservations import ReservationService, is_reservation_key
 from cavvy.control.retention import FIRST, RETENTION, Retention
 from cavvy.control.schedules import ScheduleReconciler
-from cavvy.control.serving.call_keys import is_calls_key
 from cavvy.control.serving.call_queue import CallQueue
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
@@ -51,7 +50,7 @@ from cavvy.control.storage import StorageMeter
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
-from cavvy.control.worklist import QUEUE
+from cavvy.control.worklist import QUEUE, is_calls_key
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord

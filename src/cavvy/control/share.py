@@ -15,9 +15,8 @@ from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import ControlClock
 from cavvy.control.garbage_collector import SWEEP
 from cavvy.control.reconcile import HOSTS, UPLOADS
-from cavvy.control.serving.call_keys import is_calls_key, service_of_calls
 from cavvy.control.webhooks import is_webhook_key, job_of_webhook
-from cavvy.control.worklist import QUEUE
+from cavvy.control.worklist import QUEUE, is_calls_key, service_of_calls
 from cavvy.store.base import StoreError
 from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
 from cavvy.store.contacts import AgentContacts

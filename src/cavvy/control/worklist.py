@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 QUEUE = "queue"  # the key of the reconciler that places waiting jobs
+_CALLS = "calls:"  # the start of the key of a service's queue of calls
 
 
 class Worklist:
@@ -89,3 +90,17 @@ class Worklist:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+
+def calls_key(service_key: str) -> str:
+    """Return the worklist's key of the service's queue."""
+    return f"{_CALLS}{service_key}"
+
+
+def is_calls_key(key: str) -> bool:
+    return key.startswith(_CALLS)
+
+
+def service_of_calls(key: str) -> str:
+    """Return a service's key in the worklist, given the key of the service's queue of calls."""
+    return key.removeprefix(_CALLS)

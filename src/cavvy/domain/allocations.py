@@ -16,6 +16,16 @@ NO_LABELS: Mapping[str, str] = {}
 _LABEL_VALUE = r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,126}[A-Za-z0-9])?"
 
 
+class SlicedGpu(Struct, frozen=True, kw_only=True):
+    """A GPU whose slices are devices of their host, named GPU/0, GPU/1 and so on. Agents make MIG
+    instances on them. `profiles` has for each kind of instance its `Offer.instance_type`, the
+    number of its slices, and the slices at which it may begin.
+    """
+
+    gpu: str
+    profiles: tuple[tuple[str, int, tuple[int, ...]], ...]
+
+
 class Host(Struct, frozen=True, kw_only=True):
     """A machine whose devices several gangs share. `name` is unique: provider/zone, or
     provider/region if the provider has no zones.
@@ -34,6 +44,7 @@ class Host(Struct, frozen=True, kw_only=True):
     # Groups of devices that NVLink joins. A job that needs several whole devices gets those of as
     # few groups as possible.
     islands: tuple[tuple[str, ...], ...] = ()
+    sliced: tuple[SlicedGpu, ...] = ()  # GPUs that MIG splits while jobs run
     # If this host belongs to a group, the provider/region of the group's offers; each rank of a
     # gang then gets its own host of the group. If "", all ranks of a gang share this host.
     group: str = ""

@@ -6,7 +6,7 @@ from enum import StrEnum
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, combine
 
 # The number of successive timed requests of a revision in a group
 GROUP = 10
@@ -33,28 +33,10 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
     mean_squares: float = 0.0
 
     def __add__(self, other: "RevisionSums") -> "RevisionSums":
-        return RevisionSums(
-            requests=self.requests + other.requests,
-            errors=self.errors + other.errors,
-            timed=self.timed + other.timed,
-            logs=self.logs + other.logs,
-            squares=self.squares + other.squares,
-            groups=self.groups + other.groups,
-            means=self.means + other.means,
-            mean_squares=self.mean_squares + other.mean_squares,
-        )
+        return combine(self, other)
 
     def __sub__(self, other: "RevisionSums") -> "RevisionSums":
-        return RevisionSums(
-            requests=self.requests - other.requests,
-            errors=self.errors - other.errors,
-            timed=self.timed - other.timed,
-            logs=self.logs - other.logs,
-            squares=self.squares - other.squares,
-            groups=self.groups - other.groups,
-            means=self.means - other.means,
-            mean_squares=self.mean_squares - other.mean_squares,
-        )
+        return combine(self, other, -1)
 
     @property
     def deviation(self) -> float:

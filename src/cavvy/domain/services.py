@@ -440,3 +440,8 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
 
     draining_at: datetime | None = None
     ended_at: datetime | None = None
+
+
+IN_FLIGHT = "http_requests_in_flight"
+PER_SECOND = "http_requests_per_second"
+GPU_PERCENT = "DCGM_FI_DEV_GPU_UTIL"  # of NVIDIA's DCGM exporter, from 0 to 100

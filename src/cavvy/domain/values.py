@@ -5,10 +5,12 @@ A value is a `Struct` of msgspec, which compiled code creates, copies, compares 
 the standard library, so their records are data classes.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, field, structs
 from msgspec.structs import fields
+
+_S = TypeVar("_S", bound=Struct)
 
 if TYPE_CHECKING:
     from dataclasses import replace  # mypy checks the names and types of the changes
@@ -20,6 +22,14 @@ else:
         if isinstance(value, Struct):
             return structs.replace(value, **changes)
         return dataclasses.replace(value, **changes)
+
+
+def combine(one: _S, other: _S, sign: int = 1) -> _S:
+    """Return the sums of the fields of two records of numbers or, if `sign` is -1, their
+    differences."""
+    pairs = zip(structs.astuple(one), structs.astuple(other), strict=True)
+    names = one.__struct_fields__
+    return type(one)(**{n: a + sign * b for n, (a, b) in zip(names, pairs, strict=True)})
 
 
 def asdict(value: Struct) -> dict[str, Any]:
@@ -39,4 +49,4 @@ def _plain(item: Any) -> Any:
     return item
 
 
-__all__ = ["Struct", "asdict", "field", "fields", "replace"]
+__all__ = ["Struct", "asdict", "combine", "field", "fields", "replace"]

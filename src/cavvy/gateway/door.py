@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from itertools import count
 
-from cavvy.domain.web_addresses import host_name, is_loopback_name
+from cavvy.domain.targets import host_name, is_loopback_name
 from cavvy.gateway.admission import Admission
 from cavvy.gateway.config import (
     GatewayConfig,

@@ -13,7 +13,7 @@ also does so for services that name origins. A browser sends no cookies with suc
 
 import re
 
-from cavvy.domain.web_addresses import host_name
+from cavvy.domain.targets import host_name
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.own_answers import WrittenAnswer

@@ -1,4 +1,6 @@
-"""Translates the fields that all importers share: names, tags, prices and the working folder."""
+"""Translates the fields that all importers share: names, tags, prices, accelerators, the working
+folder, and local files with credentials, which become secrets.
+"""
 
 import re
 
@@ -7,9 +9,9 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, text_at
-from cavvy.spec.fields.http_requests import check_header_name, check_header_value
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
+from cavvy.spec.fields.urls import check_header_name, check_header_value
 from cavvy.spec.fields.workdir import is_commit
 from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode

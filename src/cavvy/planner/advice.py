@@ -14,9 +14,13 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct
-from cavvy.planner.checkpoint_interval import FAILURES_PER_NODE_HOUR
 from cavvy.planner.counterfactual import SYSTEM_MIB
-from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, disturb
+from cavvy.planner.risk import (
+    FAILURES_PER_NODE_HOUR,
+    SPOT_PREEMPTIONS_PER_HOUR,
+    checkpoint_interval,
+    disturb,
+)
 from cavvy.planner.work import MACHINE_START
 
 _MONTH = timedelta(days=30)

@@ -23,9 +23,7 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.objections import (
     explain_misplaced,
-    explain_missing_option,
-    explain_quota,
-    explain_software,
+    explain_unsuitable,
 )
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.policies import explain_policy
@@ -36,7 +34,6 @@ from cavvy.planner.shared_hosts import (
     object_to_topology,
     smallest_shares,
 )
-from cavvy.planner.slices import explain_slice
 from cavvy.scheduler.packing import HostIndex
 
 _OMISSIONS = 2  # the maximum number of omitted accelerators that a reason names
@@ -241,13 +238,7 @@ def _able(
 
 
 def _refuse(task: TaskSpec, offer: Offer, policies: Sequence[BoundPolicy]) -> Objection | None:
-    return (
-        explain_policy(policies, task, offer)
-        or explain_slice(task, offer)
-        or explain_missing_option(task, offer)
-        or explain_software(task, offer)
-        or explain_quota(task, offer)
-    )
+    return explain_policy(policies, task, offer) or explain_unsuitable(task, offer)
 
 
 def _shape_of(host: Host) -> Host:

@@ -9,6 +9,17 @@ from cavvy.catalog.accelerators import AcceleratorKind, find_accelerator
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
+from cavvy.planner.slices import explain_slice
+
+
+def explain_unsuitable(task: TaskSpec, offer: Offer) -> Objection | None:
+    """Return why the offer does not suit the task wherever its volumes are, or None if it does."""
+    return (
+        explain_slice(task, offer)
+        or explain_missing_option(task, offer)
+        or explain_software(task, offer)
+        or explain_quota(task, offer)
+    )
 
 
 def explain_quota(task: TaskSpec, offer: Offer) -> Objection | None:

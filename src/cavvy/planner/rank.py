@@ -22,7 +22,6 @@ from cavvy.domain.units import (
     format_usd,
 )
 from cavvy.domain.values import Struct, replace
-from cavvy.planner.checkpoint_interval import fit_stated, say_fit
 from cavvy.planner.limits import TaskLimiter
 from cavvy.planner.placements import (
     LimitMiss,
@@ -34,7 +33,13 @@ from cavvy.planner.placements import (
     RankingView,
     SpotLoss,
 )
-from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, chosen_interval, disturb
+from cavvy.planner.risk import (
+    SPOT_PREEMPTIONS_PER_HOUR,
+    chosen_interval,
+    disturb,
+    fit_stated,
+    say_fit,
+)
 from cavvy.planner.shared_hosts import note_share
 from cavvy.planner.slices import note_slice
 from cavvy.planner.transfers import TransferEstimate, estimate_transfers, find_egress

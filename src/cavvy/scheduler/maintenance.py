@@ -13,7 +13,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.maintenance import NodeState
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, replace
-from cavvy.scheduler.packing import HostIndex, name_of
+from cavvy.scheduler.packing import HostIndex, choose_slices, name_of
 
 
 class NodeWork(Struct, frozen=True, kw_only=True):
@@ -105,4 +105,5 @@ def close_offers(
 def _fits(offer: Offer, host: Host) -> bool:
     """Return whether the host is ready, and has enough devices of the offer's kind."""
     kinds = host.kinds or (offer.instance_type,) * len(host.devices)
-    return host.ready and kinds.count(offer.instance_type) >= offer.accelerator_count
+    having = kinds.count(offer.instance_type) >= offer.accelerator_count
+    return host.ready and (having or bool(choose_slices(offer.instance_type, host, ())))

@@ -3,11 +3,11 @@ store checks each allocation again before it writes the allocation.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from itertools import chain
 from statistics import fmean
 
-from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.allocations import Allocation, Host, SlicedGpu
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import DEFAULT_CPUS, TaskSpec, TopologyNeed
 from cavvy.domain.values import Struct, replace
@@ -174,7 +174,7 @@ class _FittingHosts:
     def _like(self, at: int) -> Hashable:
         """Return a key that is equal for idle hosts of the same size."""
         host = self._hosts[at]
-        if self._taken.get(host.name):
+        if self._taken.get(host.name) or host.sliced:
             return at
         return host.cpus, host.memory_mib, host.disk_gib, host.kinds, len(host.devices)
 
@@ -235,6 +235,8 @@ def allocate_one(
     else:
         whole = [each for each, left in free.items() if left == 1]
         devices = list(choose_joined(whole, offer.accelerator_count, host.islands))
+        if not devices and host.sliced:
+            devices = choose_slices(offer.instance_type, host, allocations)
     if len(devices) < offer.accelerator_count:
         return None
     if cpus > host.cpus - sum(allocation.cpus for allocation in allocations) + _SLACK:
@@ -275,6 +277,36 @@ def choose_shared(part: float, free: Mapping[str, float]) -> list[str]:
     """
     fitting = [each for each, left in free.items() if part <= left + _SLACK]
     return [min(fitting, key=free.__getitem__)] if fitting else []
+
+
+def choose_slices(kind: str, host: Host, allocations: Iterable[Allocation]) -> list[str]:
+    """Return the slices on which an agent makes a MIG instance of this kind, or [] if none are
+    free. Of all places, the one is chosen that costs the least of what the GPU's free slices could
+    still hold, with large instances counting most."""
+    used, present = _sum_parts(allocations), set(host.devices)
+    places: list[tuple[int, list[str]]] = []
+    for gpu in host.sliced:
+        last = max(start + size for _, size, starts in gpu.profiles for start in starts)
+        names = [f"{gpu.gpu}/{at}" for at in range(last)]
+        free = {at for at, name in enumerate(names) if name in present and not used[name]}
+        room = _count_room(gpu, free)
+        for name, size, starts in gpu.profiles:
+            for start in starts if name == kind else ():
+                mine = range(start, start + size)
+                if free >= {*mine}:
+                    loss = room - _count_room(gpu, free - {*mine})
+                    places.append((loss, [names[at] for at in mine]))
+    return min(places, key=lambda place: place[0])[1] if places else []
+
+
+def _count_room(gpu: SlicedGpu, free: Set[int]) -> int:
+    """Return the sum of the squared sizes of all instances that the free slices could hold."""
+    return sum(
+        size * size
+        for _, size, starts in gpu.profiles
+        for start in starts
+        if free >= {*range(start, start + size)}
+    )
 
 
 def _free_devices(

@@ -9,7 +9,6 @@ from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from os import PathLike
-from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack
 
 from cavvy.sdk.arguments import list_after
@@ -323,12 +322,7 @@ class AsyncClient:
         await self._connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def _connect(self) -> Client:

@@ -6,7 +6,6 @@ from decimal import Decimal
 from itertools import islice
 from numbers import Integral
 from os import PathLike, fspath
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from cavvy.client.array_wire import read_array
@@ -203,12 +202,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

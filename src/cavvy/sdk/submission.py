@@ -22,7 +22,7 @@ from cavvy.domain.values import replace
 from cavvy.sdk.arguments import check_type
 from cavvy.sdk.errors import InvalidArgument, InvalidTask
 from cavvy.sdk.files import find_parts, freeze_parts, send_frozen
-from cavvy.spec.origin import capture
+from cavvy.spec.repository import capture
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware
     from cavvy.server.doors import BoundedServer
-    from cavvy.server.machine_socket import MachineSocket
-    from cavvy.server.node_listener import NodeListener
+    from cavvy.server.node_listener import MachineSocket, NodeListener
     from cavvy.server.user_listener import UserListener
     from cavvy.store.bucket_folder import BucketFolder
     from cavvy.store.leases import ReplicaLeases
@@ -447,7 +446,7 @@ def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSoc
     the agents. If this is the only server, do nothing, because agents connect to the server's own
     socket.
     """
-    from cavvy.server.machine_socket import MachineSocket
+    from cavvy.server.node_listener import MachineSocket
 
     machine_socket = MachineSocket(
         app, app_state.address.removeprefix("unix:"), app_state.end_order_polls

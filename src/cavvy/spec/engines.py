@@ -29,11 +29,11 @@ class Engine(Struct, frozen=True, kw_only=True):
 
     command: str
     model: str
-    host: str
-    port_flag: str
-    port: int
-    probe: str
-    metrics: str
+    host: str = "--host"
+    port_flag: str = "--port"
+    port: int = 8000
+    probe: str = "/health"
+    metrics: str = "/metrics"
     names: str = ""
     gpus: str = ""
     fixed: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Engine(Struct, frozen=True, kw_only=True):
     optimises: frozenset[str] = frozenset()
     flags: frozenset[str]
     source: str
-    as_of: date
+    as_of: date = date(2026, 11, 24)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -54,11 +54,6 @@ ENGINES: Mapping[str, Engine] = {
     "vllm": Engine(
         command="vllm serve",
         model="",
-        host="--host",
-        port_flag="--port",
-        port=8000,
-        probe="/health",
-        metrics="/metrics",
         names="--served-model-name",
         gpus="--tensor-parallel-size",
         flags=_words(
@@ -67,16 +62,11 @@ ENGINES: Mapping[str, Engine] = {
             "enable-prefix-caching trust-remote-code data-parallel-size ssl-keyfile ssl-certfile"
         ),
         source="www.mintlify.com/vllm-project/vllm/api/cli/serve, and public commands",
-        as_of=date(2026, 11, 24),
     ),
     "sglang": Engine(
         command="python3 -m sglang.launch_server",
         model="--model-path",
-        host="--host",
-        port_flag="--port",
         port=30000,
-        probe="/health",
-        metrics="/metrics",
         names="--served-model-name",
         gpus="--tp-size",
         fixed=("--enable-metrics",),
@@ -85,27 +75,21 @@ ENGINES: Mapping[str, Engine] = {
             "mem-fraction-static reasoning-parser tool-call-parser"
         ),
         source="commands in public repositories",
-        as_of=date(2026, 11, 24),
     ),
     "tgi": Engine(
         command="text-generation-launcher",
         model="--model-id",
         host="--hostname",
-        port_flag="--port",
         port=3000,
-        probe="/health",
-        metrics="/metrics",
         gpus="--num-shard",
         flags=_words("model-id hostname port num-shard sharded quantize"),
         source="commands in public repositories",
-        as_of=date(2026, 11, 24),
     ),
     "triton": Engine(
         command="tritonserver",
         model="--model-repository",
         host="--http-address",
         port_flag="--http-port",
-        port=8000,
         probe="/v2/health/ready",
         metrics="",
         separator="=",
@@ -113,36 +97,25 @@ ENGINES: Mapping[str, Engine] = {
         chats=False,
         flags=_words("model-repository http-address http-port allow-grpc allow-metrics"),
         source="commands in public repositories",
-        as_of=date(2026, 11, 24),
     ),
     "onnxruntime": Engine(
         command=f"env PYTHONPATH={SERVER_FOLDER}${{PYTHONPATH:+:$PYTHONPATH}} "
         "python3 -m model_server",
         model="--model",
-        host="--host",
-        port_flag="--port",
-        port=8000,
         probe="/v2/health/ready",
-        metrics="/metrics",
         chats=False,
         optimises=frozenset({"onnx-int8"}),
         flags=_words("model host port name threads optimise samples agree compare"),
         source="src/cavvy/model_server, which is submitted with the service",
-        as_of=date(2026, 11, 24),
     ),
     "llama.cpp": Engine(
         command="llama-server",
         model="--model",
-        host="--host",
-        port_flag="--port",
         port=8080,
-        probe="/health",
-        metrics="/metrics",
         names="--alias",
         fixed=("--metrics",),
         flags=_words("model host port alias metrics ctx-size parallel n-gpu-layers threads"),
         source="tools/server/README.md of llama.cpp at 00dc8057, and public commands",
-        as_of=date(2026, 11, 24),
     ),
 }
 

@@ -1,4 +1,5 @@
-"""Runs git on a folder with settings of ours only.
+"""Runs git on a folder with settings of ours only, and records the origin of a run (commit,
+uncommitted changes and versions), so that the run can be repeated and compared.
 
 A folder is data: another person or a node may have written it, with settings, attributes and hooks
 that name programs. Therefore git never opens the `.git` of a folder. Git gets a temporary git
@@ -8,6 +9,7 @@ attributes in the folder choose among them, and because their paths may lead int
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -16,6 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from cavvy.domain.jobs import RunOrigin
 
 _GIT_TIMEOUT_S = 120
 _LONGEST_POINTER = 4096  # bytes; `.git` as a file, `commondir` and `HEAD` contain one path or name
@@ -223,3 +227,57 @@ def _run(
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+MOST_DIFF_BYTES = 1 << 20
+# a name that is absolute or contains `.` or `..`, in a list in which a NUL precedes each name
+_OUTSIDE = re.compile(rb"[\0/]\.{0,2}/")
+
+
+def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
+    """Return the origin of a run whose working folder is `folder`. The folder need not be in a
+    repository.
+    """
+    from cavvy import __version__
+
+    with open_repository(folder) as repository:
+        commit = _ask(repository, "rev-parse", "--verify", "HEAD") if repository else None
+        diff = _diff(repository) if repository and commit else None
+    return RunOrigin(
+        task_text=task_text,
+        commit=commit.decode().strip() if commit else None,
+        diff=diff,
+        snapshot=snapshot,
+        versions={
+            "cavvy": __version__,
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        },
+    )
+
+
+def _diff(repository: GitFolder) -> str | None:
+    """Return the uncommitted changes of tracked files in and below the folder, or None if there are
+    none. A long diff is truncated.
+    """
+    # For uncommitted changes in a submodule, git would run itself there with settings of the
+    # submodule.
+    options = ("--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    diff = _ask(repository, "diff", *options, "--relative", "--find-renames", "HEAD", "--", ".")
+    if not diff:
+        return None
+    names = _ask(repository, "ls-files", "-z", "--cached", "--full-name")
+    if names is None or _OUTSIDE.search(b"\0" + names):
+        # another program than git has written the index
+        return "# left out by Cavvy: the repository's index names files outside of the repository\n"
+    if len(diff) <= MOST_DIFF_BYTES:
+        return diff.decode(errors="replace")
+    kept = diff[: diff.rfind(b"\n", 0, MOST_DIFF_BYTES) + 1]
+    note = f"# cut here by Cavvy: {len(diff):,} bytes of changes, of which {len(kept):,} are kept\n"
+    return kept.decode(errors="replace") + note
+
+
+def _ask(repository: GitFolder, *arguments: str) -> bytes | None:
+    """Return the output of git, or None if git fails or takes too long."""
+    done = repository.run(*arguments)
+    return done.stdout if done is not None and done.returncode == 0 else None

@@ -1,44 +1,111 @@
-"""Services: `Store.services`."""
+"""Services and elastic pools, whose rows have a name in a project: `Store.services` and
+`Store.node_pools`.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
+from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase
+from cavvy.domain.node_pools import NodePool
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.accounts import in_projects
 from cavvy.store.archive import check_open
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
-from cavvy.store.documents import decode_service, encode
+from cavvy.store.documents import decode_attempt, decode_pool, decode_service, encode
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into, update_of
 
-_COLUMNS = ("snapshot", "document", "version")
 _KEY = ("project", "name")
-_INSERT = insert_into("services", (*_COLUMNS, *_KEY), "ON CONFLICT DO NOTHING")
-_UPDATE = update_of("services", _COLUMNS, (*_KEY, "version"))
-_DELETE = "DELETE FROM services WHERE project = ? AND name = ? AND version = ?"
+_Named = TypeVar("_Named", bound=StoredService | NodePool)
+_LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
+_JOBS = (
+    f"SELECT id, phase FROM jobs WHERE project = ? AND pool = ? AND phase IN ({_LIVE}) ORDER BY id"
+)
+# The CROSS JOIN makes SQLite begin with the few open attempts.
+_ATTEMPTS = (
+    "SELECT a.document FROM attempts a CROSS JOIN jobs j WHERE a.phase <> 'ended' "
+    "AND j.id = a.job_id AND j.project = ? AND j.pool = ? ORDER BY a.id"
+)
 
 
-class SqlServices:
+class _NamedRows(Generic[_Named]):
+    """The rows of a table of documents, each with a name in its project. `noun` is the word for a
+    row in messages, and `more` returns the values of the columns `others`."""
+
+    def __init__(
+        self,
+        read: RunTransaction,
+        write: RunTransaction,
+        table: str,
+        noun: str,
+        decode: Callable[[str], _Named],
+        others: tuple[str, ...] = (),
+        more: Callable[[_Named], tuple[object, ...]] = lambda row: (),
+    ) -> None:
+        self._read = read
+        self._write = write
+        self._noun, self._decode, self._more = noun, decode, more
+        columns = (*others, "document", "version")
+        self._insert = insert_into(table, (*columns, *_KEY), "ON CONFLICT DO NOTHING")
+        self._update = update_of(table, columns, (*_KEY, "version"))
+        self._delete = f"DELETE FROM {table} WHERE project = ? AND name = ? AND version = ?"
+        self._select = f"SELECT document FROM {table} WHERE"
+
+    async def get(self, project: str, name: str) -> _Named:
+        """Return the row with this name. Raises RowNotFound."""
+        sql = f"{self._select} project = ? AND name = ?"
+        rows = await self._read(lambda session: session.run(sql, (project, name)).fetchall())
+        for row in rows:
+            return self._decode(row[0])
+        raise RowNotFound(f"project {project} has no {self._noun} named {name}")
+
+    async def list(self, projects: ProjectFilter = None) -> Sequence[_Named]:
+        """Return the rows, sorted by project and name."""
+        where, values = in_projects("project", projects)
+        sql = f"{self._select} {where} ORDER BY project, name"
+        rows = await self._read(lambda session: session.run(sql, values).fetchall())
+        return [self._decode(row[0]) for row in rows]
+
+    async def put(self, row: _Named) -> _Named:
+        """Insert the row (if its version is 0) or replace it, and return the stored row. Raises
+        StaleVersion.
+        """
+        stored = replace(row, version=row.version + 1)
+        values = [*self._more(row), encode(stored), stored.version, row.project, row.name]
+        sql = self._insert
+        if row.version:
+            sql, values = self._update, [*values, row.version]
+        await self._write(lambda session: self._change(session, sql, values, row))
+        return stored
+
+    async def delete(self, row: _Named) -> None:
+        """Delete a row. Raises StaleVersion."""
+        values = (row.project, row.name, row.version)
+        await self._write(lambda session: self._change(session, self._delete, values, row))
+
+    def _change(
+        self, session: DatabaseSession, sql: str, values: Sequence[object], row: _Named
+    ) -> None:
+        if sql == self._insert:
+            check_open(session, [row.project])
+        if session.run(sql, values).rowcount == 0:
+            raise StaleVersion(f"{self._noun} {row.name} is not at version {row.version}")
+
+
+class SqlServices(_NamedRows[StoredService]):
     """The rows of services."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
-        self._read = read
-        self._write = write
-
-    async def get(self, project: str, name: str) -> StoredService:
-        """Return the service with this name. Raises RowNotFound."""
-        sql = "SELECT document FROM services WHERE project = ? AND name = ?"
-        rows = await self._read(lambda session: session.run(sql, (project, name)).fetchall())
-        for row in rows:
-            return decode_service(row[0])
-        raise RowNotFound(f"project {project} has no service named {name}")
-
-    async def list(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
-        """Return the services, sorted by project and name."""
-        where, values = in_projects("project", projects)
-        sql = f"SELECT document FROM services WHERE {where} ORDER BY project, name"
-        rows = await self._read(lambda session: session.run(sql, values).fetchall())
-        return [decode_service(row[0]) for row in rows]
+        super().__init__(
+            read,
+            write,
+            "services",
+            "service",
+            decode_service,
+            ("snapshot",),
+            lambda service: (service.origin.snapshot,),
+        )
 
     async def snapshots(self) -> set[str]:
         """Return the snapshots of the revisions that are on trial or can still be restored. The
@@ -52,29 +119,19 @@ class SqlServices:
         found = [None if each is None else each.origin.snapshot for each in others]
         return {each for each in found if each is not None}
 
-    async def put(self, service: StoredService) -> StoredService:
-        """Insert the service (if its version is 0) or replace it, and return the stored service.
-        Raises StaleVersion.
-        """
-        stored = replace(service, version=service.version + 1)
-        key = (service.project, service.name)
-        values = [service.origin.snapshot, encode(stored), stored.version, *key]
-        sql = _INSERT
-        if service.version:
-            sql, values = _UPDATE, [*values, service.version]
-        await self._write(lambda session: _change(session, sql, values, service))
-        return stored
 
-    async def delete(self, service: StoredService) -> None:
-        """Delete a service. Raises StaleVersion."""
-        values = (service.project, service.name, service.version)
-        await self._write(lambda session: _change(session, _DELETE, values, service))
+class SqlNodePools(_NamedRows[NodePool]):
+    """The rows of elastic pools, and the jobs and attempts that belong to them."""
 
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        super().__init__(read, write, "node_pools", "pool", decode_pool)
 
-def _change(
-    session: DatabaseSession, sql: str, values: Sequence[object], service: StoredService
-) -> None:
-    if sql == _INSERT:
-        check_open(session, [service.project])
-    if session.run(sql, values).rowcount == 0:
-        raise StaleVersion(f"service {service.name} is not at version {service.version}")
+    async def attempts(self, project: str, name: str) -> Sequence[Attempt]:
+        """Return the attempts whose gangs belong to the pool and may exist."""
+        rows = await self._read(lambda session: session.run(_ATTEMPTS, (project, name)).fetchall())
+        return [decode_attempt(row[0]) for row in rows]
+
+    async def jobs(self, project: str, name: str) -> Mapping[str, JobPhase]:
+        """Return the phase of each of the pool's unfinished jobs by its ID, oldest first."""
+        rows = await self._read(lambda session: session.run(_JOBS, (project, name)).fetchall())
+        return {job_id: JobPhase(phase) for job_id, phase in rows}

@@ -46,7 +46,6 @@ from cavvy.store.base import (
     make_page,
 )
 from cavvy.store.budgets import SqlBudgets
-from cavvy.store.credentials import SqlCredentials
 from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
@@ -54,7 +53,6 @@ from cavvy.store.fence import FENCE, begin_fenced
 from cavvy.store.held import HeldReader
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
-from cavvy.store.node_pools import SqlNodePools
 from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.queued_calls import SqlQueuedCalls
@@ -76,7 +74,8 @@ from cavvy.store.rows import (
     RowCodec,
     RowReader,
 )
-from cavvy.store.services import SqlServices
+from cavvy.store.secrets import SqlCredentials
+from cavvy.store.services import SqlNodePools, SqlServices
 from cavvy.store.sign_in import SqlSignIns
 from cavvy.store.submissions import SubmissionGroup
 from cavvy.store.workers import StoreWorkers

@@ -217,8 +217,8 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
     Raises SpecError if the file needs a key that is not supported.
     """
     from cavvy.spec.fields.arrays import list_misfits
+    from cavvy.spec.fields.resources import TOPOLOGY_HINT, object_to_topology
     from cavvy.spec.fields.task import PARTS_HINT, list_excess, object_to_parts
-    from cavvy.spec.fields.topology import TOPOLOGY_HINT, object_to_topology
 
     for each in found.refused:
         hint = (

@@ -1,5 +1,8 @@
-"""Detects the tool of a file from its keys. To save time, only the upper levels of the file are
-examined: every task file passes through this check.
+"""Detects the tool of a file from its keys, and files that Cavvy does not read: scripts, batch
+scripts of Slurm and PBS, and files of Docker Compose.
+
+To save time, only the upper levels of the file are examined: every task file passes through this
+check.
 """
 
 import re

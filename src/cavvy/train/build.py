@@ -7,12 +7,12 @@ import torch
 
 from cavvy.train import plan as plans
 from cavvy.train import seeds
+from cavvy.train.device import PrecisionContext, best
 from cavvy.train.micro import MicroBatch
 from cavvy.train.parallel.pipeline import Build, build_stages
 from cavvy.train.parallel.reduce import clip, sort
 from cavvy.train.parallel.shard import PlacedModel, ShardOptions, make_mesh, place
 from cavvy.train.plan import Plan
-from cavvy.train.precision import PrecisionContext, best
 from cavvy.train.world import RankWorld
 
 

@@ -18,12 +18,12 @@ from torch import nn
 from cavvy.train import seeds
 from cavvy.train.clock import StepClock
 from cavvy.train.data.stream import Batch, cut
+from cavvy.train.device import PrecisionContext
 from cavvy.train.loss import LossSum
 from cavvy.train.micro import MicroBatch, OutOfMemory, find, is_no_memory, optimizer_bytes
 from cavvy.train.parallel.reduce import local
 from cavvy.train.parallel.replicas import RanksDiverged, ReplicaCheck, are_equal
 from cavvy.train.parallel.shard import PlacedModel
-from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
 SKIPPED = 2**62  # number that is added to the number of a batch that a rank does not use

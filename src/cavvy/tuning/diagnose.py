@@ -9,9 +9,8 @@ from statistics import fmean, median, median_low
 from time import monotonic
 from typing import Any
 
-from cavvy.tuning.every import StepHistory
 from cavvy.tuning.findings import LEAST, MEMORY, CostFinding, Diagnosis, StepWindow, rank_findings
-from cavvy.tuning.paired import PairedDifference, compare
+from cavvy.tuning.paired import PairedDifference, StepHistory, compare
 from cavvy.tuning.session import ScriptError, TuningSession, count_ready
 
 MORE_THREADS = 8

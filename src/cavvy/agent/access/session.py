@@ -20,26 +20,8 @@ import subprocess
 import termios
 
 from ..loop import make_wake_pipe
+from . import frames
 from .files import answer
-from .frames import (
-    ACCEPTED,
-    CALL,
-    CHUNK,
-    CLOSE,
-    CONTROL,
-    CREDIT,
-    DATA,
-    EOF,
-    ERR,
-    EXIT,
-    FAILED,
-    OPEN,
-    OPENED,
-    REPLY,
-    WINDOW,
-    encode_frame,
-    read_frames,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +82,7 @@ class SessionChannel:
         self.number = number
         self.sources: dict[int, int] = {}  # file descriptor -> kind of its frames
         self.sink = -1
-        self.credit = WINDOW  # bytes that may still be sent before the peer confirms some
+        self.credit = frames.WINDOW  # bytes that may still be sent before the peer confirms some
         self.waiting = bytearray()  # bytes waiting for the sink
         self.ended = False  # whether the peer sends no more data
         self.child: subprocess.Popen[bytes] | None = None
@@ -150,7 +132,7 @@ class RemoteSession:
     # Reading and sending frames
 
     def _say(self, number: int, kind: int, payload: bytes = b"") -> None:
-        frame = memoryview(encode_frame(number, kind, payload))
+        frame = memoryview(frames.encode_frame(number, kind, payload))
         while frame:
             frame = frame[os.write(self._sink, frame) :]
 
@@ -162,32 +144,32 @@ class RemoteSession:
         if not data:
             return False
         self._in += data
-        for frame in read_frames(self._in):
+        for frame in frames.read_frames(self._in):
             self._heard(*frame)
         return True
 
     def _heard(self, number: int, kind: int, payload: bytes) -> None:
-        if kind == OPEN:
+        if kind == frames.OPEN:
             self._open(number, json.loads(payload))
             return
-        if kind == CALL:
-            self._say(number, REPLY, answer(self._place.root, payload))
+        if kind == frames.CALL:
+            self._say(number, frames.REPLY, answer(self._place.root, payload))
             return
         channel = self._channels.get(number)
         if channel is None:
             return
-        if kind == DATA:
+        if kind == frames.DATA:
             channel.waiting += payload
             self._pour(channel)
-        elif kind == EOF:
+        elif kind == frames.EOF:
             channel.ended = True
             self._pour(channel)
-        elif kind == CREDIT:
+        elif kind == frames.CREDIT:
             channel.credit += struct.unpack(">I", payload)[0]
             self._watch(channel)
-        elif kind == CONTROL:
+        elif kind == frames.CONTROL:
             control(channel, json.loads(payload))
-        elif kind == CLOSE:
+        elif kind == frames.CLOSE:
             self._drop(channel, told=False)
 
     # Opening channels
@@ -207,11 +189,11 @@ class RemoteSession:
                 "error": getattr(error, "strerror", None) or str(error),
                 "errno": getattr(error, "errno", 0) or 0,
             }
-            self._say(number, FAILED, json.dumps(said).encode())
+            self._say(number, frames.FAILED, json.dumps(said).encode())
             return
         self._channels[number] = channel
         port = channel.listener.getsockname()[1] if channel.listener is not None else 0
-        self._say(number, OPENED, json.dumps({"port": port}).encode())
+        self._say(number, frames.OPENED, json.dumps({"port": port}).encode())
         self._watch(channel)
 
     def _run(self, channel: SessionChannel, asked: Fields) -> None:
@@ -250,7 +232,7 @@ class RemoteSession:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel.connection = connection
         channel.sink = os.dup(connection.fileno())
-        channel.sources = {connection.fileno(): DATA}
+        channel.sources = {connection.fileno(): frames.DATA}
         for fd in (channel.sink, *channel.sources):
             self._by_file[fd] = channel
 
@@ -273,7 +255,7 @@ class RemoteSession:
         self._attach(made, connection)
         self._channels[made.number] = made
         told = {"listener": channel.number, "peer": [str(peer[0]), peer[1]]}
-        self._say(made.number, ACCEPTED, json.dumps(told).encode())
+        self._say(made.number, frames.ACCEPTED, json.dumps(told).encode())
         self._watch(made)
 
     # Moving bytes between files and frames
@@ -311,7 +293,7 @@ class RemoteSession:
         if channel.credit <= 0:
             return False
         try:
-            data = os.read(fd, min(CHUNK, channel.credit))
+            data = os.read(fd, min(frames.CHUNK, channel.credit))
         except BlockingIOError:
             return False
         except OSError:  # the terminal's last program has exited, or a connection was reset
@@ -323,7 +305,7 @@ class RemoteSession:
             return True
         self._close_source(channel, fd)
         if not channel.sources and channel.child is None:
-            self._say(channel.number, EOF)
+            self._say(channel.number, frames.EOF)
             self._end_connection(channel)
         return False
 
@@ -332,7 +314,7 @@ class RemoteSession:
         taken = 0
         try:
             while channel.waiting and channel.sink >= 0:
-                count = os.write(channel.sink, channel.waiting[:CHUNK])
+                count = os.write(channel.sink, channel.waiting[: frames.CHUNK])
                 del channel.waiting[:count]
                 taken += count
         except BlockingIOError:
@@ -342,7 +324,7 @@ class RemoteSession:
             channel.waiting.clear()
             channel.ended = True
         if taken:
-            self._say(channel.number, CREDIT, struct.pack(">I", taken))
+            self._say(channel.number, frames.CREDIT, struct.pack(">I", taken))
         if channel.ended and not channel.waiting and channel.sink >= 0:
             if channel.terminal:
                 # the character that a user types to end the input (Ctrl-D)
@@ -378,7 +360,7 @@ class RemoteSession:
                 "code": code if code >= 0 else None,
                 "signal": signal.Signals(-code).name[3:] if code < 0 else None,
             }
-            self._say(channel.number, EXIT, json.dumps(said).encode())
+            self._say(channel.number, frames.EXIT, json.dumps(said).encode())
             self._drop(channel, told=True)
 
     def _close_source(self, channel: SessionChannel, fd: int) -> None:
@@ -416,7 +398,7 @@ class RemoteSession:
             subprocess.Popen(channel.hang_up, stdin=null, stdout=null, stderr=null)
         self._channels.pop(channel.number, None)
         if told:
-            self._say(channel.number, CLOSE)
+            self._say(channel.number, frames.CLOSE)
 
 
 def control(channel: SessionChannel, asked: Fields) -> None:
@@ -439,10 +421,10 @@ def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[
         ours, theirs = os.openpty()
         resize(ours, terminal)
         channel.terminal = True
-        channel.sink, channel.sources = os.dup(ours), {ours: DATA}
+        channel.sink, channel.sources = os.dup(ours), {ours: frames.DATA}
         return theirs, theirs, theirs
     (stdin, channel.sink), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
-    channel.sources = {out: DATA, err: ERR}
+    channel.sources = {out: frames.DATA, err: frames.ERR}
     return stdin, stdout, stderr
 
 

@@ -5,12 +5,15 @@ setup installs anything.
 from __future__ import annotations
 
 import os
+import re
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig
+from ..disk import read_text
 from ..documents import WorkConfig
-from . import driver, neuron, rocm
+from . import driver
 from .devices import find_certain_vendor, find_vendor
+from .driver import parse
 from .vendors import (
     explain_image,
     explain_packages,
@@ -29,7 +32,7 @@ def find_misfit(config: AgentConfig, work: WorkConfig, folder: str) -> str | Non
     vendor = find_certain_vendor(config)
     if not vendor or not work.accelerators_per_node:
         return None
-    inf1 = neuron.is_inf1() if vendor == "aws" else None
+    inf1 = is_inf1() if vendor == "aws" else None
     packages = find_packages(work.setup or "")
     for path in list_requirement_files(work.setup or ""):
         for name, lines in find_required(_read(folder, path)).items():
@@ -40,9 +43,9 @@ def find_misfit(config: AgentConfig, work: WorkConfig, folder: str) -> str | Non
         return reason
     names = [*packages.get(vendor, ()), *([work.image] if work.image else ())]
     if vendor == "amd":
-        return rocm.find_rocm_objection(names, rocm.read_driver())
+        return find_rocm_objection(names, read_amd_driver())
     if vendor == "aws":
-        return neuron.find_neuron_objection(neuron.read_driver(), inf1=inf1)
+        return find_neuron_objection(read_neuron_driver(), inf1=inf1)
     return None
 
 
@@ -65,3 +68,90 @@ def _read(folder: str, path: str) -> str:
         return ""
     with open(file, encoding="utf-8", errors="replace") as opened:
         return opened.read(LONGEST)
+
+
+NEURON_DRIVER = "/sys/module/neuron/version"
+MACHINE = "/sys/class/dmi/id/product_name"  # on EC2, the instance type
+
+# The newest driver that supports Inf1: "Correction: Neuron Driver support for Inf1 — version 2.24"
+# (awsdocs-neuron.readthedocs-hosted.com/en/latest/about-neuron/announcements, November 2026)
+NEWEST_FOR_INF1 = (2, 24)
+
+
+def read_neuron_driver() -> str | None:
+    """Return the version of this node's Neuron driver, or None if it is unknown."""
+    return read_text(NEURON_DRIVER) or None
+
+
+def is_inf1(machine: str | None = None) -> bool | None:
+    """Return whether this node is an Inf1 instance, or None if its type is unknown."""
+    kind = (read_text(MACHINE) if machine is None else machine).lower()
+    if kind.startswith("inf1."):
+        return True
+    return False if kind.startswith(("inf", "trn")) else None
+
+
+def find_neuron_objection(driver: str | None, *, inf1: bool | None) -> str | None:
+    """Return the reason why this driver cannot use the node's chips, or None if no reason is
+    known."""
+    try:
+        found = parse(driver or "")
+    except ValueError:
+        return None
+    if not inf1 or found[:2] <= NEWEST_FOR_INF1:
+        return None
+    return (
+        f"this node has Neuron driver {driver}; the newest that supports Inf1 is 2.24: choose "
+        "a machine image with driver 2.24 (aws-neuronx-dkms=2.24.*), or another chip"
+    )
+
+
+# Only AMD's own packages of the driver (amdgpu-dkms) have this file. The driver of the Linux kernel
+# has no version that could be compared with ROCm's.
+AMD_DRIVER = "/sys/module/amdgpu/version"
+
+# The oldest release of the driver that AMD tested with a release of ROCm's user space, from "User
+# and kernel-space support matrix" (rocm.docs.amd.com/projects/install-on-linux, 2025-06-26, which
+# lists 6.3 and 6.4 with the drivers of ROCm 6.1 and newer, and 6.2 with those of ROCm 6.0 and
+# newer). For ROCm 7, AMD supports drivers "up to a year apart"; the driver of ROCm 6.2 is the
+# oldest that can be meant. The versions are those of the packages amdgpu-dkms of ROCm 6.0 (6.3.6),
+# 6.1 (6.7.0) and 6.2 (6.8.5). AMD also runs older user spaces on newer drivers than it tested.
+OLDEST_DRIVERS = (((7, 0), "6.8.5"), ((6, 3), "6.7.0"), ((6, 2), "6.3.6"))
+
+
+def read_amd_driver() -> str | None:
+    """Return the version of this node's AMD driver, or None if it is unknown."""
+    return read_text(AMD_DRIVER) or None
+
+
+def find_rocm(names: list[str]) -> tuple[int, ...] | None:
+    """Return the ROCm version in the names of packages or images, such as `torch==2.6.0+rocm6.2.4`
+    or `rocm/dev-ubuntu-24.04:6.4`, or None if no name contains a version.
+    """
+    for name in names:
+        found = re.search(r"rocm[-_]?(\d+\.\d+)", name) or re.search(
+            r"(?:^|/)rocm/(?:dev-|rocm-)[\w.-]*:(\d+\.\d+)", name
+        )
+        if found:
+            return parse(found[1])
+    return None
+
+
+def find_rocm_objection(names: list[str], driver: str | None) -> str | None:
+    """Return the reason why the ROCm version of the packages or images cannot run on this node's
+    driver, or None if no reason is known.
+    """
+    wanted = find_rocm(names)
+    if driver is None or wanted is None:
+        return None
+    try:
+        found = parse(driver)
+    except ValueError:
+        return None
+    oldest = next((drivers for rocm, drivers in OLDEST_DRIVERS if rocm <= wanted[:2]), None)
+    if oldest is None or found >= parse(oldest):
+        return None
+    return (
+        f"ROCm {'.'.join(map(str, wanted[:2]))} needs AMD's driver amdgpu {oldest} or newer; this "
+        f"node has {driver}: choose an older ROCm, or a node with a newer driver"
+    )

@@ -28,9 +28,9 @@ from cavvy.costs.forecast import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
 from cavvy.domain.budgets import BudgetRequest, SpendingBudget
 from cavvy.domain.postings import month_of
+from cavvy.domain.targets import is_web_address
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace
-from cavvy.domain.web_addresses import is_web_address
 from cavvy.store.base import ProjectFilter, is_visible
 
 router = RouteGroup("costs", prefix="/v1")

@@ -15,7 +15,7 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, on_installation
 from cavvy.api.wire import view
-from cavvy.client import key_wire, wire
+from cavvy.client import credential_wire, wire
 from cavvy.domain.accounts import Permission
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.task import check_secret
@@ -87,9 +87,9 @@ async def delete(app_state: AppState, project: ProjectPath, name: NamePath) -> N
     "List the keys that encrypt secrets, with the number of secrets for each key.",
     rule=on_installation(Permission.MANAGE),
 )
-async def list_used(app_state: AppState) -> list[key_wire.SecretKeyRow]:
+async def list_used(app_state: AppState) -> list[credential_wire.SecretKeyRow]:
     found = await list_keys(app_state.store, app_state.sealer, app_state.file_keys)
-    return [view(key_wire.SecretKeyRow, each) for each in found]
+    return [view(credential_wire.SecretKeyRow, each) for each in found]
 
 
 @router.post(
@@ -98,14 +98,14 @@ async def list_used(app_state: AppState) -> list[key_wire.SecretKeyRow]:
     rule=on_installation(Permission.MANAGE),
     errors=("disk-full",),
 )
-async def rotate(request: Request, app_state: AppState) -> key_wire.RotationView:
+async def rotate(request: Request, app_state: AppState) -> credential_wire.RotationView:
     note_change(request, after={"new_key": app_state.sealer.keys.renewable})
     done = await rotate_key(app_state.store, app_state.sealer, app_state.file_keys)
     unreadable = [
-        key_wire.UnreadableSecret(project=project, name=name, reason=reason)
+        credential_wire.UnreadableSecret(project=project, name=name, reason=reason)
         for project, name, reason in done.unreadable
     ]
-    return key_wire.RotationView(
+    return credential_wire.RotationView(
         id=done.key.id,
         place=done.key.place,
         encrypted=done.encrypted,

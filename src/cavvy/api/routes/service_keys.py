@@ -19,7 +19,7 @@ from cavvy.api.rules import in_path, name_user
 from cavvy.api.tokens import hash_token, make_service_key
 from cavvy.api.wire import view
 from cavvy.catalog.regions import is_known_place, wished_place
-from cavvy.client import service_key_wire as wire
+from cavvy.client import service_wire as wire
 from cavvy.control.decide.service_keys import KeyUnknown, TooManyKeys, note_uses
 from cavvy.domain.accounts import Permission
 from cavvy.domain.stored_services import ServiceKey

@@ -22,7 +22,7 @@ from cavvy.api.routes.submission import check_snapshot
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user
 from cavvy.api.wire import view
-from cavvy.client import model_wire, wire
+from cavvy.client import service_wire, wire
 from cavvy.client.addresses import name_host
 from cavvy.client.service_wire import (
     CronView,
@@ -336,8 +336,8 @@ async def make(
     app_state: AppState,
     project: ProjectPath,
     name: JobPath,
-    ask: model_wire.ModelFolderAsk,
-) -> model_wire.ModelFolderView:
+    ask: service_wire.ModelFolderAsk,
+) -> service_wire.ModelFolderView:
     if ask.below is not None and not _FOLDER_NAME.fullmatch(ask.below):
         raise ApiProblem("invalid-request", "`below` must be the name of a folder, such as model")
     if len(ask.snapshots) > _MOST_SNAPSHOTS or not all(map(_HASH.fullmatch, ask.snapshots)):
@@ -352,5 +352,5 @@ async def make(
         app_state.control_plane.checkpoints, job, blobs, ask.snapshots, ask.below
     )
     note_change(request, after={"snapshot": found.snapshot})
-    files = [view(model_wire.ModelFileView, each) for each in found.files if each.link is None]
-    return model_wire.ModelFolderView(snapshot=found.snapshot, files=files)
+    files = [view(service_wire.ModelFileView, each) for each in found.files if each.link is None]
+    return service_wire.ModelFolderView(snapshot=found.snapshot, files=files)

@@ -20,9 +20,7 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import Rejection
 from cavvy.planner.objections import (
     explain_misplaced,
-    explain_missing_option,
-    explain_quota,
-    explain_software,
+    explain_unsuitable,
 )
 from cavvy.planner.placements import PlanningContext
 from cavvy.planner.shared_hosts import (
@@ -31,7 +29,6 @@ from cavvy.planner.shared_hosts import (
     object_to_topology,
     smallest_shares,
 )
-from cavvy.planner.slices import explain_slice
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
 from cavvy.providers.objections import list_objections
@@ -214,10 +211,7 @@ def _add_fitting(
         for offer in offers
         if (
             objection := explain_misplaced(task, offer, answer.volumes, blind)
-            or explain_slice(task, offer)
-            or explain_missing_option(task, offer)
-            or explain_software(task, offer)
-            or explain_quota(task, offer)
+            or explain_unsuitable(task, offer)
         )
     }
     live.fitting += [offer for offer in offers if offer.key not in rejected]

@@ -10,7 +10,7 @@ import msgspec
 from cavvy.cli.task.load import read_params, read_task, show_value
 from cavvy.cli.task.submission import make_origin, upload_files
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.client.model_wire import make_model_folder
+from cavvy.client.service_wire import make_model_folder
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace

@@ -179,7 +179,7 @@ def serve(**given: Any) -> None:
 
 
 def _run(options: _ServeOptions) -> "tuple[list[ServingScore], float]":
-    from cavvy.sim.serving.bound import bound_replica_hours
+    from cavvy.sim.serving.comparison import bound_replica_hours
     from cavvy.sim.serving.requests import RequestOptions, TokenSpeed, read_requests
     from cavvy.sim.serving.service import ServiceSetting
 

@@ -92,7 +92,7 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
     ApiError `secret-missing` before the upload if the project lacks a secret.
     """
     from cavvy.domain.values import replace
-    from cavvy.spec.origin import capture
+    from cavvy.spec.repository import capture
 
     for note in loaded.source.notes:
         click.echo(f"note: {note}", err=True)

@@ -17,8 +17,8 @@ from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from cavvy.client.wire import CostView, JobDetail
-    from cavvy.costs.counterfactual import CounterfactualCost
     from cavvy.domain.offers import Offer
+    from cavvy.planner.counterfactual import CounterfactualCost
 
 
 def summary_out(job: "JobDetail", cost: "CostView") -> None:

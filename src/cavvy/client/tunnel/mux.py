@@ -9,29 +9,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from cavvy.agent.access.frames import (
-    ACCEPTED,
-    CALL,
-    CHUNK,
-    CLOSE,
-    CONTROL,
-    CREDIT,
-    DATA,
-    EOF,
-    ERR,
-    EXIT,
-    FAILED,
-    OPEN,
-    OPENED,
-    REPLY,
-    WINDOW,
-    encode_frame,
-    read_frames,
-)
+from cavvy.agent.access import frames
 from cavvy.client.client import ApiClient
 from cavvy.client.tunnel.streams import TunnelStreams
 
-_CREDIT_AT = WINDOW // 4  # number of received bytes after which they are confirmed
+_CREDIT_AT = frames.WINDOW // 4  # number of received bytes after which they are confirmed
 _ANSWER_BYTES = 2 << 20  # maximum bytes of a frame, enough for the answer to a read of 1 MiB
 _LIST_BYTES = 256 << 20  # maximum bytes of a list of files, enough for about two million files
 # seconds to wait for a node; a mailbox on a shared file system needs several in each direction
@@ -65,7 +47,7 @@ class TunnelChannel:
         self._tunnel = tunnel
         self._arrived: deque[tuple[int, bytes]] = deque()
         self._news = asyncio.Event()
-        self._credit = WINDOW
+        self._credit = frames.WINDOW
         self._room = asyncio.Event()
         self._room.set()
         self._unconfirmed = 0  # bytes that were read but not confirmed
@@ -87,7 +69,7 @@ class TunnelChannel:
         self._unconfirmed += len(data)
         self._waiting -= len(data)
         if self._unconfirmed >= _CREDIT_AT and not self._over:
-            self._tunnel.send(self.number, CREDIT, struct.pack(">I", self._unconfirmed))
+            self._tunnel.send(self.number, frames.CREDIT, struct.pack(">I", self._unconfirmed))
             self._unconfirmed = 0
         return kind, data
 
@@ -101,56 +83,60 @@ class TunnelChannel:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            piece = rest[: min(CHUNK, self._credit)]
+            piece = rest[: min(frames.CHUNK, self._credit)]
             self._credit -= len(piece)
             rest = rest[len(piece) :]
-            self._tunnel.send(self.number, DATA, bytes(piece))
+            self._tunnel.send(self.number, frames.DATA, bytes(piece))
 
     def end(self) -> None:
         """Tell the node that this channel sends no more data."""
         if not self._over:
-            self._tunnel.send(self.number, EOF)
+            self._tunnel.send(self.number, frames.EOF)
 
     def control(self, **fields: object) -> None:
         """Change the terminal's size (`cols` and `rows`), or send a signal (`signal`, its name
         without SIG)."""
         if not self._over:
-            self._tunnel.send(self.number, CONTROL, json.dumps(fields).encode())
+            self._tunnel.send(self.number, frames.CONTROL, json.dumps(fields).encode())
 
     def close(self) -> None:
         """Close the channel. If the channel's command is still running, the command receives
         SIGHUP.
         """
         if not self._over:
-            self._tunnel.send(self.number, CLOSE)
+            self._tunnel.send(self.number, frames.CLOSE)
             self.lose()
 
     def take(self, kind: int, payload: bytes) -> None:
         """Process a received frame. Raises ValueError, KeyError or TypeError if the frame is
         invalid.
         """
-        if kind == OPENED:
+        if kind == frames.OPENED:
             if not self.opened.done():
                 self.opened.set_result(json.loads(payload))
-        elif kind == FAILED:
+        elif kind == frames.FAILED:
             said = json.loads(payload)
             if not self.opened.done():
                 self.opened.set_exception(
                     RemoteError(int(said.get("errno") or 0), str(said["error"]))
                 )
             self.lose()
-        elif kind == CREDIT:
+        elif kind == frames.CREDIT:
             self._credit += struct.unpack(">I", payload)[0]
             self._room.set()
-        elif kind == EXIT:
+        elif kind == frames.EXIT:
             said = json.loads(payload)
             code, signal = said["code"], said["signal"]
             self.exit = CommandExit(code if code is None else int(code), signal and str(signal))
-        elif kind == CLOSE:
+        elif kind == frames.CLOSE:
             self.lose()
-        elif payload or kind == EOF:
+        elif payload or kind == frames.EOF:
             self._waiting += len(payload)
-            if self._waiting + self._unconfirmed > WINDOW or kind not in (DATA, ERR, EOF):
+            if self._waiting + self._unconfirmed > frames.WINDOW or kind not in (
+                frames.DATA,
+                frames.ERR,
+                frames.EOF,
+            ):
                 raise ValueError("the node sent more data than its window allows")
             self._arrived.append((kind, payload))
             self._news.set()
@@ -268,7 +254,7 @@ class NodeTunnel:
         self._calls[number] = future
         if op in ("list", "walk"):
             self._lists.add(number)
-        self.send(number, CALL, json.dumps({"op": op, **fields}).encode() + b"\n" + data)
+        self.send(number, frames.CALL, json.dumps({"op": op, **fields}).encode() + b"\n" + data)
         try:
             return await future
         except RemoteError as error:
@@ -277,7 +263,7 @@ class NodeTunnel:
     def send(self, number: int, kind: int, payload: bytes = b"") -> None:
         """Send one frame."""
         if self._carrier is not None:
-            self._carrier.put(encode_frame(number, kind, payload))
+            self._carrier.put(frames.encode_frame(number, kind, payload))
 
     def forget(self, number: int) -> None:
         self._channels.pop(number, None)
@@ -292,7 +278,7 @@ class NodeTunnel:
         self._next += 1
         channel = self._channels[self._next] = TunnelChannel(self, self._next)
         channel.accepted = accepted
-        self.send(channel.number, OPEN, json.dumps(asked).encode())
+        self.send(channel.number, frames.OPEN, json.dumps(asked).encode())
         return channel
 
     async def _open(
@@ -316,17 +302,17 @@ class NodeTunnel:
             return
         self._in += data
         try:
-            for frame in read_frames(self._in, self._limit):
+            for frame in frames.read_frames(self._in, self._limit):
                 self._take(*frame)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
             self._in.clear()
             self._end("the node violated the protocol")
 
     def _limit(self, number: int, kind: int) -> int:
-        return _LIST_BYTES if kind == REPLY and number in self._lists else _ANSWER_BYTES
+        return _LIST_BYTES if kind == frames.REPLY and number in self._lists else _ANSWER_BYTES
 
     def _take(self, number: int, kind: int, payload: bytes) -> None:
-        if kind == REPLY:
+        if kind == frames.REPLY:
             line, _, data = payload.partition(b"\n")
             said = json.loads(line)
             if not isinstance(said, dict):
@@ -343,7 +329,7 @@ class NodeTunnel:
             else:
                 future.set_result((said, data))
             return
-        if kind == ACCEPTED:
+        if kind == frames.ACCEPTED:
             self._accept(number, json.loads(payload))
             return
         channel = self._channels.get(number)
@@ -396,14 +382,14 @@ async def join(channel: TunnelChannel, reader: AsyncReader, writer: AsyncWriter)
     disconnects. Then close both sides."""
 
     async def out() -> None:
-        while data := await reader.read(CHUNK):
+        while data := await reader.read(frames.CHUNK):
             await channel.write(data)
         channel.end()
 
     sending = asyncio.create_task(out())
     try:
         while (piece := await channel.read()) is not None:
-            if piece[0] == EOF:
+            if piece[0] == frames.EOF:
                 writer.write_eof()
             else:
                 writer.write(piece[1])

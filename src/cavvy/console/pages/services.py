@@ -10,13 +10,13 @@ from starlette.requests import Request
 
 from cavvy.client import ApiClient
 from cavvy.client.queue_wire import CallQueueView, list_calls, retry_calls
-from cavvy.client.service_key_wire import list_service_keys
 from cavvy.client.service_wire import (
     LevelShares,
     LevelView,
     ServedView,
     end_service,
     find_service,
+    list_service_keys,
     list_services,
 )
 from cavvy.console.pages.page import Page, Part, memory_of, try_part

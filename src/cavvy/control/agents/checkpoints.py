@@ -24,7 +24,7 @@ from cavvy.domain.markets import LIVES, MarketTally, ObservationKind
 from cavvy.domain.messages import ClaimLost
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import Struct
-from cavvy.planner.checkpoint_interval import (
+from cavvy.planner.risk import (
     CheckpointInterval,
     NodeLosses,
     loss_rate,

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import assert_never
 
 from cavvy.control.agents.checkpoints import describe, say_size
-from cavvy.costs.traffic import bound_upload
+from cavvy.costs.extras import bound_upload
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import (
     Attempt,

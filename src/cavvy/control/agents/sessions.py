@@ -46,7 +46,7 @@ from cavvy.domain.messages import (
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.domain.values import Struct, replace
-from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
+from cavvy.planner.risk import CheckpointInterval, fit_notice, is_news
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 

@@ -9,9 +9,8 @@ from enum import StrEnum
 from cavvy.control.decide.job import cap_of
 from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.rows import JobRows
-from cavvy.costs.extras import bill_extras, rate_extras
+from cavvy.costs.extras import bill_extras, bill_traffic, bound_lost_traffic, rate_extras
 from cavvy.costs.metering import bill, total
-from cavvy.costs.traffic import bill_traffic, bound_lost_traffic
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node, UnsureBill

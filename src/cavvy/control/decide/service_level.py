@@ -10,7 +10,7 @@ import msgspec
 from cavvy.control.decide.traffic import ServiceTraffic, find_former
 from cavvy.domain.services import ServiceLevel
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.values import Struct, field, replace
+from cavvy.domain.values import Struct, combine, field, replace
 
 _STEP_S, _STEPS = 300, 12  # the last hour is counted in steps
 _HOUR_S, _HOURS = 3600, 24
@@ -29,12 +29,7 @@ class LevelCounts(Struct, frozen=True, kw_only=True):
     slow: int = 0
 
     def __add__(self, other: "LevelCounts") -> "LevelCounts":
-        return LevelCounts(
-            answered=self.answered + other.answered,
-            failed=self.failed + other.failed,
-            timed=self.timed + other.timed,
-            slow=self.slow + other.slow,
-        )
+        return combine(self, other)
 
     @property
     def availability(self) -> float | None:

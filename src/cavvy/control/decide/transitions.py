@@ -11,8 +11,8 @@ from cavvy.control.decide.failures import failure_of
 from cavvy.control.decide.looks import GangLook, is_starting
 from cavvy.control.decide.market import observations_of
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
+from cavvy.costs.extras import bill_traffic
 from cavvy.costs.metering import total
-from cavvy.costs.traffic import bill_traffic
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, ChargeKind, Event
 from cavvy.domain.jobs import (

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cavvy.control.decide.queued_calls import revive
-from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
+from cavvy.control.worklist import calls_key
 from cavvy.domain.queued_calls import CallState, QueuedCall
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound, StaleVersion

@@ -5,10 +5,10 @@ from contextlib import suppress
 
 from cavvy.control.decide.webhook_calls import calls_for_request, find_challenge
 from cavvy.control.decide.webhook_signatures import verify
-from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.call_requests import QueueFull
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
+from cavvy.control.worklist import calls_key
 from cavvy.domain.queued_calls import QueuedCall
 from cavvy.domain.services import WebhookTrigger
 from cavvy.domain.stored_services import StoredService

@@ -26,10 +26,10 @@ from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.service_level import record_level
 from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic, scale
 from cavvy.control.decide.update import as_revision, decide_update
-from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.markets import ServiceMarkets
 from cavvy.control.serving.request_bills import RequestBills
+from cavvy.control.worklist import calls_key
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.services import ReplicaState, ServiceReplica, name_replica

@@ -1,5 +1,6 @@
-"""The rows of a file: CSV, CSV in gzip, Parquet, or JSON with an object on each line. The rows are
-read one by one, so that a long file does not need much memory.
+"""The rows of a file (CSV, CSV in gzip, Parquet, or JSON with an object on each line), and their
+values: numbers, times, tags and texts. The rows are read one by one, so that a long file does not
+need much memory.
 """
 
 import csv

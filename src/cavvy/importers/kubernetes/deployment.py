@@ -6,8 +6,8 @@ from datetime import timedelta
 from math import isfinite
 from shlex import quote
 
-from cavvy.domain.pod_metrics import GPU_PERCENT
 from cavvy.domain.services import (
+    GPU_PERCENT,
     ReadinessProbe,
     ReplicaCount,
     ReplicaTarget,

@@ -1,4 +1,4 @@
-"""The objects of a Kubernetes file, as plain values."""
+"""The objects of a Kubernetes file, as plain values, and their keys that have no equivalent."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain

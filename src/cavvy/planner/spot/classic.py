@@ -6,14 +6,17 @@ left), waiting is safe while slack > overhead. Starting on spot is safe while sl
 one for this start, and one for a start on demand if the spot node is preempted immediately.
 """
 
+from collections.abc import Mapping
 from math import inf
 
+from cavvy.planner.deadline.policy import DeadlinePolicy
 from cavvy.planner.spot.view import (
     GRAIN_S,
     NOWHERE,
     JobTerms,
     MarketPolicy,
     PolicyDecision,
+    PolicyMaker,
     PolicyView,
     RunMode,
 )
@@ -161,3 +164,19 @@ class _Choice:
 def _cheapest(terms: JobTerms) -> int:
     rates = [market.on_demand_usd_hr for market in terms.markets]
     return rates.index(min(rates))
+
+
+POLICIES: Mapping[str, PolicyMaker] = {
+    "auto": DeadlinePolicy,
+    "uniform-progress": UniformProgress,
+    "greedy": GreedyPolicy,
+    "on-demand": OnDemandPolicy,
+    "spot-only": SpotOnlyPolicy,
+}
+# Other names of policies, such as the values of `resources.spot`
+ALIASES: Mapping[str, str] = {"up": "uniform-progress", "never": "on-demand", "only": "spot-only"}
+
+
+def find_policy(name: str) -> PolicyMaker:
+    """Return the constructor of the policy with this name. Raises KeyError for an unknown name."""
+    return POLICIES[ALIASES.get(name, name)]

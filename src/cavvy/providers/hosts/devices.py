@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from cavvy.catalog.mig import MigProfile
 from cavvy.domain.values import Struct
 
 
 class HostDevice(Struct, frozen=True, kw_only=True):
-    """One whole accelerator, or an instance that MIG has made of a GPU. `index` is the number of
+    """One whole accelerator, an instance that MIG has made of a GPU, or a slice of a GPU on which
+    an agent can make one. `index` is the number of
     the accelerator or GPU among the vendor's accelerators, in the order used by the vendor's
     runtime.
     """
@@ -19,6 +21,8 @@ class HostDevice(Struct, frozen=True, kw_only=True):
     product: str  # the driver's name for the product
     memory_mib: int  # memory as reported by the driver
     profile: str = ""  # of an instance: its MIG profile, such as 1g.10gb; the memory is the GPU's
+    # of a slice: the profiles that the GPU's instances can have
+    profiles: Sequence[MigProfile] = ()
     problem: str = ""  # what the driver's counters say about faulty memory
 
 
@@ -66,6 +70,7 @@ class MachineSources(Struct, frozen=True, kw_only=True):
     disk_gib: Callable[[], int]  # free space on the jobs' disk
     nvml: Callable[[], NvmlQueries | None]  # returns None if no driver is installed
     links: Callable[[], str] = lambda: ""  # the output of `nvidia-smi topo -m`
+    mig: Callable[[], Mapping[str, str]] = dict  # see `supervisor.facts.read_mig`
     sysctl: Callable[[str], str]  # reads a value by name, on Darwin
     usable: Callable[[Path], bool]  # returns True if this user may open a device file
 

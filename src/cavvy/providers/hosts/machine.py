@@ -17,7 +17,7 @@ from cavvy.providers.hosts.devices import HostDevice, MachineSources, read_numbe
 from cavvy.providers.hosts.intel import find_intel
 from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
 from cavvy.providers.hosts.nvlink import read_islands
-from cavvy.providers.hosts.supervisor.facts import SMI_LINKS, run_smi
+from cavvy.providers.hosts.supervisor.facts import SMI_LINKS, read_mig, run_smi
 
 _MIB = 1 << 20
 _PAIR = 2  # of two devices, a job gets one or both, with or without NVLink
@@ -54,6 +54,7 @@ def discover(sources: MachineSources) -> ThisMachine:
     """Read all facts again. The call blocks until the drivers answer."""
     found = [find(sources) for find in (find_nvidia, find_amd, find_intel, find_apple)]
     devices = [device for each in found for device in each.devices]
+    whole = [device for device in devices if not device.profiles]
     groups = _cgroups(sources)
     return ThisMachine(
         hostname=sub(r"[^a-z0-9.-]+", "-", sources.hostname.lower()).strip("-.") or "localhost",
@@ -66,7 +67,7 @@ def discover(sources: MachineSources) -> ThisMachine:
         disk_gib=sources.disk_gib(),
         architecture=sources.architecture,
         devices=devices,
-        islands=read_islands(sources.links(), devices) if len(devices) > _PAIR else (),
+        islands=read_islands(sources.links(), whole) if len(whole) > _PAIR else (),
         notes=[note for each in found for note in each.notes],
     )
 
@@ -83,6 +84,7 @@ def this_machine(home: Path) -> MachineSources:
         disk_gib=lambda: shutil.disk_usage(home).free >> 30,
         nvml=open_nvml,
         links=lambda: run_smi(SMI_LINKS).get("text", ""),
+        mig=read_mig,
         sysctl=_sysctl,
         usable=lambda path: os.access(path, os.R_OK | os.W_OK),
     )

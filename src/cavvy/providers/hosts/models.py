@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from cavvy.catalog.accelerators import (
+    MIG,
     VGPU,
     identify,
     instance_memory_mib,
@@ -11,10 +12,12 @@ from cavvy.catalog.accelerators import (
     split_instance,
     virtual_profile,
 )
-from cavvy.domain.values import Struct
+from cavvy.catalog.mig import MigProfile
+from cavvy.domain.values import Struct, replace
 from cavvy.providers.hosts.devices import HostDevice
 from cavvy.providers.hosts.machine import ThisMachine
 
+SLICE = "slice"  # in place of the profile, in the kind of slices of GPUs
 NO_DEVICE = "cpu"  # the instance type of offers without accelerators
 
 
@@ -27,7 +30,16 @@ class DeviceModel(Struct, frozen=True, kw_only=True):
     virtual: str = ""  # of a virtual GPU: its profile, such as 10C
 
 
+def model_of_instance(device: HostDevice, profile: MigProfile) -> DeviceModel:
+    """Return the model of an instance that agents can make on this slice of a GPU."""
+    return model_of(replace(device, profile=profile.name, profiles=()))
+
+
 def model_of(device: HostDevice) -> DeviceModel:
+    if device.profiles:
+        known = identify(device.product)
+        family = known.accelerator.family if known else device.product.replace(" ", "-")
+        return DeviceModel(name=name_instance(family, SLICE), memory_mib=0)
     known = identify(device.product, device.memory_mib or None)
     if device.profile:
         family = known.accelerator.family if known else device.product.replace(" ", "-")
@@ -44,6 +56,11 @@ def model_of(device: HostDevice) -> DeviceModel:
         memory_mib=known.memory_mib or device.memory_mib,
         virtual=virtual_profile(device.product),
     )
+
+
+def is_slice(model: DeviceModel) -> bool:
+    """Return whether the devices of this model are slices, which no job gets as such."""
+    return model.name.endswith(f"{MIG}{SLICE}")
 
 
 def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:

@@ -4,11 +4,13 @@ Function names and constants are from NVIDIA's NVML API reference (nvml.h).
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cavvy.catalog.accelerators import PROFILE
+from cavvy.domain.values import replace
 from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources, NvmlQueries
+from cavvy.providers.hosts.mig import list_free, list_made, list_profiles
 
 _LIBRARY = "libnvidia-ml.so.1"
 _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
@@ -153,16 +155,19 @@ def find_nvidia(sources: MachineSources) -> DeviceReading:
     if nvml is None:
         return DeviceReading()
     try:
-        return _read(nvml, sources.environ.get("CUDA_VISIBLE_DEVICES"))
+        return _read(nvml, sources.environ.get("CUDA_VISIBLE_DEVICES"), sources.mig)
     except OSError as error:
         return DeviceReading(notes=[f"NVIDIA: no GPU is offered ({error})"])
     finally:
         nvml.close()
 
 
-def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
+def _read(
+    nvml: NvmlQueries, visible: str | None, read_mig: Callable[[], Mapping[str, str]]
+) -> DeviceReading:
     devices: list[HostDevice] = []
     notes: list[str] = []
+    texts: Mapping[str, str] | None = None
     allowed = None if visible is None else _wanted(visible)
     for index in range(nvml.count()):
         uuid = nvml.uuid(index)
@@ -174,7 +179,8 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
                 "the server"
             )
         elif nvml.partitioned(index):
-            instances = _list_instances(nvml, index)
+            texts = read_mig() if texts is None else texts
+            instances = _list_instances(nvml, index, texts)
             devices += instances
             if not instances:
                 notes.append(
@@ -196,21 +202,32 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
     return DeviceReading(devices=devices, notes=notes)
 
 
-def _list_instances(nvml: NvmlQueries, index: int) -> Sequence[HostDevice]:
+def _list_instances(
+    nvml: NvmlQueries, index: int, texts: Mapping[str, str]
+) -> Sequence[HostDevice]:
+    """Return the instances that people have made of a GPU, and the slices on which agents can make
+    others. `texts` are those of `supervisor.facts.read_mig`."""
     product, memory_mib = nvml.name(index), nvml.memory_mib(index)
     problem = nvml.problem(index)
+    gpu = HostDevice(
+        id=nvml.uuid(index),
+        index=index,
+        vendor="nvidia",
+        product=product,
+        memory_mib=memory_mib,
+        problem=problem,
+    )
+    made, profiles = list_made(texts, gpu.id), list_profiles(texts, index)
     return [
-        HostDevice(
-            id=uuid,
-            index=index,
-            vendor="nvidia",
-            product=product,
-            memory_mib=memory_mib,
-            profile=profile,
-            problem=problem,
-        )
-        for uuid, profile in nvml.instances(index)
-        if PROFILE.fullmatch(profile)
+        *(
+            replace(gpu, id=uuid, profile=profile)
+            for uuid, profile in nvml.instances(index)
+            if PROFILE.fullmatch(profile) and made.isdisjoint((uuid, profile))
+        ),
+        *(
+            replace(gpu, id=f"{gpu.id}/{at}", profiles=profiles)
+            for at in list_free(texts, index, gpu.id, profiles)
+        ),
     ]
 
 

@@ -19,8 +19,8 @@ from cavvy.providers.batch.export import (
     take_first_choice,
 )
 from cavvy.providers.batch.shapes import NodeShape
+from cavvy.providers.formats.notes import LiteralDumper
 from cavvy.providers.formats.program import escape_references, list_start_lines
-from cavvy.providers.formats.yaml_text import LiteralDumper
 from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions

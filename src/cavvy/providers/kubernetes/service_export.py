@@ -6,8 +6,14 @@ import math
 from datetime import timedelta
 from typing import Any
 
-from cavvy.domain.pod_metrics import GPU_PERCENT, IN_FLIGHT, PER_SECOND
-from cavvy.domain.services import RequestLimits, ServiceSpec, TargetKind
+from cavvy.domain.services import (
+    GPU_PERCENT,
+    IN_FLIGHT,
+    PER_SECOND,
+    RequestLimits,
+    ServiceSpec,
+    TargetKind,
+)
 
 Object = dict[str, Any]
 

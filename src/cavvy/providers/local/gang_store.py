@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 
 from cavvy.agent.documents import AgentConfigFile
+from cavvy.agent.work.trees import make_removable
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
 from cavvy.providers.hosts.records import AgentExit, note, read, read_file, settle, write
@@ -33,7 +34,21 @@ from cavvy.providers.local.records import (
     RankDeath,
 )
 from cavvy.providers.local.takeover import EARLIER, take_over
-from cavvy.providers.local.trash import delete_folder
+
+
+def delete_folder(path: Path) -> None:
+    """Delete as much of a folder as possible. Folders that the work has made read-only, as Go does
+    with its module cache, are deleted too.
+    """
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        with suppress(OSError):
+            make_removable(str(path))
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
 
 REMEMBERED = timedelta(
     hours=2
@@ -431,6 +446,8 @@ class LocalGangStore(Struct):
         delivering process, or None if no delivery is running.
         """
         folder = self._folder(gang) / str(number)
+        if (sweeper := self._sweep(gang, number)) is not None:
+            return sweeper
         last = read(folder / "deliver.json", LastDelivery)
         if last is not None and processes.lives(last.process):
             if overdue:
@@ -449,6 +466,22 @@ class LocalGangStore(Struct):
         courier = self._spawn(gang, number, ("--deliver",))
         note(folder / "deliver.json", LastDelivery(process=courier, tries=tries + 1))
         return courier
+
+    def _sweep(self, gang: str, number: int) -> LocalProcess | None:
+        """Let an agent remove the MIG instance that a killed agent left. Return its process, or
+        None if none runs."""
+        folder = self._folder(gang) / str(number)
+        config = read(folder / "config.json", AgentConfigFile)
+        if config is None or not config.instance:
+            return None
+        sweeper = read(folder / "sweeper.json", LocalProcess)
+        if sweeper is None:
+            sweeper = self._spawn(gang, number, ("--sweep",))
+            note(folder / "sweeper.json", sweeper)
+        if processes.lives(sweeper):
+            return sweeper
+        self._reap(sweeper)
+        return None
 
     def _process(self, folder: Path) -> LocalProcess | None:
         """Return the recorded process of the agent. If the server was killed before it recorded a

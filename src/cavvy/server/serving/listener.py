@@ -4,9 +4,9 @@ settings.
 
 from pathlib import Path
 
+from cavvy.domain.targets import is_loopback_name
 from cavvy.domain.units import is_whole
 from cavvy.domain.values import Struct, replace
-from cavvy.domain.web_addresses import is_loopback_name
 from cavvy.gateway.config import OwnerToken
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 from cavvy.server.state_dir import StateDirError

@@ -247,3 +247,14 @@ def _cost(way: ServingWay, score: ServingScore, usd_month: float | None) -> WayC
 
 def _known(load: LoadCosts) -> Mapping[ServingWay, float]:
     return {each.way: each.usd_month for each in load.costs if each.usd_month is not None}
+
+
+def bound_replica_hours(trace: RequestTrace, setting: ServiceSetting) -> float:
+    """Return a lower bound of the replica-hours of any schedule that serves all requests.
+
+    Each request occupies one slot for its service time, and a replica has `concurrency` slots, so
+    the billed replica time is at least the sum of the service times divided by the number of slots.
+    The bound assumes that all slots are in use while a replica is billed, and that replicas start
+    immediately; real optima are higher.
+    """
+    return trace.work_s / setting.concurrency / 3600.0

@@ -171,13 +171,22 @@ class RayServeRule(Struct, frozen=True, kw_only=True):
         return held, RuleState()
 
 
-def _divide(rate: float, share: float, seen: LoadView) -> int:
-    """Return the number of replicas that serve a request rate if each replica runs at this share of
-    its maximum rate."""
-    return ceil(rate * seen.service_s / (share * seen.slots) - 1e-9)
+class RequestRateRule(Struct, frozen=True, kw_only=True):
+    """What the rules by request rate share. `target` is the share of a replica's maximum rate."""
+
+    target: float = 0.7
+    window_s: float = 60.0
+    upscale_s: float = 300.0
+    least: int = 1
+    holds: bool = False
+
+    def wanted(self, seen: LoadView) -> int:
+        """Return the number of replicas that serve the request rate."""
+        rate = seen.history.rate(self.window_s)
+        return max(self.least, ceil(rate * seen.service_s / (self.target * seen.slots) - 1e-9))
 
 
-class SkyServeRule(Struct, frozen=True, kw_only=True):
+class SkyServeRule(RequestRateRule, frozen=True, kw_only=True):
     """SkyServe's request-rate autoscaler (skypilot 0.14.1, sky/serve/autoscalers.py).
 
     Every 20 s: wanted = ceil(requests per second over 60 s / target). The number of replicas grows
@@ -187,18 +196,12 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
     503.
     """
 
-    target: float = 0.7
-    window_s: float = 60.0
-    upscale_s: float = 300.0
     downscale_s: float = 1200.0
-    least: int = 1
     interval_s: int = 20
-    holds: bool = False
 
     def decide(self, state: RuleState, seen: LoadView) -> tuple[int, RuleState]:
         held, now_s = seen.held, seen.now_s
-        rate = seen.history.rate(self.window_s)
-        wanted = max(self.least, _divide(rate, self.target, seen))
+        wanted = self.wanted(seen)
         if not held:
             return wanted, RuleState()
         grow_s = shrink_s = None
@@ -214,7 +217,7 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
         return held, replace(state, grow_since_s=grow_s, shrink_since_s=shrink_s)
 
 
-class DstackRule(Struct, frozen=True, kw_only=True):
+class DstackRule(RequestRateRule, frozen=True, kw_only=True):
     """dstack's autoscaler (dstackai/dstack at 511c318, services/services/autoscalers.py).
 
     Every 15 s: wanted = ceil(requests per second over 60 s / target). After a change of the number
@@ -223,18 +226,12 @@ class DstackRule(Struct, frozen=True, kw_only=True):
     replica's maximum rate. While no replica is ready, dstack's gateway answers 503.
     """
 
-    target: float = 0.7
-    window_s: float = 60.0
-    upscale_s: float = 300.0
     downscale_s: float = 600.0
-    least: int = 1
     interval_s: int = 15
-    holds: bool = False
 
     def decide(self, state: RuleState, seen: LoadView) -> tuple[int, RuleState]:
         held, now_s = seen.held, seen.now_s
-        rate = seen.history.rate(self.window_s)
-        wanted = max(self.least, _divide(rate, self.target, seen))
+        wanted = self.wanted(seen)
         since_s = now_s - state.scaled_s if state.scaled_s is not None else now_s
         if wanted == held or (
             held and since_s < (self.upscale_s if wanted > held else self.downscale_s)

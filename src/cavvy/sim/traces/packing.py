@@ -32,7 +32,7 @@ from cavvy.scheduler.fragmentation import (
 )
 from cavvy.scheduler.topology import HostLabels, Labels, choose_hosts
 from cavvy.sim.traces.readers import TraceError
-from cavvy.spec.fields.topology import object_to_topology
+from cavvy.spec.fields.resources import object_to_topology
 
 DEMAND = 1.3  # requested accelerators, as a multiple of those of the cluster
 _POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")

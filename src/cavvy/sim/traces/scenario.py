@@ -10,8 +10,8 @@ import yaml
 
 from cavvy.domain.units import UnitError, parse_duration
 from cavvy.domain.values import Struct, replace
-from cavvy.planner.spot.policies import ALIASES, POLICIES, find_policy
-from cavvy.planner.spot.view import JobTerms, PolicyMarket
+from cavvy.planner.spot.classic import ALIASES, POLICIES, find_policy
+from cavvy.planner.spot.view import PolicyMarket
 from cavvy.sim.traces.driver import TraceRun, run_job
 from cavvy.sim.traces.fleet import TraceArrival
 from cavvy.sim.traces.readers import TraceError, move_prices, read_series, region_of
@@ -117,13 +117,7 @@ def run_scenario(
         moves = move_prices([one.market for one in scenario.series], egress, job.checkpoint_gb)
         world = make_world(scenario.series, job.nodes, moves)
         setting = job.setting
-        terms = JobTerms(
-            work_s=setting.work_s,
-            deadline_s=setting.deadline_s,
-            overhead_s=setting.overhead_s,
-            markets=world.markets,
-            move_usd=world.move_usd,
-        )
+        terms = setting.terms_in(world)
         optimum = None
         if with_optimum:
             from cavvy.sim.traces.optimum import find_optimum

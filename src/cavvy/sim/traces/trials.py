@@ -13,7 +13,7 @@ from zlib import crc32
 
 from cavvy.domain.values import Struct
 from cavvy.planner.deadline.policy import PolicyMargins
-from cavvy.planner.spot.policies import find_policy
+from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, TraceRun, run_job
 from cavvy.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
@@ -46,6 +46,15 @@ class TrialSetting(Struct, frozen=True, kw_only=True):
     work_s: float
     deadline_s: float
     overhead_s: float
+
+    def terms_in(self, world: TraceWorld) -> JobTerms:
+        return JobTerms(
+            work_s=self.work_s,
+            deadline_s=self.deadline_s,
+            overhead_s=self.overhead_s,
+            markets=world.markets,
+            move_usd=world.move_usd,
+        )
 
 
 class PolicyTrial(Struct, frozen=True, kw_only=True):
@@ -157,13 +166,7 @@ def run_trial(trial: PolicyTrial) -> list[TrialResult]:
     world = _world(trial.markets)
     results = []
     for setting in trial.settings:
-        terms = JobTerms(
-            work_s=setting.work_s,
-            deadline_s=setting.deadline_s,
-            overhead_s=setting.overhead_s,
-            markets=world.markets,
-            move_usd=world.move_usd,
-        )
+        terms = setting.terms_in(world)
         optimum = _optimum(world, trial.start_s, terms) if trial.with_optimum else None
         results += [
             TrialResult(

@@ -1,21 +1,27 @@
-"""The field `image`: the container image in which a task runs. The user names an image or a
-Dockerfile.
+"""The fields `image` and `setup`: the container image in which a task runs, from its name or a
+Dockerfile, and the commands that run on each node before the task, with the files that they use.
 """
 
 import re
 
 from cavvy.domain.tasks import ImageBuild
 from cavvy.spec.fields.kinds import (
+    FieldSpec,
+    ListKind,
+    ScalarKind,
     SectionReader,
     WrongValue,
     either,
+    filled,
     matching,
     named_texts,
+    read_text,
     section,
     text_kind,
 )
 from cavvy.spec.fields.paths import inner_path
 from cavvy.spec.problems import shown
+from cavvy.spec.tree import ScalarNode
 
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 # a tuple of the image's name, the build, and the name of the secret with the registry login; each
@@ -82,3 +88,29 @@ IMAGE = either(
     lambda name: (name, None, None),
     _TABLE,
 )
+
+
+def _read_commands(node: ScalarNode) -> str:
+    if node.plain and type(node.value) in (int, float):
+        raise WrongValue(f"{node.text} is a number")
+    return filled(read_text(node))
+
+
+COMMANDS = ScalarKind(
+    "shell commands",
+    _read_commands,
+    instead="write `|` after the key, and below it one command a line, without `-`",
+)
+
+
+_FILE = text_kind(
+    "a file or folder within the working folder, such as requirements.txt", inner_path
+)
+_SETUP_TABLE = section(
+    "setup",
+    lambda table: table.make(lambda run, uses=None: (run, uses)),
+    run=FieldSpec(COMMANDS, required=True),
+    uses=ListKind(_FILE),
+)
+# The value is a tuple of the commands and the files that the commands use.
+SETUP = either(COMMANDS, lambda run: (run, None), _SETUP_TABLE)

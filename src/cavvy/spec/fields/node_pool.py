@@ -6,7 +6,7 @@ from pathlib import Path
 from cavvy.domain.node_pools import MOST_NODES, NodePool
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.values import replace
-from cavvy.spec.fields.image import IMAGE
+from cavvy.spec.fields.image import COMMANDS, IMAGE
 from cavvy.spec.fields.kinds import (
     NAME,
     FieldSpec,
@@ -18,10 +18,8 @@ from cavvy.spec.fields.kinds import (
     whole,
 )
 from cavvy.spec.fields.resources import RESOURCES
-from cavvy.spec.fields.setup import COMMANDS
 from cavvy.spec.fields.task import SECRETS
-from cavvy.spec.fields.times import length_kind
-from cavvy.spec.fields.windows import WINDOW
+from cavvy.spec.fields.times import WINDOW, length_kind
 from cavvy.spec.problems import ProblemNotes, shown, slug
 from cavvy.spec.tree import MapNode, ScalarNode, check_single, compose_all, describe
 

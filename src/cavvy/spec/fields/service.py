@@ -34,13 +34,6 @@ from cavvy.domain.units import parse_rate, read_number
 from cavvy.domain.values import replace
 from cavvy.spec.engines import ENGINES
 from cavvy.spec.fields.amounts import size_kind
-from cavvy.spec.fields.http_requests import (
-    check_header_name,
-    check_header_value,
-    read_body,
-    read_called_path,
-    read_path,
-)
 from cavvy.spec.fields.kinds import (
     FLAG,
     FieldSpec,
@@ -63,7 +56,14 @@ from cavvy.spec.fields.kinds import (
 )
 from cavvy.spec.fields.resources import check_count
 from cavvy.spec.fields.times import CRON, ZONE, length_kind
-from cavvy.spec.fields.urls import read_source
+from cavvy.spec.fields.urls import (
+    check_header_name,
+    check_header_value,
+    read_body,
+    read_called_path,
+    read_path,
+    read_source,
+)
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 

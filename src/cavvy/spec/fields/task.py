@@ -12,8 +12,7 @@ from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.after import AFTER, GROUP, check_after, check_group
 from cavvy.spec.fields.arrays import ARRAY, BEST, STOP_EARLY, SWEEP, check_early
-from cavvy.spec.fields.checkpoints import CHECKPOINT
-from cavvy.spec.fields.image import IMAGE
+from cavvy.spec.fields.image import COMMANDS, IMAGE, SETUP
 from cavvy.spec.fields.kinds import (
     FLAG,
     NAME,
@@ -34,16 +33,16 @@ from cavvy.spec.fields.params import PARAMS
 from cavvy.spec.fields.resources import (
     MOST_ALTERNATIVES,
     RESOURCES,
+    TOPOLOGY,
+    TOPOLOGY_HINT,
     check_count,
     count_alternatives,
+    object_to_topology,
 )
 from cavvy.spec.fields.service import SERVICE
-from cavvy.spec.fields.setup import COMMANDS, SETUP
-from cavvy.spec.fields.times import SCHEDULE, length_kind
-from cavvy.spec.fields.topology import TOPOLOGY, TOPOLOGY_HINT, object_to_topology
-from cavvy.spec.fields.transfers import INPUTS, OUTPUTS
+from cavvy.spec.fields.times import SCHEDULE, WINDOW, length_kind
+from cavvy.spec.fields.transfers import CHECKPOINT, INPUTS, OUTPUTS
 from cavvy.spec.fields.volumes import VOLUMES, check_volumes
-from cavvy.spec.fields.windows import WINDOW
 from cavvy.spec.fields.work import WEBHOOKS, WORK
 from cavvy.spec.fields.workdir import WORKDIR
 from cavvy.spec.problems import shown

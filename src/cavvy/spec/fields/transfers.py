@@ -1,23 +1,28 @@
-"""The `inputs` and `outputs` of a task file. Inputs are copied to each node, and outputs are copied
-from the nodes.
+"""The `inputs`, `outputs` and `checkpoint` of a task file. Inputs are copied to each node, outputs
+are copied from the nodes, and the files of a checkpoint are kept when an attempt ends.
 """
 
 from datetime import timedelta
 from enum import StrEnum
 
-from cavvy.domain.tasks import Transfer
+from cavvy.domain.tasks import CheckpointPolicy, Transfer
 from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.kinds import (
     FieldSpec,
     ListKind,
+    ScalarKind,
     SectionReader,
+    WrongValue,
     choice,
+    either,
     section,
     text_kind,
 )
 from cavvy.spec.fields.paths import check_path, inner_path
 from cavvy.spec.fields.times import length_kind
 from cavvy.spec.fields.urls import read_source, read_target
+from cavvy.spec.problems import shown
+from cavvy.spec.tree import ScalarNode
 
 
 class InputMode(StrEnum):
@@ -92,3 +97,37 @@ _OUTPUT = section(
     region=_REGION,
 )
 INPUTS, OUTPUTS = ListKind(_INPUT), ListKind(_OUTPUT)
+
+_FOLDER = text_kind("a folder within the working folder, such as checkpoints", inner_path)
+_LENGTH = length_kind(timedelta(seconds=1))
+
+
+def _read_every(node: ScalarNode) -> tuple[timedelta | None, bool]:
+    """Return the checkpoint interval (None if Cavvy chooses the interval), and whether Cavvy
+    chooses the interval.
+    """
+    return (None, True) if node.text.strip() == "auto" else (_LENGTH.parse(node), False)
+
+
+def _bucket(text: str) -> str:
+    url = read_target(text)
+    if not url.startswith(("s3://", "gs://", "az://")):
+        raise WrongValue(
+            f"{shown(text)} is not a bucket",
+            suggestion="omit `storage` to keep checkpoints on the server",
+        )
+    return url
+
+
+_TABLE = section(
+    "checkpoint",
+    lambda table: table.make(CheckpointPolicy),
+    path=FieldSpec(_FOLDER, required=True),
+    every=FieldSpec(
+        ScalarKind(f"{_LENGTH.words}, or auto", _read_every, _LENGTH.schema), to=("every", "auto")
+    ),
+    size=FieldSpec(size_kind("a size such as 12GB"), to=("size_mib",)),
+    step=length_kind(timedelta(milliseconds=1)),
+    storage=text_kind("a bucket's URL such as s3://bucket/checkpoints", _bucket),
+)
+CHECKPOINT = either(_FOLDER, lambda path: CheckpointPolicy(path=path), _TABLE)

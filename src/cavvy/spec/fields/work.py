@@ -5,9 +5,9 @@ calls).
 import re
 from enum import StrEnum
 
+from cavvy.domain.targets import is_web_address
 from cavvy.domain.tasks import Delivery, WebhookTarget, Workload
 from cavvy.domain.values import replace
-from cavvy.domain.web_addresses import is_web_address
 from cavvy.spec.fields.accelerators import read_device
 from cavvy.spec.fields.kinds import (
     FieldSpec,

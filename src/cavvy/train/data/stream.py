@@ -23,8 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import default_collate
 
-from cavvy.train.data.samplers import count_indices, list_indices
-from cavvy.train.data.sources import Source
+from cavvy.train.data.sources import Source, count_indices, list_indices
 from cavvy.train.loss import takes_several
 from cavvy.train.seeds import list_states, mix, sow_host
 

@@ -14,11 +14,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+from cavvy.train.device import PrecisionContext
 from cavvy.train.parallel.pipeline import Pipeline
 from cavvy.train.parallel.reduce import GradientReducer
 from cavvy.train.parallel.replicas import AXES, align, name_tensors
 from cavvy.train.plan import Plan
-from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
 RECOMPILE_LIMIT = 8  # maximum number of graphs of one part; torch's own default

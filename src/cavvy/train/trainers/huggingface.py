@@ -9,8 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from cavvy.train.data import open_source
-from cavvy.train.trainers.order import SampleOrder, count_batches
-from cavvy.train.trainers.watch import TrainerWatch, find_newest
+from cavvy.train.trainers.watch import SampleOrder, TrainerWatch, count_batches, find_newest
 
 log = logging.getLogger("cavvy.train")
 REFUSED = {

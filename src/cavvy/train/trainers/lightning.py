@@ -12,8 +12,7 @@ except ImportError:
     from pytorch_lightning import Callback
 
 from cavvy.train.checkpoint.store import make_name
-from cavvy.train.trainers.order import RankBatches
-from cavvy.train.trainers.watch import TrainerWatch, find_newest
+from cavvy.train.trainers.watch import RankBatches, TrainerWatch, find_newest
 
 FILE = "lightning.ckpt"
 

@@ -12,17 +12,18 @@ from typing import Any
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
-from cavvy.providers.formats.containers import (
+from cavvy.providers.formats.index import FindOffers, JobFormat
+from cavvy.providers.formats.machines import Machine, choose_machine, is_ec2_container_type
+from cavvy.providers.formats.notes import list_notes, write_script
+from cavvy.providers.formats.program import (
     ALONE,
+    SHELL,
     ContainerSize,
     choose_size,
     list_container_variables,
     list_host_volumes,
+    make_program,
 )
-from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine, is_ec2_container_type
-from cavvy.providers.formats.notes import list_notes, write_script
-from cavvy.providers.formats.program import SHELL, make_program
 
 _COVERED = frozenset(["limits.duration", "resources.spot", "retry", "secrets", "volumes"])
 _SECRET = "arn:aws:secretsmanager:REGION:000000000000:secret:"

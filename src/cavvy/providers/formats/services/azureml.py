@@ -17,12 +17,16 @@ from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import make_work
-from cavvy.providers.formats.containers import ALONE, list_container_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine, is_azure_type
-from cavvy.providers.formats.notes import list_notes, write_comments
-from cavvy.providers.formats.program import copy_output, link_path, make_program
-from cavvy.providers.formats.yaml_text import dump_yaml
+from cavvy.providers.formats.notes import dump_yaml, list_notes, write_comments
+from cavvy.providers.formats.program import (
+    ALONE,
+    copy_output,
+    link_path,
+    list_container_variables,
+    make_program,
+)
 
 _COVERED = frozenset(
     ["checkpoint", "inputs", "limits.duration", "outputs", "resources.spot", "workdir"]

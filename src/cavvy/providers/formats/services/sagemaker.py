@@ -18,9 +18,8 @@ from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import list_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine
-from cavvy.providers.formats.notes import list_notes, write_comments
+from cavvy.providers.formats.notes import dump_yaml, list_notes, write_comments
 from cavvy.providers.formats.program import link_folder, make_program, split_program
-from cavvy.providers.formats.yaml_text import dump_yaml
 
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
 _BUCKET = "s3://BUCKET"

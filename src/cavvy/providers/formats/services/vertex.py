@@ -16,17 +16,17 @@ from typing import Any
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
-from cavvy.providers.formats.containers import ALONE, list_container_variables
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine
-from cavvy.providers.formats.notes import list_notes, write_comments
+from cavvy.providers.formats.notes import dump_yaml, list_notes, write_comments
 from cavvy.providers.formats.program import (
+    ALONE,
     copy_output,
     escape_references,
     link_folder,
+    list_container_variables,
     make_program,
 )
-from cavvy.providers.formats.yaml_text import dump_yaml
 
 _COVERED = frozenset(["checkpoint", "limits.duration", "resources.spot", "retry", "workdir"])
 _BUCKET = "gs://BUCKET"

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from cavvy.catalog.accelerators import split_instance
-from cavvy.domain.allocations import Host
+from cavvy.domain.allocations import Host, SlicedGpu
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate, format_memory
 from cavvy.domain.values import Struct, field, replace
@@ -17,7 +18,9 @@ from cavvy.providers.hosts.models import (
     DeviceModel,
     count_models,
     instance_type,
+    is_slice,
     model_of,
+    model_of_instance,
     say_models,
 )
 from cavvy.providers.hosts.nvidia import explain_memory
@@ -71,6 +74,7 @@ class SmiReading(Struct, frozen=True, kw_only=True):
     error: str = ""
     fabric: str = ""  # see `nvlink.read_domain`
     links: str = ""  # the output of `nvidia-smi topo -m`
+    mig: Mapping[str, str] = field(default_factory=dict)  # see `supervisor.facts.read_mig`
     errors: str = ""  # for each GPU a row of UUID and uncorrected memory errors
     remaps: str = ""  # for each GPU a row of UUID, and whether remappings are pending or failed
 
@@ -196,6 +200,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
             disk_gib=lambda: facts.disk_gib,
             nvml=nvml,
             links=lambda: facts.smi.links,
+            mig=lambda: facts.smi.mig,
             sysctl=lambda name: "",
             usable=lambda path: f"/{path.relative_to(root)}" in facts.usable,
         )
@@ -261,7 +266,24 @@ def make_host(name: str, machine: ThisMachine) -> Host:
         kinds=tuple(instance_type(model_of(device)) for device in machine.devices),
         sick=tuple((each.id, each.problem) for each in machine.devices if each.problem),
         islands=machine.islands,
+        sliced=_list_sliced(machine),
         notes=tuple(machine.notes),
+    )
+
+
+def _list_sliced(machine: ThisMachine) -> tuple[SlicedGpu, ...]:
+    """Return the GPUs of which agents can make MIG instances."""
+    slices = [each for each in machine.devices if each.profiles]
+    return tuple(
+        SlicedGpu(
+            gpu=gpu,
+            profiles=tuple(
+                (instance_type(model_of_instance(each[0], profile)), profile.size, profile.starts)
+                for profile in each[0].profiles
+            ),
+        )
+        for gpu, found in groupby(slices, key=lambda each: each.id.rpartition("/")[0])
+        if (each := [*found])
     )
 
 
@@ -325,7 +347,11 @@ def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
     gets only one MIG instance, because CUDA programs use only one.
     """
     models = count_models(machine).items()
+    made = {
+        model_of_instance(each, profile): 1 for each in machine.devices for profile in each.profiles
+    }
     most = {model: 1 if split_instance(model.name) else total for model, total in models}
+    most = {model: n for model, n in {**most, **made}.items() if not is_slice(model)}
     return [(None, 0), *((model, n + 1) for model, total in most.items() for n in range(total))]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import floor
 
 from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile, ReclaimSignal
+from cavvy.catalog.accelerators import split_instance
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec, NoCapacity
@@ -67,11 +68,18 @@ def make_config(
         device_memory_mib=floor(placed.part * placed.devices[0].memory_mib)
         if placed.part < 1
         else 0,
+        instance=_instance(gang, placed),
         vendor=placed.vendor or "",
         memory_mib=placed.allocation.memory_mib if placed.allocation else 0,
         node_address=placed.node_address,
         taken=_taken(gang, way, private),
     )
+
+
+def _instance(gang: GangSpec, placed: PlacedRank) -> str:
+    """Return the profile of the MIG instance that the agent makes on the rank's slices, or ""."""
+    instance = split_instance(gang.offer.accelerator or "")
+    return instance[1] if instance and placed.devices and placed.devices[0].profiles else ""
 
 
 def _taken(gang: GangSpec, way: AgentRoute, private: str) -> ReclaimSignal | None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-from .files import read_text
+from .files import FileLock, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ SMI_HEALTH = {
     "errors": "--query-gpu=uuid,ecc.errors.uncorrected.volatile.total",
     "remaps": "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure",
 }
+# the profiles of instances, where on a GPU they may be, and the instances
+SMI_MIG = {"profiles": "-lgip", "places": "-lgipp", "instances": "-lgi"}
+MIG_RECORDS = "/run/cavvy-mig"  # as in the agent's `mig.py`
 # nvidia-smi takes several seconds if the driver is not loaded
 SMI_TIMEOUT_S = 20.0
 TRY_TIMEOUT_S = 5.0  # time limit for an agent that tries to separate work
@@ -137,8 +140,27 @@ def ask_smi() -> Fields:
     facts["links"] = run_smi(SMI_LINKS).get("text", "") if len(rows) > 2 else ""
     if not any(row[4:5] == ["Enabled"] for row in rows):
         return facts
+    facts["mig"] = read_mig()
     listed = run_smi([SMI[0], "-L"])
     return {**facts, "listing": listed["text"]} if "text" in listed else listed
+
+
+def read_mig() -> dict[str, str]:
+    """Return what nvidia-smi tells about the MIG instances of this host, and the records of those
+    that agents have made (see the agent's `mig.py`). Return {} if agents cannot make instances,
+    which only root can.
+    """
+    if os.geteuid() != 0:
+        return {}
+    records = os.environ.get("CAVVY_MIG_FOLDER", MIG_RECORDS)
+    os.makedirs(records, mode=0o700, exist_ok=True)
+    with FileLock(records + "/lock"):  # no agent makes or removes an instance meanwhile
+        found = {
+            name: run_smi([SMI[0], "mig", option]).get("text", "")
+            for name, option in SMI_MIG.items()
+        }
+        made = [read_text(path) for path in glob.glob(glob.escape(records) + "/*.json")]
+    return {**found, "made": "\n".join(filter(None, made))}
 
 
 def run_smi(command: list[str]) -> Fields:

@@ -453,10 +453,24 @@ class HostSupervisor:
             write_text(folder + "/removed", "")
             self._run_aside([engine, "rm", "-f", f"{name}-{rank}"])
             return True
+        if self._sweep(name, rank, folder):
+            return True
         begun = os.path.exists(self._files(name, rank) + "/started")
         if removing is not None or not begun:
             return False
         return self._deliver(name, rank, folder)
+
+    def _sweep(self, name: str, rank: str, folder: str) -> bool:
+        """Let an agent remove the MIG instance that a killed agent left. Return True while it
+        runs."""
+        if not (read_json(folder + "/config.json") or {}).get("instance"):
+            return False
+        run = read_json(folder + "/sweeper.json")
+        if run is None:
+            run = self._spawn(name, rank, ["--sweep"], "swept")
+            write_json(folder + "/sweeper.json", run)
+            self._watch(run)
+        return lives(run)
 
     def _run_aside(self, command: list[str]) -> None:
         null = subprocess.DEVNULL

@@ -2,8 +2,7 @@
 user's credentials.
 
 A source is a module that defines `SOURCE: PriceSource`. A provider names its source in
-`Manifest.prices`. The modules of this package read the prices of clouds for which Cavvy has no
-provider.
+`Manifest.prices`.
 
 * PriceError       the prices cannot be read now; the message gives the reason and the remedy
   + NeedsLogin     the available credentials are insufficient; a refresh of all providers skips this
@@ -12,13 +11,33 @@ provider.
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct
+
+_NO_READER = "Cavvy cannot read the provider's price list yet"
+# why Cavvy does not read the price lists of some providers yet
+_UNREAD: Mapping[str, str] = {
+    "oci": _NO_READER,
+    "lambda": "the provider's price API needs an API key",
+    "runpod": _NO_READER,
+    "tpu": "Cavvy cannot read the prices of TPUs in Google's price list",
+    "vast": _NO_READER,
+    "nebius": "the provider's price API needs credentials",
+    "verda": "the provider's price API needs credentials",
+    "primeintellect": _NO_READER,
+    "shadeform": _NO_READER,
+    "coreweave": "the provider publishes prices on a web page, not through an API",
+    "cudo": _NO_READER,
+    "do": "the provider's price API needs a token",
+    "fluidstack": _NO_READER,
+    "hyperbolic": _NO_READER,
+    "ibm": _NO_READER,
+    "paperspace": _NO_READER,
+    "seeweb": _NO_READER,
+}
 
 
 class PriceError(Exception):
@@ -66,20 +85,17 @@ class PriceSource(Protocol):
 
 def list_sources() -> Mapping[str, PriceSource]:
     """Return all price sources, by provider. The call imports the manifests of all providers."""
-    own = sorted(Path(__file__).parent.glob("[!_]*.py"))
-    found = [*(import_module(f"{__name__}.{path.stem}") for path in own), *_import_foreign()[0]]
+    found = _import_sources()[0]
     sources: list[PriceSource] = [module.SOURCE for module in found if hasattr(module, "SOURCE")]
     return {source.provider: source for source in sources}
 
 
 def list_unavailable() -> Mapping[str, str]:
     """Return the providers whose prices `refresh` cannot read, with the reasons."""
-    from cavvy.providers.prices.unavailable import REASONS
-
-    return {**REASONS, **_import_foreign()[1]}
+    return {**_UNREAD, **_import_sources()[1]}
 
 
-def _import_foreign() -> tuple[Sequence[ModuleType], Mapping[str, str]]:
+def _import_sources() -> tuple[Sequence[ModuleType], Mapping[str, str]]:
     """Import the price sources that manifests name. Also return why some cannot be imported."""
     from cavvy.providers.registry import BadSettings, import_part, manifests
 
