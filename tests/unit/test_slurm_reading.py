@@ -256,6 +256,8 @@ def test_the_price_of_an_instance_is_its_part_of_the_gpu() -> None:
     rates = AcceleratorRates("A100=8 1")
     assert rates("nvidia_a100_1g.5gb") == HourlyRate(1_000_000)
     assert rates("NVIDIA-A100-SXM4-80GB-MIG-3g.40gb") == HourlyRate(4_000_000)
+    assert rates("a100_1g.10gb") == rates("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb")
+    assert rates("NVIDIA-A100-SXM4-40GB-MIG-1g.10gb") == HourlyRate(2_000_000)
     assert rates("h100") == HourlyRate(1_000_000)
 
 

@@ -81,17 +81,16 @@ def find_families(profile: str) -> Collection[str]:
     }
 
 
-def find_part(family: str, profile: str) -> float | None:
-    """Return the part of a GPU's memory slices that the profile takes, or None if it is unknown."""
-    return next(
-        (
-            each.size / table.slices
-            for table in find_tables(family)
-            for each in table.profiles
-            if each.name == plain_profile(profile)
-        ),
-        None,
-    )
+def find_part(family: str, profile: str, memory_mib: int | None = None) -> float | None:
+    """Return the part of a GPU's memory slices that the profile takes, or None if it is unknown. If
+    the GPU's memory is unknown, the profile is one of the largest GPU of the family that has it."""
+    parts = [
+        each.size / table.slices
+        for table in find_tables(family)
+        for each in table.profiles
+        if each.name == plain_profile(profile) and memory_mib in (None, table.memory_mib)
+    ]
+    return min(parts, default=None)
 
 
 def plain_profile(profile: str) -> str:

@@ -72,8 +72,9 @@ class AcceleratorRates:
 
     def __call__(self, product: str) -> HourlyRate:
         name, _ = identify_gpu(product)
-        instance = split_instance(name)
-        part = find_part(*instance) if instance else None
+        instance, named = split_instance(name), _INSTANCE.fullmatch(product)
+        known = find_accelerator(named["gpu"]) if named and named["gpu"] else None
+        part = find_part(*instance, known.memory_mib if known else None) if instance else None
         family, part = (instance[0], part) if instance and part else (name, 1)
         rate = next((rate for wish, rate in self._named if is_match(family, wish)), self._rest)
         return HourlyRate(round(rate.micros_per_hour * part))

@@ -1,7 +1,7 @@
 """Turns the nodes of a cluster, and their free resources, into offers. No I/O."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import reduce
@@ -115,6 +115,15 @@ class NodeMachine(NamedTuple):
 _UNKNOWN, _FREE = NodeMachine(), HourlyRate(0)
 
 
+class DeviceClaim(Struct, frozen=True, kw_only=True):
+    """What a pod claims: devices of a class with these attributes. `version` is that of the API."""
+
+    version: str
+    device_class: str
+    product: str
+    profile: str = ""  # of MIG instances
+
+
 class KubernetesNode(Struct, frozen=True, kw_only=True):
     """One node, limited to one kind of the node's accelerators: the resources that jobs may use,
     and the free part of these resources.
@@ -133,6 +142,7 @@ class KubernetesNode(Struct, frozen=True, kw_only=True):
     why_not: str = ""
     broken: int = 0  # accelerators that the node has but cannot allocate
     machine: NodeMachine = _UNKNOWN
+    claim: DeviceClaim | None = None  # set if pods claim the accelerators; see `device_claims`
     rate: HourlyRate = _FREE  # the price of the whole machine; 0 if unknown
 
     @property
@@ -156,8 +166,10 @@ def read_nodes(
     pods: Sequence[Object],
     selector: Mapping[str, str],
     borne: Sequence[Toleration],
+    accelerated: Collection[str] = (),
 ) -> Sequence[KubernetesNode]:
     """Return the nodes that jobs may use, with one entry for each kind of accelerator on a node.
+    `accelerated` names nodes that have accelerators without a device plugin.
 
     Resources that unscheduled pods of Cavvy will use are deducted from nodes on which these pods
     fit.
@@ -176,7 +188,8 @@ def read_nodes(
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
         if all(labels.get(name) == value for name, value in selector.items()):
-            found += _read_node(node, by_node.get(node["metadata"]["name"], []), borne)
+            name = node["metadata"]["name"]
+            found += _read_node(node, by_node.get(name, []), borne, name in accelerated)
     for pod in unplaced:
         found = promise(
             found, {resource: requested(pod, resource) for resource in _resources_of(pod)}, 1
@@ -227,7 +240,7 @@ def promise(
 
 
 def _read_node(
-    node: Object, pods: Sequence[Object], borne: Sequence[Toleration]
+    node: Object, pods: Sequence[Object], borne: Sequence[Toleration], accelerated: bool
 ) -> Sequence[KubernetesNode]:
     capacity = (node.get("status") or {}).get("capacity") or {}
     resources = [
@@ -235,7 +248,7 @@ def _read_node(
         for name, count in capacity.items()
         if _ACCELERATORS.fullmatch(name) and read_quantity(count) > 0
     ] or [""]
-    why_not = _why_not(node, borne, bool(resources[0]))
+    why_not = _why_not(node, borne, accelerated or bool(resources[0]))
     machine = _read_machine(node) if len(resources) == 1 else _UNKNOWN
     parts = [_read_part(node, pods, resource, why_not) for resource in resources]
     return [replace(part, machine=machine) for part in parts]

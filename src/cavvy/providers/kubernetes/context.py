@@ -36,6 +36,13 @@ from cavvy.providers.kubernetes.cluster import (
     read_nodes,
     read_quantity,
 )
+from cavvy.providers.kubernetes.device_claims import (
+    GROUP,
+    DraObjects,
+    add_devices,
+    choose_version,
+    claims_path,
+)
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.kueue import explain_wait, find_kueue, is_gated, probe_queue
 from cavvy.providers.kubernetes.node_pools import (
@@ -88,6 +95,8 @@ class ClusterContext:
         self._nodes: tuple[datetime, Sequence[KubernetesNode]] | None = None
         self.labels: frozenset[str] = frozenset()  # the labels that any node can have, if known
         self._pools: tuple[datetime, Sequence[PoolTemplate]] | None = None
+        # the version and the device classes of Dynamic Resource Allocation
+        self._classes: tuple[datetime, str, Sequence[Object]] | None = None
         self._launching: dict[str, asyncio.Lock] = {}
         self._promised: dict[
             str, tuple[Mapping[str, ResourceAmount], int]
@@ -126,12 +135,38 @@ class ClusterContext:
                     self.api.items("/api/v1/nodes"), self._everybody()
                 )
             options = self._terms.options
-            live = read_nodes(raw, everybody, options.selector, options.tolerations)
+            devices = await self._list_devices()
+            names = devices.list_nodes()
+            live = read_nodes(raw, everybody, options.selector, options.tolerations, names)
+            live = add_devices(live, devices)
             pools = make_nodes(await self._list_pools(), options.selector, options.tolerations)
             self._nodes = (now, [*live, *pools])
             # nodes that an autoscaler adds may have other labels
             self.labels = frozenset() if pools else frozenset(list_labels(raw))
         return self._nodes[1]
+
+    async def _list_devices(self) -> DraObjects:
+        """Return the devices that drivers publish, and the claims on them. The result is empty if
+        the cluster has no device classes, or if the user has no permission to read the objects."""
+        now = self._terms.now()
+        try:
+            if self._classes is None or now - self._classes[0] > _POOLS_AGE:
+                version = choose_version(await self.api.find(GROUP) or {})
+                path = f"{GROUP}/{version}/deviceclasses"
+                self._classes = (now, version, await self.api.items(path) if version else [])
+            _, version, classes = self._classes
+            if not classes:
+                return DraObjects()
+            path = f"{GROUP}/{version}"
+            slices, claims = await asyncio.gather(
+                self.api.items(f"{path}/resourceslices"), self.api.items(f"{path}/resourceclaims")
+            )
+        except ApiServerRefused as error:
+            if error.status in (403, 404):
+                self._classes = (now, "", [])
+                return DraObjects()
+            raise
+        return DraObjects(version=version, classes=classes, slices=slices, claims=claims)
 
     async def _list_pools(self) -> Sequence[PoolTemplate]:
         """Return the nodes that autoscalers can add; the responses may be up to _POOLS_AGE old. A
@@ -311,10 +346,15 @@ class ClusterContext:
         delete all objects of the gang.
         """
         mark, options = self._terms.mark, self._terms.options
+        made = [self.api.make(self._path("secrets"), pods.make_secret(spec, mark, owner))]
+        if node.claim and spec.offer.accelerator_count:
+            template = pods.make_claim_template(spec, mark, owner, node.claim)
+            path = claims_path(node.claim, self.api.context.namespace)
+            made.append(self.api.make(path, template))
         # The secret and the pods are created concurrently to save time: a kubelet reads the secret
         # only after it has seen the pod.
         results = await asyncio.gather(
-            self.api.make(self._path("secrets"), pods.make_secret(spec, mark, owner)),
+            *made,
             *(
                 self.api.make(
                     self._path("pods"),

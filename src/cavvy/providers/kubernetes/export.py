@@ -22,6 +22,7 @@ from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.formats.notes import LiteralDumper
 from cavvy.providers.formats.program import escape_references, list_start_lines
 from cavvy.providers.kubernetes.cluster import KubernetesNode, find_resource
+from cavvy.providers.kubernetes.device_claims import add_claim, make_template
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_overlay import overlay_pod
@@ -69,6 +70,8 @@ def make_export(
     documents = [] if nodes == 1 else [_service(task)]
     documents += [make_claim(each, nodes) for each in _list_volumes(task) if _is_new(each)]
     place = node or _guess_node(task.resources)
+    if place.claim and (count := _size(task.resources, offer)[2]):
+        documents.append(make_template(task.name, place.claim, count))
     own = read_task_options(task.resources, "kubernetes")
     pods = [_pod(task, offer, rank, nodes, options, place) for rank in range(nodes)]
     made = [overlay_task(overlay_pod(each, options.pod), own, task.project) for each in pods]
@@ -104,7 +107,7 @@ def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
     wanted = {
         f"secrets: kubectl create secret generic {task.name}-secrets {values}": bool(task.secrets),
         f"resources.gpu: any {node.resource} is accepted; add a nodeSelector for "
-        f"{', '.join(needs)}": bool(needs and not node.label),
+        f"{', '.join(needs)}": bool(needs and not node.label and not node.claim),
         "workdir: pods do not fetch the folder; copy it into the image or a volume": task.workdir
         is not None,
         "image: build and push the Dockerfile's image; name it in each container": task.image_build
@@ -165,10 +168,12 @@ def _pod(
         "image": task.image or options.image,
         "command": ["sh", "-c", escape_references(_SHELL), escape_references(make_work(task))],
         "env": _environment(task, rank, nodes, count),
-        "resources": make_resources(cpus, memory_mib, node.resource, count),
+        "resources": make_resources(cpus, memory_mib, node.resource, 0 if node.claim else count),
     }
     place = make_place(count, node, options)
     spec: Object = {**place, "containers": [container]}
+    if node.claim and count:
+        add_claim(spec, container, task.name)
     if task.limits.duration:
         spec["activeDeadlineSeconds"] = math.ceil(task.limits.duration.total_seconds())
     spec["terminationGracePeriodSeconds"] = math.ceil(task.grace.total_seconds())

@@ -10,7 +10,8 @@ from typing import Any
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec
-from cavvy.providers.kubernetes.cluster import SPOT, KubernetesNode
+from cavvy.providers.kubernetes.cluster import SPOT, DeviceClaim, KubernetesNode
+from cavvy.providers.kubernetes.device_claims import add_claim, make_template
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_overlay import overlay_pod
@@ -146,18 +147,32 @@ def _pod_spec(
         "command": ["sh", "/cavvy/agent/boot.sh"],
         "env": env,
         "resources": make_resources(
-            spec.offer.vcpus, spec.offer.memory_mib, node.resource, spec.offer.accelerator_count
+            spec.offer.vcpus,
+            spec.offer.memory_mib,
+            node.resource,
+            0 if node.claim else spec.offer.accelerator_count,
         ),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    return {
+    pod = {
         **make_place(spec.offer.accelerator_count, node, options),
         "containers": [container],
         "volumes": volumes,
         "terminationGracePeriodSeconds": int(_grace(spec).total_seconds()),
         **_deadline(spec),
     }
+    if node.claim and spec.offer.accelerator_count:
+        add_claim(pod, container, spec.name)
+    return pod
+
+
+def make_claim_template(
+    spec: GangSpec, mark: str, owner: OwnerObject, claim: DeviceClaim
+) -> Object:
+    """Return the template of the claims of a gang's pods."""
+    metadata = {"labels": labels_of(mark, spec.name), "ownerReferences": [owner.reference]}
+    return make_template(spec.name, claim, spec.offer.accelerator_count, metadata)
 
 
 def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object]]:
@@ -206,7 +221,8 @@ def make_place(accelerators: int, node: KubernetesNode | None, options: PodOptio
     """Return the fields of a pod's spec that determine its node and its service account."""
     tolerations = [each.object for each in options.tolerations]
     if accelerators and node is not None:
-        tolerations.append({"key": node.resource, "operator": "Exists"})
+        key = "nvidia.com/gpu" if node.claim else node.resource
+        tolerations.append({"key": key, "operator": "Exists"})
     for key in ("not-ready", "unreachable"):
         tolerations.append(
             {

@@ -29,6 +29,12 @@ CLUSTER: tuple[Right, ...] = (
     ("", "nodes", ("get", "list")),
     ("", "pods", ("list",)),
 )
+# optional rights that let Cavvy claim devices by Dynamic Resource Allocation
+_CLAIMS: tuple[Right, ...] = (("resource.k8s.io", "resourceclaimtemplates", ("create",)),)
+_DEVICES: tuple[Right, ...] = tuple(
+    ("resource.k8s.io", each, ("list",))
+    for each in ("deviceclasses", "resourceslices", "resourceclaims")
+)
 # optional cluster-wide rights that let Cavvy offer node pools without nodes
 _POOLS: tuple[Right, ...] = tuple(
     (group, resource, ("list",)) for group, _, resource in (path.split("/") for path in LISTS)
@@ -54,7 +60,7 @@ def make_policy(namespace: str, queue: str = "") -> str:
             "apiVersion": rights,
             "kind": "Role",
             "metadata": place,
-            "rules": _rules(list_rights(queue)),
+            "rules": _rules((*list_rights(queue), *_CLAIMS)),
         },
         {
             "apiVersion": rights,
@@ -67,7 +73,7 @@ def make_policy(namespace: str, queue: str = "") -> str:
             "apiVersion": rights,
             "kind": "ClusterRole",
             "metadata": {"name": "cavvy"},
-            "rules": _rules((*CLUSTER, *_POOLS)),
+            "rules": _rules((*CLUSTER, *_POOLS, *_DEVICES)),
         },
         {
             "apiVersion": rights,
