@@ -222,7 +222,7 @@ class ByCache:
     """Several gateways get the requests in turn."""
 
     def __init__(self, count: int, blocks: int, gateways: int = 1) -> None:
-        self.routers = [CacheRouter(blocks * BLOCK) for _ in range(gateways)]
+        self.routers = [CacheRouter(blocks * BLOCK, gateways > 1) for _ in range(gateways)]
         for each in self.routers:
             each.set_replicas([f"replica-{number}" for number in range(count)])
         self.loads = [0] * count

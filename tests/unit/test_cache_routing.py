@@ -199,11 +199,19 @@ def test_replicas_that_stay_keep_what_they_hold() -> None:
     assert router.choose(prompt, [0, 0], 2.0) == 1
 
 
-def test_gateways_agree_about_a_conversation_that_is_new() -> None:
-    for number in range(20):
-        prompt = Prompt((), (), 10, opening=number * 7919)
-        assert len({make_router(5).choose(prompt, [0] * 5, 0.0) for _ in range(2)}) == 1
-    chosen = {make_router(5).choose(Prompt((), (), 10, n * 7919), [0] * 5, 0.0) for n in range(60)}
+def test_gateways_agree_about_a_conversation_that_some_do_not_know() -> None:
+    chosen = set()
+    for number in range(60):
+        first, second = CacheRouter(100_000, shared=True), CacheRouter(100_000, shared=True)
+        for each in (first, second):
+            each.set_replicas([f"r{name}" for name in range(5)])
+        opening = number * 7919
+        turn = Prompt(range(1000, 1010), BLOCK_ENDS, 1000, opening)
+        at = first.choose(turn, [0] * 5, 0.0)
+        first.begin(at, turn, 0.0)
+        second.begin((at + 1) % 5, make_prompt(1, 2), 0.0)
+        assert second.choose(turn, [0] * 5, 1.0) == at
+        chosen.add(at)
     assert chosen == set(range(5))
 
 

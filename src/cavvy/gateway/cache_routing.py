@@ -9,11 +9,12 @@ The cost of a replica is a number of prompt tokens:
     + a charge for each running request, whose tokens are generated in the same passes
     + a small charge for more work than others recently had, which decides between equal replicas
 
-The least cost wins; if costs are equal, the conversation's place on a circle of hashes decides, so
-several gateways agree. Dynamo's router adds the first, third and fourth term, with other weights;
-llm-d's scorers rank replicas by similar terms and add the ranks; Preble also counts what a copy
-evicts; SGLang's router uses the cache only while loads are nearly equal. The weights were chosen
-with `benchmarks/cache_routing.py`, which replays traces through an engine's timing.
+The least cost wins. With several gateways, which do not know what the others have sent, the
+replica with the highest hash for the conversation costs less, so they agree (rendezvous hashing).
+Dynamo's router adds the first, third and fourth term, with other weights; llm-d's scorers rank
+replicas by similar terms and add the ranks; Preble also counts what a copy evicts; SGLang's
+router uses the cache only while loads are nearly equal. The weights were chosen with
+`benchmarks/cache_routing.py`, which replays traces through an engine's timing.
 """
 
 from collections.abc import Sequence
@@ -23,11 +24,14 @@ from cavvy.gateway.prefix_cache import PrefixCaches
 from cavvy.gateway.prompts import Prompt
 
 CACHE_TOKENS = 1_000_000  # of a replica, if the service's file does not state them
-_COPY = 0.6  # of each token that another replica holds already
+_COPY = 0.5  # of each token that another replica holds already
 _RUNNING = 200.0  # tokens for each running request
 _BUSY = 0.03  # of each uncached token, if the replica also generates tokens for other requests
-_WORK = 0.002  # of each token of work above the least worked replica
-_REQUEST_TOKENS = 12_000  # how much work a request is besides its prompt
+_WORK = 0.005  # of each token of work above the least worked replica
+_REQUEST = 4.0  # how much work a request is besides its prompt, in mean prompts
+# of each token that no replica is known to hold, at the replica that all gateways prefer
+_HOME = 0.5
+_NEWEST = 0.01  # the share of the newest prompt in the mean
 _MEMORY = 0.9  # of the measured speed remains when a further prompt is measured
 
 
@@ -98,12 +102,15 @@ class _Replica:
 class CacheRouter:
     """The replicas of one service. Times are in seconds."""
 
-    def __init__(self, cache_tokens: int = CACHE_TOKENS) -> None:
+    def __init__(self, cache_tokens: int = CACHE_TOKENS, shared: bool = False) -> None:
+        self._shared = shared  # other gateways send prompts to the same replicas
         self._caches = PrefixCaches(cache_tokens)
         self._cache_tokens = cache_tokens
         self._known: dict[str, _Replica] = {}
         self._replicas: list[_Replica] = []
         self._speed = _Speed()
+        self._mean_tokens = 0.0  # of recent prompts
+        self._found: tuple[Prompt | None, dict[int, int]] = (None, {})  # by the last choice
 
     def set_replicas(self, names: Sequence[str]) -> None:
         """Replace the replicas; the ones that stay keep what they hold."""
@@ -125,31 +132,43 @@ class CacheRouter:
         if nearest >= FULL // FARTHER:
             return -1
         held = self._caches.find(prompt)
+        self._found = prompt, held
         most = max(held.values(), default=0)
-        least_work = min(each.work for each in self._replicas)
+        least_work = min([each.work for each in self._replicas])
         speed = self._speed.per_s
+        home = self._find_home(prompt) if self._shared else None
         best, found = (0.0, 0), -1
         for position, replica in enumerate(self._replicas):
             if loads[position] // FARTHER != nearest:
                 continue
             here = held.get(replica.place, 0)
-            cost = prompt.tokens - here + _COPY * (most - here)
-            cost += replica.waits(now, speed) + _RUNNING * replica.running
+            cost = prompt.tokens - here + _COPY * (most - here) + replica.waits(now, speed)
             cost += _WORK * (replica.work - least_work)
             if replica.running:
-                cost += _BUSY * (prompt.tokens - here)
+                cost += _RUNNING * replica.running + _BUSY * (prompt.tokens - here)
+            if replica is home:
+                cost -= _HOME * (prompt.tokens - most)
             rank = (cost, _mix(prompt.opening, replica.seed))
             if found < 0 or rank < best:
                 best, found = rank, position
         return found
 
+    def _find_home(self, prompt: Prompt) -> _Replica:
+        """Return the replica that all gateways prefer for the conversation."""
+        return max(self._replicas, key=lambda each: _mix(prompt.opening, each.seed))
+
     def begin(self, position: int, prompt: Prompt, now: float) -> Visit:
         """Record that the prompt is sent to the replica."""
         replica = self._replicas[position]
-        held = self._caches.find(prompt).get(replica.place, 0)
+        found, held_by = self._found
+        if found is not prompt:  # the choice was made earlier, or by load
+            held_by = self._caches.find(prompt)
+        held = held_by.get(replica.place, 0)
         visit = Visit(replica, self._speed, max(1, prompt.tokens - held), now)
         self._caches.hold(replica.place, prompt)
-        replica.work += prompt.tokens + _REQUEST_TOKENS
+        self._found = None, {}
+        self._mean_tokens += (prompt.tokens - self._mean_tokens) * _NEWEST
+        replica.work += prompt.tokens + _REQUEST * self._mean_tokens
         if replica.work > 2 * self._cache_tokens:  # recent work: as much as the caches remember
             for each in self._replicas:
                 each.work /= 2

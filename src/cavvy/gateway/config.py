@@ -59,6 +59,7 @@ class RoutingTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # maximum load, as a multiple of the mean load of the replicas
     load_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.25
     cache_tokens: Count = 1_000_000  # by cache: the tokens that a replica's cache holds
+    shared: bool = False  # by cache: gateways of other servers have the same replicas
 
     @property
     def reads_body(self) -> bool:

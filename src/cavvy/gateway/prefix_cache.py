@@ -8,11 +8,24 @@ beginning for all replicas. Trees of prompts, such as those of SGLang's router, 
 question; a chain of hashes needs no tree, as vLLM's and Dynamo's block hashes show.
 """
 
-from collections import OrderedDict
+from collections import deque
 
 from cavvy.gateway.prompts import Prompt
 
 ENTRIES_MAX = 1 << 16  # blocks of a replica, which bounds the memory of short prompts
+_STALE = 4  # prompts in the history for each block of a cache, before old ones are looked at
+
+
+class _Cache:
+    """One replica's cache: the number of the prompt that has last used each block, and the prompts
+    in the order of their use."""
+
+    __slots__ = ("history", "tokens", "used")
+
+    def __init__(self) -> None:
+        self.used: dict[int, int] = {}
+        self.history: deque[tuple[int, Prompt]] = deque()
+        self.tokens = 0
 
 
 class PrefixCaches:
@@ -21,51 +34,65 @@ class PrefixCaches:
     def __init__(self, tokens: int) -> None:
         self._tokens_max = tokens  # that the cache of a replica holds
         self._holders: dict[int, int] = {}  # by block, the replicas as bits
-        self._ages: dict[int, OrderedDict[int, int]] = {}  # blocks and their tokens, oldest first
-        self._tokens: dict[int, int] = {}
+        self._caches: dict[int, _Cache] = {}
+        self._number = 0  # of prompts
 
     def add(self, replica: int) -> None:
-        self._ages[replica], self._tokens[replica] = OrderedDict(), 0
+        self._caches[replica] = _Cache()
 
     def remove(self, replica: int) -> None:
-        for block in self._ages.pop(replica):
+        for block in self._caches.pop(replica).used:
             self._release(block, replica)
-        del self._tokens[replica]
 
     def find(self, prompt: Prompt) -> dict[int, int]:
         """Return how many of the prompt's first tokens each replica holds; 0 is left out."""
         found: dict[int, int] = {}
-        holders, held, end = -1, self._holders, 0
-        for at, block in enumerate(prompt.blocks):
-            here = held.get(block, 0) & holders
+        holders, get, at = -1, self._holders.get, 0
+        for block in prompt.blocks:
+            here = get(block, 0) & holders
             if here != holders:
                 if at:
-                    _set_bits(found, holders & ~here, end)
+                    _set_bits(found, holders & ~here, prompt.ends[at - 1])
                 holders = here
                 if not here:
                     return found
-            end = prompt.ends[at]
-        if end:
-            _set_bits(found, holders, end)
+            at += 1
+        if at:
+            _set_bits(found, holders, prompt.ends[at - 1])
         return found
 
     def hold(self, replica: int, prompt: Prompt) -> None:
         """Record that the replica computes the prompt."""
-        ages, holders, bit = self._ages[replica], self._holders, 1 << replica
-        blocks, ends = prompt.blocks, prompt.ends
-        added = 0
-        for at in range(len(blocks) - 1, -1, -1):
-            block = blocks[at]
-            if block in ages:
-                ages.move_to_end(block)
+        cache, bit, holders = self._caches[replica], 1 << replica, self._holders
+        used, ends = cache.used, prompt.ends
+        for at, block in enumerate(prompt.blocks):
+            if block not in used:
+                holders[block] = holders.get(block, 0) | bit
+                cache.tokens += ends[at] - (ends[at - 1] if at else 0)
+        self._number += 1
+        used.update(dict.fromkeys(prompt.blocks, self._number))
+        cache.history.append((self._number, prompt))
+        while (
+            cache.tokens > self._tokens_max
+            or len(used) > ENTRIES_MAX
+            or len(cache.history) > _STALE * (len(used) + 1)
+        ):
+            self._forget_oldest(replica, cache)
+
+    def _forget_oldest(self, replica: int, cache: _Cache) -> None:
+        """Forget blocks that only the oldest prompt has used, from its end, until the rest fits."""
+        number, prompt = cache.history.popleft()
+        ends = prompt.ends
+        for at in range(len(prompt.blocks) - 1, -1, -1):
+            block = prompt.blocks[at]
+            if cache.used.get(block) != number:
                 continue
-            ages[block] = size = ends[at] - (ends[at - 1] if at else 0)
-            holders[block] = holders.get(block, 0) | bit
-            added += size
-        self._tokens[replica] += added
-        while self._tokens[replica] > self._tokens_max or len(ages) > ENTRIES_MAX:
-            block, size = ages.popitem(last=False)
-            self._tokens[replica] -= size
+            if cache.tokens <= self._tokens_max and len(cache.used) <= ENTRIES_MAX:
+                rest = Prompt(prompt.blocks[: at + 1], ends, prompt.tokens)
+                cache.history.appendleft((number, rest))
+                return
+            del cache.used[block]
+            cache.tokens -= ends[at] - (ends[at - 1] if at else 0)
             self._release(block, replica)
 
     def _release(self, block: int, replica: int) -> None:

@@ -13,16 +13,16 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
 from cavvy.domain.values import Struct
-from cavvy.gateway.balancing import hash_key
 
 READ_BYTES = 256 << 10  # of a body; longer prompts differ before
 BYTES_PER_TOKEN = 4  # of English text; only ratios of tokens matter here
 # Short blocks first, because many prompts have only a short beginning in common.
-_BLOCK_BYTES = (*repeat(128, 8), *repeat(256, 12), *repeat(512, 24), *repeat(1024, 240))
+_BLOCK_BYTES = (*repeat(128, 4), *repeat(256, 6), *repeat(1024, 62), *repeat(4096, 48))
 _EDGES = tuple(accumulate(_BLOCK_BYTES))
 BLOCK_ENDS = tuple(edge // BYTES_PER_TOKEN for edge in _EDGES)
 _OPENING_BYTES = 4096
@@ -88,7 +88,7 @@ def read_prompt(body: bytes, length: int) -> Prompt | None:
         hash_blocks(text, hash(seed)),
         BLOCK_ENDS,
         max(len(text), length if not whole else 0) // BYTES_PER_TOKEN + 1,
-        hash_key(opening[-_OPENING_BYTES:]),
+        crc32(opening[-_OPENING_BYTES:]),
     )
 
 

@@ -97,7 +97,7 @@ class ServiceQueue:
             )
         self._caches: CacheRouter | None = None
         if routing is not None and routing.by == "cache":
-            self._caches = CacheRouter(routing.cache_tokens)
+            self._caches = CacheRouter(routing.cache_tokens, routing.shared)
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._bound = BoundArrivals()
         self._replicas: list[ReplicaPool] = []

@@ -258,7 +258,7 @@ class GatewayFront:
     async def _open(self) -> GatewayLink:
         """Return the link to a gateway process, after this process has received all services."""
         async with self._ending:
-            known = list_routes(self._stored(), self._caller.hash_key)
+            known = self._list_routes()
             link = await self._child.reach(known)
             sent: dict[str, PublishedService] = {}
             while sent != self._published:  # more changes may arrive meanwhile
@@ -355,7 +355,7 @@ class GatewayFront:
         """
         if self._plane is None or not self._child.port:
             return self._plane is None
-        routes = list_routes(self._stored(), self._caller.hash_key)
+        routes = self._list_routes()
         replicas = {name: each.replicas for name, each in self._published.items()}
         try:
             await self._plane.keep(routes, replicas, self._child.port)
@@ -397,8 +397,11 @@ class GatewayFront:
         for each in self._published.values():
             self._wake(each.service)
 
+    def _list_routes(self) -> tuple[ServiceRoute, ...]:
+        return list_routes(self._stored(), self._caller.hash_key, shared=self._shared is not None)
+
     async def _set_services(self, link: GatewayLink) -> None:
-        routes = list_routes(self._stored(), self._caller.hash_key)
+        routes = self._list_routes()
         await link.ask(SetServices(services=routes))
 
     async def _read(self) -> dict[str, ServiceFacts]:

@@ -34,17 +34,20 @@ _log = logging.getLogger(__name__)
 
 
 def list_routes(
-    services: Iterable[StoredService], hash_key: Callable[[str], str] = lambda service_id: ""
+    services: Iterable[StoredService],
+    hash_key: Callable[[str], str] = lambda service_id: "",
+    shared: bool = False,
 ) -> tuple[ServiceRoute, ...]:
     """Return the routes of all services. The gateway refuses all routes if one route is unusable,
     so a service whose route is unusable is closed. Two simultaneous requests can create two
     services with the same host name; the older service keeps the name. `hash_key` returns the
     SHA-256 of the key with which queued calls to a service are sent, or "" if no such key exists.
+    `shared` means that gateways of other servers have the same services.
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()
     for service in sorted(services, key=lambda each: (each.created_at, each.id)):
-        route = make_route(service, hash_key(service.id))
+        route = make_route(service, hash_key(service.id), shared)
         own = tuple(each for each in route.hosts if each.lower() not in taken)
         taken.update(each.lower() for each in own)
         if own != route.hosts:
@@ -64,7 +67,7 @@ def _check(service: StoredService, route: ServiceRoute) -> ServiceRoute:
         )
 
 
-def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
+def make_route(service: StoredService, queue_key: str = "", shared: bool = False) -> ServiceRoute:
     spec = service.spec
     canary = None
     if is_canary(service):
@@ -93,7 +96,7 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
         batch=None if spec.batch is None else _make_batch(spec.batch),
-        routing=_make_routing(spec.routing),
+        routing=_make_routing(spec.routing, shared),
         canary=canary,
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
@@ -111,10 +114,10 @@ def _make_batch(rule: BatchRule) -> BatchTerms:
     )
 
 
-def _make_routing(rule: RoutingRule | None) -> RoutingTerms | None:
+def _make_routing(rule: RoutingRule | None, shared: bool) -> RoutingTerms | None:
     if rule is None or rule.by is RoutingKind.LOAD:
         return None
-    terms = RoutingTerms(by=_ROUTING[rule.by])
+    terms = RoutingTerms(by=_ROUTING[rule.by], shared=shared)
     if rule.header is not None:
         return replace(terms, header=rule.header.lower())
     return terms if rule.cache_tokens is None else replace(terms, cache_tokens=rule.cache_tokens)
