@@ -28,6 +28,14 @@ _SECTIONS = {
     "Tasks": ("Task",),
     "Jobs": ("Job", "AsyncJob", "JobStatus", "NodeStatus", "JobCost", "CostItem", "JobEvent"),
     "Arrays": ("JobArray", "AsyncJobArray", "ArrayResult"),
+    "Own hosts, shares and policies": (
+        "OwnHost",
+        "HostHolder",
+        "HostReservation",
+        "ShareStatus",
+        "ShareLoan",
+        "PolicyStatus",
+    ),
     "Errors": (
         "CavvyError",
         "InvalidArgument",

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from cavvy.sdk.job import Job
+    from cavvy.sdk.operation import (
+        HostHolder,
+        HostReservation,
+        OwnHost,
+        PolicyStatus,
+        ShareLoan,
+        ShareStatus,
+    )
     from cavvy.sdk.status import CostItem, JobCost, JobEvent, JobStatus, NodeStatus
     from cavvy.sdk.task import Task
     from cavvy.spec.keys import (
@@ -60,6 +68,8 @@ __all__ = [
     "CostItem",
     "Disk",
     "GitWorkdir",
+    "HostHolder",
+    "HostReservation",
     "Image",
     "Input",
     "InvalidArgument",
@@ -77,13 +87,17 @@ __all__ = [
     "NodeStatus",
     "NodeTest",
     "Output",
+    "OwnHost",
     "Param",
+    "PolicyStatus",
     "ResourceChoice",
     "Resources",
     "Retry",
     "Schedule",
     "ServerUnavailable",
     "Setup",
+    "ShareLoan",
+    "ShareStatus",
     "Task",
     "VolumeMount",
     "WaitTimeout",
@@ -116,6 +130,17 @@ _MODULES = {
     "Job": "job",
     "JobArray": "array",
     **dict.fromkeys(("CostItem", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"),
+    **dict.fromkeys(
+        (
+            "HostHolder",
+            "HostReservation",
+            "OwnHost",
+            "PolicyStatus",
+            "ShareLoan",
+            "ShareStatus",
+        ),
+        "operation",
+    ),
     "Task": "task",
 }
 

@@ -7,7 +7,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -91,6 +91,50 @@ def test_a_job_from_its_files_to_its_bill(
     job.remove()
     with pytest.raises(JobNotFound, match=job.id):
         job.status()
+
+
+def test_operators_see_and_change_hosts_reservations_and_policies(
+    client: Client, tmp_path: Path
+) -> None:
+    (box,) = client.hosts()
+    assert (box.state, box.holders, box.reservations) == ("ready", (), ())
+    job = client.submit(waits_for(tmp_path / "go"), consent=True)
+    job.wait("running")
+    host = client.cordon(box.name, reason="fan")
+    assert (host.state, "fan" in host.why) == ("cordoned", True)
+    (holder,) = host.holders
+    assert (holder.job, holder.project, holder.job_id) == (job.name, job.project, job.id)
+    assert (type(holder.lost), type(holder.lost_usd)) == (timedelta, Decimal)
+    assert client.uncordon(box.name).state == "ready"
+    host = client.drain(box.name, within=timedelta(hours=1))
+    assert host.state == "draining"
+    assert host.drain_by is not None
+    assert client.uncordon(box.name).drain_by is None
+
+    begin = datetime.now(UTC) + timedelta(days=1)
+    made = client.reserve("4h", hosts=[box.name], begin=begin, name="demo", reason="show")
+    assert (made.name, [*made.hosts], made.ends_at - begin) == (
+        "demo",
+        [box.name],
+        timedelta(hours=4),
+    )
+    assert [each.name for each in client.reservations(project=made.project)] == ["demo"]
+    assert client.hosts()[0].reservations == (made,)
+    client.remove_reservation("demo")
+    assert client.reservations() == []
+    with pytest.raises(CavvyError, match="no reservation"):
+        client.remove_reservation("demo")
+
+    policy = client.set_policy(share=2, max_usd_per_hour="7200.5", user_accelerators={"H100": 4})
+    assert (policy.share, policy.max_usd_per_hour) == (2, Decimal("7200.5"))
+    assert client.set_policy(user_jobs=3).max_usd_per_hour == Decimal("7200.5")  # it is kept
+    assert client.policies()[-1].user_accelerators == {"H100": 4}
+    (share,) = client.shares(project=job.project)
+    assert (share.weight, share.jobs, share.usd_per_hour) == (2, 1, Decimal(3600))
+    client.delete_policy()
+    assert client.policies() == []
+    (tmp_path / "go").touch()
+    job.wait()
 
 
 def test_a_failed_job_raises_the_end_of_its_log(client: Client) -> None:

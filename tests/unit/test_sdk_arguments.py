@@ -28,6 +28,7 @@ from cavvy.client import ApiClient
 from cavvy.sdk.arguments import list_after, read_seconds
 from cavvy.sdk.async_client import _Threads
 from cavvy.sdk.connections import Connections
+from cavvy.sdk.operation import change_policy
 
 ADDRESS = "https://127.0.0.1:1"
 STATUS = JobStatus(
@@ -75,6 +76,10 @@ WRONG_TYPES: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("limit must be of type int, not str", lambda c, _: c.jobs(limit="5")),
     ("phases must be", lambda c, _: c.jobs(phases=5)),
     ("since must be of type datetime, not str", lambda c, _: c.cost(since="today")),
+    ("host must be", lambda c, _: c.cordon(None)),
+    ("within must be", lambda c, _: c.drain("box", within=None)),
+    ("hosts must be a list", lambda c, _: c.reserve("1h", hosts="box")),
+    ("begin must be of type datetime", lambda c, _: c.reserve("1h", begin="now")),
     ("timeout must be", lambda _, j: j.wait(timeout=[])),
     ("timeout must be", lambda _, j: j.wait(timeout=True)),
     ("rank must be", lambda _, j: list(j.logs(rank="0"))),
@@ -98,6 +103,8 @@ def test_an_argument_of_a_wrong_type(
         lambda c, _: c.job("\0"),
         lambda c, _: c.job("\ud800"),
         lambda c, _: c.jobs(phases=["\ud800"]),
+        lambda c, _: c.drain("box", within="soon"),
+        lambda c, _: c.reserve("1h", begin=datetime(2026, 1, 1)),
         lambda _, j: j.wait("runing"),
         lambda _, j: j.wait(timeout="soon"),
         lambda _, j: j.wait(timeout=-1),
@@ -172,3 +179,12 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     assert connections._take() is connections._first
+
+
+def test_a_policy_keeps_what_a_change_does_not_name() -> None:
+    asked = change_policy(None, {"max_usd_per_hour": "1.5", "regions": ("eu",), "user_jobs": None})
+    assert (asked.max_micros_per_hour, asked.regions, asked.user_jobs) == (1_500_000, ["eu"], None)
+    with pytest.raises(InvalidArgument, match="a policy has no max_spend; it has providers, "):
+        change_policy(None, {"max_spend": 1})
+    with pytest.raises(InvalidArgument, match="max_rate_usd_per_hour: "):
+        change_policy(None, {"max_rate_usd_per_hour": "much"})

@@ -1,7 +1,7 @@
 """Checks the arguments of the Python interface before a request is sent."""
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from numbers import Integral, Real
 
 from cavvy.domain.units import UnitError, parse_duration
@@ -46,16 +46,30 @@ def check_params(params: object) -> None:
         check_text(name, "a key of params")
 
 
-def read_seconds(timeout: object) -> float:
-    """Return the seconds of a time limit. Raises TypeError, InvalidArgument."""
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    check_type(timeout, (Real, str, timedelta), "timeout")
+def read_seconds(length: object, name: str = "timeout") -> float:
+    """Return the seconds of a length of time. Raises TypeError, InvalidArgument."""
+    if isinstance(length, timedelta):
+        return length.total_seconds()
+    check_type(length, (Real, str, timedelta), name)
     try:
-        length = timeout if isinstance(timeout, str) else float(str(timeout))
-        return parse_duration(length).total_seconds()
+        given = length if isinstance(length, str) else float(str(length))
+        return parse_duration(given).total_seconds()
     except UnitError as error:
-        raise InvalidArgument(f"timeout: {error}") from error
+        raise InvalidArgument(f"{name}: {error}") from error
+
+
+def read_begin(begin: object) -> datetime:
+    """Return the point in time, or now if it is None. Raises TypeError, InvalidArgument."""
+    if begin is None:
+        return datetime.now(UTC)
+    check_type(begin, datetime, "begin")
+    assert isinstance(begin, datetime)
+    if begin.tzinfo is None:
+        raise InvalidArgument(
+            f"begin: {begin} has no time zone",
+            "use datetime.now(UTC) or value.replace(tzinfo=UTC)",
+        )
+    return begin
 
 
 def list_after(after: object) -> list[str]:

@@ -16,6 +16,7 @@ from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray
 from cavvy.sdk.client import Client
 from cavvy.sdk.errors import CavvyError
 from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
+from cavvy.sdk.operation import HostReservation, OwnHost, PolicyStatus, ShareStatus
 from cavvy.sdk.status import JobCost, JobEvent, JobStatus, Phase
 from cavvy.sdk.task import Task
 
@@ -311,6 +312,77 @@ class AsyncClient:
         """See `Client.cost`."""
         client = await self._connect()
         return await self._threads.run(client.cost, since=since, project=project)
+
+    async def hosts(self) -> list[OwnHost]:
+        """See `Client.hosts`."""
+        return await self._threads.run((await self._connect()).hosts)
+
+    async def cordon(self, host: str, *, reason: str = "", gpus: Iterable[int] = ()) -> OwnHost:
+        """See `Client.cordon`."""
+        client = await self._connect()
+        return await self._threads.run(client.cordon, host, reason=reason, gpus=gpus)
+
+    async def uncordon(self, host: str) -> OwnHost:
+        """See `Client.uncordon`."""
+        return await self._threads.run((await self._connect()).uncordon, host)
+
+    async def drain(self, host: str, *, within: TimeLimit = "30m", reason: str = "") -> OwnHost:
+        """See `Client.drain`."""
+        client = await self._connect()
+        return await self._threads.run(client.drain, host, within=within, reason=reason)
+
+    async def reservations(self, *, project: str | None = None) -> list[HostReservation]:
+        """See `Client.reservations`."""
+        return await self._threads.run((await self._connect()).reservations, project=project)
+
+    async def reserve(
+        self,
+        length: TimeLimit,
+        *,
+        hosts: Iterable[str] = (),
+        gpus: int = 0,
+        begin: datetime | None = None,
+        user: str = "",
+        name: str = "",
+        reason: str = "",
+        drain: bool = False,
+        project: str | None = None,
+    ) -> HostReservation:
+        """See `Client.reserve`."""
+        client = await self._connect()
+        return await self._threads.run(
+            client.reserve,
+            length,
+            hosts=hosts,
+            gpus=gpus,
+            begin=begin,
+            user=user,
+            name=name,
+            reason=reason,
+            drain=drain,
+            project=project,
+        )
+
+    async def remove_reservation(self, name: str) -> None:
+        """See `Client.remove_reservation`."""
+        await self._threads.run((await self._connect()).remove_reservation, name)
+
+    async def shares(self, *, project: str | None = None) -> list[ShareStatus]:
+        """See `Client.shares`."""
+        return await self._threads.run((await self._connect()).shares, project=project)
+
+    async def policies(self, *, project: str | None = None) -> list[PolicyStatus]:
+        """See `Client.policies`."""
+        return await self._threads.run((await self._connect()).policies, project=project)
+
+    async def set_policy(self, *, project: str | None = None, **limits: object) -> PolicyStatus:
+        """See `Client.set_policy`."""
+        client = await self._connect()
+        return await self._threads.run(client.set_policy, project=project, **limits)
+
+    async def delete_policy(self, *, project: str | None = None) -> None:
+        """See `Client.delete_policy`."""
+        await self._threads.run((await self._connect()).delete_policy, project=project)
 
     async def close(self) -> None:
         """Close the connections. Jobs continue to run."""

@@ -1,5 +1,6 @@
 """The client for notebooks and scripts: submits tasks and finds jobs."""
 
+import getpass
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -9,12 +10,46 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Self, Unpack
 
 from cavvy.client.array_wire import read_array
+from cavvy.client.maintenance_wire import (
+    CordonAsk,
+    DrainAsk,
+    ReservationAsk,
+    UncordonAsk,
+    add_reservation,
+    cordon_host,
+    delete_reservation,
+    drain_host,
+    list_hosts,
+    list_reservations,
+    uncordon_host,
+)
+from cavvy.client.policy_wire import delete_policy, list_policies, put_policy
+from cavvy.client.queue_wire import read_shares
 from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.units import Money
-from cavvy.sdk.arguments import check_params, check_text, check_texts, check_type, list_after
+from cavvy.sdk.arguments import (
+    check_params,
+    check_text,
+    check_texts,
+    check_type,
+    list_after,
+    read_begin,
+    read_seconds,
+)
 from cavvy.sdk.array import JobArray
 from cavvy.sdk.connections import Connections, default_project
-from cavvy.sdk.job import Job
+from cavvy.sdk.job import Job, TimeLimit
+from cavvy.sdk.operation import (
+    HostReservation,
+    OwnHost,
+    PolicyStatus,
+    ShareStatus,
+    change_policy,
+    read_host,
+    read_policy,
+    read_reservation,
+    read_share,
+)
 from cavvy.sdk.status import Phase, read_detail, read_listing
 from cavvy.sdk.submission import SubmitOptions, submit_task
 from cavvy.sdk.task import Task
@@ -194,6 +229,113 @@ class Client:
         with self._connections.use() as connection:
             found = connection.project_cost(chosen, since=since)
         return Money(found.total_micros).usd
+
+    def hosts(self) -> list[OwnHost]:
+        """Return the server's own hosts, and who holds what on them until when."""
+        with self._connections.use() as connection:
+            return [read_host(each) for each in list_hosts(connection)]
+
+    def cordon(self, host: str, *, reason: str = "", gpus: Iterable[int] = ()) -> OwnHost:
+        """Place no new work on an own host, or only on these of its GPUs, counted from 0. Running
+        work goes on, but jobs with checkpoints leave the GPUs."""
+        check_text(host, "host")
+        check_text(reason, "reason")
+        ask = CordonAsk(node=host, reason=reason, user=getpass.getuser(), gpus=tuple(gpus))
+        with self._connections.use() as connection:
+            return read_host(cordon_host(connection, ask))
+
+    def uncordon(self, host: str) -> OwnHost:
+        """Place work on an own host again."""
+        check_text(host, "host")
+        with self._connections.use() as connection:
+            return read_host(uncordon_host(connection, UncordonAsk(node=host)))
+
+    def drain(self, host: str, *, within: TimeLimit = "30m", reason: str = "") -> OwnHost:
+        """Cordon an own host, and let its work leave within a time: seconds, a `timedelta`, or a
+        string such as "30m". Jobs with checkpoints save one and go on elsewhere."""
+        check_text(host, "host")
+        check_text(reason, "reason")
+        length = read_seconds(within, "within")
+        ask = DrainAsk(node=host, reason=reason, user=getpass.getuser(), within_s=length)
+        with self._connections.use() as connection:
+            return read_host(drain_host(connection, ask))
+
+    def reservations(self, *, project: str | None = None) -> list[HostReservation]:
+        """Return the reservations that have not ended, of a project or of all projects."""
+        check_texts(project=project)
+        with self._connections.use() as connection:
+            return [read_reservation(each) for each in list_reservations(connection, project)]
+
+    def reserve(
+        self,
+        length: TimeLimit,
+        *,
+        hosts: Iterable[str] = (),
+        gpus: int = 0,
+        begin: datetime | None = None,
+        user: str = "",
+        name: str = "",
+        reason: str = "",
+        drain: bool = False,
+        project: str | None = None,
+    ) -> HostReservation:
+        """Reserve own `hosts`, or a number of `gpus` of any host, for a project or for one `user`
+        of it, from `begin` (now) for this length. Other work that may still run at the begin leaves
+        if `drain` is set; otherwise, the reservation is refused."""
+        for text, what in ((user, "user"), (name, "name"), (reason, "reason")):
+            check_text(text, what)
+        check_type(gpus, Integral, "gpus")
+        if isinstance(hosts, str):
+            raise TypeError("hosts must be a list, not a string")
+        ask = ReservationAsk(
+            project=self._choose(project),
+            user=user,
+            name=name,
+            nodes=list(hosts),
+            gpus=gpus,
+            begins_at=read_begin(begin),
+            length_s=read_seconds(length, "length"),
+            reason=reason,
+            made_by=getpass.getuser(),
+            moves=drain,
+        )
+        with self._connections.use() as connection:
+            return read_reservation(add_reservation(connection, ask))
+
+    def remove_reservation(self, name: str) -> None:
+        """Give what is reserved back."""
+        check_text(name, "name")
+        with self._connections.use() as connection:
+            delete_reservation(connection, name)
+
+    def shares(self, *, project: str | None = None) -> list[ShareStatus]:
+        """Return where the projects that use or want something stand in the queue; with `project`,
+        only this one."""
+        check_texts(project=project)
+        with self._connections.use() as connection:
+            return [read_share(each) for each in read_shares(connection, project).projects]
+
+    def policies(self, *, project: str | None = None) -> list[PolicyStatus]:
+        """Return the policies that apply to the jobs of a project, that of the server first and
+        the project's own last."""
+        chosen = self._choose(project)
+        with self._connections.use() as connection:
+            return [read_policy(each) for each in list_policies(connection, chosen)]
+
+    def set_policy(self, *, project: str | None = None, **limits: object) -> PolicyStatus:
+        """Change the policy of a project: its share, quotas and limits. `limits` are fields of
+        `PolicyStatus`; the others keep their values. Return the new policy."""
+        chosen = self._choose(project)
+        with self._connections.use() as connection:
+            own = [each for each in list_policies(connection, chosen) if each.project == chosen]
+            put_policy(connection, chosen, change_policy(own[0] if own else None, limits))
+            return read_policy(list_policies(connection, chosen)[-1])
+
+    def delete_policy(self, *, project: str | None = None) -> None:
+        """Delete the policy of a project. The policies of the projects above it still apply."""
+        chosen = self._choose(project)
+        with self._connections.use() as connection:
+            delete_policy(connection, chosen)
 
     def close(self) -> None:
         """Close the connections. Jobs continue to run."""
