@@ -21,7 +21,7 @@ from cavvy.domain.tasks import TaskSpec, TopologyNeed, Volume, VolumeKind
 from cavvy.domain.values import replace
 from cavvy.providers.kubernetes import pods
 from cavvy.providers.kubernetes.bundle import make_bundle
-from cavvy.providers.kubernetes.cluster import read_nodes
+from cavvy.providers.kubernetes.cluster import DeviceClaim, read_nodes
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.policy import make_policy
@@ -111,6 +111,25 @@ def test_manifests_fit_the_schemas_of_newer_versions(package: Path) -> None:
     answer = check(package, make_all())
     assert answer["problems"] == []
     assert {"1.25.0", "1.30.0", "1.37.0"} <= set(answer["versions"])
+
+
+@pytest.mark.parametrize(("version", "since"), [("v1", "1.34.0"), ("v1beta1", "1.32.0")])
+def test_claims_of_devices_fit_the_schemas_that_have_them(
+    package: Path, version: str, since: str
+) -> None:
+    owner = pods.OwnerObject(name="g", uid="u")
+    claim = DeviceClaim(
+        version=version, device_class="mig.nvidia.com", product="NVIDIA H200", profile="1g.18gb"
+    )
+    (node,) = read_nodes([make_node("a", {"nvidia.com/gpu": "8"}, {})], (), {}, ())
+    node = replace(node, claim=claim, resource=claim.device_class)
+    template = pods.make_claim_template(make_spec(), "m", owner, claim)
+    pod = pods.make_pod(make_spec(), 0, "m", owner, node, read_options({}), "agent")
+    answer = check(package, [template, pod])
+    refused = {each for each, _, _ in answer["problems"]}
+    newer = {each for each in answer["versions"] if each >= since}
+    assert "1.37.0" in newer
+    assert newer.isdisjoint(refused)
 
 
 def test_the_check_refuses_what_is_wrong(package: Path) -> None:
