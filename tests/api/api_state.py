@@ -19,7 +19,7 @@ from cavvy.api.app import make_app
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import AuditMiddleware
 from cavvy.api.auth import AuthMiddleware
-from cavvy.client.ids import make_key
+from cavvy.client.paths import make_key
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.messages import PROTOCOL
 from cavvy.server.open_state import open_state

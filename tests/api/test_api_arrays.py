@@ -7,7 +7,7 @@ import pytest
 from tests.api.api_state import Api, until
 
 from cavvy.api.routes import submission
-from cavvy.client.ids import make_key
+from cavvy.client.paths import make_key
 from cavvy.control.early_stopping import RungVerdict
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord, StopCause

@@ -13,7 +13,7 @@ from tests.api.api_state import Api, until
 from tests.unit.test_bucket_regions import Storages, storages
 from tests.unit.test_planner_transfers import Bucket
 
-from cavvy.client.ids import make_id, make_key
+from cavvy.client.paths import make_id, make_key
 from cavvy.control.retention import ROUNDS, WAIT, Retention
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, StaleVersion

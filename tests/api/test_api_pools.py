@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.api.api_state import Api, until
 
-from cavvy.client.ids import make_key
+from cavvy.client.paths import make_key
 from cavvy.control import node_pools
 from cavvy.domain.jobs import JobPhase
 

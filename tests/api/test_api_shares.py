@@ -10,7 +10,7 @@ from tests.api.api_state import Api, until
 from tests.api.team import make_team
 from tests.api.test_api_agents import claim, report
 
-from cavvy.client.ids import make_key
+from cavvy.client.paths import make_key
 from cavvy.domain.accounts import Role
 
 JOB = "{run: 'true'}"

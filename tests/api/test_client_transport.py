@@ -24,8 +24,8 @@ from cavvy.client import (
 from cavvy.client.account_wire import AccountClient
 from cavvy.client.budget_wire import list_budgets
 from cavvy.client.credential_wire import list_keys, rotate_key
-from cavvy.client.ids import make_id, read_time
 from cavvy.client.ledger_wire import list_entries, sum_ledger
+from cavvy.client.paths import make_id, read_time
 from cavvy.client.queue_wire import list_calls, retry_calls
 from cavvy.client.service_wire import list_service_keys, list_services
 from cavvy.client.sign_in_wire import list_trusts, list_ways

@@ -369,7 +369,7 @@ def test_a_spot_job_is_billed_for_its_billable_time() -> None:
 
 def test_the_entry_is_a_script_that_a_shell_understands(tmp_path: Path) -> None:
     """Its parts are joined again by the shell."""
-    from cavvy.providers.managed.container import make_entry
+    from cavvy.providers.managed.provider import make_entry
 
     script = "#!/bin/sh\n" + "".join(f"echo 'line {n}; $HOME \"x\"'\n" for n in range(200))
     entry = make_entry(script, 512)

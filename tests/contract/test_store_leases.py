@@ -14,10 +14,11 @@ from tests.waits import PATIENCE_S
 from cavvy.store import leases, migrate
 from cavvy.store.base import LeaseLost, StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver
-from cavvy.store.fence import FENCE, Fence
 from cavvy.store.leases import (
+    FENCE,
     SHARDS,
     SINGLETONS,
+    Fence,
     Replica,
     ReplicaLeases,
     find_preferred,

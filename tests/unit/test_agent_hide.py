@@ -19,7 +19,7 @@ from cavvy.agent.work import hide
 from cavvy.agent.work.folder import CannotBuild, transfer
 from cavvy.agent.work.view import list_shown
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
-from cavvy.providers.local.tasks import check_task
+from cavvy.providers.local.provider import check_task
 
 WORK = """
 import ctypes, os, sys

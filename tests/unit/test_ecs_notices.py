@@ -14,7 +14,7 @@ from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.base import AgentEndpoint, GangSpec, NodeEndpoint
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.ecs.service import EcsService
-from cavvy.providers.managed.container import make_container_script
+from cavvy.providers.managed.provider import make_container_script
 
 URL = b"http://169.254.169.254/latest/meta-data/spot/instance-action"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.domain.tasks import TaskSpec
-from cavvy.providers.local.tasks import check_task, find_engine
+from cavvy.providers.local.provider import check_task, find_engine
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cavvy.domain.values import asdict, replace
 from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.azureml.jobs import AzureMlService
 from cavvy.providers.ecs.service import EcsService
-from cavvy.providers.managed.container import make_container_script
+from cavvy.providers.managed.provider import make_container_script
 from cavvy.providers.managed.remote import container
 from cavvy.providers.managed.remote.container import find_address, read_place, stay
 from cavvy.providers.managed.service import HostList, ManagedService

@@ -18,7 +18,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.formats.services.sagemaker import CHANNELS, DataChannel
-from cavvy.providers.managed.container import make_container_script
+from cavvy.providers.managed.provider import make_container_script
 from cavvy.providers.sagemaker.channels import list_channels, list_placed
 from cavvy.providers.sagemaker.jobs import SageMakerService
 

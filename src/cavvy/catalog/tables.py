@@ -116,11 +116,6 @@ def successor(instance_type: str) -> str | None:
     return retired.successor if retired else None
 
 
-def list_retired() -> tuple[RetiredType, ...]:
-    """Return all withdrawn instance types."""
-    return tuple(_retired().values())
-
-
 @cache
 def _retired() -> dict[str, RetiredType]:
     return {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         StartFailed,
         Unreachable,
     )
-    from cavvy.client.ids import make_key
+    from cavvy.client.paths import make_key
     from cavvy.client.transport import Patience
 
 __all__ = [
@@ -37,7 +37,7 @@ _MODULES = {
     **dict.fromkeys(("API", "REVISION", "ApiClient", "ExecChunk", "LogChunk"), "client"),
     "Patience": "transport",
     "connect": "connection",
-    "make_key": "ids",
+    "make_key": "paths",
 }
 
 

@@ -16,8 +16,7 @@ from msgspec.json import encode
 from cavvy.client import wire
 from cavvy.client.answers import find_error, read_answer
 from cavvy.client.errors import NO_DATABASE, ApiError, ConnectionLost
-from cavvy.client.ids import make_key
-from cavvy.client.paths import job_path, machine_path, project_path, query, segment
+from cavvy.client.paths import job_path, machine_path, make_key, project_path, query, segment
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 from cavvy.client.versions import explain_older
 

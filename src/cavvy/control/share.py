@@ -20,8 +20,8 @@ from cavvy.control.worklist import QUEUE, is_calls_key, service_of_calls
 from cavvy.store.base import StoreError
 from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
 from cavvy.store.contacts import AgentContacts
-from cavvy.store.fence import FENCE
 from cavvy.store.leases import (
+    FENCE,
     QUEUE_LEASE,
     RENEW_S,
     SWEEP_LEASE,

@@ -14,7 +14,6 @@ from cavvy.planner.work import MACHINE_START
 # numbers, and so low that a few real observations outweigh them.
 _PRIOR_HOURS = 10.0  # prior node-hours, with the preemption rate SPOT_PREEMPTIONS_PER_HOUR
 _PRIOR_BOOTS = 2.0  # prior boots, each of the time that `expect_boot` describes
-_PRIOR_LAUNCHES = 2.0  # prior launches, of which half were granted
 # The cooldown after a refusal. The cooldown doubles with each further refusal in a row.
 FIRST_REST = timedelta(seconds=60)
 # With a longer cooldown, spot that has returned would be noticed too late.
@@ -50,13 +49,6 @@ class MarketRecord(Struct, frozen=True, kw_only=True):
         """
         prior = (documented or MACHINE_START).total_seconds() * _PRIOR_BOOTS
         return timedelta(seconds=(self.boot_s + prior) / (self.boots + _PRIOR_BOOTS))
-
-    @property
-    def grant_chance(self) -> float:
-        """The chance that a launch is granted, mixed with the prior."""
-        return (self.granted + _PRIOR_LAUNCHES / 2) / (
-            self.granted + self.refused + _PRIOR_LAUNCHES
-        )
 
 
 class MarketKnowledge(Struct, frozen=True, kw_only=True):

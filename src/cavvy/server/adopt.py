@@ -34,7 +34,7 @@ from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver, translating
-from cavvy.store.fence import Fence, check_fence
+from cavvy.store.leases import Fence, check_fence
 from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, refuse_rows

@@ -18,8 +18,7 @@ from cavvy.server.stored_files import bind_bucket, check_bucket, is_bucket, open
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder
-from cavvy.store.fence import Fence
-from cavvy.store.leases import RENEW_S, SWEEP_LEASE, Replica, ReplicaLeases, list_replicas
+from cavvy.store.leases import RENEW_S, SWEEP_LEASE, Fence, Replica, ReplicaLeases, list_replicas
 
 SCHEMES = ("postgresql://", "postgresql+psycopg://")
 _REMEMBERED = "database"  # the file with the URL of the database that the folder's server used last

@@ -52,7 +52,7 @@ from cavvy.server.unpacked import unpack
 from cavvy.settings import Settings
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import make_driver, translating
-from cavvy.store.fence import Fence, check_fence
+from cavvy.store.leases import Fence, check_fence
 from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
 from cavvy.store.table_copy import copy_rows, refuse_rows

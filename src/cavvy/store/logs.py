@@ -24,8 +24,14 @@ from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StoreFull, StoreUnusable
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.locks import FileLocks
-from cavvy.store.log_segments import LogSegment, SegmentFiles, find_segment_size
-from cavvy.store.log_times import LogTimes, is_due, note_arrival
+from cavvy.store.log_segments import (
+    LogSegment,
+    LogTimes,
+    SegmentFiles,
+    find_segment_size,
+    is_due,
+    note_arrival,
+)
 
 LIMIT = 1 << 30  # maximum bytes of one rank's log on disk
 _PART = 10  # the first file and each segment have at most 1/10 of the limit

@@ -49,8 +49,8 @@ from cavvy.store.budgets import SqlBudgets
 from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
-from cavvy.store.fence import FENCE, begin_fenced
 from cavvy.store.held import HeldReader
+from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
 from cavvy.store.prepared import Row

@@ -22,7 +22,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of
 from cavvy.api.wire import PositionQuery, reply, view
 from cavvy.client import wire
-from cavvy.client.ids import PATTERN
+from cavvy.client.paths import PATTERN
 from cavvy.control.fair_queue import QueuePlace
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total

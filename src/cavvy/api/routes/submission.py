@@ -22,7 +22,7 @@ from cavvy.catalog.residency import (
     say_unplaced,
 )
 from cavvy.client import wire
-from cavvy.client.ids import PATTERN, read_time
+from cavvy.client.paths import PATTERN, read_time
 from cavvy.control.decide.node_pools import (
     complete_pool_task,
     make_cluster_node,

@@ -288,7 +288,7 @@ class NodeGroups:
 def _make_names(pool: str, count: int) -> Sequence[str]:
     """Return names that no node of the pool has had. A name is not used twice, because the object
     of a removed node may still exist in the cluster."""
-    from cavvy.client.ids import make_key
+    from cavvy.client.paths import make_key
 
     return [f"{pool}-{make_key()[-10:].lower()}" for _ in range(count)]
 

@@ -31,7 +31,7 @@ from cavvy.domain.queued_calls import (
 from cavvy.domain.services import EventTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.store.base import RowNotFound, StaleVersion, StoreError
-from cavvy.store.fence import FENCE
+from cavvy.store.leases import FENCE
 from cavvy.store.objects.base import ObjectError, ObjectSigner
 from cavvy.store.objects.threads import in_thread
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import os
+import shutil
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from cavvy.agent.bundle import make_command
 from cavvy.agent.work import hide
+from cavvy.agent.work.hide import is_hidden
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
 from cavvy.domain.values import replace
 from cavvy.providers.base import (
@@ -38,7 +42,6 @@ from cavvy.providers.local.configs import KEPT, list_obeyed, make_configs
 from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
 from cavvy.providers.local.offers import list_offers, make_host
 from cavvy.providers.local.records import LocalGangEnd
-from cavvy.providers.local.tasks import check_task, find_engine
 from cavvy.providers.local.watch import ProcessWatch
 
 # how long the hardware's description is cached: devices change rarely, and drivers answer slowly
@@ -46,6 +49,64 @@ _LOOK_AGAIN = timedelta(seconds=60)
 _DRIVER_TIMEOUT_S = 30
 _HIDDEN = "hidden from jobs, containers, `cavvy exec` and `cavvy ssh`"
 _READABLE = "readable by {}: run untrusted jobs elsewhere, or run the server as another user"
+
+
+def find_engine() -> str | None:
+    """Return the container engine for agents on this machine: podman, or docker if its daemon can
+    be reached, or None if neither is available.
+    """
+    if shutil.which("podman"):
+        return "podman"
+    return (
+        "docker"
+        if shutil.which("docker") and _daemon_answers(os.environ.get("DOCKER_HOST"))
+        else None
+    )
+
+
+def _daemon_answers(address: str | None) -> bool:
+    """Return whether a daemon listens at the address to which docker's client would connect. A
+    remote daemon is not checked.
+    """
+    if address is not None and not address.startswith("unix://"):
+        return True
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(1)
+            line.connect((address or _DOCKER_SOCKET).removeprefix("unix://"))
+    except OSError:
+        return False
+    return True
+
+
+def check_task(
+    task: TaskSpec, engine: Callable[[], str | None], hides: Path | None
+) -> Sequence[Objection]:
+    """Return the objections that result from the state of this machine rather than from the
+    manifest. `engine` finds the container engine. `engine` is called only for a task with an image,
+    because searching PATH at every attempt to place a task would take too long. `hides` is the
+    folder that containers must not be able to read.
+    """
+    if task.image is None and task.image_build is None:
+        return []
+    if engine() is None:
+        reason = (
+            "needs podman, or docker with a running daemon; install or start one, or leave `image` "
+            "out"
+        )
+        return [Objection("image", reason)]
+    return [
+        Objection(
+            "volumes",
+            f"with the mount of {each.source}, the container would see {hides}, the folder of "
+            "Cavvy's server; choose another folder, or set `hide_server = false` in "
+            "`[providers.local]`",
+        )
+        for each in task.volumes
+        if hides is not None
+        and each.kind is VolumeKind.HOST
+        and is_hidden(str(hides), [], each.source)
+    ]
 
 
 class LocalProvider:
@@ -280,3 +341,6 @@ def _seen(gang: LivingGang | LocalGangEnd) -> GangSeen:
         reason=waits or ("being removed" if gang.removal else ""),
         nodes=[rank.see(gang.intent) for rank in gang.ranks],
     )
+
+
+_DOCKER_SOCKET = "/var/run/docker.sock"
