@@ -5,8 +5,9 @@
 
 A mutant is one function in which a comparison, an `and` or `or`, a condition or a result is
 inverted. For each mutant, the tests that call the function run in a forked process, in the given
-order, until one fails. A test that needs an event loop is skipped. By default, the tests are the
-unit tests of decisions. `--folder` names another folder of `src/cavvy`.
+order, until one fails. A test that needs an event loop is skipped, unless `--loops` says that it
+runs too. By default, the tests are the unit tests of decisions. `--folder` names another folder of
+`src/cavvy`.
 """
 
 import argparse
@@ -120,15 +121,18 @@ class Drill:
         self._options = options
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        asyncio.run = _refuse  # type: ignore[assignment]  # it never returns
+        tests = session.items
+        if not self._options.loops:
+            asyncio.run = _refuse  # type: ignore[assignment]  # it never returns
+            tests = [each for each in tests if "anyio_backend" not in each.fixturenames]  # type: ignore[attr-defined]
         modules = [*list_modules(self._options.folder, self._options.only)]
         mutants = [mutant for module in modules for mutant in list_mutants(module)]
         random.Random(self._options.seed).shuffle(mutants)
         mutants = mutants[: self._options.sample]
-        callers = find_callers(session.items)
+        callers = find_callers(tests)
         alive = []
         for mutant in mutants:
-            items = [session.items[number] for number in callers.get(mutant.key, ())]
+            items = [tests[number] for number in callers.get(mutant.key, ())]
             if not _notices(items, mutant):
                 alive.append(mutant)
                 print("alive:", mutant, "" if items else "(no test calls it)", flush=True)
@@ -207,6 +211,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", default="control/decide")
     parser.add_argument("--only")
+    parser.add_argument("--loops", action="store_true")
     parser.add_argument("tests", nargs="*")
     given = parser.parse_args()
     unit = ROOT / "tests" / "unit"
