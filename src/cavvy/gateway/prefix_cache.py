@@ -16,7 +16,7 @@ ENTRIES_MAX = 1 << 16  # blocks of a replica, which bounds the memory of short p
 _STALE = 4  # prompts in the history for each block of a cache, before old ones are looked at
 
 
-class _Cache:
+class _PrefixCache:
     """One replica's cache: the number of the prompt that has last used each block, and the prompts
     in the order of their use."""
 
@@ -34,11 +34,11 @@ class PrefixCaches:
     def __init__(self, tokens: int) -> None:
         self._tokens_max = tokens  # that the cache of a replica holds
         self._holders: dict[int, int] = {}  # by block, the replicas as bits
-        self._caches: dict[int, _Cache] = {}
+        self._caches: dict[int, _PrefixCache] = {}
         self._number = 0  # of prompts
 
     def add(self, replica: int) -> None:
-        self._caches[replica] = _Cache()
+        self._caches[replica] = _PrefixCache()
 
     def remove(self, replica: int) -> None:
         for block in self._caches.pop(replica).used:
@@ -79,7 +79,7 @@ class PrefixCaches:
         ):
             self._forget_oldest(replica, cache)
 
-    def _forget_oldest(self, replica: int, cache: _Cache) -> None:
+    def _forget_oldest(self, replica: int, cache: _PrefixCache) -> None:
         """Forget blocks that only the oldest prompt has used, from its end, until the rest fits."""
         number, prompt = cache.history.popleft()
         ends = prompt.ends

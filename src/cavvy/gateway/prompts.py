@@ -46,7 +46,7 @@ class Prompt(Struct, frozen=True):
     opening: int = 0
 
 
-class _Body(Struct, frozen=True):
+class _PromptBody(Struct, frozen=True):
     model: Any = None
     cache_salt: Any = None
     messages: Any = None
@@ -62,7 +62,7 @@ class _Body(Struct, frozen=True):
     input_ids: Any = None
 
 
-_decode = msgspec.json.Decoder(_Body).decode
+_decode = msgspec.json.Decoder(_PromptBody).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 _FAULTS = (msgspec.MsgspecError, RecursionError, ValueError)
 
@@ -105,19 +105,19 @@ def hash_blocks(text: bytes, seed: int) -> list[int]:
     return found
 
 
-def _read_whole(body: bytes) -> _Body | None:
+def _read_whole(body: bytes) -> _PromptBody | None:
     try:
         return _decode(body)
     except _FAULTS:
         return None
 
 
-class _Parts(Struct, frozen=True):
+class _PromptParts(Struct, frozen=True):
     texts: list[bytes]
     opening: int  # so many texts are the same in all turns of a conversation
 
 
-def _render(body: _Body) -> _Parts:
+def _render(body: _PromptBody) -> _PromptParts:
     texts = [_write(each) for name in _BEFORE if (each := getattr(body, name)) is not None]
     opening = 0
     messages = body.messages
@@ -137,14 +137,14 @@ def _render(body: _Body) -> _Parts:
                 opening = len(texts)
     else:
         texts += [_write(each) for name in _TEXTS if (each := getattr(body, name)) is not None]
-    return _Parts(texts, opening or len(texts))
+    return _PromptParts(texts, opening or len(texts))
 
 
 def _write(value: Any) -> bytes:
     return value.encode(errors="replace") if isinstance(value, str) else _encode(value)
 
 
-def _read_beginning(body: bytes) -> _Body | None:
+def _read_beginning(body: bytes) -> _PromptBody | None:
     """Read a body whose end is missing: close its open string and brackets."""
     return next((read for each in _list_endings(body) if (read := _read_whole(each))), None)
 

@@ -57,7 +57,7 @@ def add_devices(nodes: Sequence[KubernetesNode], found: DraObjects) -> Sequence[
     devices = _list_devices(found)
     if not devices:
         return nodes
-    room = _Counters(found.slices)
+    room = _DeviceCounters(found.slices)
     taken = set(_list_taken(found.claims))
     for each in devices:
         if each.key in taken:
@@ -75,13 +75,13 @@ def add_devices(nodes: Sequence[KubernetesNode], found: DraObjects) -> Sequence[
 
 
 def _make_entries(
-    node: KubernetesNode, devices: Sequence[_Device], taken: set[DeviceKey], room: "_Counters"
+    node: KubernetesNode, devices: Sequence[_Device], taken: set[DeviceKey], room: "_DeviceCounters"
 ) -> Iterable[KubernetesNode]:
     kinds = dict.fromkeys(each.claim for each in devices)
     for kind in kinds:
         mine = [each for each in devices if each.claim == kind]
         free = room.count([each for each in mine if each.key not in taken])
-        most = _Counters(room.slices).count(mine)
+        most = _DeviceCounters(room.slices).count(mine)
         product = f"{kind.product}-MIG-{kind.profile}" if kind.profile else kind.product
         yield replace(
             node,
@@ -141,7 +141,7 @@ def _list_taken(claims: Iterable[Object]) -> Iterable[DeviceKey]:
             yield each["driver"], each["pool"], each["device"]
 
 
-class _Counters:
+class _DeviceCounters:
     """What is left of the counters that devices of a pool share, such as the slices of a GPU's
     memory, from which MIG makes instances of several sizes."""
 
