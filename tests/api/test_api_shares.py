@@ -176,6 +176,21 @@ async def test_jobs_submitted_at_once_do_not_pass_the_limit_of_a_user(api: Api) 
     assert sorted(answers) == [201] * 2 + [403] * 6
 
 
+async def test_retries_count_as_waiting_jobs(api: Api) -> None:
+    await begin(api, "q", "q")
+    await until(lambda: is_full(api))
+    job = (await api.post_job(JOB, project="p", user="ann")).json()
+    array = (await api.post_job("{run: 'true', array: 0-1}", project="p", user="ann")).json()
+    paths = (f"jobs/{job['name']}", f"arrays/{array['name']}")
+    for path in paths:
+        answer = await api.http.post(f"/v1/projects/p/{path}/stop", json={})
+        assert answer.status_code == 200, answer.text
+    assert await put(api, "p", user_waiting=2) == 204
+    answers = [await api.http.post(f"/v1/projects/p/{path}/retry") for path in paths]
+    assert [each.status_code for each in answers] == [200, 403]
+    assert answers[1].json()["message"].endswith("ann has 1, and the retry adds 2")
+
+
 async def _equal(read: Callable[[], Awaitable[list[str]]], expected: list[str]) -> bool:
     return await read() == expected
 

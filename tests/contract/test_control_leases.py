@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.contract.store_suite import store_url
 
+from cavvy.api.routes.submission import hold_between_servers
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.share import WorkShare
@@ -73,3 +74,29 @@ async def test_a_server_sends_signals_only_if_there_are_others(tmp_path: Path) -
         await channel.close()
         await other.leave()
         await share.close()
+
+
+async def test_only_one_of_several_servers_counts_the_jobs_of_a_user(tmp_path: Path) -> None:
+    url = store_url("postgres", tmp_path)
+    shares = [
+        WorkShare(
+            ReplicaLeases(
+                url, Replica(id=name, host="h", pid=1, folder=name, address=f"unix:/{name}")
+            ),
+            ReplicaChannel(url, name),
+            AgentContacts(url, name),
+        )
+        for name in ("one", "two")
+    ]
+    inside: list[int] = []
+    seen: list[int] = []
+
+    async def count(share: WorkShare) -> None:
+        async with hold_between_servers(share, "waiting jobs of ann"):
+            inside.append(1)
+            await asyncio.sleep(0)
+            seen.append(len(inside))
+            inside.pop()
+
+    await asyncio.gather(*(count(share) for share in shares * 3))
+    assert seen == [1] * 6

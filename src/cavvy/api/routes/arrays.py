@@ -7,9 +7,11 @@ from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import views
 from cavvy.api.routes.jobs import JobPath, ProjectPath, named
+from cavvy.api.routes.submission import count_new
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, principal_of
 from cavvy.client import array_wire, wire
+from cavvy.control.decide.requests import RETRIED
 from cavvy.control.job_service import TooLate
 from cavvy.domain.accounts import Permission
 from cavvy.domain.arrays import StoredArray, choose_values
@@ -75,7 +77,7 @@ async def stop(
     "/projects/{project}/arrays/{name}/retry",
     "Queue all failed and stopped jobs of an array again.",
     rule=in_path(Permission.RUN),
-    errors=("job-not-found", "project-archived"),
+    errors=("job-not-found", "project-archived", "policy-refused"),
 )
 async def retry(
     request: Request, app_state: AppState, project: ProjectPath, name: JobPath
@@ -84,7 +86,10 @@ async def retry(
     array = await _find(app_state, project, name)
     account = principal_of(request).account or ""
     jobs = app_state.control_plane.jobs
-    return views.array_row(await jobs.retry_array(project, array.id, account))
+    members = await app_state.store.arrays.members(array.id)
+    new = sum(each.job.phase in RETRIED for each in members)
+    async with count_new(app_state, project, array.user, new, what="retry"):
+        return views.array_row(await jobs.retry_array(project, array.id, account))
 
 
 @router.delete(

@@ -17,12 +17,18 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change, note_reading
 from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.routes import views
-from cavvy.api.routes.submission import check_submission, submit_graph, submit_task
+from cavvy.api.routes.submission import (
+    check_submission,
+    count_new,
+    submit_graph,
+    submit_task,
+)
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of
 from cavvy.api.wire import PositionQuery, reply, view
 from cavvy.client import wire
 from cavvy.client.paths import PATTERN
+from cavvy.control.decide.requests import RETRIED
 from cavvy.control.fair_queue import QueuePlace
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
@@ -365,16 +371,25 @@ async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wi
     "/projects/{project}/jobs/{name}/retry",
     "Queue an ended job again.",
     rule=in_path(Permission.RUN),
-    errors=("job-not-found", "job-not-ended", "job-done", "conflict", "project-archived"),
+    errors=(
+        "job-not-found",
+        "job-not-ended",
+        "job-done",
+        "conflict",
+        "project-archived",
+        "policy-refused",
+    ),
 )
 async def retry(
     request: Request, app_state: AppState, project: ProjectPath, name: JobPath
 ) -> wire.JobListing:
     await app_state.store.archive.check(project)
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
-    await find_job(app_state, project, name)  # says why a removed job is gone
+    found = await find_job(app_state, project, name)  # says why a removed job is gone
+    new = 1 if found.phase in RETRIED else 0
     try:
-        return await _row(app_state, await jobs.retry(project, name, account))
+        async with count_new(app_state, project, found.user, new, what="retry"):
+            return await _row(app_state, await jobs.retry(project, name, account))
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
         if job.removing:

@@ -33,6 +33,7 @@ from cavvy.control.decide.node_pools import (
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.control.job_service import TaskSubmission
 from cavvy.control.machine_service import MachineUnfit
+from cavvy.control.share import WorkShare
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.accounts import INSTALLATION
 from cavvy.domain.arrays import StoredArray, count_members, is_array
@@ -62,8 +63,9 @@ from cavvy.planner.policies import explain_image, explain_policy
 from cavvy.spec.graph import MOST_TASKS, find_fault, sort_tasks
 from cavvy.spec.problems import nearest
 from cavvy.spec.uses import explain_unused
-from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
+from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion, StoreUnusable
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
+from cavvy.store.locks import DatabaseLocks
 from cavvy.store.objects.base import ObjectTryAgain
 from cavvy.store.objects.measures import BUCKETS
 from cavvy.task_files import ReadOptions, parse_task
@@ -73,6 +75,8 @@ from cavvy.task_files import ReadOptions, parse_task
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
+# tries to count a user's jobs that another server counts, and seconds between two of them
+_LOCK_TRIES, _LOCK_AGAIN_S = 400, 0.02
 _COMPARED = 100  # the newest jobs whose names are compared with a name that does not exist
 _SHORT = 5_000  # characters of a task that is parsed in the event loop, in less than 0.1 s
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -107,7 +111,7 @@ async def submit_task(
     admitted = await _admit(app_state, task, now, ask, origin, job_id, account)
     members = max(1, count_members(task))
     try:
-        async with _counting(app_state, project, ask.user, members, [job_id]):
+        async with count_new(app_state, project, ask.user, members, [job_id]):
             job = await jobs.enqueue(replace(admitted, group=group), project)
     except StaleVersion:
         if key is None:
@@ -160,7 +164,7 @@ async def submit_graph(
     members = sum(max(1, count_members(each.task)) for each in asks)
     created = True
     try:
-        async with _counting(app_state, project, asks[0].user, members, ask.keys):
+        async with count_new(app_state, project, asks[0].user, members, ask.keys):
             await jobs.submit_all(asks, project)
     except StaleVersion:
         created = False
@@ -171,27 +175,55 @@ async def submit_graph(
 
 
 @asynccontextmanager
-async def _counting(
-    app_state: AppState, project: str, user: str, new: int, keys: Sequence[str]
+async def count_new(
+    app_state: AppState,
+    project: str,
+    user: str,
+    new: int,
+    keys: Sequence[str] = (),
+    what: str = "submission",
 ) -> AsyncIterator[None]:
     """Check that the user may have so many more jobs that wait, if a policy limits them. Until they
-    are stored, no other submission of the user is counted. Raises ApiProblem, or StaleVersion if
-    jobs with these IDs exist already.
+    are stored, no other submission or retry of the user is counted, on no server. Raises
+    ApiProblem, StoreUnusable, or StaleVersion if jobs with these IDs exist already.
     """
     limits = [
         (each, each.policy.user_waiting)
         for each in await app_state.store.policies_of(project)
         if each.policy.user_waiting is not None
     ]
-    if not limits:
+    if not limits or not new:
         yield
         return
-    async with app_state.submitting.setdefault(user, asyncio.Lock()):
-        if refusal := await _find_full(app_state, limits, user, new):
+    async with (
+        app_state.submitting.setdefault(user, asyncio.Lock()),
+        hold_between_servers(app_state.share, f"waiting jobs of {user}"),
+    ):
+        if refusal := await _find_full(app_state, limits, user, new, what):
             if await _have_made(app_state, keys):
                 raise StaleVersion("a job with this ID exists already")
             raise refusal
         yield
+
+
+@asynccontextmanager
+async def hold_between_servers(share: WorkShare | None, name: str) -> AsyncIterator[None]:
+    """Hold a lock that only one server holds at a time. Raises StoreUnusable."""
+    if share is None:
+        yield
+        return
+    locks = DatabaseLocks(share.url)
+    for _ in range(_LOCK_TRIES):
+        held = await to_thread(locks.try_hold, name)
+        if held is not None:
+            break
+        await asyncio.sleep(_LOCK_AGAIN_S)
+    else:
+        raise StoreUnusable("another server still counts the user's jobs; try again")
+    try:
+        yield
+    finally:
+        await to_thread(held.close)
 
 
 async def _have_made(app_state: AppState, keys: Sequence[str]) -> bool:
@@ -205,7 +237,11 @@ async def _have_made(app_state: AppState, keys: Sequence[str]) -> bool:
 
 
 async def _find_full(
-    app_state: AppState, limits: Sequence[tuple[BoundPolicy, int]], user: str, new: int
+    app_state: AppState,
+    limits: Sequence[tuple[BoundPolicy, int]],
+    user: str,
+    new: int,
+    what: str,
 ) -> ApiProblem | None:
     """Return why the user may not have so many more jobs that wait."""
     waiting = await app_state.store.queue.count_waiting(user)
@@ -220,7 +256,7 @@ async def _find_full(
             return ApiProblem(
                 "policy-refused",
                 f"{bound.owner} allows each user at most {format_count(most, 'waiting job')}: "
-                f"{user or 'this user'} has {below}, and the submission adds {new}",
+                f"{user or 'this user'} has {below}, and the {what} adds {new}",
                 "wait until some have started, or stop some; `cavvy policy show` shows the limit",
             )
     return None

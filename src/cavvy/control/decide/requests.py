@@ -11,7 +11,7 @@ from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, JobPhase, Jo
 from cavvy.domain.values import replace
 
 _LIVE = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RUNNING})
-_RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})
+RETRIED = frozenset({JobPhase.FAILED, JobPhase.STOPPED})
 
 
 def hold_job(job: JobRecord, now: datetime) -> tuple[JobRecord, Event]:
@@ -80,7 +80,7 @@ def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
     if the job can be retried."""
     if job.removing:
         return f"job {job.name} is being removed", f"`cavvy rm {job.name}` completes the removal"
-    if job.phase in _RETRIED:
+    if job.phase in RETRIED:
         return None
     done = job.phase is JobPhase.DONE
     return (
