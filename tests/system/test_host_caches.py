@@ -105,6 +105,12 @@ def hostile(name: str, script: str) -> str:
     return f"name: {name}\nresources: {{cpu: 0.1}}\nrun: |\n{lines}"
 
 
+# Jobs of root, and those of a host without namespaces, run the same with them and without.
+@pytest.mark.parametrize(
+    ("host", "user"),
+    [("root", ""), ("worker", ""), ("worker", "namespaces"), ("bare", "")],
+    indirect=True,
+)
 def test_no_job_reads_or_changes_what_another_project_prepared(user: User) -> None:
     """Not by files, nor by links, nor by other programs, each on what the last one left."""
     for project in ("pa", "pb"):
