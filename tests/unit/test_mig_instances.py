@@ -43,6 +43,7 @@ class Card:
         monkeypatch.setenv("FAKE_SMI", str(self.file))
         monkeypatch.setenv("CAVVY_MIG_FOLDER", str(self.records))
         monkeypatch.setattr(mig, "PAUSES_S", (0, 0))
+        monkeypatch.setattr("os.geteuid", lambda: 0)
         (table,) = (each for each in find_tables("A100") if each.memory_mib == 81920)
         profiles = [
             [each.name, 20 - at, each.size, int(each.name[0]), each.starts]
@@ -109,11 +110,16 @@ def leave(card: Card, slice_: str, instance: str) -> Config:
 LEFT: list[object] = []  # a generator that is collected would clean up
 
 
-def test_work_has_its_instance_and_leaves_nothing(card: Card) -> None:
+def test_work_has_its_instance_and_leaves_nothing(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mig.smi("mig", "-i", "GPU-a", "-cgi", "1g.10gb:0", "-C")  # by a person
     with hold(card, "GPU-a/4", "3g.40gb") as config:
         assert config.devices == ["MIG-a-2-2"]
         assert card.instances()["2"]["start"] == 4
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        assert list(card.host()[0].devices) == ["MIG-a-1-1"], "as a server of another user sees it"
+        monkeypatch.setattr("os.geteuid", lambda: 0)
         host, offers = card.host()
         assert offers.count("A100-MIG-1g.10gb") == 1
         assert set(host.devices) == {"MIG-a-1-1", *(f"GPU-a/{n}" for n in range(1, 8))}

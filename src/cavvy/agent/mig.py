@@ -43,7 +43,7 @@ def hold_instance(config: AgentConfig, *, makes: bool) -> Iterator[AgentConfig]:
     if not config.instance:
         yield config
         return
-    os.makedirs(folder(), mode=0o700, exist_ok=True)
+    os.makedirs(folder(), mode=0o755, exist_ok=True)
     sweep(config.private)
     if not makes:
         yield config
@@ -139,14 +139,19 @@ def make_instance(path: str, entry: dict[str, object]) -> str:
     before = list_instances(gpu)
     entry["before"] = list(before)
     # if the agent is killed, this tells the instance that it may have made
-    write_whole(path, json.dumps(entry))
+    note(path, entry)
     run("-i", gpu, "-cgi", f"{profile}:{start}", "-C")
     found = [each for each, place in list_instances(gpu).items() if place == start]
     if len(found) != 1 or found[0] in before:
         raise OSError(f"MIG: nvidia-smi made no {profile} at slice {start} of {gpu}")
     entry["uuid"] = find_uuid(gpu, found[0])
-    write_whole(path, json.dumps(entry))
+    note(path, entry)
     return str(entry["uuid"])
+
+
+def note(path: str, entry: dict[str, object]) -> None:
+    write_whole(path, json.dumps(entry))
+    os.chmod(path, 0o644)  # servers of other users must not offer the instance
 
 
 def destroy(gpu: str, number: int) -> None:

@@ -147,20 +147,24 @@ def ask_smi() -> Fields:
 
 def read_mig() -> dict[str, str]:
     """Return what nvidia-smi tells about the MIG instances of this host, and the records of those
-    that agents have made (see the agent's `mig.py`). Return {} if agents cannot make instances,
-    which only root can.
+    that agents have made (see the agent's `mig.py`). Return only the records if agents of this user
+    cannot make instances, which only root can.
     """
-    if os.geteuid() != 0:
-        return {}
     records = os.environ.get("CAVVY_MIG_FOLDER", MIG_RECORDS)
-    os.makedirs(records, mode=0o700, exist_ok=True)
+    if os.geteuid() != 0:
+        return {"made": read_records(records)}
+    os.makedirs(records, mode=0o755, exist_ok=True)
     with FileLock(records + "/lock"):  # no agent makes or removes an instance meanwhile
         found = {
             name: run_smi([SMI[0], "mig", option]).get("text", "")
             for name, option in SMI_MIG.items()
         }
-        made = [read_text(path) for path in glob.glob(glob.escape(records) + "/*.json")]
-    return {**found, "made": "\n".join(filter(None, made))}
+        return {**found, "made": read_records(records)}
+
+
+def read_records(folder: str) -> str:
+    found = [read_text(path) for path in glob.glob(glob.escape(folder) + "/*.json")]
+    return "\n".join(filter(None, found))
 
 
 def run_smi(command: list[str]) -> Fields:
