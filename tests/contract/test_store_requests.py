@@ -316,3 +316,13 @@ async def test_tokens_are_added_up_by_key_and_model_once(store: Store) -> None:
     assert group[:2] == ("ada", "request")
     assert uses["m"].prompt == 2
     assert await store.meters.sum_tokens(replace(later, projects="other"), ("user",)) == {}
+
+
+async def test_tokens_of_a_replica_that_costs_nothing_are_stored(store: Store) -> None:
+    replica, attempt = await start(store, "r1")
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 0, until=100)]))
+    counts = {"k1": KeyWork(requests=1, work_us=1, tokens={"m": TokenUse(prompt=5)})}
+    told = tell({"g": {"r1": counts}})
+    await RequestBills(store).divide(make_service(replica), told, after(100))
+    found = await store.meters.sum_tokens(ALL, ("service", "key"))
+    assert found == {("chat", "web"): {"m": TokenUse(prompt=5)}}

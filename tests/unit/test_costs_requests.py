@@ -8,7 +8,13 @@ import pytest
 
 from cavvy.costs.requests import Division, divide_bill
 from cavvy.domain.ledger import EntryKind, QuantityUnit
-from cavvy.domain.request_bills import DividedBill, KeyWork, ReplicaBill, RequestCounts
+from cavvy.domain.request_bills import (
+    DividedBill,
+    KeyWork,
+    ReplicaBill,
+    RequestCounts,
+    TokenUse,
+)
 from cavvy.domain.units import HourlyRate
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.work import ReplicaWork
@@ -186,3 +192,18 @@ def test_shares_are_those_of_a_replica_that_is_shared_equally(seed: int) -> None
         assert told[key].work_us == pytest.approx(truth[key] * S, abs=2)
         assert told[key].requests == sum(1 for each in requests if each[2] == key)
     assert shares == pytest.approx(sum(truth.values()))
+
+
+def test_tokens_of_a_replica_that_costs_nothing_are_recorded_once() -> None:
+    def count(prompt: int) -> RequestCounts:
+        tokens = {"m": TokenUse(prompt=prompt, completion=1)}
+        return {"g": {"a": KeyWork(requests=1, work_us=1, tokens=tokens)}}
+
+    first = divide_bill(bill(0, 10), count(5), at(0))
+    assert first is not None
+    assert first.tokens == {"a": {"m": TokenUse(prompt=5, completion=1)}}
+    divided = first.divided
+    assert divide_bill(bill(0, 20, divided), count(5), at(0)) is None
+    more = divide_bill(bill(0, 20, divided), count(8), at(0))
+    assert more is not None
+    assert more.tokens == {"a": {"m": TokenUse(prompt=3)}}
