@@ -71,10 +71,6 @@ class PairedDifference:
         """Whether the difference is larger than the noise."""
         return self.mean > self.half
 
-    @property
-    def is_loss(self) -> bool:
-        return -self.mean > self.half
-
 
 def compare(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
     """Compare two variants by the differences within pairs. With few pairs, the confidence interval
