@@ -2,8 +2,8 @@
 removes it when the work has ended.
 
 A record in FOLDER belongs to each instance that Cavvy makes on this host. It names the lock of the
-agent, which the reaper of the agent's work holds, too. If nobody holds it, the agent was killed:
-and the next agent removes the instance. Instances without a record are never touched.
+agent, which the reaper of the agent's work holds, too. If no process holds the lock, the agent was
+killed, and the next agent removes the instance. Instances without a record are never touched.
 Instances and records both end with a restart of the host. Commands and their output are those of
 nvidia-smi (NVIDIA's MIG user guide).
 """
