@@ -361,8 +361,8 @@ class HostRater:
         self.index = HostIndex(hosts)
         self.separates = all(host.separates for host in self.index.by_name.values())
         self.changes: list[str] = []
-        self._given, self._ids = allocations, set(map(id, allocations))
-        self._held = _by_host(self._given)
+        self._given = {id(each): each for each in allocations}
+        self._held = _by_host(allocations)
         self._added: set[str] = set()  # hosts with allocations that were not given
         self._free: dict[str, Sequence[FreeNode]] = {}
         self._idle: dict[str, int] = {}  # how many devices of a host no job holds
@@ -393,17 +393,17 @@ class HostRater:
     def renew(self, allocations: Sequence[Allocation]) -> None:
         """Count these allocations as held, and no others. Those that are the same objects as before
         are not compared."""
-        ids, before = set(map(id, allocations)), self._given
-        lost, new, same = self._ids - ids, ids - self._ids, ids & self._ids
-        changed = {each.host for each in before if id(each) in lost} if lost else set()
-        added = _by_host(each for each in allocations if id(each) in new) if new else {}
+        given, before = {id(each): each for each in allocations}, self._given
+        changed = {before[lost].host for lost in before.keys() - given.keys()}
+        added = _by_host(given[new] for new in given.keys() - before.keys())
         for name in sorted({*self._added, *changed, *added}):
-            kept = [each for each in self._held.get(name, ()) if id(each) in same]
+            known = self._held.get(name, ())
+            kept = [each for each in known if id(each) in given and id(each) in before]
             held = sorted([*kept, *added.get(name, ())], key=lambda each: (each.gang, each.rank))
             if name in self._added or held != self._held.get(name, []):
                 self._change(name)
             self._held[name] = held
-        self._given, self._ids, self._added, self._rater = allocations, ids, set(), None
+        self._given, self._added, self._rater = given, set(), None
 
     def list_held(self, hosts: Iterable[Host]) -> Sequence[Allocation]:
         """Return the allocations on these hosts."""

@@ -78,6 +78,7 @@ class HeldReader:
         self._allocations: list[Allocation] = []
         self._places: list[tuple[str, str, int]] = []  # host, gang and rank of each of them
         self._numbers: dict[Row, tuple[int, str]] = {}  # and its number and host, by its key
+        self._total = 0  # the sum of the numbers
         self._marks_of_allocations: tuple[_Mark, _Mark] = ((0, 0, 0), (0, 0, 0))
 
     def note(self, changes: AtomicWrite) -> None:
@@ -186,11 +187,14 @@ class HeldReader:
 
     def _change_allocations(self, session: DatabaseSession, mark: _Mark) -> None:
         found, places = list(self._allocations), list(self._places)
-        numbers = dict(self._numbers)
+        numbers, total = dict(self._numbers), self._total
 
         def change(old: Iterable[Row], rows: Iterable[Row]) -> None:
+            nonlocal total
             for key in old:
-                at = bisect_left(places, (numbers.pop(key)[1], *key))
+                number, host = numbers.pop(key)
+                total -= number
+                at = bisect_left(places, (host, *key))
                 del found[at], places[at]
             for row in rows:
                 each = ALLOCATIONS.make(row)
@@ -201,17 +205,19 @@ class HeldReader:
                 found.insert(at, each)
                 places.insert(at, place)
                 numbers[each.gang, each.rank] = row[-1], each.host
+                total += row[-1]
 
         hints = _take(self._gangs)
         if gangs := set(hints):
             rows = _read_by(session, _ALLOCATED, "gang", sorted(gangs))
             change([key for key in numbers if key[0] in gangs], rows)
-        counted = len(numbers), sum(number for number, _ in numbers.values()), 0
+        counted = len(numbers), total, 0
         if mark != counted or not 0 < len(hints) < _AT_ONCE:
             keys = set(session.run(_KEYS).fetchall())
             added = {gang for gang, _ in keys - numbers.keys()}
             change(numbers.keys() - keys, _read_by(session, _ALLOCATED, "gang", sorted(added)))
-        self._allocations, self._places, self._numbers = found, places, numbers
+        self._allocations, self._places = found, places
+        self._numbers, self._total = numbers, total
 
 
 def _add(mark: _Mark, rows: int, number: int, version: int) -> _Mark:
