@@ -69,7 +69,8 @@ def check_uses(home: Path, task: TaskSpec, file: str) -> None:
     if not task.setup_uses or task.workdir is None or task.workdir.path is None:
         return
     from cavvy.spec.ignore import list_files
-    from cavvy.spec.uses import NAME, explain_unused, is_added
+    from cavvy.spec.uses import explain_unused
+    from cavvy.spec.wheel import NAME, is_added
 
     folder = home / task.workdir.path
     try:
