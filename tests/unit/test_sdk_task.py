@@ -56,6 +56,7 @@ TABLES: dict[str, Any] = {
     "service.rate": keys.ServiceRate,
     "service.limits": keys.ServiceLimits,
     "service.batch": keys.ServiceBatch,
+    "service.routing": keys.ServiceRouting,
     "service.slo": keys.ServiceSlo,
     "service.update": keys.ServiceUpdateKeys,
     "service.queue": keys.ServiceQueueKeys,

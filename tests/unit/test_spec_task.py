@@ -412,6 +412,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "service.events: webhook": {"secret": "S"},
     "service.events: secret": {"webhook": "a"},
     "service.events: signature": {"webhook": "a", "secret": "S"},
+    "service.routing: header": {"by": "header"},
     "resources.gpu: isolation": {"share": 0.25},
     ": parallel": {"array": "0-99"},
     ": sweep": {"params": {"lr": 0.1, "seed": 0}},

@@ -9,6 +9,7 @@ UTC's. They are kept in the file of counts.
 import math
 from collections.abc import Iterable
 
+from cavvy.domain.units import Money, format_usd
 from cavvy.gateway.config import ClientKey
 from cavvy.gateway.kept_counts import Count, KeptCounts
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
@@ -33,7 +34,8 @@ class KeyLimit:
         limit = self.key.micros_per_day
         if limit is None or self._read_day(clock) < limit:
             return None
-        text = f"the key {self.key.id} may spend ${limit / 1e6:,.2f} a day (UTC), which are spent"
+        dollars = format_usd(Money(limit))
+        text = f"the key {self.key.id} may spend {dollars} a day (UTC), which are spent"
         return self._refuse(text, math.ceil(_DAY_S - clock % _DAY_S))
 
     def take(self, tokens: int, now: float) -> OwnAnswer | None:

@@ -86,7 +86,7 @@ def divide(task: TaskSpec, offer: Offer) -> Offer:
 def object_to_share(task: TaskSpec, offer: Offer) -> str:
     """Return why the offer, a GPU of the user's own machines or a part of one, cannot be isolated
     as the task requires, or "" if it need not be isolated."""
-    if not offer.owned or not any(need.isolated for need in _needs(task)):
+    if not (offer.owned or offer.shared) or not any(need.isolated for need in _needs(task)):
         return ""
     _, virtual, profile = offer.instance_type.partition(VGPU)
     if virtual and "-" not in profile:
