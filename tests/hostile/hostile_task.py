@@ -16,7 +16,6 @@ from typing import Any
 HUNT: dict[str, Any] = json.loads(os.environ["HUNT"])
 SECRET, SERVER, PID = HUNT["secret"], HUNT["server"], HUNT["pid"]
 LIBC = ctypes.CDLL(None, use_errno=True)
-SHM_KEY = 0x51515151
 SYSCALLS = {"x86_64": (310, 438, 304, 250), "aarch64": (270, 438, 265, 219)}
 READV, GETFD, BY_HANDLE, KEYCTL = SYSCALLS.get(os.uname().machine, SYSCALLS["x86_64"])
 
@@ -87,7 +86,7 @@ def take_file() -> bool:
 
 
 def attach_segment() -> bool:
-    return bool(LIBC.shmget(SHM_KEY, 64, 0) >= 0)
+    return bool(LIBC.shmget(HUNT["segment"], 64, 0) >= 0)
 
 
 def find_key() -> bool:

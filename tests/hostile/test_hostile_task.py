@@ -29,7 +29,7 @@ pytestmark = pytest.mark.system
 NOBODY = 65534
 SECRET, MARK = "planted-5151", f"hostile-{os.getpid()}"
 ATTACKS = Path(__file__).with_name("hostile_task.py")
-SEGMENT = 0x51515151
+SEGMENT = 0x51000000 + os.getpid()  # the same test may run in other processes
 ADD_KEY = 248 if os.uname().machine == "x86_64" else 217
 VICTIM = f"""
 import ctypes, os, socket, time
@@ -308,6 +308,7 @@ def attack(there: Hunted) -> dict[str, bool]:
     hunt = {
         "secret": SECRET,
         "mark": MARK,
+        "segment": SEGMENT,
         "server": str(user.home),
         "server_pid": server,
         "socket": (user.home / "server.socket").read_text()
