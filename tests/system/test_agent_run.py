@@ -161,12 +161,14 @@ def test_refused_agents_do_nothing(status: int) -> None:
         assert rig.stub.messages == []
 
 
-def test_second_agent_of_the_rank_leaves_at_once() -> None:
-    with make_rig(run="echo once; sleep 1") as rig:
+def test_second_agent_of_the_rank_leaves_at_once(tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    with make_rig(run=f"echo once; until test -e {end}; do sleep 0.1; done") as rig:
         first = rig.launch()
         rig.until(lambda: "running" in rig.stub.kinds())
         assert rig.finish() == 0
         assert first.poll() is None
+        end.touch()
         first.wait()
         assert rig.output() == "once\n"
 
