@@ -17,8 +17,8 @@ import pytest
 from tests.certificates import Authority
 from tests.conftest import ROOT
 from tests.system.packages import install_packages
+from tests.system.ports import free_port
 from tests.system.server_state import home_at
-from tests.system.test_shared_server import free_port
 from tests.system.tied import start_tied
 from tests.waits import START_S, wait_until
 

@@ -19,8 +19,8 @@ import yaml
 from tests.certificates import Authority
 from tests.conftest import ROOT
 from tests.system.packages import install_packages
+from tests.system.ports import free_port
 from tests.system.postgres import PostgresMissing, new_database
-from tests.system.test_shared_server import free_port
 from tests.waits import START_S, wait_until
 
 pytestmark = pytest.mark.system

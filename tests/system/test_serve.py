@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from tests.system.ports import free_port
 from tests.system.trust import User, check_clean, environment, serving_user_at
 from tests.waits import START_S, wait_until
 
@@ -135,9 +135,7 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
 
 
 def test_two_programs_do_not_share_a_port_of_the_servers_machine(user: User) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     text = f"resources: {{ports: {port}}}\nrun: exec python3 -m http.server {port}\n"
     text += "service: {readiness_probe: /}\n"  # a file of SkyPilot, whose program has its own port
     for name in ("first", "second"):

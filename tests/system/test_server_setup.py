@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Authority
+from tests.system.ports import free_port
 from tests.system.server_state import PYTHON
-from tests.system.test_shared_server import free_port
 from tests.system.trust import user_at
 from tests.waits import START_S
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Authority
+from tests.system.ports import free_port
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
 
@@ -23,11 +24,6 @@ _MISTAKE = ("role", "grant", "ben", "member", "-p", "vison")
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.system.ports import free_port
 
 from cavvy.server.node_listener import listen_for_nodes, read_listen, told_address
 from cavvy.server.state_dir import StateDir, StateDirError
@@ -23,11 +24,6 @@ def refused(home: Path, listen: str, advertise: str = "") -> StateDirError:
     assert found.value.code == "settings-invalid"
     assert found.value.hint
     return found.value
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def test_nothing_is_bound_where_the_settings_say_nothing(tmp_path: Path) -> None:
