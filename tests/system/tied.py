@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 # Linux sends the parent-death signal when the THREAD that started the child ends (prctl(2)), so one
 # thread that lasts as long as this process starts all servers.
 _starter = ThreadPoolExecutor(1, thread_name_prefix="tied")
+# The thread begins now, in the network of the machine: a thread begins in the namespaces of the one
+# that makes it, and a test may be in those of a lab when it starts the first server.
+_starter.submit(int).result()
 _PR_SET_PDEATHSIG = 1
 T = TypeVar("T")
 
