@@ -330,11 +330,13 @@ class TestAzureBatch(RestContract):
             assert without.check(each) == []
         assert account.provider("ours").check(task) == []
 
-    def test_only_the_calls_of_the_rights_are_made(self, account: AzureBatchPlace) -> None:
+    async def test_only_the_calls_of_the_rights_are_made(
+        self, account: AzureBatchPlace, harness: ContractHarness
+    ) -> None:
         """The rights are in the guide, and `cavvy check` prints them."""
-        asyncio.run(account.provider("ours").gangs())
-        self.test_jobs_that_ended_long_ago_are_deleted(account)
-        self.test_a_pool_that_gets_no_machines_has_no_capacity(account)
+        await account.provider("ours").gangs()
+        await self.test_jobs_that_ended_long_ago_are_deleted(account, harness)
+        await self.test_a_pool_that_gets_no_machines_has_no_capacity(account, harness)
         needed = {right for each in account.api.calls for right in RIGHTS[each]}
         guide = (Path(__file__).parents[2] / "docs/guides/azure-batch.md").read_text()
         granted = set(re.findall(r"`(batchAccounts/[\w/]+)`", guide))

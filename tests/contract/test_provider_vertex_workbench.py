@@ -227,8 +227,10 @@ class TestVertexWorkbench(ServiceAccountContract):
     def test_tasks_that_are_no_sessions_are_refused(self, account: RestPlace) -> None:
         check_only_sessions(account.provider("ours"))
 
-    def test_only_the_calls_of_the_guide_are_made(self, account: WorkbenchPlace) -> None:
-        self.test_the_bill_ends_when_google_accepts_the_deletion(account)
+    async def test_only_the_calls_of_the_guide_are_made(
+        self, account: WorkbenchPlace, harness: ContractHarness
+    ) -> None:
+        await self.test_the_bill_ends_when_google_accepts_the_deletion(account, harness)
         guide = (Path(__file__).parents[2] / "docs/guides/notebooks.md").read_text()
         granted = set(re.findall(r"`(notebooks\.\w+\.\w+)`", guide))
         assert set(account.api.calls) <= granted
