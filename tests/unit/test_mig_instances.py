@@ -158,6 +158,29 @@ def test_a_living_agent_keeps_its_instance(card: Card) -> None:
         assert len(card.instances()) == 1
 
 
+def test_an_agent_whose_lock_cannot_be_read_keeps_its_instance(card: Card) -> None:
+    killed = leave(card, "GPU-a/0", "1g.10gb")
+    home = Path(killed.private)
+    killed.kill()
+    (home / "lock").unlink()
+    (home / "lock").symlink_to("lock")  # stands for a folder that this user may not read
+    assert mig.sweep()
+    assert len(card.instances()) == 1
+    (home / "lock").unlink()
+    assert mig.sweep()
+    assert not card.instances()
+
+
+def test_an_instance_that_a_person_made_after_a_kill_stays(card: Card) -> None:
+    killed = leave(card, "GPU-a/0", "1g.10gb")
+    killed.kill()
+    mig.destroy("GPU-a", 1)  # by hand
+    mig.smi("mig", "-i", "GPU-a", "-cgi", "2g.20gb:0", "-C")
+    assert mig.sweep()
+    assert [each["name"] for each in card.instances().values()] == ["2g.20gb"]
+    assert not list(card.records.glob("*.json"))
+
+
 @pytest.mark.parametrize("slice_", ["GPU-a/0", "GPU-a/3"])
 def test_an_instance_of_others_is_not_touched(card: Card, slice_: str) -> None:
     mig.smi("mig", "-i", "GPU-a", "-cgi", "4g.40gb:0", "-C")

@@ -116,20 +116,22 @@ def remove(path: str, private: str) -> None:
         return  # removed meanwhile
     if entry["lock"] != lock_of(private) and is_locked(entry["lock"]):
         return
-    for number, place in list_instances(entry["gpu"]).items():
+    for number, place in list_instances(entry["gpu"], entry["profile"]).items():
         if place == entry["start"] and number not in entry["before"]:
             destroy(entry["gpu"], number)
     os.unlink(path)
 
 
 def is_locked(path: str) -> bool:
+    """Return whether the agent may live: also if its lock cannot be read, as in a folder on NFS
+    that this user may not read."""
     try:
-        with open(path, encoding="utf-8") as lock:
+        with open(path, "r+", encoding="utf-8") as lock:  # NFS locks only files that are writable
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+    except FileNotFoundError:
+        return False  # the gang's folder was deleted
     except OSError:
-        pass  # the gang's folder was deleted
+        return True
     return False
 
 
@@ -164,15 +166,17 @@ def destroy(gpu: str, number: int) -> None:
     run(*place, "-dgi")
 
 
-def list_instances(gpu: str) -> dict[int, int]:
-    """Return the first slice of each instance on the GPU, by the instance's number."""
+def list_instances(gpu: str, profile: object = None) -> dict[int, int]:
+    """Return the first slice of each instance on the GPU, by the instance's number. With `profile`,
+    only instances of this profile are returned."""
     try:
         text = run("-i", gpu, "-lgi")
     except OSError as error:
         if NONE in str(error):
             return {}
         raise
-    return {int(number): int(start) for _, number, start, _ in INSTANCE.findall(text)}
+    found = INSTANCE.findall(text)
+    return {int(n): int(start) for name, n, start, _ in found if profile in (None, name)}
 
 
 def find_uuid(gpu: str, instance: int) -> str:
