@@ -22,7 +22,10 @@ SERVICE = {
 KEYED = {
     **{"name": "keyed", "hosts": ["keyed.example"], "concurrency": 1, "price_header": True},
     "batch": {"max": 8, "input": "inputs", "output": "outputs"},
-    "keys": [{"id": each, "sha256": hashlib.sha256(each.encode()).hexdigest()} for each in KEYS],
+    "keys": [
+        *[{"id": each, "sha256": hashlib.sha256(each.encode()).hexdigest()} for each in KEYS],
+        {"id": "day", "sha256": hashlib.sha256(b"day").hexdigest(), "micros_per_day": 1},
+    ],
 }
 COUNTS = ("formed", "joined", "spoiled")
 WIDE = {"name": "wide", "hosts": ["wide.example"], "concurrency": 1, "batch": {"max": 16}}
@@ -299,3 +302,19 @@ def test_members_pay_for_their_instances(gateway: GatewayProcess, replica: Predi
     work = gateway.facts("keyed")["work"]["r1"]
     assert work["one"]["requests"] - before["one"]["requests"] == 2
     assert work["two"]["requests"] == 1
+
+
+def test_joined_requests_count_in_the_dollars_of_their_keys(
+    gateway: GatewayProcess, replica: Predictor
+) -> None:
+    gateway.set_replicas("keyed", [replica], rate_micros=10**12)
+    host, day = {"host": "keyed.example", "name": "inputs"}, {"authorization": "Bearer day"}
+    busy = hold(gateway, replica, host="keyed.example", authorization="Bearer one")
+    calls = []
+    for number in range(2):
+        calls.append(Background(predict, gateway, number, **host, **day))
+        wait_for(lambda: gateway.facts("keyed")["backlog"] == len(calls))
+    replica.release.set()
+    assert [each.result().status for each in (busy, *calls)] == [200] * 3
+    assert replica.batches[-1] == [0, 1]
+    assert predict(gateway, 3, **host, **day).status == 429

@@ -40,6 +40,10 @@ SERVICES: list[dict[str, Any]] = [
             {"id": "two", "sha256": sha256(b"two").hexdigest()},
         ],
     },
+    {
+        **{"name": "whole", "hosts": ["whole.example"], "prefix": "/a/whole"},
+        **{"strip_prefix": False, "project": "site"},
+    },
     {"name": "closed", "prefix": "/default/closed", "models": ["closed"], "closed": "spent"},
 ]
 
@@ -240,6 +244,15 @@ def test_the_gateway_counts_what_the_engine_counts(
     assert codings == {"identity"}
 
 
+def test_tokens_of_a_deferred_call_count_below_a_prefix_that_stays(
+    client: Any, engine: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    body = json.dumps({"model": "x", "messages": CHAT}).encode()
+    sent = {"host": "whole.example", "content_type": "application/json", "prefer": "respond-async"}
+    assert ask(gateway.port, "POST", "/a/whole/v1/chat/completions", body, **sent).status == 202
+    wait_for(lambda: count(gateway, "whole")["completion"] == engine.tokens["completion"] > 0)
+
+
 def test_an_engine_that_refuses_the_question_gets_the_request_as_it_was(
     client: Any, engine: EngineStandIn, gateway: GatewayProcess
 ) -> None:
@@ -309,6 +322,38 @@ def test_a_key_is_limited_to_its_tokens_a_minute(client: Any, connect: Connect) 
     assert int(headers["x-ratelimit-remaining-tokens"]) <= left + 50
     assert headers["x-ratelimit-reset-tokens"].endswith("s")
     assert few.create(**terms, max_tokens=500).headers["x-ratelimit-remaining-tokens"]
+
+
+def test_no_way_around_the_tokens_of_a_key(
+    client: Any, connect: Connect, gateway: GatewayProcess
+) -> None:
+    few = connect("/site/v1", api_key="few").chat.completions
+    with suppress(openai.RateLimitError):  # the limit may be used already
+        few.create(model="limited", messages=CHAT, max_tokens=900)
+    chat = (
+        b'{"model": "limited", "messages": [{"role": "user", "content": "a"}], "max_tokens": 900}'
+    )
+    large = chat.replace(b'"a"', b'"%b"' % (b"a " * 200_000))
+    for path, body, media in (
+        ("/v1/chat/completions", chat, "application/json"),
+        ("/v1/chat/%63ompletions", chat, "application/json"),
+        ("/v1/./chat//completions?x", chat, "application/json"),
+        ("/invocations", chat, "application/json"),
+        ("/v1/chat/completions", large, "application/json"),
+        ("/v1/chat/completions", large, "text/plain"),
+    ):
+        sent = {"host": "limited.example", "authorization": "Bearer few", "content_type": media}
+        assert ask(gateway.port, "POST", path, body, **sent).status == 429, (path, media)
+
+
+def test_the_prompt_of_a_request_that_its_client_leaves_counts(
+    client: Any, engine: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    engine.mute, before = True, count(gateway, "mute")
+    with pytest.raises(openai.InternalServerError):  # after `response_s`, as if the client left
+        client.chat.completions.create(model="mute", messages=CHAT)
+    used = count(gateway, "mute") - before
+    assert used["prompt"] == used["estimated"] > 0 == used["completion"]
 
 
 def test_a_key_is_limited_to_its_dollars_a_day(

@@ -19,6 +19,7 @@ from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import ResponseHead, parse_request
 from cavvy.gateway.own_answers import OVERSIZED, SILENT, AnswerCode, OwnAnswer, write_answer
+from cavvy.gateway.routing import strip_prefix
 from cavvy.gateway.seams import ClientRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.token_meter import meter_tokens
@@ -268,7 +269,10 @@ class DeferredCalls:
         exchange.wait_s = service.route.deferred_ttl_s
         exchange.tells = True
         exchange.key_id = call.key_id
-        meter_tokens(exchange, service.engine, head.target)
+        route, below = service.route, head.target
+        if not route.strip_prefix:
+            below = strip_prefix(below, route.prefix.encode())
+        meter_tokens(exchange, service.engine, below)
         sink.exchange = exchange
         self.sinks.add(sink)
         exchange.feed(call.body, True)

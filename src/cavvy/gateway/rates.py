@@ -91,7 +91,7 @@ class LimitedRate:
         return bucket
 
 
-def _make_plain(target: bytes) -> bytes:
+def make_plain(target: bytes) -> bytes:
     """Return the target with its path normalised as most programs do: `//v1/../v1/%61` becomes
     `/v1/a`.
     """
@@ -118,7 +118,7 @@ class ServiceRates:
         limit permits a request.
         """
         taken: list[TokenBucket] = []
-        target = _make_plain(target)
+        target = make_plain(target)
         for rate in self._rates:
             if not rate.covers(target):
                 continue

@@ -63,8 +63,8 @@ class ResponseMeter(Protocol):
         """
 
     @property
-    def asked(self) -> int:
-        """The tokens that the request may need, by estimate: of its prompt and its completion."""
+    def asked(self) -> TokenUse:
+        """The tokens that the request may need, by estimate."""
 
     @property
     def used(self) -> TokenUse:

@@ -88,7 +88,8 @@ class ServiceQueue:
         self.counters = ServiceCounters(now)
         self.limits = make_limits(route.name, route.keys, self._kept, now)
         self._fair = make_order(route)
-        self.engine = EngineTerms(route.models, memo.limits.hold_bytes)
+        limited = any(key.tokens_per_min is not None for key in route.keys)
+        self.engine = EngineTerms(route.models, memo.limits.hold_bytes, limited=limited)
         self.canary = None if route.canary is None else CanarySplit(route.canary)
         self.batches: ServiceBatches | None = None
         if route.batch is not None:
@@ -184,7 +185,8 @@ class ServiceQueue:
         limit = self.limits.get(exchange.key_id)
         if limit is None or meter is None:
             return False
-        refused = limit.take(meter.asked, exchange.arrived_at)
+        asked = meter.asked
+        refused = limit.take(asked.prompt + asked.completion, exchange.arrived_at)
         if refused is None:
             meter.limit_by(limit)
             return False
@@ -267,9 +269,10 @@ class ServiceQueue:
             pool.work.end(exchange.key_id, now, exchange.weight)
         for each in exchange.members:
             pool.work.end(each.key_id, now, each.weight)
-        if self.limits and (limit := self.limits.get(exchange.key_id)) is not None:
-            used_s = pool.work.share_s(exchange.work_mark, now, exchange.weight)
-            limit.spend(pool.address.rate_micros * used_s / 3600, time())
+        for each in exchange.members or (exchange,):
+            if (limit := self.limits.get(each.key_id)) is not None:
+                used_s = pool.work.share_s(each.work_mark, now, each.weight)
+                limit.spend(pool.address.rate_micros * used_s / 3600, time())
         if self._fair is not None and exchange.meter is not None:
             used = exchange.meter.used
             self._fair.end(exchange.key_id, exchange.fair_cost, used.prompt, used.completion)
@@ -569,7 +572,7 @@ class ServiceQueue:
         exchange.started_at = now
         self.counters.started += 1
         if self._fair is not None and exchange.meter is not None:
-            exchange.fair_cost = self._fair.start(exchange.key_id, exchange.meter.asked)
+            exchange.fair_cost = self._fair.start(exchange.key_id, exchange.meter.asked.prompt)
         exchange.work_mark = pool.work.begin(exchange.key_id, now, exchange.weight)
         if now - exchange.arrived_at > self._late_s:
             self.counters.late += 1

@@ -23,6 +23,7 @@ from cavvy.gateway.heads import NO_LENGTH, HeadError, ResponseHead
 from cavvy.gateway.kept_counts import TokenCount
 from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OwnAnswer
+from cavvy.gateway.rates import make_plain
 from cavvy.gateway.seams import ResponseSink
 from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
 from cavvy.gateway.work import ReplicaWork
@@ -54,6 +55,7 @@ _CHAT = TokenRoute(asks=True)
 _TEXT = TokenRoute(token=b'"text"', asks=True)
 _LLAMA = TokenRoute(name=LLAMA, token=b'"content"')
 _TGI = TokenRoute(name=TGI, token=b'"token"')
+_OTHER = TokenRoute(token=b"data:")  # an event is a token
 _ROUTES = {
     b"/chat/completions": _CHAT,
     b"/completions": _TEXT,
@@ -102,17 +104,19 @@ _decode = msgspec.json.Decoder(_EngineRequest).decode
 class EngineTerms:
     """What meters know of the engine of a service."""
 
-    def __init__(self, models: tuple[str, ...], hold_bytes: int) -> None:
+    def __init__(self, models: tuple[str, ...], hold_bytes: int, *, limited: bool = False) -> None:
         self.models = models
         self.hold_bytes = hold_bytes  # of a body that is read before a replica gets it
+        self.limited = limited  # whether keys may use only so many tokens
         self.asks_usage = True  # of streams, because the engine has not refused to state it
 
 
 def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: str = "") -> None:
-    """Count the tokens of a request if its target is a route of engines."""
+    """Count the tokens of a request if its target is a route of engines, or any route if tokens are
+    limited: engines have further routes for prompts, such as vLLM's `/invocations`."""
     if exchange.head.method != b"POST":
         return
-    route = ROUTES.get(target.partition(b"?")[0])
+    route = ROUTES.get(make_plain(target).partition(b"?")[0], _OTHER if engine.limited else None)
     if route is not None and exchange.entry.route.batch is None:
         TokenMeter(exchange, engine, route, model)
 
@@ -168,18 +172,20 @@ class TokenMeter:
         self._ready = True
         if exchange.body_done and exchange.held:
             self._read_body(exchange)
+        elif not exchange.head.get_header(b"content-type").lower().startswith(b"multipart/"):
+            self._prompt = max(exchange.head.length, exchange.held_bytes) // TOKEN_BYTES
         return True
 
     @property
-    def asked(self) -> int:
-        return self._prompt + self._completion
+    def asked(self) -> TokenUse:
+        return TokenUse(prompt=self._prompt, completion=self._completion)
 
     @property
     def used(self) -> TokenUse:
         return self._total
 
     def limit_by(self, limit: KeyLimit) -> None:
-        self._limit, self._limited = limit, self.asked
+        self._limit, self._limited = limit, self._prompt + self._completion
 
     def begin(self, work: ReplicaWork) -> None:
         """Prepare for the response of a replica, which is about to get the request."""
@@ -198,8 +204,12 @@ class TokenMeter:
         exchange.spoiled = exchange.responding = False
 
     def close(self) -> None:
-        """Count what was delivered of an answer that ended early."""
+        """Count what was delivered of an answer that ended early, and the prompt of a request whose
+        client has left a replica that computes it."""
         prompt, completion = self._open
+        begun = self._reads or not self._exchange.responding
+        if self._exchange.gone and begun and self._count is not None and not self._total:
+            prompt = self._prompt
         if prompt or completion:
             more = TokenUse(prompt=prompt, completion=completion, estimated=prompt + completion)
             self._set_open(0, 0)
