@@ -108,6 +108,7 @@ def read(server: ClaimServer) -> tuple[list[KubernetesNode], list[Offer]]:
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 def test_a_published_gpu_is_offered_and_claimed(version: str) -> None:
     taken = [{"driver": GPU, "pool": "n", "device": "gpu-1", "request": "gpu"}]
+    taken += [{**taken[0], "device": "gpu-0", "adminAccess": True}]  # of a monitor
     server = ClaimServer(version, [device(f"gpu-{n}") for n in range(3)], taken=taken)
     nodes, offers = read(server)
     one = find(offers, "A100", 1)

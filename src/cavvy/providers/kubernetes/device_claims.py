@@ -138,7 +138,8 @@ def _list_taken(claims: Iterable[Object]) -> Iterable[DeviceKey]:
     for claim in claims:
         allocation = (claim.get("status") or {}).get("allocation") or {}
         for each in (allocation.get("devices") or {}).get("results") or ():
-            yield each["driver"], each["pool"], each["device"]
+            if not each.get("adminAccess"):  # a monitor watches the device and leaves it to others
+                yield each["driver"], each["pool"], each["device"]
 
 
 class _DeviceCounters:
