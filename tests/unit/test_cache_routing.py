@@ -148,6 +148,24 @@ def test_the_memory_of_short_prompts_is_bounded() -> None:
     assert caches.find(make_prompt(49)) == {}
 
 
+def test_a_repeated_prompt_takes_no_further_memory() -> None:
+    caches, random = PrefixCaches(600), Random(1)
+    caches.add(0)
+    kept, repeated = Prompt([1, 2], [32, 64], 64), Prompt([3], [32], 32)
+    caches.hold(0, kept)
+    for _ in range(1000):
+        caches.hold(0, repeated)
+    assert caches.find(kept) == {0: 64}, "it is held beside the other one"
+    cache = caches._caches[0]
+    assert len(cache.history) <= 20
+    for _ in range(3000):  # conversations of up to eight turns, some of them repeated
+        name, turns = random.randrange(100, 130), random.randrange(1, 9)
+        blocks = [name * 10 + turn for turn in range(turns)]
+        caches.hold(0, Prompt(blocks, [32 * n for n in range(1, 9)], 32 * turns))
+        assert cache.tokens == 32 * len(cache.used) <= 600
+        assert len(cache.history) <= 4 * 20
+
+
 def test_a_long_prompt_has_few_blocks() -> None:
     assert len(BLOCK_ENDS) < 300
     assert BLOCK_ENDS[-1] * 4 >= READ_BYTES

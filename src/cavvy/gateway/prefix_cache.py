@@ -13,7 +13,7 @@ from collections import deque
 from cavvy.gateway.prompts import Prompt
 
 ENTRIES_MAX = 1 << 16  # blocks of a replica, which bounds the memory of short prompts
-_STALE = 4  # prompts in the history for each block of a cache, before old ones are looked at
+_STALE = 4  # prompts in the history for each block of a cache, before unused ones are dropped
 
 
 class _PrefixCache:
@@ -72,12 +72,11 @@ class PrefixCaches:
         self._number += 1
         used.update(dict.fromkeys(prompt.blocks, self._number))
         cache.history.append((self._number, prompt))
-        while (
-            cache.tokens > self._tokens_max
-            or len(used) > ENTRIES_MAX
-            or len(cache.history) > _STALE * (len(used) + 1)
-        ):
+        while cache.tokens > self._tokens_max or len(used) > ENTRIES_MAX:
             self._forget_oldest(replica, cache)
+        if len(cache.history) > _STALE * (len(used) + 1):
+            last = set(used.values())
+            cache.history = deque(each for each in cache.history if each[0] in last)
 
     def _forget_oldest(self, replica: int, cache: _PrefixCache) -> None:
         """Forget blocks that only the oldest prompt has used, from its end, until the rest fits."""
