@@ -1,8 +1,8 @@
-"""The gateway's queue of requests that must stay in a place."""
+"""The work of the gateway's queue grows in proportion to what arrives."""
 
 from time import monotonic
 
-from cavvy.gateway.config import GatewayLimits, ServiceRoute
+from cavvy.gateway.config import GatewayLimits, RoutingTerms, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadMemo
 from cavvy.gateway.own_answers import OwnAnswer
@@ -29,6 +29,8 @@ class SilentSink:
     def answer(self, answer: OwnAnswer) -> None:
         raise AssertionError(answer)
 
+    def want_body(self) -> None: ...
+
 
 def admit(queue: ServiceQueue, head: bytes) -> Exchange:
     parsed = queue.memo.parse_request(head)
@@ -48,3 +50,13 @@ async def test_a_new_request_is_not_compared_with_all_that_wait() -> None:
         queue.leave(each)
         each.timer.cancel() if each.timer else None
     assert queue.describe().backlog == 0
+
+
+def test_a_body_that_arrives_byte_by_byte_is_not_copied_for_each_byte() -> None:
+    route = ServiceRoute(name="chat", routing=RoutingTerms(by="cache"))
+    queue = ServiceQueue(route, HeadMemo(GatewayLimits()))
+    request = admit(queue, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+    request.feed(b"{", False)
+    held = request._read
+    request.feed(b"}", False)
+    assert request._read is held

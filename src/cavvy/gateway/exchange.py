@@ -87,7 +87,7 @@ class Exchange:
     may_halve = False  # the replica refused the batch, perhaps because of one member
     _begun = False
     _size = 0
-    _read: "tuple[bytes, ...]" = ()  # the body, if the replica depends on it
+    _read: "list[bytes] | None" = None  # the body, if the replica depends on it
 
     def __init__(
         self,
@@ -123,7 +123,9 @@ class Exchange:
             return OVERSIZED
         self.body_done = done
         if route.routing is not None and route.routing.reads_body and not self.admitted:
-            self._read = (*self._read, payload)
+            if self._read is None:
+                self._read = []
+            self._read.append(payload)
         if self.head.length == NO_LENGTH:
             payload = as_chunk(payload) if payload else b""
             if done:
@@ -157,8 +159,8 @@ class Exchange:
             if not self.body_done and self._size < self.entry.read_bytes:
                 self.sink.want_body()  # of a client that waits for "100 Continue"
                 return False
-            self.prompt = read_prompt(b"".join(self._read), max(self._size, self.head.length))
-            self._read = ()
+            self.prompt = read_prompt(b"".join(self._read or ()), max(self._size, self.head.length))
+            self._read = None
         return True
 
     def take_bytes(self) -> bytes:
