@@ -8,7 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cavvy.domain.request_bills import KeyWork, TokenUse, combine_tokens, merge_counts
+from cavvy.gateway.config import ClientKey
 from cavvy.gateway.kept_counts import KeptCounts, read_work
+from cavvy.gateway.key_limits import KeyLimit, make_limits
 from cavvy.gateway.token_meter import _UsageEvents
 from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
 
@@ -188,3 +190,50 @@ def test_reports_are_merged_by_the_larger_counts() -> None:
     merged = merge_counts({"k": work(5, 1)}, {"k": work(3, 2)})["k"]
     assert merged.tokens == {"m": TokenUse(prompt=5, completion=2)}
     assert combine_tokens(int.__add__, merged.tokens, {}) == merged.tokens
+
+
+DAY_S = 86_400
+KEY = ClientKey(id="k", sha256="0" * 64, micros_per_day=100, tokens_per_min=60)
+
+
+def limit(kept: KeptCounts) -> KeyLimit:
+    return make_limits("s", [KEY, ClientKey(id="free", sha256="1" * 64)], kept, 0.0)["k"]
+
+
+def test_dollars_are_those_of_a_day_in_utc_and_outlive_the_process(tmp_path: Path) -> None:
+    kept = KeptCounts(tmp_path / "counts")
+    first = limit(kept)
+    first.spend(60.4, 10 * DAY_S - 2)
+    assert first.refuse_spent(10 * DAY_S - 1.5) is None
+    first.spend(40, 10 * DAY_S - 1.5)
+    refused = first.refuse_spent(10 * DAY_S - 1.5)
+    assert refused is not None
+    assert (refused.status, refused.retry_s) == (429, 2)
+    assert not refused.fields
+    del first
+    kept.close()
+    assert not read_work(tmp_path / "counts"), "what a key spent is not the work of a replica"
+    kept = KeptCounts(tmp_path / "counts")
+    assert not kept.resume("s")
+    again = limit(kept)
+    assert again.refuse_spent(10 * DAY_S - 1) is not None
+    assert again.refuse_spent(10 * DAY_S) is None, "the next day has begun"
+    again.spend(100, 10 * DAY_S)
+    refused = again.refuse_spent(10 * DAY_S)
+    assert refused is not None
+    assert (refused.retry_s, refused.fields) == (DAY_S, b"x-should-retry: false\r\n")
+
+
+def test_what_an_answer_used_more_is_a_debt_that_a_new_route_keeps() -> None:
+    old = limit(KeptCounts())
+    assert old.take(50, 0.0) is None
+    old.correct(130)
+    new = limit(KeptCounts())
+    new.adopt(old)
+    refused = new.take(1, 0.0)
+    assert refused is not None
+    assert refused.retry_s == 121, "one token a second"
+    assert b"x-ratelimit-remaining-tokens: 0\r\n" in refused.fields
+    assert new.take(1, 121.0) is None
+    assert new.take(600, 300.0) is None, "nothing of the limit is used, so it may need more"
+    assert new.take(1, 300.0) is not None
