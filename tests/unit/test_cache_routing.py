@@ -200,6 +200,28 @@ def test_what_waits_is_computed_with_time_and_forgotten_at_the_first_token() -> 
     assert router.choose(later, [0, 0], 14.0) == at
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_request_that_has_begun_its_answer_or_failed_does_not_wait(answers: bool) -> None:
+    router, prompt, other = make_router(2), make_prompt(*range(100)), make_prompt(*range(500, 900))
+    router.begin(0, prompt, 0.0).end()
+    visit = router.begin(0, other, 1.0)
+    assert router.choose(prompt, [0, 0], 1.0) == 1, "four times as much waits there"
+    if answers:
+        visit.answer(1.0)
+    else:
+        visit.end()
+    assert router.choose(prompt, [0, 0], 1.0) == 0
+
+
+def test_a_new_replica_does_not_hold_what_the_one_before_it_held() -> None:
+    router, prompt, other = make_router(2), make_prompt(*range(100)), make_prompt(*range(500, 510))
+    router.begin(0, prompt, 0.0).end()
+    router.begin(1, other, 0.0).end()
+    router.set_replicas(["new", "r1"])
+    assert router._caches.find(prompt) == {}
+    assert list(router._caches.find(other)) == [1]
+
+
 def test_only_the_nearest_replicas_with_room_are_chosen() -> None:
     router, prompt = make_router(), make_prompt(*range(100))
     router.begin(0, prompt, 0.0).end()

@@ -87,3 +87,27 @@ def test_within_a_key_requests_start_in_the_order_of_their_arrival() -> None:
         new.leave(each)
         new.leave(each)
     assert not list(new.list_next())
+
+
+def test_what_counts_from_the_start_is_replaced_at_the_end() -> None:
+    order = FairOrder[Request]({})
+    for _ in range(3):  # the mean of completions counts from the start
+        order.end("a", order.start("a", 10), 10, 100)
+    for _ in range(60):
+        order.end("b", order.start("b", 10), 10, 5)
+    wait(order, "a", 1)
+    wait(order, "b", 1)
+    assert order.start("a", 10) == 10 + 2 * 100
+    assert next(order.list_first()).key_id == "b", "what `a` has begun counts"
+
+
+def test_a_new_route_keeps_what_keys_were_served() -> None:
+    old = FairOrder[Request]({"a": 1.0, "b": 1.0})
+    for _ in range(50):
+        old.end("a", old.start("a", 10), 10, 100)
+    new = FairOrder[Request]({"a": 1.0, "b": 1.0, "c": 1.0})
+    new.adopt(old, ())
+    wait(new, "c", 30)  # begins where `a` is now, and not before all it was served
+    wait(new, "a", 30)
+    served = serve(new, 40)
+    assert served["c"] == pytest.approx(served["a"], rel=0.2)

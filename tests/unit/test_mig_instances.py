@@ -171,6 +171,22 @@ def test_an_agent_whose_lock_cannot_be_read_keeps_its_instance(card: Card) -> No
     assert not card.instances()
 
 
+def test_an_agent_that_is_killed_when_it_has_made_an_instance_has_a_record(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: object) -> str:
+        raise SystemExit
+
+    monkeypatch.setattr(mig, "find_uuid", kill)
+    card.records.mkdir()
+    entry: dict[str, object] = {"gpu": "GPU-a", "start": 0, "profile": "1g.10gb", "lock": "/no"}
+    with pytest.raises(SystemExit):
+        mig.make_instance(f"{card.records}/GPU-a-0.json", entry)
+    assert card.instances()
+    assert mig.sweep()
+    assert not card.instances()
+
+
 def test_an_instance_that_a_person_made_after_a_kill_stays(card: Card) -> None:
     killed = leave(card, "GPU-a/0", "1g.10gb")
     killed.kill()
@@ -181,12 +197,14 @@ def test_an_instance_that_a_person_made_after_a_kill_stays(card: Card) -> None:
     assert not list(card.records.glob("*.json"))
 
 
-@pytest.mark.parametrize("slice_", ["GPU-a/0", "GPU-a/3"])
-def test_an_instance_of_others_is_not_touched(card: Card, slice_: str) -> None:
-    mig.smi("mig", "-i", "GPU-a", "-cgi", "4g.40gb:0", "-C")
+@pytest.mark.parametrize(
+    ("slice_", "profile"), [("GPU-a/0", "4g.40gb"), ("GPU-a/3", "4g.40gb"), ("GPU-a/0", "1g.10gb")]
+)
+def test_an_instance_of_others_is_not_touched(card: Card, slice_: str, profile: str) -> None:
+    mig.smi("mig", "-i", "GPU-a", "-cgi", f"{profile}:0", "-C")
     with pytest.raises(OSError, match="Insufficient Resources"), hold(card, slice_, "1g.10gb"):
         pass
-    assert [each["name"] for each in card.instances().values()] == ["4g.40gb"]
+    assert [each["name"] for each in card.instances().values()] == [profile]
     assert [each.name for each in card.records.iterdir()] == ["lock"]
 
 
