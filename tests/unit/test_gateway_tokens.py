@@ -162,6 +162,13 @@ def test_an_event_that_does_not_end_is_not_held_for_ever() -> None:
     assert len(passed) > 200_000
 
 
+def test_a_large_event_after_one_without_choices_is_passed_on() -> None:
+    first, large = event({"choices": [], "a": 1}), event({"choices": [1], "b": "x" * 100_000})
+    removes = _UsageEvents()
+    passed = removes.feed(first + large[:-9]) + removes.feed(large[-9:]) + removes.flush()
+    assert passed == first + large
+
+
 def test_tokens_outlive_the_process(tmp_path: Path) -> None:
     path = tmp_path / "counts"
     first = KeptCounts(path)

@@ -409,13 +409,13 @@ class _UsageEvents:
         elif data.endswith(b"\n\n") and not _NO_CHOICES.search(data):
             return data
         end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _ENDS)
-        self._held = data[end:]
-        if len(self._held) > _EVENT_MAX:
-            end, self._held = len(data), b""
-        data = data[:end]
-        if not _NO_CHOICES.search(data):
-            return data
-        return b"".join(each for each in _EVENT.findall(data) if not _states_usage(each))
+        data, rest = data[:end], data[end:]
+        if _NO_CHOICES.search(data):
+            data = b"".join(each for each in _EVENT.findall(data) if not _states_usage(each))
+        if len(rest) > _EVENT_MAX:
+            return data + rest
+        self._held = rest
+        return data
 
     def flush(self) -> bytes:
         held, self._held = self._held, b""
