@@ -346,6 +346,16 @@ def test_no_way_around_the_tokens_of_a_key(
         assert ask(gateway.port, "POST", path, body, **sent).status == 429, (path, media)
 
 
+def test_answers_that_state_no_tokens_count_in_the_limit_of_a_key(
+    client: Any, gateway: GatewayProcess
+) -> None:
+    body = json.dumps({"model": "limited", "prompt": "a " * 800}).encode()
+    sent = {"host": "limited.example", "authorization": "Bearer few"}
+    sent |= {"content_type": "application/json"}
+    replies = [ask(gateway.port, "POST", "/invocations", body, **sent).status for _ in range(4)]
+    assert replies[-1] == 429
+
+
 def test_the_prompt_of_a_request_that_its_client_leaves_counts(
     client: Any, engine: EngineStandIn, gateway: GatewayProcess
 ) -> None:

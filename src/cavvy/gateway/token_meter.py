@@ -151,6 +151,7 @@ class TokenMeter:
         self._counted = TokenUse()
         self._reads = self._streams = False
         self._delivered = 0  # tokens since the last statement of the engine
+        self._seen = 0  # bytes of the answer
         self._open = (0, 0)  # what is counted as begun
         self._total = TokenUse()
 
@@ -339,6 +340,7 @@ class TokenMeter:
         """Count what the next bytes state; return those that are passed on."""
         if not self._reads:
             return data
+        self._seen += len(data)
         if self._reader.feed(data):
             self._count_stated()
         elif self._streams and (tokens := data.count(self._route.token)):
@@ -373,9 +375,12 @@ class TokenMeter:
         )
 
     def _correct_limit(self) -> None:
-        """Replace the estimate in the key's limit by the tokens that were counted."""
+        """Replace the estimate in the key's limit by the tokens that were counted or, if an answer
+        states none, by an estimate of them."""
         if self._limit is not None:
             used = self._total.prompt + self._total.completion
+            if self._seen and not used:
+                used = self._prompt + self._seen // TOKEN_BYTES
             self._limit.correct(used - self._limited)
             self._limited = used
 
