@@ -247,6 +247,7 @@ def test_the_gateway_counts_what_the_engine_counts(
 def test_tokens_of_a_deferred_call_count_below_a_prefix_that_stays(
     client: Any, engine: EngineStandIn, gateway: GatewayProcess
 ) -> None:
+    engine.tokens.clear()
     body = json.dumps({"model": "x", "messages": CHAT}).encode()
     sent = {"host": "whole.example", "content_type": "application/json", "prefer": "respond-async"}
     assert ask(gateway.port, "POST", "/a/whole/v1/chat/completions", body, **sent).status == 202
