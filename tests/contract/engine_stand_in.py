@@ -162,10 +162,13 @@ class EngineStandIn(ReplicaStandIn):
         return self._answer(writer, {"error": error}, b"400 Bad Request")
 
     async def _stream(self, reader, writer, events: list[str]) -> bool:
-        writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n"
-        )
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+        if self.speaks == "sized":
+            body = "".join(events).encode()
+            writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            return True
+        head += b"Content-Encoding: br\r\n" if self.speaks == "coded" else b""
+        writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n")
         for piece in self._cut([each.encode() for each in events]):
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()

@@ -12,7 +12,7 @@ import pytest
 from tests.contract.engine_stand_in import EngineStandIn
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.gateway_suite import KEY, KEYED
-from tests.contract.http_talk import ask
+from tests.contract.http_talk import Talk, ask, write_request
 from tests.waits import PATIENCE_S
 
 openai = pytest.importorskip("openai", reason="`make setup-dev` installs OpenAI's client")
@@ -252,6 +252,26 @@ def test_tokens_of_a_deferred_call_count_below_a_prefix_that_stays(
     sent = {"host": "whole.example", "content_type": "application/json", "prefer": "respond-async"}
     assert ask(gateway.port, "POST", "/a/whole/v1/chat/completions", body, **sent).status == 202
     wait_for(lambda: count(gateway, "whole")["completion"] == engine.tokens["completion"] > 0)
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sized", "coded"])
+def test_a_request_that_is_asked_for_its_usage_ends_where_the_next_begins(
+    client: Any, engine: EngineStandIn, gateway: GatewayProcess, speaks: str
+) -> None:
+    """Of answers that cannot be changed, nothing is removed."""
+    engine.speaks = speaks
+    body = json.dumps({"model": "org/tiny", "messages": CHAT, "stream": True}).encode()
+    path, sent = "/v1/chat/completions", {"host": "any.example", "content_type": "application/json"}
+    chunked = write_request("POST", path, **sent, transfer_encoding="chunked")
+    chunked += b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (9, body[:9], len(body) - 9, body[9:])
+    with Talk(gateway.port) as talk:
+        talk.send(chunked + write_request("POST", path, body, **sent) + chunked)
+        replies = [talk.read("POST") for _ in range(3)]
+    assert [each.status for each in replies] == [200] * 3
+    assert all(each.body.endswith(b"data: [DONE]\n\n") for each in replies)
+    assert [b'"usage"' in each.body for each in replies] == [speaks != "vllm"] * 3
+    wanted = {**json.loads(body), "stream_options": {"include_usage": True}}
+    assert [json.loads(each.body) for each in engine.seen] == [wanted] * 3
 
 
 def test_an_engine_that_refuses_the_question_gets_the_request_as_it_was(
