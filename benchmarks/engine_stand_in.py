@@ -5,8 +5,9 @@ of prompts that forgets the least recently used, and times linear in tokens.
 
 A token is four bytes of the prompt's JSON. Prompts are computed one after the other; answers are
 generated side by side, one token each `--token-ms`. GET /metrics gives what vLLM would give of it;
-`usage` states the cached tokens. It answers /v1/chat/completions, /v1/completions, /v1/models,
-/health and the routes that routers of SGLang and vLLM probe.
+`usage` states the cached tokens, in streams only if the request asks for it. It answers
+/v1/chat/completions, /v1/completions, /v1/models, /health and the routes that routers of SGLang and
+vLLM probe.
 """
 
 import argparse
@@ -81,6 +82,8 @@ class Server:
                 body = await reader.readexactly(int(fields.get("content-length", 0)))
                 method, path, _ = lines[0].split(" ", 2)
                 await self._answer(writer, method, path.partition("?")[0], body)
+                if fields.get("connection", "").lower() == "close":
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -115,7 +118,8 @@ class Server:
             if asked.get("stream"):
                 _begin_stream(writer)
             tokens, cached = await self.engine.compute(text)
-            count = int(asked.get("max_tokens") or 16)
+            # SGLang's router replaces the older name by the newer one
+            count = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or 16)
             usage = {
                 "prompt_tokens": tokens,
                 "completion_tokens": count,
@@ -127,7 +131,8 @@ class Server:
                     _write_event(writer, {"choices": [{"index": 0, "delta": {"content": "w "}}]})
                     await writer.drain()
                     await asyncio.sleep(self.engine.token_s)
-                _write_event(writer, {"choices": [], "usage": usage})
+                if (asked.get("stream_options") or {}).get("include_usage"):
+                    _write_event(writer, {"choices": [], "usage": usage})
                 writer.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
             else:
                 await asyncio.sleep(count * self.engine.token_s)
