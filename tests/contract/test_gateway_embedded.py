@@ -31,6 +31,7 @@ from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
 from cavvy.gateway.client_keys import SERVICE_KEY
+from cavvy.task_files import parse_file
 
 STICKY = {"name": "sticky", "hosts": ["sticky.example"], "routing": {"by": "header"}}
 BY_CACHE = {"name": "by-cache", "hosts": ["cache.example"], "routing": {"by": "cache"}}
@@ -157,6 +158,20 @@ def test_those_that_wait_are_answered_in_order(
     plane.set_replicas("svc", replicas[:1], concurrency=1)
     assert {call.result().status for call in calls} == {200}
     assert [seen.path for seen in replicas[0].seen] == [f"/echo?{n}" for n in range(8)]
+
+
+def test_a_replica_with_an_engine_gets_requests_side_by_side(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    (task,) = parse_file("service: {engine: vllm, model: m}").tasks
+    assert task.service is not None
+    replicas[0].reset()
+    plane.set_replicas("svc", replicas[:1], concurrency=task.service.concurrency)
+    calls = [Background(ask, plane.port, "GET", "/hold") for _ in range(12)]
+    wait_for(lambda: replicas[0].in_flight == 12)
+    assert plane.count_waiting("svc") == 0
+    replicas[0].release.set()
+    assert {call.result().status for call in calls} == {200}
 
 
 def test_requests_are_counted_by_the_places_where_they_must_stay(

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
+from cavvy.autoscaler.state import ScalingState
+from cavvy.control.decide.queued_calls import count_at_once
+from cavvy.control.decide.traffic import make_terms
 from cavvy.spec import SpecError
 from cavvy.spec.engines import ENGINES, write_command
 from cavvy.task_files import parse_file
@@ -53,6 +58,55 @@ def test_a_file_may_say_more_than_its_engine() -> None:
     assert triton.service is not None
     assert triton.service.models == (), "it does not speak OpenAI's API"
     assert "--model-repository=models" in triton.run
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "at_once"),
+    [
+        ("vllm", "{max-model-len: 4096}", 64),
+        ("vllm", "{max-num-seqs: 256}", 256),
+        ("vllm", "{--max-num-seqs: '8'}", 8),
+        ("vllm", "{max-num-seqs: 12345678}", 64),
+        ("sglang", "{}", 64),
+        ("sglang", "{max-running-requests: 16}", 16),
+        ("tgi", "{max-concurrent-requests: 32}", 32),
+        ("llama.cpp", "{ctx-size: 8192}", 4),
+        ("llama.cpp", "{parallel: 2}", 2),
+        ("llama.cpp", "{parallel: -1}", 4),
+        ("triton", "{}", 1),
+        ("onnxruntime", "{threads: 2}", 1),
+    ],
+)
+def test_an_engine_tells_how_many_requests_a_replica_processes(
+    engine: str, options: str, at_once: int
+) -> None:
+    text = f"service: {{engine: {engine}, model: m, options: {options}%s}}"
+    assert [
+        task.service.concurrency
+        for more in ("", ", concurrency: 3")
+        for task in parse_file(text % more).tasks
+        if task.service is not None
+    ] == [at_once, 3]
+
+
+def test_a_service_with_an_engine_has_as_many_replicas_as_its_requests_need() -> None:
+    text = "service: {engine: vllm, model: m, replicas: {max: 8}}"
+    service = parse_file(text).tasks[0].service
+    assert service is not None
+    for present, replicas in ((1, 1), (12, 1), (130, 3), (1000, 8)):
+        running = min(present, service.concurrency)
+        seen = ServiceObservation(
+            now_s=100.0,
+            arrivals=(present,),
+            started=running,
+            in_flight=running,
+            in_flight_s=20.0 * running,
+            backlog=present - running,
+            markets=(MarketObservation(name="a", ready_s=(100.0,)),),
+        )
+        decision, _ = decide(make_terms(service), ScalingState(), seen)
+        assert decision.wanted == replicas
+    assert count_at_once(service) == 256, "calls of a queue at the same time"
 
 
 @pytest.mark.parametrize(

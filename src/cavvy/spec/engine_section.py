@@ -12,6 +12,7 @@ from cavvy.spec.engines import (
     ENGINES,
     OPTIMISATION,
     Engine,
+    count_at_once,
     list_own_files,
     list_own_flags,
     write_command,
@@ -41,7 +42,7 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     run = write_command(engine, model, _list_models(service) or (model,), options, gpus)
     more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
     if engine.chats:
-        more["models"] = model
+        more |= {"models": model, "concurrency": count_at_once(engine, options)}
     full = _complete(service, more)
     entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
     return _complete(replace(root, entries=entries), {"run": run})

@@ -25,6 +25,12 @@ class Engine(Struct, frozen=True, kw_only=True):
     """An engine. `command` precedes the options. `model`, `host`, `port_flag`, `names` and `gpus`
     are the engine's options for the model, the host, the port, the names of the model, and the
     number of GPUs of a node. A field is "" if the engine does not have the option.
+
+    A replica gets at most `at_once` requests at the same time, unless the option `limit` states a
+    number. vLLM and SGLang process 256 and more, depending on the GPU's memory, and TGI refuses
+    requests beyond 128. Each request slows down the others, so 64 is a compromise, not measured on
+    GPUs: larger numbers start further replicas only when answers are slow, and smaller ones leave
+    GPUs unused.
     """
 
     command: str
@@ -37,6 +43,8 @@ class Engine(Struct, frozen=True, kw_only=True):
     names: str = ""
     gpus: str = ""
     fixed: tuple[str, ...] = ()
+    at_once: int = 1
+    limit: str = ""
     separator: str = " "  # the separator between an option and its value
     chats: bool = True  # whether the engine implements OpenAI's API
     # the values of `model.optimise` that the engine supports
@@ -56,6 +64,8 @@ ENGINES: Mapping[str, Engine] = {
         model="",
         names="--served-model-name",
         gpus="--tensor-parallel-size",
+        at_once=64,
+        limit="--max-num-seqs",
         flags=_words(
             "host port served-model-name tensor-parallel-size max-model-len dtype quantization "
             "gpu-memory-utilization max-num-batched-tokens max-num-seqs tokenizer revision "
@@ -70,9 +80,11 @@ ENGINES: Mapping[str, Engine] = {
         names="--served-model-name",
         gpus="--tp-size",
         fixed=("--enable-metrics",),
+        at_once=64,
+        limit="--max-running-requests",
         flags=_words(
             "model-path host port served-model-name tp-size enable-metrics context-length "
-            "mem-fraction-static reasoning-parser tool-call-parser"
+            "mem-fraction-static reasoning-parser tool-call-parser max-running-requests"
         ),
         source="commands in public repositories",
     ),
@@ -82,7 +94,9 @@ ENGINES: Mapping[str, Engine] = {
         host="--hostname",
         port=3000,
         gpus="--num-shard",
-        flags=_words("model-id hostname port num-shard sharded quantize"),
+        at_once=64,
+        limit="--max-concurrent-requests",
+        flags=_words("model-id hostname port num-shard sharded quantize max-concurrent-requests"),
         source="commands in public repositories",
     ),
     "triton": Engine(
@@ -114,6 +128,8 @@ ENGINES: Mapping[str, Engine] = {
         port=8080,
         names="--alias",
         fixed=("--metrics",),
+        at_once=4,  # its slots, if the option is not stated
+        limit="--parallel",
         flags=_words("model host port alias metrics ctx-size parallel n-gpu-layers threads"),
         source="tools/server/README.md of llama.cpp at 00dc8057, and public commands",
     ),
@@ -147,6 +163,13 @@ def write_command(
                 flag if value == "true" else f"{flag}{engine.separator}{shlex.quote(value)}"
             )
     return " ".join(words)
+
+
+def count_at_once(engine: Engine, options: Mapping[str, str]) -> int:
+    """Return how many requests a replica processes at the same time."""
+    stated = options.get(engine.limit.removeprefix("--"), "")
+    number = int(stated) if stated.isascii() and stated.isdecimal() and len(stated) < 6 else 0
+    return number or engine.at_once
 
 
 def list_own_files(engine: Engine) -> Mapping[str, Path]:
