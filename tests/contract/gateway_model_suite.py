@@ -1,5 +1,6 @@
 """What both data planes promise to clients of OpenAI's API, and to programs in browsers."""
 
+import json
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +14,12 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 FORM = (
     b'--a-b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\n%b\r\n'
     b'--a-b\r\ncontent-disposition: form-data; name="model"\r\n\r\norg/tiny\r\n--a-b--\r\n'
+)
+LINES = (
+    b'--a-b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--a-b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\n'
+    b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", '
+    b'"body": {"model": "org/private"}}\n\r\n--a-b--\r\n'
 )
 PAGE = {"origin": "https://page.example"}
 PREFLIGHT = {
@@ -101,6 +108,26 @@ class ModelSuite:
         cut = body[: body.index(b"org/tiny") + 3]
         refused = ask(plane.port, "POST", path, cut, host="any.example", content_type=kind)
         assert (refused.status, refused.json["error"]["code"]) == (400, "bad-request")
+
+    def test_a_file_of_requests_runs_for_those_who_may_use_its_models(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        plane.set_replicas("keyed-model", replicas[:1])
+        kind = "multipart/form-data; boundary=a-b"
+
+        def call(method: str, path: str, body: bytes = b"", **more: str) -> Any:
+            return ask(plane.port, method, path, body, host="any.example", x_api_key=KEY, **more)
+
+        file = call("POST", "/v1/files", LINES, content_type=kind).json
+        assert file["bytes"] == LINES.index(b"}}") + 3 - LINES.index(b"{")
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/embeddings"}
+        batch = call("POST", "/v1/batches", json.dumps(asked).encode()).json
+        path = f"/v1/batches/{batch['id']}"
+        wait_for(lambda: call("GET", path).json["status"] == "completed")
+        found = call("GET", f"/v1/files/{call('GET', path).json['output_file_id']}/content").json
+        assert (found["custom_id"], found["response"]["status_code"]) == ("a", 200)
+        assert call("DELETE", f"/v1/files/{file['id']}").json["deleted"]
+        assert ask(plane.port, "GET", path, host="any.example").status == 404, "without the key"
 
     def test_a_model_describes_itself_to_those_who_may_use_it(self, plane: Any) -> None:
         def describe(name: str, **fields: str) -> Any:

@@ -428,7 +428,7 @@ def test_requests_are_counted_by_headers_that_do_not_go_on_too(name: str) -> Non
 
 def test_bodies_without_a_model_hold_a_bounded_amount_of_memory() -> None:
     limits = GatewayLimits(hold_bytes=10, model_bytes=100)
-    routes = ModelRoutes(lambda *_: None, limits)
+    routes = ModelRoutes(lambda *_: None, limits, lambda *_: None)
     may_hold = routes.may_hold
     assert may_hold(50, NO_LENGTH), "a chunked body"
     assert may_hold(50, 100)

@@ -63,6 +63,16 @@ class ServiceKeys:
         """
         return self._find(head, clock) is not None
 
+    def name(self, head: RequestHead, clock: float) -> str:
+        """Return the ID of a request's key, or "" if the request has none of the service's keys."""
+        key = self._find(head, clock)
+        return "" if key is None else key.id
+
+    def recall(self, key_id: str, clock: float) -> ClientKey | None:
+        """Return a key by its ID, or None if the key was revoked or has expired."""
+        key = next((each for each in self._keys.values() if each.id == key_id), None)
+        return None if key is None or _is_expired(key, clock) else key
+
     def _find(self, head: RequestHead, clock: float) -> ClientKey | None:
         """Find a key. The key's digest is looked up in a dictionary, whose hashes depend on a
         random secret of this process. The digests are then compared in constant time. Therefore the
@@ -72,9 +82,7 @@ class ServiceKeys:
         key = self._keys.get(digest)
         if key is None or not compare_digest(digest.hex(), key.sha256):
             return None
-        if key.expires_at is not None and key.expires_at <= clock:
-            return None
-        return key
+        return None if _is_expired(key, clock) else key
 
     def bind(self, head: RequestHead, key_id: str) -> frozenset[str]:
         """Return the places that a request must not leave: the places in the request's head, and
@@ -104,3 +112,7 @@ class ServiceKeys:
             mine = self._buckets.get(name)
             if mine is not None and (mine[0].per_s, mine[0].burst) == (key.per_s, key.burst):
                 self._buckets[name] = (mine[0], bucket)
+
+
+def _is_expired(key: ClientKey, clock: float) -> bool:
+    return key.expires_at is not None and key.expires_at <= clock

@@ -100,13 +100,24 @@ class ResultRequest:
 
 
 class DeferredSink:
-    """Collects the response of a deferred call."""
+    """Collects the response of a call for which no client waits. `ended` gets the response, and
+    `sent` is called when a replica is about to receive the request. `own` is the gateway's own
+    response, if no replica gave one.
+    """
 
     passes_chunks = False
 
-    def __init__(self, calls: "DeferredCalls", call_id: str, most_bytes: int) -> None:
-        self._calls = calls
-        self._call_id = call_id
+    def __init__(
+        self,
+        call_id: str,
+        most_bytes: int,
+        ended: "Callable[[DeferredSink, StoredResult], None]",
+        sent: Callable[[str], None] = lambda call_id: None,
+    ) -> None:
+        self.call_id = call_id
+        self.own: OwnAnswer | None = None
+        self._ended = ended
+        self._sent = sent
         self._most_bytes = most_bytes
         self._head: ResponseHead | None = None
         self._pieces: list[bytes] = []
@@ -155,8 +166,9 @@ class DeferredSink:
         self.cut()
 
     def answer(self, answer: OwnAnswer) -> None:
-        """Store the gateway's own response as the result."""
-        head, _, body = write_answer(answer, self._call_id).partition(b"\r\n\r\n")
+        """Take the gateway's own response as the result."""
+        self.own = answer
+        head, _, body = write_answer(answer, self.call_id).partition(b"\r\n\r\n")
         start, *lines = head.split(b"\r\n")
         self._finish(start, lines, body)
 
@@ -168,7 +180,7 @@ class DeferredSink:
 
     def want_body(self) -> None:
         """Record that a replica is about to receive the request."""
-        self._calls.store.mark_sent(self._call_id)
+        self._sent(self.call_id)
 
     def pause_body(self) -> None: ...
 
@@ -183,10 +195,8 @@ class DeferredSink:
 
     def _finish(self, start: bytes, lines: list[bytes], body: bytes) -> None:
         self.exchange = None
-        self._calls.sinks.discard(self)
         kept = tuple(line for line in lines if not line.lower().startswith(_ANEW))
-        result = StoredResult(status_line=start, lines=kept, body=body)
-        self._calls.run(self._calls.finish(self._call_id, result))
+        self._ended(self, StoredResult(status_line=start, lines=kept, body=body))
 
 
 class DeferredCalls:
@@ -252,7 +262,7 @@ class DeferredCalls:
             service = find(call.service)
             head = parse_request(call.head, self._limits)
             if service is None or (sent and not head.idempotent):
-                sink = DeferredSink(self, call.id, 0)
+                sink = self._make_sink(call.id, 0)
                 text = (
                     "the gateway or the service ended while the call ran, and the request is not "
                     "idempotent; send an Idempotency-Key with requests that may be repeated"
@@ -263,7 +273,7 @@ class DeferredCalls:
 
     def _start(self, service: ServiceQueue, call: StoredCall) -> None:
         head = parse_request(call.head, self._limits)
-        sink = DeferredSink(self, call.id, service.route.deferred_bytes)
+        sink = self._make_sink(call.id, service.route.deferred_bytes)
         out_head = call.head[:-2] + b"X-Request-Id: %b\r\n\r\n" % call.id.encode()
         exchange = Exchange(sink, service.entry, head, out_head, monotonic())
         exchange.wait_s = service.route.deferred_ttl_s
@@ -277,6 +287,13 @@ class DeferredCalls:
         self.sinks.add(sink)
         exchange.feed(call.body, True)
         exchange.begin()
+
+    def _make_sink(self, call_id: str, most_bytes: int) -> DeferredSink:
+        return DeferredSink(call_id, most_bytes, self._end, self.store.mark_sent)
+
+    def _end(self, sink: DeferredSink, result: StoredResult) -> None:
+        self.sinks.discard(sink)
+        self.run(self.finish(sink.call_id, result))
 
     async def finish(self, call_id: str, result: StoredResult) -> None:
         await self._call(lambda: self.store.put_result(call_id, result))

@@ -5,9 +5,11 @@ import re
 import time
 from collections.abc import Iterable
 from itertools import count
+from pathlib import Path
 
 from cavvy.domain.targets import host_name, is_loopback_name
 from cavvy.gateway.admission import Admission
+from cavvy.gateway.batch_runs import BatchRuns
 from cavvy.gateway.config import (
     GatewayConfig,
     GatewayConfigError,
@@ -16,9 +18,11 @@ from cavvy.gateway.config import (
     check_routes,
 )
 from cavvy.gateway.deferred import DeferredCalls
+from cavvy.gateway.file_store import FileStore
 from cavvy.gateway.heads import HeadMemo, RequestHead
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.model_route import ModelRoutes, read_model_path
+from cavvy.gateway.openai_files import OpenAiFiles
 from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.own_values import OwnValues
 from cavvy.gateway.redirects import misses_slash, write_redirect
@@ -44,7 +48,12 @@ class Door:
         self.cold_event = asyncio.Event()
         self._admission = Admission(config, calls)
         self._routes: Routes[ServiceQueue] = Routes(())
-        self._models = ModelRoutes(self._admission.open, config.limits)
+        store = FileStore(Path(config.state) / "openai")
+        self.runs = BatchRuns(
+            store, config.limits, lambda owners, model: self._models.find_owned(owners, model)
+        )
+        self.files = OpenAiFiles(self.runs)
+        self._models = ModelRoutes(self._admission.open, config.limits, self.files.open)
         self._behind_proxy = config.behind_proxy
         self._any_name = config.any_name or not is_loopback_name(config.host)
         self._known_hosts: dict[bytes, bool] = {}  # whether requests with this Host are answered

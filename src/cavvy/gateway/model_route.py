@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import msgspec
 
 from cavvy.domain.values import Struct
-from cavvy.gateway.config import USUAL_PROJECT, GatewayLimits
+from cavvy.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, WrittenAnswer
@@ -28,6 +28,9 @@ from cavvy.gateway.service_queue import ServiceQueue
 _PATH = re.compile(rb"(?:/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?))?(/v1/[^?]*)")
 _LIST = b"/v1/models"
 _ABOUT = b"/v1/models/"  # and the name of a model
+# the routes for files and batches
+_STORED = re.compile(rb"/v1/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?/?")
+_STORED_METHODS = (b"GET", b"HEAD", b"POST", b"DELETE", b"OPTIONS")
 _CALLS = frozenset(
     {
         b"/v1/audio/speech",
@@ -68,6 +71,7 @@ _MODEL_FIELD = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*name="?model"
 _FIELDS_MAX = 1000  # of a form before `model`
 
 Open = Callable[[ClientRequest, ServiceQueue], OpenRequest | Answer]
+OpenStored = Callable[[ClientRequest, tuple[str, ...]], OpenRequest | Answer]
 
 
 class ModelPath(Struct, frozen=True):
@@ -89,6 +93,8 @@ def read_model_path(head: RequestHead) -> ModelPath | None:
         return None
     if found[2] == _LIST or found[2].startswith(_ABOUT):
         handled = head.method in (b"GET", b"HEAD", b"OPTIONS")
+    elif _STORED.fullmatch(found[2]):
+        handled = head.method in _STORED_METHODS
     else:
         handled = found[2] in _CALLS and head.method in (b"POST", b"OPTIONS")
     if not handled:
@@ -116,8 +122,9 @@ class _Reach(Struct, frozen=True):
 class ModelRoutes:
     """Maps each model to the services that serve it."""
 
-    def __init__(self, admit: Open, limits: GatewayLimits) -> None:
+    def __init__(self, admit: Open, limits: GatewayLimits, open_stored: OpenStored) -> None:
         self.admit = admit
+        self._open_stored = open_stored  # requests for files and batches, with their owners
         self.limits = limits
         self.held_bytes = 0  # of all bodies whose model is not known yet
         self.set_services(())
@@ -129,6 +136,7 @@ class ModelRoutes:
             for name in service.route.models:
                 self._services.setdefault(name, []).append(service)
         self._keyed = [each for each in every if each.keys]
+        self._keyless = [each for each in every if each.route.models and not each.keys]
         self._open = {each.route.project for each in every if each.route.models and not each.keys}
         self._named = [each.route for each in every if each.route.models and each.route.origins]
         # whether a key may help. Whether this holds for a single project is not disclosed.
@@ -155,6 +163,8 @@ class ModelRoutes:
         reach = self.find_reach(at, head, clock)
         if reach is None:
             return _UNKNOWN_KEY
+        if _STORED.fullmatch(at.path):
+            return self._open_file(request, at, reach, clock)
         if head.method != b"POST":
             return self._describe(at, reach)
         if shares and not reach.known:  # the body is not read
@@ -191,6 +201,45 @@ class ModelRoutes:
         if reach.known and any(each.keys for each in found):
             return []  # the model's service does not know the key
         return [each for each in found if not each.keys]
+
+    def _open_file(
+        self, request: ClientRequest, at: ModelPath, reach: _Reach, clock: float
+    ) -> OpenRequest | Answer | None:
+        """Open a request for files or batches. They belong to keys, or to the project whose models
+        need no key.
+        """
+        head, services = request.head, reach.known
+        owners = tuple(f"{each.route.name}/{each.keys.name(head, clock)}" for each in services)
+        if not services:
+            services = tuple(s for s in self._keyless if s.route.project in reach.projects)
+            owners = tuple(f"/{each}" for each in reach.projects)
+        if not services:
+            needs_key = self._may_need_key
+            return OwnAnswer(401, AnswerCode.NO_KEY, _say_keyless(at)) if needs_key else None
+        is_of_page = head.origin or head.fetch_site
+        if is_of_page and not all(may_call(head, s.route, bool(s.keys), ()) for s in services):
+            text = "a page of another site may not use the files and batches of these models"
+            return OwnAnswer(403, AnswerCode.OTHER_ORIGIN, text)
+        request.shares = bool(head.origin)
+        return self._open_stored(request, owners)
+
+    def find_owned(
+        self, owners: tuple[str, ...], model: str
+    ) -> tuple[ServiceQueue, ClientKey | None] | None:
+        """Return the service with a model for the owners of a batch, and the key of its requests.
+        Return None if no service or several services may be meant.
+        """
+        clock, keys = time.time(), {}
+        for each in self._keyed:
+            start = f"{each.route.name}/"
+            ids = [owner[len(start) :] for owner in owners if owner.startswith(start)]
+            found = [key for name in ids if (key := each.keys.recall(name, clock))]
+            if found:
+                keys[each] = found[0]
+        projects = {owner[1:] for owner in owners if owner.startswith("/")}
+        projects |= {each.route.project for each in keys}
+        services = self.find(model, _Reach(frozenset(projects), tuple(keys)))
+        return (services[0], keys.get(services[0])) if len(services) == 1 else None
 
     def explain_missing(self, name: str, at: ModelPath, reach: _Reach) -> OwnAnswer:
         """Return the answer for a model that the request may not call."""

@@ -38,6 +38,7 @@ _PHRASES = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
     413: "Content Too Large",
     417: "Expectation Failed",
     421: "Misdirected Request",
@@ -49,6 +50,7 @@ _PHRASES = {
     503: "Service Unavailable",
     504: "Gateway Timeout",
     505: "HTTP Version Not Supported",
+    507: "Insufficient Storage",
 }
 
 
@@ -58,6 +60,7 @@ class AnswerCode(StrEnum):
     BAD_REQUEST = "bad-request"
     NO_SERVICE = "no-such-service"
     NO_MODEL = "model_not_found"  # as OpenAI names it
+    NO_OBJECT = "not_found"  # no such file or batch
     NO_KEY = "key-unknown"
     BUDGET = "budget-spent"
     RESIDENCY = "residency-unmet"

@@ -74,6 +74,7 @@ async def serve(config: GatewayConfig) -> None:
     connections = ClientConnections(config.limits)
     ticks = _Ticks(door, connections, calls)
     calls.resume(door.services.get)
+    door.files.tick(monotonic())
     stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     control = ControlSocket(
         Path(config.control), door, connections, lambda drain_s: _set(stop, drain_s)
@@ -88,12 +89,14 @@ async def serve(config: GatewayConfig) -> None:
     try:
         await _tick_until(ticks, stop, control, config.alone_s)
         server.close()
+        door.runs.closing = True
         connections.close_idle()
         await _drain(ticks, monotonic() + stop.result())
         connections.refuse_waiting()
         await _drain(ticks, monotonic() + _REFUSAL_S)
     finally:
         await control.close()
+        await door.runs.close()
         await calls.close()
         door.keep_work()
         kept.close()
@@ -111,6 +114,7 @@ class _Ticks:
         now = monotonic()
         self.connections.check(now)
         self._calls.check(now)
+        self._door.files.tick(now)
         self._door.end_second()
         self._count += 1
         if self._count % _EXPIRE_EVERY == 0:

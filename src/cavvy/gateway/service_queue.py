@@ -448,6 +448,20 @@ class ServiceQueue:
             exchange = self._take(next(iter(self._waiting)))
             exchange.sink.answer(answer)
 
+    def count_idle(self, may_wait: bool = False) -> int:
+        """Return how many requests of the lowest priority may enter now: as many as slots are free
+        while no request waits, and one that wakes a service without replicas. If they may wait,
+        because their deadline is near, as many as all slots wait.
+        """
+        if self.route.closed:
+            return 0
+        waiting = len(self._waiting)
+        if may_wait:
+            return max(1, sum(pool.concurrency for pool in self._replicas)) - waiting
+        if not self._replicas:
+            return int(not waiting)
+        return 0 if waiting else self._count_free()
+
     def retry_s(self) -> int | None:
         """For Retry-After."""
         now = monotonic()

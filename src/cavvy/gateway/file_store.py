@@ -1,0 +1,352 @@
+"""Stores the files and the batches of OpenAI's API in a folder, so that they survive a restart of
+the gateway: `ID.json` describes a file or a batch, `ID.data` is the content of a file, and
+`ID.output` and `ID.errors` are the results of a batch that runs.
+
+A batch needs no other record of its progress: each line of its results starts with the number of
+its request. A line that a kill has cut off is removed, and its request is sent again.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+from cavvy.domain.values import Struct
+
+T = TypeVar("T")
+LINE_MAX = 16 << 20  # bytes of one request of a batch
+_log = logging.getLogger(__name__)
+_FREE = 0.05  # of the disk, which uploads leave to everything else
+_CHUNK = 1 << 17  # bytes of requests that are read at once
+_NUMBER = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_([0-9a-f]+)",')
+
+
+class BatchState(StrEnum):
+    """The state of a batch, as OpenAI names it."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+OPEN_STATES = (
+    *(BatchState.VALIDATING, BatchState.IN_PROGRESS),
+    *(BatchState.FINALIZING, BatchState.CANCELLING),
+)
+
+
+class StoredFile(Struct, frozen=True, kw_only=True):
+    """A file. `owners` are the keys that may use it, as `ModelRoutes.name_owners` writes them.
+    Times are in seconds since 1970.
+    """
+
+    id: str
+    owners: tuple[str, ...]
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+
+
+class BatchProblem(Struct, frozen=True, kw_only=True):
+    """What is wrong with the input of a batch, in OpenAI's format. Lines are counted from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class StoredBatch(Struct, kw_only=True):
+    """A batch. `completed` and `failed` are the requests whose results are stored."""
+
+    id: str
+    owners: tuple[str, ...]
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    state: BatchState = BatchState.VALIDATING
+    metadata: dict[str, str] | None = None
+    changed_at: dict[str, int] = msgspec.field(default_factory=dict)  # when each state began
+    problems: tuple[BatchProblem, ...] = ()
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    has_output: bool = False
+    has_errors: bool = False
+    stop: BatchState | None = None  # EXPIRED or CANCELLED, if it ends before all lines are sent
+    forget_at: int | None = None  # when the batch itself is removed
+
+    @property
+    def output_id(self) -> str:
+        return f"file-{self.id[6:]}o"
+
+    @property
+    def errors_id(self) -> str:
+        return f"file-{self.id[6:]}e"
+
+
+class LongLine(Exception):
+    """Raised if a line of a file has more than LINE_MAX bytes."""
+
+
+class FileStore:
+    """The folder. All methods block, except that `files` and `batches` are in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+        self.files: dict[str, StoredFile] = {}
+        self.batches: dict[str, StoredBatch] = {}
+
+    def open(self) -> bool:
+        """Load what is stored; return False if another gateway still uses the folder."""
+        if self._lock is not None:
+            return True
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        self._load()
+        return True
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _load(self) -> None:
+        for path in sorted(self._folder.iterdir()):
+            if path.suffix == ".new":
+                path.unlink()
+            elif path.suffix == ".json":
+                self._load_one(path)
+        for path in self._folder.glob("*.data"):  # of an upload that was not complete
+            if not path.with_suffix(".json").exists():
+                path.unlink()
+
+    def _load_one(self, path: Path) -> None:
+        data = path.read_bytes()
+        try:
+            if path.name.startswith("file-"):
+                self.files[path.stem] = msgspec.json.decode(data, type=StoredFile)
+            else:
+                self.batches[path.stem] = msgspec.json.decode(data, type=StoredBatch)
+        except msgspec.DecodeError as error:  # for example of another version of Cavvy
+            _log.error("%s cannot be read: %s", path, error)
+
+    # files
+
+    def has_room(self, size: int) -> bool:
+        """Return whether enough of the disk is free after an upload of so many bytes."""
+        disk = shutil.disk_usage(self._folder)
+        return disk.free - size > disk.total * _FREE
+
+    def begin_upload(self, file_id: str) -> BinaryIO:
+        return _open_new(self._path(file_id, "upload.new"))
+
+    def finish_upload(self, file: StoredFile, content: BinaryIO) -> None:
+        content.flush()
+        os.fsync(content.fileno())
+        content.close()
+        self._path(file.id, "upload.new").rename(self._path(file.id, "data"))
+        self._write(file.id, file)
+
+    def drop_upload(self, file_id: str, content: BinaryIO) -> None:
+        content.close()
+        self._path(file_id, "upload.new").unlink(missing_ok=True)
+
+    def open_file(self, file_id: str) -> BinaryIO:
+        return self._path(file_id, "data").open("rb", buffering=1 << 20)
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a batch."""
+        for kind in ("json", "data", "output", "errors"):
+            self._path(name, kind).unlink(missing_ok=True)
+
+    # batches
+
+    def write_batch(self, batch: StoredBatch) -> None:
+        self._write(batch.id, batch)
+
+    def resume(self, batch: StoredBatch) -> bytearray:
+        """Return which requests have a result, and count the results."""
+        done = bytearray(batch.total)
+        batch.completed = _resume(self._path(batch.id, "output"), done)
+        batch.failed = _resume(self._path(batch.id, "errors"), done)
+        return done
+
+    def open_results(self, batch: StoredBatch) -> tuple[BinaryIO, BinaryIO]:
+        output = self._path(batch.id, "output").open("ab", buffering=0)
+        return output, self._path(batch.id, "errors").open("ab", buffering=0)
+
+    def finish_results(self, batch: StoredBatch, now: int, keep_s: int) -> Sequence[StoredFile]:
+        """Turn the results of a batch into files. The method may be repeated."""
+        made = []
+        for kind, file_id in (("output", batch.output_id), ("errors", batch.errors_id)):
+            path, data = self._path(batch.id, kind), self._path(file_id, "data")
+            if path.exists() and path.stat().st_size:
+                _sync(path)
+                path.rename(data)
+            path.unlink(missing_ok=True)
+            if not data.exists():
+                continue
+            file = StoredFile(
+                id=file_id,
+                owners=batch.owners,
+                filename=f"{batch.id}_{kind}.jsonl",
+                purpose="batch_output",
+                bytes=data.stat().st_size,
+                created_at=now,
+                expires_at=now + keep_s,
+            )
+            self._write(file_id, file)
+            made.append(file)
+        return made
+
+    def _path(self, name: str, kind: str) -> Path:
+        return self._folder / f"{name}.{kind}"
+
+    def _write(self, name: str, value: StoredFile | StoredBatch) -> None:
+        path = self._path(name, "json.new")
+        with _open_new(path) as file:
+            file.write(msgspec.json.encode(value))
+            file.flush()
+            os.fsync(file.fileno())
+        path.rename(self._path(name, "json"))
+
+
+def read_lines(file: BinaryIO) -> list[bytes]:
+    """Return the next lines of a file; [] at its end. Raises LongLine."""
+    lines, size = [], 0
+    while size < _CHUNK and (line := file.readline(LINE_MAX + 1)):
+        if len(line) > LINE_MAX:
+            raise LongLine
+        lines.append(line)
+        size += len(line)
+    return lines
+
+
+def _resume(path: Path, done: bytearray) -> int:
+    """Mark the requests whose results are in a file, remove what follows the last whole result, and
+    return the number of results.
+    """
+    count = size = 0
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        for line in file:
+            found = _NUMBER.match(line)
+            number = int(found[1], 16) if found else len(done)
+            if number >= len(done) or done[number] or not line.endswith(b"}\n"):
+                break
+            done[number] = 1
+            count += 1
+            size += len(line)
+        file.truncate(size)
+    return count
+
+
+def _open_new(path: Path) -> BinaryIO:
+    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+class FormError(Exception):
+    """Raised if the body is not a form that can be read."""
+
+
+_NAME = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*name="([^"\r]*)"')
+_FILENAME = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*filename="([^"\r]*)"')
+_FIELDS_MAX, _FIELD_MAX = 50, 65_536  # fields of a form, and bytes of each except the file
+
+
+class UploadForm:
+    """Reads a form whose field `file` is passed on piece by piece to `write`."""
+
+    def __init__(self, boundary: bytes, write: Callable[[bytes], None]) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None  # None: the form has no file
+        self.ended = False
+        self._mark = b"\r\n--" + boundary
+        self._write = write
+        self._data = b"\r\n"
+        self._name: str | None = ""  # of the part that is read; None: its head is read
+        self._value = b""
+
+    def feed(self, data: bytes) -> None:
+        """Raises FormError."""
+        if self.ended:
+            return  # bytes behind a form have no meaning
+        self._data += data
+        while not self.ended and (self._read_head() if self._name is None else self._read_part()):
+            pass
+
+    def _read_head(self) -> bool:
+        end = self._data.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._data) > _FIELD_MAX:
+                raise FormError("the head of a field is too large")
+            return False
+        head, self._data = self._data[: end + 2], self._data[end + 4 :]
+        name, file = _NAME.search(head), _FILENAME.search(head)
+        self._name = name[1].decode(errors="replace") if name else ""
+        if self._name == "file":
+            if self.filename is not None:
+                raise FormError("the form has two files")
+            self.filename = file[1].decode(errors="replace")[:255] if file else "file"
+        if len(self.fields) > _FIELDS_MAX:
+            raise FormError(f"the form has more than {_FIELDS_MAX} fields")
+        return True
+
+    def _read_part(self) -> bool:
+        at = self._data.find(self._mark)
+        if at < 0:
+            keep = len(self._data) - len(self._mark) + 1
+            if keep > 0:
+                self._take(self._data[:keep])
+                self._data = self._data[keep:]
+            return False
+        self._take(self._data[:at])
+        self._data = self._data[at:]
+        if len(self._data) < len(self._mark) + 2:
+            return False
+        after = self._data[len(self._mark) : len(self._mark) + 2]
+        if after not in (b"--", b"\r\n"):
+            raise FormError("the form has bytes behind a boundary")
+        if self._name and self._name != "file":
+            self.fields[self._name] = self._value.decode(errors="replace")
+        self._value, self._data = b"", self._data[len(self._mark) :]
+        self._name, self.ended = None, after == b"--"
+        return True
+
+    def _take(self, data: bytes) -> None:
+        if self._name == "file":
+            if data:
+                self._write(data)
+            return
+        self._value += data
+        if len(self._value) > _FIELD_MAX:
+            raise FormError(f"the field {self._name!r} is too large")

@@ -1,0 +1,265 @@
+"""The store of files and batches of OpenAI's API, and the rules of batches."""
+
+import json
+from pathlib import Path
+from time import monotonic
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavvy.gateway.batch_runs import check_line, is_urgent, may_repeat
+from cavvy.gateway.config import ClientKey, GatewayLimits, ReplicaAddress, ServiceRoute
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.file_store import (
+    LINE_MAX,
+    BatchState,
+    FileStore,
+    FormError,
+    LongLine,
+    StoredBatch,
+    StoredFile,
+    UploadForm,
+    read_lines,
+)
+from cavvy.gateway.heads import HeadMemo
+from cavvy.gateway.model_route import ModelRoutes, read_model_path
+from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
+from cavvy.gateway.service_queue import ServiceQueue
+
+CHAT = "/v1/chat/completions"
+FORM = (
+    b'--b--\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n----b--\r\n'
+    b'Content-Type: x\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+    b"%b\r\n----b----\r\nafter"
+)
+
+
+def make_batch(**more: object) -> StoredBatch:
+    usual: dict[str, object] = {
+        **{"id": "batch_0a", "owners": ("/default",), "endpoint": CHAT, "input_file_id": "file-1"},
+        **{"completion_window": "24h", "created_at": 0, "expires_at": 86_400},
+    }
+    return StoredBatch(**{**usual, **more})  # type: ignore[arg-type]  # of the test
+
+
+def write_result(number: int) -> bytes:
+    return b'{"id":"batch_req_0a_%x","custom_id":"c","response":null,"error":null}\n' % number
+
+
+@given(
+    content=st.lists(st.sampled_from([b"\r", b"\n", b"-", b"b", b"--b", b"\r\n----", b"x" * 50])),
+    cuts=st.lists(st.integers(1, 40)),
+)
+def test_a_form_is_read_in_any_pieces(content: list[bytes], cuts: list[int]) -> None:
+    file = b"".join(content)
+    if b"\r\n----b--" in b"\r\n" + file + b"\r\n":
+        return  # the boundary would not be one
+    data, got = b"--" + FORM % file, []
+    form = UploadForm(b"--b--", got.append)
+    for size in cuts:
+        form.feed(data[:size])
+        data = data[size:]
+    form.feed(data)
+    assert (form.ended, form.filename, b"".join(got)) == (True, "in.jsonl", file)
+    assert form.fields == {"purpose": "batch"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"--b--x",
+        b"--bx",
+        b"--b\r\n" + b"a" * 70_000,
+        b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n' + b"a" * 70_000,
+        b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n\r\n' * 2,
+        b"a" * 70_000,
+        b"".join(
+            b'--b\r\nContent-Disposition: form-data; name="%d"\r\n\r\n\r\n' % n for n in range(60)
+        ),
+    ],
+)
+def test_what_is_no_form_takes_no_memory(data: bytes) -> None:
+    form = UploadForm(b"b", lambda data: None)
+    try:
+        form.feed(data)
+    except FormError:
+        return
+    assert not form.fields
+    assert form.ended or form.filename is None
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"",
+        write_result(3)[:-1],
+        write_result(3)[:-20] + b"\n",
+        b"\0" * 100,
+        write_result(1),
+        write_result(10),
+        b"{}\n" + write_result(4),
+    ],
+)
+def test_results_that_a_kill_has_cut_off_are_removed(tmp_path: Path, tail: bytes) -> None:
+    store, batch = FileStore(tmp_path), make_batch(total=10)
+    assert store.open()
+    whole = write_result(5) + write_result(1)
+    (tmp_path / "batch_0a.output").write_bytes(whole + tail)
+    (tmp_path / "batch_0a.errors").write_bytes(write_result(2))
+    assert [n for n, done in enumerate(store.resume(batch)) if done] == [1, 2, 5]
+    assert (batch.completed, batch.failed) == (2, 1)
+    assert (tmp_path / "batch_0a.output").read_bytes() == whole
+
+
+def test_the_end_of_a_batch_may_be_repeated_after_a_kill(tmp_path: Path) -> None:
+    store, batch = FileStore(tmp_path), make_batch(total=1)
+    store.open()
+    (tmp_path / "batch_0a.output").write_bytes(write_result(0))
+    (tmp_path / "batch_0a.errors").touch()
+    first = store.finish_results(batch, 5, 10)
+    assert [(each.id, each.bytes) for each in first] == [("file-0ao", len(write_result(0)))]
+    assert store.finish_results(batch, 5, 10) == first
+    assert not list(tmp_path.glob("batch_*.*"))
+
+
+def test_a_gateway_waits_until_the_one_before_it_has_ended(tmp_path: Path) -> None:
+    first, second = FileStore(tmp_path), FileStore(tmp_path)
+    assert first.open()
+    assert not second.open()
+    content = first.begin_upload("file-1")
+    content.write(b"{}")
+    file = StoredFile(
+        id="file-1", owners=("/p",), filename="a", purpose="batch", bytes=2, created_at=1
+    )
+    first.finish_upload(file, content)
+    first.write_batch(make_batch())
+    first.begin_upload("file-2").close()
+    first.close()
+    assert second.open()
+    assert (second.files, list(second.batches)) == ({"file-1": file}, ["batch_0a"])
+    assert not list(tmp_path.glob("file-2*")), "an upload that was not complete"
+
+
+def test_lines_are_read_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"a\n" * 100_000 + b"b")
+    with path.open("rb") as file:
+        parts = []
+        while part := read_lines(file):
+            parts.append(part)
+    assert len(parts) > 1
+    assert b"".join(line for part in parts for line in part) == path.read_bytes()
+    with path.open("wb") as file:
+        file.truncate(LINE_MAX + 1)
+    with path.open("rb") as file, pytest.raises(LongLine):
+        read_lines(file)
+
+
+@given(st.binary() | st.text() | st.lists(st.integers()))
+def test_any_line_gets_a_verdict(line: object) -> None:
+    data = line if isinstance(line, bytes) else json.dumps(line).encode()
+    for each in (data, json.dumps({"custom_id": "a", "method": "POST", "url": CHAT}).encode()):
+        problem = check_line(each, CHAT, set())
+        assert problem is not None
+        assert problem.code
+        assert problem.message
+
+
+def test_what_may_have_another_answer_is_sent_again() -> None:
+    lost, removed = OwnAnswer(502, AnswerCode.LOST, ""), OwnAnswer(404, AnswerCode.NO_SERVICE, "")
+    assert may_repeat(None, 500, 4)
+    assert not may_repeat(None, 500, 5)
+    assert may_repeat(None, 429, 19), "a replica that is busy"
+    assert not may_repeat(None, 429, 20)
+    assert not may_repeat(None, 400, 1)
+    assert may_repeat(lost, 502, 1)
+    assert may_repeat(removed, 404, 1)
+    assert not may_repeat(OwnAnswer(502, AnswerCode.TOO_LARGE, ""), 502, 1)
+
+
+def test_a_batch_is_urgent_when_its_rate_is_too_low() -> None:
+    batch = make_batch(total=1000, completed=100)
+    assert not is_urgent(batch, 100, 100, 1000)
+    assert not is_urgent(batch, 100, 100, 86_400 - 1801)
+    assert is_urgent(batch, 100, 100, 86_400 - 1799)
+    assert not is_urgent(batch, 0, 100, 43_000), "nothing has run yet, and half the time is left"
+    assert is_urgent(batch, 0, 100, 44_000)
+
+
+async def test_a_batch_takes_only_idle_slots() -> None:
+    queue = ServiceQueue(ServiceRoute(name="chat", concurrency=2), HeadMemo(GatewayLimits()))
+    assert queue.count_idle() == 1, "one request wakes a service without replicas"
+    head = queue.memo.parse_request(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    waiting = Exchange(None, queue.entry, head, b"", monotonic())  # type: ignore[arg-type]  # not answered
+    queue.enter(waiting)
+    assert queue.count_idle() == 0
+    queue.leave(waiting)
+    assert waiting.timer is not None
+    waiting.timer.cancel()
+    queue.set_replicas([ReplicaAddress(id=each, host="127.0.0.1", port=1) for each in ("a", "b")])
+    assert queue.count_idle() == 4
+    assert queue.count_idle(may_wait=True) == 4
+    closed = ServiceRoute(name="chat", closed="spent")
+    assert ServiceQueue(closed, queue.memo).count_idle(may_wait=True) == 0
+    queue.close()
+
+
+def test_a_batch_has_the_services_of_its_owners() -> None:
+    memo = HeadMemo(GatewayLimits())
+    digest = "0" * 64
+    rows = [
+        ServiceRoute(name="open", project="a", models=("m", "x")),
+        ServiceRoute(name="other", project="b", models=("m",)),
+        ServiceRoute(
+            name="keyed", project="a", models=("m",), keys=(ClientKey(id="k", sha256=digest),)
+        ),
+        ServiceRoute(
+            name="past",
+            project="a",
+            models=("old",),
+            keys=(ClientKey(id="k", sha256=digest, expires_at=1),),
+        ),
+    ]
+    routes = ModelRoutes(lambda *_: None, memo.limits, lambda *_: None)  # type: ignore[arg-type]  # no request
+    routes.set_services([ServiceQueue(each, memo) for each in rows])
+
+    def find(owner: str, model: str) -> tuple[str, str] | None:
+        found = routes.find_owned((owner,), model)
+        return found and (found[0].route.name, found[1].id if found[1] else "")
+
+    assert find("/a", "m") == ("open", "")
+    assert find("/b", "m") == ("other", "")
+    assert find("/b", "x") is None
+    assert find("keyed/k", "m") == ("keyed", "k")
+    assert find("keyed/k", "x") == ("open", ""), "a service without keys, of the same project"
+    assert find("keyed/gone", "m") is None, "the key was revoked"
+    assert find("past/k", "old") is None
+    assert find("keyed/k", "old") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "is_for_models"),
+    [
+        ("GET /v1/files", True),
+        ("POST /p/v1/batches/batch_1/cancel", True),
+        ("DELETE /v1/files/a", True),
+        ("GET /v1/files/a/content?x=1", True),
+        ("PUT /v1/files/a", False),
+        ("GET /v1/files/a/b", False),
+        ("GET /v1/filesystem", False),
+    ],
+)
+def test_which_paths_are_for_files(line: str, is_for_models: bool) -> None:
+    head = HeadMemo(GatewayLimits()).parse_request(f"{line} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    assert (read_model_path(head) is not None) == is_for_models
+
+
+def test_a_batch_that_failed_is_kept_as_it_is(tmp_path: Path) -> None:
+    store, batch = FileStore(tmp_path), make_batch(state=BatchState.FAILED, total=3)
+    store.open()
+    store.write_batch(batch)
+    store.close()
+    again = FileStore(tmp_path)
+    again.open()
+    assert again.batches == {batch.id: batch}
