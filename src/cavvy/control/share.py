@@ -112,12 +112,10 @@ class WorkShare:
         return self.holds(lease_of(key))
 
     def send(self, kind: SignalKind, key: str = "") -> None:
-        """Send a signal to the other servers, if there are any, without any guarantee of delivery.
-        A server that has just started announces itself by a signal of its own.
+        """Send a signal to the other servers, without any guarantee of delivery. The signal is sent
+        even if this server knows of no other: a server that has just started would miss it.
         """
-        alone = [each.id for each in self._leases.alive] == [self.me.id]
-        if not alone or kind is SignalKind.TURN:
-            self._channel.send(ServerSignal(kind, key))
+        self._channel.send(ServerSignal(kind, key))
 
     @contextmanager
     def working(self, key: str) -> Iterator[None]:
