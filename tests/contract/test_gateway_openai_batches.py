@@ -237,9 +237,24 @@ def test_wrong_requests_are_refused_in_openais_format(client: Any, gateway: Gate
         reply = ask(gateway.port, "POST", "/v1/files", body, host=HOST, content_type=kind)
         assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")
     assert ask(gateway.port, "PUT", "/v1/files/a", b"", host=HOST).status == 404
-    assert ask(gateway.port, "GET", "/v1/files?limit=0", host=HOST).status == 400
+    for limit in ("0", "9" * 5000):
+        assert ask(gateway.port, "GET", f"/v1/files?limit={limit}", host=HOST).status == 400
     page = {"origin": "https://page.example"}
     assert ask(gateway.port, "GET", "/v1/files", host=HOST, **page).status == 403
+
+
+def test_a_batch_that_cannot_be_stored_does_not_count(client: Any, gateway: GatewayProcess) -> None:
+    file = upload(client, [write_line("a")])
+    folder = gateway.folder / "state" / "openai"
+    before = len(client.batches.list(limit=100).data)
+    moved = folder.rename(folder.with_name("away"))
+    try:
+        with pytest.raises(openai.InternalServerError):
+            client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    finally:
+        moved.rename(folder)
+    assert len(client.batches.list(limit=100).data) == before
+    assert client.files.delete(file.id).deleted, "no batch needs it"
 
 
 def test_files_and_batches_belong_to_their_key(connect: Connect) -> None:

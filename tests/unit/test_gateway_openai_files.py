@@ -263,3 +263,32 @@ def test_a_batch_that_failed_is_kept_as_it_is(tmp_path: Path) -> None:
     again = FileStore(tmp_path)
     again.open()
     assert again.batches == {batch.id: batch}
+
+
+def test_what_is_damaged_in_the_folder_hides_nothing_else(tmp_path: Path) -> None:
+    batch = make_batch(id="batch_f")
+    store = FileStore(tmp_path)
+    store.open()
+    store.write_batch(batch)
+    store.write_batch(make_batch(id="batch_e"))
+    store.close()
+    (tmp_path / "batch_0.json").write_bytes(b'{"id":"\xff"}')
+    (tmp_path / "batch_1.json").write_bytes(b'{"id":' + b"[" * 100_000)
+    (tmp_path / "batch_2.json").mkdir()  # as one without permission to read it
+    (tmp_path / "batch_3.json.new").mkdir()
+    (tmp_path / "batch_e.json").rename(tmp_path / "batch_4.json")
+    (tmp_path / "file-1.json").touch()
+    again = FileStore(tmp_path)
+    assert again.open()
+    assert (again.files, again.batches) == ({}, {batch.id: batch})
+
+
+def test_wrong_lines_leave_little_in_memory() -> None:
+    """A batch keeps what is wrong with its lines for a month, and the IDs until all are read."""
+    long, seen = "a" * 100_000, {"b" * 512}
+    line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m"}}
+    for change in ({"custom_id": long}, {"custom_id": "b" * 512}, {"url": long}, {"method": long}):
+        problem = check_line(json.dumps({**line, **change}).encode(), CHAT, seen)
+        assert problem is not None
+        assert len(problem.message) < 400
+    assert max(map(len, seen)) == 512

@@ -47,6 +47,7 @@ Target = tuple[ServiceQueue, ClientKey | None]
 KEPT_S = 30 * 86_400  # how long results, and ended batches, are stored
 _LINES_MAX = 1_000_000
 _PROBLEMS_MAX = 100
+_ID_MAX, _SHOWN_MAX = 512, 100  # characters of a `custom_id`, and of a wrong value in a message
 _IN_FLIGHT_MAX, _BYTES_MAX = 2048, 256 << 20  # requests of a batch, bytes of all batches
 _LOW, _UNSENT_MAX = 256, 1 << 20  # requests in memory and their bytes: below it, more are read
 _AT_ONCE = 64  # requests that are sent before other work of the gateway
@@ -634,14 +635,17 @@ def check_line(line: bytes, endpoint: str, seen: set[str]) -> BatchProblem | Non
         return BatchProblem(code=code, message=f"{text}: {error}")
     if not asked.custom_id:
         return BatchProblem(code="invalid_custom_id", message="`custom_id` is empty")
+    if len(asked.custom_id) > _ID_MAX:
+        text = f"`custom_id` has at most {_ID_MAX} characters"
+        return BatchProblem(code="invalid_custom_id", message=text, param="custom_id")
     if asked.custom_id in seen:
-        text = f"another line has the custom_id {asked.custom_id!r}"
+        text = f"another line has the custom_id {asked.custom_id[:_SHOWN_MAX]!r}"
         return BatchProblem(code="duplicate_custom_id", message=text, param="custom_id")
     seen.add(asked.custom_id)
     if asked.method != "POST":
         return BatchProblem(code="invalid_method", message="`method` is POST", param="method")
     if asked.url != endpoint:
-        text = f"`url` is {asked.url!r}, but the batch's endpoint is {endpoint!r}"
+        text = f"`url` is {asked.url[:_SHOWN_MAX]!r}, but the batch's endpoint is {endpoint!r}"
         return BatchProblem(code="invalid_url", message=text, param="url")
     try:
         body = _decode_body(asked.body)

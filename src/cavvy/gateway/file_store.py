@@ -21,7 +21,6 @@ import msgspec
 
 from cavvy.domain.values import Struct
 
-T = TypeVar("T")
 LINE_MAX = 16 << 20  # bytes of one request of a batch
 _log = logging.getLogger(__name__)
 _FREE = 0.05  # of the disk, which uploads leave to everything else
@@ -102,6 +101,9 @@ class StoredBatch(Struct, kw_only=True):
         return f"file-{self.id[6:]}e"
 
 
+S = TypeVar("S", StoredFile, StoredBatch)
+
+
 class LongLine(Exception):
     """Raised if a line of a file has more than LINE_MAX bytes."""
 
@@ -126,8 +128,12 @@ class FileStore:
         except BlockingIOError:
             os.close(lock)
             return False
+        try:
+            self._load()
+        except BaseException:
+            os.close(lock)
+            raise
         self._lock = lock
-        self._load()
         return True
 
     def close(self) -> None:
@@ -138,21 +144,26 @@ class FileStore:
     def _load(self) -> None:
         for path in sorted(self._folder.iterdir()):
             if path.suffix == ".new":
-                path.unlink()
+                with suppress(OSError):
+                    path.unlink()
             elif path.suffix == ".json":
                 self._load_one(path)
         for path in self._folder.glob("*.data"):  # of an upload that was not complete
             if not path.with_suffix(".json").exists():
-                path.unlink()
+                with suppress(OSError):
+                    path.unlink()
 
     def _load_one(self, path: Path) -> None:
-        data = path.read_bytes()
+        """Load a file or a batch. One that is damaged, or of another version of Cavvy, stays as it
+        is; the others are not affected.
+        """
         try:
+            data = path.read_bytes()
             if path.name.startswith("file-"):
-                self.files[path.stem] = msgspec.json.decode(data, type=StoredFile)
+                _hold(self.files, path, msgspec.json.decode(data, type=StoredFile))
             else:
-                self.batches[path.stem] = msgspec.json.decode(data, type=StoredBatch)
-        except msgspec.DecodeError as error:  # for example of another version of Cavvy
+                _hold(self.batches, path, msgspec.json.decode(data, type=StoredBatch))
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             _log.error("%s cannot be read: %s", path, error)
 
     # files
@@ -234,6 +245,12 @@ class FileStore:
             file.flush()
             os.fsync(file.fileno())
         path.rename(self._path(name, "json"))
+
+
+def _hold(held: dict[str, S], path: Path, found: S) -> None:
+    if found.id != path.stem:
+        raise msgspec.DecodeError(f"it describes {found.id!r}")
+    held[found.id] = found
 
 
 def read_lines(file: BinaryIO) -> list[bytes]:

@@ -236,8 +236,12 @@ class OpenAiFiles:
             expires_at=now + 3600 * int(hours[1]),
             metadata=ask.metadata,
         )
-        self.store.batches[batch.id] = batch
-        await self.runs.call(lambda: self.store.write_batch(batch))
+        self.store.batches[batch.id] = batch  # from now on, the file is not removed
+        try:
+            await self.runs.call(lambda: self.store.write_batch(batch))
+        except OSError:
+            del self.store.batches[batch.id]
+            raise
         answer = _write(_show_batch(batch))
         self.runs.start(batch)
         return answer
@@ -357,7 +361,7 @@ class UploadRequest:
             return _refuse(f"`purpose` is {purpose!r}, but this gateway takes files for `batch`")
         seconds = form.fields.get("expires_after[seconds]")
         least, most = _EXPIRES_S
-        if seconds is not None and not (seconds.isdecimal() and least <= int(seconds) <= most):
+        if seconds is not None and not least <= _read_count(seconds) <= most:
             return _refuse(f"`expires_after[seconds]` is a number from {least} to {most}")
         return None
 
@@ -525,7 +529,7 @@ def _list(
 ) -> Answer:
     """Answer with one page of a list, the newest first."""
     limit = asked.get("limit", str(usual or most))
-    if not limit.isdecimal() or not 1 <= int(limit) <= most:
+    if not 1 <= _read_count(limit) <= most:
         return _refuse(f"`limit` is a number from 1 to {most}")
     if (order := asked.get("order", "desc")) not in ("asc", "desc"):
         return _refuse("`order` is `asc` or `desc`")
@@ -548,6 +552,11 @@ def _list(
             "has_more": start + len(page) < len(rows),
         }
     )
+
+
+def _read_count(text: str) -> int:
+    """Return a number, or -1 if the text is none that the gateway could use."""
+    return int(text) if text.isdecimal() and len(text) < 10 else -1  # int() refuses long ones
 
 
 def _is_past(at: int | None, now: int) -> bool:
