@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cavvy.server.node_listener import MachineSocket
+from cavvy.server.state_dir import listen_at
 
-REQUEST = b"GET %s HTTP/1.1\r\nhost: a\r\n\r\n"
+REQUEST = b"GET %s HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 
 
 async def exchange(path: Path, target: bytes) -> bytes:
@@ -50,3 +51,25 @@ async def test_polls_end_when_the_socket_moves(
         assert (await asyncio.wait_for(held, 30)).startswith(answer)
         await asyncio.wait_for(sockets.close(), 30)
     assert "Exception in ASGI" not in caplog.text
+
+
+async def test_a_socket_that_another_server_replaced_is_served_again(tmp_path: Path) -> None:
+    """A server that hung may get the machine back from the other server before it noticed."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    tmp_path.chmod(0o700)
+    path = tmp_path / "agents.sock"
+    sockets = MachineSocket(app, str(path), lambda: None)
+    sockets.update(True)
+    first = path.stat().st_ino
+    sockets.update(True)
+    assert path.stat().st_ino == first
+    listen_at(str(path)).close()  # the other server, which has ended
+    with pytest.raises(ConnectionRefusedError):
+        await exchange(path, b"/orders")
+    sockets.update(True)
+    assert (await asyncio.wait_for(exchange(path, b"/orders"), 30)).startswith(b"HTTP/1.1 200 ")
+    await asyncio.wait_for(sockets.close(), 30)

@@ -83,8 +83,9 @@ def test_a_server_with_other_files_is_refused(home: Path, url: str, tmp_path: Pa
         ensure_server()
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["beside it", "after it has ended"])
 def test_a_server_that_hangs_is_replaced_and_shares_the_work_when_it_wakes_up(
-    home: Path, url: str
+    home: Path, url: str, alone: bool
 ) -> None:
     with home_at(home, **{DATABASE: url}):
         first = ensure_server()
@@ -95,6 +96,8 @@ def test_a_server_that_hangs_is_replaced_and_shares_the_work_when_it_wakes_up(
                 with connect() as client:
                     client.submit("{name: taken, run: 'true'}")
                     follow_to_end(client, "taken")
+                if alone:
+                    stop_server()
             finally:
                 os.kill(first.pid, signal.SIGCONT)
             stop_server()

@@ -8,6 +8,7 @@ agents need no new address.
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable, Collection, Coroutine
 from functools import cache
@@ -207,22 +208,25 @@ class MachineSocket:
         self._path = path
         self._end_polls = end_polls
         self._server: BoundedServer | None = None
+        self._file: tuple[int, int] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def update(self, mine: bool) -> None:
         """Start or stop serving. If another server has left a socket file at this path, the file is
-        replaced.
+        replaced, even if this server serves already: it may have lost the machine to another server
+        and got it back before it noticed, such as after the computer was suspended.
         """
         from cavvy.server.doors import BoundedServer
 
-        if mine and self._server is None:
-            self._server = BoundedServer(self._app)
-            self._start(self._server.serve([listen_at(self._path)]))
-            _log.info("serving the agents on this machine", extra={"address": self._path})
-        elif not mine and self._server is not None:
+        if self._server is not None and not (mine and self._file == _identify(self._path)):
             self._server.should_exit = True
             self._start(self._end_all_polls(frozenset(self._tasks)))
             self._server = None
+        if mine and self._server is None:
+            self._server = BoundedServer(self._app)
+            self._start(self._server.serve([listen_at(self._path)]))
+            self._file = _identify(self._path)
+            _log.info("serving the agents on this machine", extra={"address": self._path})
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -242,3 +246,13 @@ class MachineSocket:
         self.update(False)
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+
+def _identify(path: str) -> tuple[int, int] | None:
+    """Return what identifies the file at the path, or None if there is no file. A listening socket
+    keeps its file's number in use after the file has been replaced."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
