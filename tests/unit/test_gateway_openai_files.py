@@ -1,15 +1,20 @@
 """The store of files and batches of OpenAI's API, and the rules of batches."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waits import PATIENCE_S
 
-from cavvy.gateway.batch_runs import check_line, is_urgent, may_repeat
-from cavvy.gateway.config import ClientKey, GatewayLimits, ReplicaAddress, ServiceRoute
+from cavvy.gateway import batch_runs, openai_files
+from cavvy.gateway.batch_runs import BatchRun, BatchRuns, check_line, is_urgent, may_repeat
+from cavvy.gateway.config import ClientKey, GatewayLimits, RateLimit, ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.file_store import (
     LINE_MAX,
@@ -24,6 +29,7 @@ from cavvy.gateway.file_store import (
 )
 from cavvy.gateway.heads import HeadMemo
 from cavvy.gateway.model_route import ModelRoutes, read_model_path
+from cavvy.gateway.openai_files import OpenAiFiles, UploadRequest
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.service_queue import ServiceQueue
 
@@ -292,3 +298,94 @@ def test_wrong_lines_leave_little_in_memory() -> None:
         assert problem is not None
         assert len(problem.message) < 400
     assert max(map(len, seen)) == 512
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+
+def make_files(folder: Path, target: object = None) -> OpenAiFiles:
+    runs = BatchRuns(FileStore(folder), GatewayLimits(), lambda *_: target)  # type: ignore[arg-type,return-value]  # of the test
+    files = OpenAiFiles(runs)
+    files.tick(0)
+    return files
+
+
+def put_file(store: FileStore, data: bytes) -> None:
+    file = StoredFile(
+        id="file-1", owners=("/p",), filename="a", purpose="batch", bytes=2, created_at=1
+    )
+    content = store.begin_upload(file.id)
+    content.write(data)
+    store.finish_upload(file, content)
+    store.files[file.id] = file
+
+
+async def test_an_upload_ends_when_the_disk_is_almost_full(tmp_path: Path) -> None:
+    """Clients need not say how much they send, and may send several files at the same time."""
+    files = make_files(tmp_path)
+    left = [True, True]
+    files.store.has_room = lambda size: bool(left and left.pop())  # type: ignore[method-assign]
+    sink = SimpleNamespace(resume_body=lambda: None)
+    request = UploadRequest(files.runs, SimpleNamespace(sink=sink), ("/p",), b"--b--")  # type: ignore[arg-type]  # its sink only
+    data = b"--" + FORM % (b"x" * 1000)
+    for at in range(0, len(data), 100):
+        assert request.feed(data[at : at + 100], at + 100 >= len(data)) is None
+    await until(lambda: not files.runs._tasks)
+    await files.runs.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert not files.store.files
+
+
+async def test_a_damaged_input_ends_its_batch_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runs, "_BACKOFF_S", 0.0)
+    files = make_files(tmp_path)
+    put_file(files.store, b"\xff\n{}\n[1]\n")
+    batch = make_batch(owners=("/p",), total=2, state=BatchState.IN_PROGRESS, expires_at=1 << 40)
+    files.runs.start(batch)
+    await until(lambda: batch.state is BatchState.COMPLETED)
+    await files.runs.close()
+    assert (batch.completed, batch.failed) == (0, 2)
+
+
+async def test_only_so_many_ended_batches_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_files, "_ENDED_MAX", 2)
+    files = make_files(tmp_path)
+    put_file(files.store, b"{}\n")
+    other = make_batch(owners=("/other",), state=BatchState.FAILED)
+    files.store.batches[other.id] = other
+    body = b'{"input_file_id":"file-1","endpoint":"/v1/chat/completions"}'
+    for _ in range(5):
+        await files._create(("/p",), body)
+        newest = list(files.store.batches.values())[-1]
+        await until(lambda batch=newest: batch.state is BatchState.FAILED)
+    await files.runs.close()
+    assert len(files.store.batches) == 3
+    assert {other.id, newest.id} <= files.store.batches.keys()
+
+
+async def test_batches_keep_to_the_limits_of_their_service(tmp_path: Path) -> None:
+    route = ServiceRoute(name="s", body_max=5, rates=(RateLimit(per_s=0.001),))
+    service = ServiceQueue(route, HeadMemo(GatewayLimits()))
+    files = make_files(tmp_path, (service, None))
+    line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"model": "m"}}
+    put_file(files.store, json.dumps(line).encode())
+    first, second = (
+        make_batch(
+            **{"id": f"batch_{n}", "owners": ("/p",), "total": 1, "expires_at": 1 << 40},
+            state=BatchState.IN_PROGRESS,
+        )
+        for n in range(2)
+    )
+    files.runs.start(first)
+    await until(lambda: first.state is BatchState.COMPLETED)
+    assert first.failed == 1, "the body is too large"
+    run = BatchRun(files.runs, second)
+    assert run._limit(service, None, monotonic()) > 900, "another batch is not another client"
+    await files.runs.close()

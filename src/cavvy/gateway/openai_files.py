@@ -5,7 +5,9 @@ others, the file does not exist. Errors and objects have OpenAI's format.
 """
 
 import asyncio
+import errno
 import logging
+import os
 import re
 import secrets
 import time
@@ -44,6 +46,7 @@ ENDPOINTS = (
 )
 FILE_MAX = 8 << 30  # bytes
 _FILES_MAX, _OPEN_MAX = 2000, 100  # files, and batches that have not ended, of an owner
+_ENDED_MAX = 10_000  # batches of an owner that are remembered after their end
 _BODY_MAX = 1 << 20
 _PIECE = 1 << 18  # bytes of a file that are sent at once
 _UNSENT_MAX = 1 << 20  # bytes that the client has not read yet
@@ -221,10 +224,14 @@ class OpenAiFiles:
         if hours is None or int(hours[1]) > _HOURS_MAX:
             text = f"`completion_window` is whole hours, such as 24h, at most {_HOURS_MAX}h"
             return _refuse(text)
-        running = [b for b in _owned(self.store.batches, owners) if b.state in OPEN_STATES]
-        if len(running) >= _OPEN_MAX:
+        mine = list(_owned(self.store.batches, owners))
+        running = sum(1 for each in mine if each.state in OPEN_STATES)
+        if running >= _OPEN_MAX:
             text = f"{_OPEN_MAX} batches have not ended yet; wait, or cancel some of them"
             return OwnAnswer(429, AnswerCode.TOO_MANY, text, 60)
+        if len(mine) - running >= _ENDED_MAX:
+            ended = (each for each in mine if each.state not in OPEN_STATES)
+            self._remove(self.store.batches, min(ended, key=lambda each: each.created_at).id)
         now = int(time.time())
         batch = StoredBatch(
             id=f"batch_{secrets.token_hex(16)}",
@@ -382,6 +389,8 @@ class UploadRequest:
             if self._content is None:
                 self._content = self._runs.store.begin_upload(self._id)
             if self._problem is None:
+                if not self._runs.store.has_room(len(data)):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._content.write(data)
         except OSError as error:
             self._problem = error
