@@ -20,11 +20,9 @@ from cavvy.gateway.file_store import (
     LINE_MAX,
     BatchState,
     FileStore,
-    FormError,
     LongLine,
     StoredBatch,
     StoredFile,
-    UploadForm,
     read_lines,
 )
 from cavvy.gateway.heads import HeadMemo
@@ -32,6 +30,7 @@ from cavvy.gateway.model_route import ModelRoutes, read_model_path
 from cavvy.gateway.openai_files import OpenAiFiles, UploadRequest
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.upload_form import FormError, UploadForm
 
 CHAT = "/v1/chat/completions"
 FORM = (

@@ -15,15 +15,16 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from time import monotonic
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import msgspec
 
 from cavvy.domain.values import Struct
+from cavvy.gateway.background import BackgroundWork
+from cavvy.gateway.bodies import NO_JSON
 from cavvy.gateway.call_store import StoredResult
 from cavvy.gateway.config import ClientKey, GatewayLimits
 from cavvy.gateway.deferred import DeferredSink
@@ -42,7 +43,6 @@ from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.token_meter import meter_tokens
 
-T = TypeVar("T")
 Target = tuple[ServiceQueue, ClientKey | None]
 KEPT_S = 30 * 86_400  # how long results, and ended batches, are stored
 _LINES_MAX = 1_000_000
@@ -67,7 +67,6 @@ _WAITS = frozenset(
 _LASTING = frozenset({AnswerCode.TOO_LARGE, AnswerCode.RESIDENCY, AnswerCode.NO_MODEL})
 _REPEATED = frozenset({408, 409, 425, 429})  # and statuses of 500 and more
 _LINE_END = re.compile(rb"[\r\n]")
-_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _log = logging.getLogger(__name__)
 
 
@@ -119,39 +118,21 @@ class BatchRuns:
         self._targets: dict[tuple[tuple[str, ...], str], Target | None] = {}  # at the moment
         self.awake = asyncio.Event()  # a slot may be idle
         self._runs: dict[str, BatchRun] = {}
-        self._thread = ThreadPoolExecutor(1, "openai-files")
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._pump: asyncio.Task[None] | None = None
+        self.work = BackgroundWork("openai-files", "the work on a batch failed")
+        self._sends = False
         self._turn = 0
         self.bytes = 0  # of requests that were begun and have no result
         self.closing = False
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Call a function that blocks."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-
-    def spawn(self, work: Awaitable[None]) -> None:
-        async def finish() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(finish())
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("the work on a batch failed", exc_info=task.exception())
-
     def start(self, batch: StoredBatch) -> None:
         run = self._runs[batch.id] = BatchRun(self, batch)
-        self.spawn(self._run(run))
-        self._start_pump()
+        self.work.spawn(self._run(run))
+        self._start_sending()
 
-    def _start_pump(self) -> None:
-        if self._pump is None and not self.closing:
-            self._pump = asyncio.get_running_loop().create_task(self._send())
-            self._pump.add_done_callback(self._done)
+    def _start_sending(self) -> None:
+        if not self._sends and not self.closing:
+            self._sends = True
+            self.work.spawn(self._send())
 
     async def _run(self, run: "BatchRun") -> None:
         batch = run.batch
@@ -178,7 +159,7 @@ class BatchRuns:
         for run in tuple(self._runs.values()):
             run.check(now, time.time())
         if self._runs:
-            self._start_pump()
+            self._start_sending()
 
     async def _send(self) -> None:
         """Send requests while slots are idle. The batches take turns."""
@@ -195,7 +176,7 @@ class BatchRuns:
                 await self.awake.wait()
                 timer.cancel()
         finally:
-            self._pump = None
+            self._sends = False
 
     def find(self, owners: tuple[str, ...], model: str) -> Target | None:
         asked = (owners, model)
@@ -225,11 +206,7 @@ class BatchRuns:
         self.closing = True
         for run in tuple(self._runs.values()):
             await run.flush()
-        tasks = [*self._tasks, *([self._pump] if self._pump else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._thread.shutdown()
+        await self.work.cancel()
         self.store.close()
 
 
@@ -267,7 +244,9 @@ class BatchRun:
             await self._set(BatchState.FINALIZING)
         if batch.state is BatchState.FINALIZING:
             now = int(time.time())
-            files = await self._runs.call(lambda: self._store.finish_results(batch, now, KEPT_S))
+            files = await self._runs.work.call(
+                lambda: self._store.finish_results(batch, now, KEPT_S)
+            )
             self._store.files.update((each.id, each) for each in files)
             batch.has_output = batch.output_id in self._store.files
             batch.has_errors = batch.errors_id in self._store.files
@@ -284,7 +263,7 @@ class BatchRun:
         if state not in (BatchState.IN_PROGRESS, BatchState.CANCELLING, BatchState.FINALIZING):
             batch.forget_at = now + KEPT_S
         data = msgspec.structs.replace(batch)  # as it is now
-        await self._runs.call(lambda: self._store.write_batch(data))
+        await self._runs.work.call(lambda: self._store.write_batch(data))
 
     def stop(self, state: BatchState) -> None:
         """End the batch before all requests are sent. Those that replicas have are finished."""
@@ -335,9 +314,9 @@ class BatchRun:
 
     async def _read_all(self) -> AsyncGenerator[bytes | None, None]:
         """Yield the lines of the file, or None in place of one that is too long."""
-        file = await self._runs.call(lambda: self._store.open_file(self.batch.input_file_id))
+        file = await self._runs.work.call(lambda: self._store.open_file(self.batch.input_file_id))
         try:
-            while lines := await self._runs.call(lambda: read_lines(file)):
+            while lines := await self._runs.work.call(lambda: read_lines(file)):
                 for line in lines:
                     yield line
                 await asyncio.sleep(0)
@@ -350,10 +329,10 @@ class BatchRun:
 
     async def _send_all(self) -> None:
         batch = self.batch
-        self._done = await self._runs.call(lambda: self._store.resume(batch))
-        self._results = await self._runs.call(lambda: self._store.open_results(batch))
+        self._done = await self._runs.work.call(lambda: self._store.resume(batch))
+        self._results = await self._runs.work.call(lambda: self._store.open_results(batch))
         self._began = (monotonic(), batch.completed + batch.failed)
-        file = await self._runs.call(lambda: self._store.open_file(batch.input_file_id))
+        file = await self._runs.work.call(lambda: self._store.open_file(batch.input_file_id))
         try:
             self._input = file
             await self._refill()
@@ -378,7 +357,7 @@ class BatchRun:
         if target is None:
             self._take(line)
             text = f"no single service that the batch may use has the model {line.model!r}"
-            self._settle(line, OwnAnswer(404, AnswerCode.NO_MODEL, text), None)
+            self._settle(line, OwnAnswer(404, AnswerCode.NO_MODEL, text))
             return True
         service, key = target
         if service.count_idle(self._urgent) <= 0:
@@ -401,7 +380,7 @@ class BatchRun:
             self._next = _read_line(number, data)
         if self._is_low() and not self._reading:
             self._reading = True
-            self._runs.spawn(self._refill())
+            self._runs.work.spawn(self._refill())
         return self._next
 
     def _take(self, line: _Line) -> None:
@@ -420,7 +399,7 @@ class BatchRun:
         assert file is not None
         self._reading = True
         while self._is_low():
-            lines = await self._runs.call(lambda: read_lines(file))
+            lines = await self._runs.work.call(lambda: read_lines(file))
             self._read = not lines
             for line in filter(bytes.strip, lines):
                 if self._number >= len(self._done):
@@ -468,11 +447,11 @@ class BatchRun:
         places = service.keys.bind(head, key_id)
         if places and not service.may_stay(places):
             text = f"the service has no replicas in {', '.join(sorted(places))}"
-            self._settle(line, OwnAnswer(421, AnswerCode.RESIDENCY, text), None)
+            self._settle(line, OwnAnswer(421, AnswerCode.RESIDENCY, text))
             return
         if len(line.body) > route.body_max:
             text = f"a request of the service has at most {route.body_max} bytes"
-            self._settle(line, OwnAnswer(413, AnswerCode.TOO_LARGE, text), None)
+            self._settle(line, OwnAnswer(413, AnswerCode.TOO_LARGE, text))
             return
         about = b"%bX-Request-Id: %b\r\n\r\n" % (service.prefix_field, request_id)
         exchange = Exchange(sink, service.entry, head, start + head.fields + about, monotonic())
@@ -488,12 +467,12 @@ class BatchRun:
 
     def _end(self, sink: DeferredSink, result: StoredResult) -> None:
         if (line := self._in_flight.pop(sink, None)) is not None:
-            self._settle(line, sink.own, result)
+            self._settle(line, sink.own or result)
             self._runs.awake.set()
 
-    def _settle(self, line: _Line, own: OwnAnswer | None, result: StoredResult | None) -> None:
+    def _settle(self, line: _Line, answer: OwnAnswer | StoredResult) -> None:
         """Store the result of a request, or let the request wait for its next try."""
-        status = own.status if own is not None else _read_status(result)
+        own = answer if isinstance(answer, OwnAnswer) else None
         if own is not None and own.code in _WAITS:
             line.tries -= 1
             wait_s = min(own.retry_s or _BUSY_S, _WAIT_MAX_S)
@@ -502,14 +481,13 @@ class BatchRun:
         elif own is not None and own.code is AnswerCode.NO_MODEL and line.tries < _TRIES_MAX:
             line.tries += 1  # its service may be about to change
             self._repeat(line, _BACKOFF_S * 2 ** (line.tries - 1))
-        elif may_repeat(own, status, line.tries):
+        elif may_repeat(own, answer.status, line.tries):
             wait_s = min(_BACKOFF_S * 2 ** (line.tries - 1), _WAIT_MAX_S)
             self._repeat(line, wait_s * random.uniform(0.5, 1))
-        elif own is not None or result is None:
-            assert own is not None
-            self._record(line, None, {"code": own.code.value, "message": own.message}, True)
+        elif isinstance(answer, OwnAnswer):
+            self._record(line, None, {"code": answer.code.value, "message": answer.message}, True)
         else:
-            self._record(line, result, None, not 200 <= status < 300)
+            self._record(line, answer, None, not 200 <= answer.status < 300)
 
     def _repeat(self, line: _Line, wait_s: float) -> None:
         heapq.heappush(self._again, (monotonic() + wait_s, line.number, line))
@@ -530,7 +508,7 @@ class BatchRun:
         self._runs.bytes -= len(line.body)
         response = b"null"
         if result is not None:
-            about = _encode({"status_code": _read_status(result), "request_id": name})
+            about = _encode({"status_code": result.status, "request_id": name})
             response = b'%b,"body":%b}' % (about[:-1], _write_body(result.body))
         self._new[failed].append(
             b'{"id":"%b","custom_id":%b,"response":%b,"error":%b}\n'
@@ -538,7 +516,7 @@ class BatchRun:
         )
         if not self._flushing and not self._runs.closing:
             self._flushing = True
-            self._runs.spawn(self.flush())
+            self._runs.work.spawn(self.flush())
 
     async def flush(self) -> None:
         """Write the new results. What cannot be written now is written later."""
@@ -555,7 +533,7 @@ class BatchRun:
     async def _write(self, data: bytes, file: BinaryIO) -> None:
         while data:
             try:
-                return await self._runs.call(lambda: _append(file, data))
+                return await self._runs.work.call(lambda: _append(file, data))
             except OSError as error:
                 _log.error("results of batch %s cannot be written: %s", self.batch.id, error)
                 if self._runs.closing:
@@ -632,7 +610,7 @@ def check_line(line: bytes, endpoint: str, seen: set[str]) -> BatchProblem | Non
     """Return what is wrong with a request of a batch, or None. `seen` are the IDs before it."""
     try:
         asked = _decode_line(line)
-    except _NO_JSON as error:
+    except NO_JSON as error:
         valid = _is_json(line)
         if missing := _find_missing(line):
             text = f"the line has no `{missing}`"
@@ -656,7 +634,7 @@ def check_line(line: bytes, endpoint: str, seen: set[str]) -> BatchProblem | Non
         return BatchProblem(code="invalid_url", message=text, param="url")
     try:
         body = _decode_body(asked.body)
-    except _NO_JSON as error:
+    except NO_JSON as error:
         text = f"`body` is a JSON object with a string `model`: {error}"
         return BatchProblem(code="invalid_request", message=text, param="body")
     if body.stream:
@@ -669,7 +647,7 @@ def _find_missing(line: bytes) -> str | None:
     """Return a field that a line should have."""
     try:
         given = _decode_fields(line)
-    except _NO_JSON:
+    except NO_JSON:
         return None
     return next((each for each in _BatchLine.__struct_fields__ if each not in given), None)
 
@@ -677,7 +655,7 @@ def _find_missing(line: bytes) -> str | None:
 def _is_json(line: bytes) -> bool:
     try:
         _decode_any(line)
-    except _NO_JSON:
+    except NO_JSON:
         return False
     return True
 
@@ -688,20 +666,16 @@ def _read_line(number: int, line: bytes) -> _Line:
         asked = _decode_line(line)
         body = bytes(asked.body)
         model = _decode_body(body).model
-    except _NO_JSON:
+    except NO_JSON:
         return _Line(number=number, custom_id="", body=b"", model="")
     return _Line(number=number, custom_id=asked.custom_id, body=body, model=model)
-
-
-def _read_status(result: StoredResult | None) -> int:
-    return 502 if result is None else int(result.status_line.split(b" ")[1])
 
 
 def _write_body(body: bytes) -> bytes:
     """Return a response as JSON in one line. Other formats become a string."""
     try:
         _decode_any(body)
-    except _NO_JSON:
+    except NO_JSON:
         return _encode(body.decode(errors="replace"))
     return _LINE_END.sub(b" ", body)  # JSON has line ends only between its tokens
 

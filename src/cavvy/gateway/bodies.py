@@ -8,8 +8,12 @@ unchanged.
 
 import re
 
+import msgspec
+
 from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError
 
+# what msgspec raises at a body that is not JSON or not UTF-8, or is nested too deeply
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # The size has at most eight digits; chunk extensions are dropped.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _LINE_MAX = 256

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -28,6 +29,10 @@ class StoredResult(Struct, frozen=True, kw_only=True):
     status_line: bytes
     lines: tuple[bytes, ...]
     body: bytes
+
+    @property
+    def status(self) -> int:
+        return int(self.status_line.split(b" ")[1])
 
 
 class KnownCall(Struct, kw_only=True):
@@ -97,9 +102,19 @@ class CallStore:
             yield call, path.with_suffix(".sent").exists()
 
     def _write(self, name: str, data: bytes) -> None:
-        path = self._folder / f"{name}.new"
-        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        path.rename(self._folder / name)
+        write_whole(self._folder / name, data)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, and rename it when it is on the disk."""
+    new = path.with_name(f"{path.name}.new")
+    with open_new(new) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Open a new file that only this user may read."""
+    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))

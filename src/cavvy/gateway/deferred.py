@@ -5,15 +5,12 @@ Deferred calls wait in the same queue as all other requests to the service. A ca
 had received when the gateway ended is repeated if it is idempotent; otherwise its result is 502.
 """
 
-import asyncio
-import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from time import monotonic
-from typing import TypeVar
 
+from cavvy.gateway.background import BackgroundWork
 from cavvy.gateway.call_store import CallStore, KnownCall, StoredCall, StoredResult
 from cavvy.gateway.config import GatewayLimits
 from cavvy.gateway.exchange import Exchange
@@ -24,13 +21,11 @@ from cavvy.gateway.seams import ClientRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.token_meter import meter_tokens
 
-T = TypeVar("T")
 _STALLED = "the replica sent nothing for too long"
 _TOO_LARGE = "the response is too large to be stored"
 RESULTS = b"/.cavvy/results/"
 # of the fields of a stored result that each response with the result gets anew
 _ANEW = (b"content-length:", b"x-request-id:")
-_log = logging.getLogger(__name__)
 
 
 class DeferredRequest:
@@ -72,7 +67,7 @@ class DeferredRequest:
         self.gone = True
 
     def _accept(self) -> None:
-        self._calls.run(self._calls.accept(self, b"".join(self._pieces)))
+        self._calls.work.spawn(self._calls.accept(self, b"".join(self._pieces)))
 
 
 class ResultRequest:
@@ -90,7 +85,7 @@ class ResultRequest:
         self._calls = calls
 
     def begin(self) -> None:
-        self._calls.run(self._calls.show(self))
+        self._calls.work.spawn(self._calls.show(self))
 
     def feed(self, payload: bytes, done: bool) -> OwnAnswer:
         return OVERSIZED  # this kind of request has no body
@@ -207,21 +202,7 @@ class DeferredCalls:
         self._limits = limits
         self.sinks: set[DeferredSink] = set()  # of the calls that wait or run
         self._known = store.list_known()
-        self._thread = ThreadPoolExecutor(1, "deferred-calls")
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def run(self, work: Awaitable[None]) -> None:
-        async def finish() -> None:
-            await work
-
-        task = asyncio.get_running_loop().create_task(finish())
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("a deferred call failed", exc_info=task.exception())
+        self.work = BackgroundWork("deferred-calls", "a deferred call failed")
 
     async def accept(self, request: DeferredRequest, body: bytes) -> None:
         """Store the call, answer 202 and queue the call for a replica."""
@@ -249,7 +230,7 @@ class DeferredCalls:
             body=body,
         )
         self._known[call_id] = known
-        await self._call(lambda: self.store.put(call, known))
+        await self.work.call(lambda: self.store.put(call, known))
         if not request.gone:
             location = f"{route.prefix}{RESULTS.decode()}{call_id}"
             text = f"the response will be at {location}"
@@ -293,10 +274,10 @@ class DeferredCalls:
 
     def _end(self, sink: DeferredSink, result: StoredResult) -> None:
         self.sinks.discard(sink)
-        self.run(self.finish(sink.call_id, result))
+        self.work.spawn(self.finish(sink.call_id, result))
 
     async def finish(self, call_id: str, result: StoredResult) -> None:
-        await self._call(lambda: self.store.put_result(call_id, result))
+        await self.work.call(lambda: self.store.put_result(call_id, result))
         known = self._known.get(call_id)
         if known is not None:
             known.done = True
@@ -307,7 +288,7 @@ class DeferredCalls:
         known = self._known.get(call_id)
         owner = (service.route.name, request.request.key_id)
         mine = known is not None and (known.service, known.key_id) == owner
-        result = await self._call(lambda: self.store.get_result(call_id)) if mine else None
+        result = await self.work.call(lambda: self.store.get_result(call_id)) if mine else None
         if request.gone:
             return
         if known is None or not mine:
@@ -331,16 +312,11 @@ class DeferredCalls:
         now = time.time()
         for call_id in [each for each, known in self._known.items() if known.expires_at <= now]:
             del self._known[call_id]
-            self._thread.submit(self.store.remove, call_id)
+            self.work.submit(self.store.remove, call_id)
 
     async def close(self) -> None:
         """Wait until all started writes are finished."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        self._thread.shutdown()
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        await self.work.finish()
 
 
 def _write_head(request: DeferredRequest, length: int) -> bytes:
@@ -352,7 +328,7 @@ def _write_head(request: DeferredRequest, length: int) -> bytes:
 
 
 def _read_head(result: StoredResult) -> ResponseHead:
-    head = ResponseHead(int(result.status_line.split(b" ")[1]), False)
+    head = ResponseHead(result.status, False)
     length = b"Content-Length: %d" % len(result.body)
     head.fields = b"\r\n".join((result.status_line, *result.lines, length, b""))
     head.length = len(result.body)

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from cavvy.domain.values import Struct
+from cavvy.gateway.call_store import open_new, write_whole
 
 LINE_MAX = 16 << 20  # bytes of one request of a batch
 _log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class FileStore:
         return disk.free - size > disk.total * _FREE
 
     def begin_upload(self, file_id: str) -> BinaryIO:
-        return _open_new(self._path(file_id, "upload.new"))
+        return open_new(self._path(file_id, "upload.new"))
 
     def finish_upload(self, file: StoredFile, content: BinaryIO) -> None:
         content.flush()
@@ -239,12 +240,7 @@ class FileStore:
         return self._folder / f"{name}.{kind}"
 
     def _write(self, name: str, value: StoredFile | StoredBatch) -> None:
-        path = self._path(name, "json.new")
-        with _open_new(path) as file:
-            file.write(msgspec.json.encode(value))
-            file.flush()
-            os.fsync(file.fileno())
-        path.rename(self._path(name, "json"))
+        write_whole(self._path(name, "json"), msgspec.json.encode(value))
 
 
 def _hold(held: dict[str, S], path: Path, found: S) -> None:
@@ -282,88 +278,6 @@ def _resume(path: Path, done: bytearray) -> int:
     return count
 
 
-def _open_new(path: Path) -> BinaryIO:
-    return open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600))
-
-
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-class FormError(Exception):
-    """Raised if the body is not a form that can be read."""
-
-
-_NAME = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*name="([^"\r]*)"')
-_FILENAME = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*filename="([^"\r]*)"')
-_FIELDS_MAX, _FIELD_MAX = 50, 65_536  # fields of a form, and bytes of each except the file
-
-
-class UploadForm:
-    """Reads a form whose field `file` is passed on piece by piece to `write`."""
-
-    def __init__(self, boundary: bytes, write: Callable[[bytes], None]) -> None:
-        self.fields: dict[str, str] = {}
-        self.filename: str | None = None  # None: the form has no file
-        self.ended = False
-        self._mark = b"\r\n--" + boundary
-        self._write = write
-        self._data = b"\r\n"
-        self._name: str | None = ""  # of the part that is read; None: its head is read
-        self._value = b""
-
-    def feed(self, data: bytes) -> None:
-        """Raises FormError."""
-        if self.ended:
-            return  # bytes behind a form have no meaning
-        self._data += data
-        while not self.ended and (self._read_head() if self._name is None else self._read_part()):
-            pass
-
-    def _read_head(self) -> bool:
-        end = self._data.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._data) > _FIELD_MAX:
-                raise FormError("the head of a field is too large")
-            return False
-        head, self._data = self._data[: end + 2], self._data[end + 4 :]
-        name, file = _NAME.search(head), _FILENAME.search(head)
-        self._name = name[1].decode(errors="replace") if name else ""
-        if self._name == "file":
-            if self.filename is not None:
-                raise FormError("the form has two files")
-            self.filename = file[1].decode(errors="replace")[:255] if file else "file"
-        if len(self.fields) > _FIELDS_MAX:
-            raise FormError(f"the form has more than {_FIELDS_MAX} fields")
-        return True
-
-    def _read_part(self) -> bool:
-        at = self._data.find(self._mark)
-        if at < 0:
-            keep = len(self._data) - len(self._mark) + 1
-            if keep > 0:
-                self._take(self._data[:keep])
-                self._data = self._data[keep:]
-            return False
-        self._take(self._data[:at])
-        self._data = self._data[at:]
-        if len(self._data) < len(self._mark) + 2:
-            return False
-        after = self._data[len(self._mark) : len(self._mark) + 2]
-        if after not in (b"--", b"\r\n"):
-            raise FormError("the form has bytes behind a boundary")
-        if self._name and self._name != "file":
-            self.fields[self._name] = self._value.decode(errors="replace")
-        self._value, self._data = b"", self._data[len(self._mark) :]
-        self._name, self.ended = None, after == b"--"
-        return True
-
-    def _take(self, data: bytes) -> None:
-        if self._name == "file":
-            if data:
-                self._write(data)
-            return
-        self._value += data
-        if len(self._value) > _FIELD_MAX:
-            raise FormError(f"the field {self._name!r} is too large")

@@ -18,12 +18,14 @@ from urllib.parse import unquote
 import msgspec
 
 from cavvy.domain.values import Struct
+from cavvy.gateway.bodies import NO_JSON
 from cavvy.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
-from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, WrittenAnswer
+from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, write_json
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.upload_form import find_boundary
 
 _PATH = re.compile(rb"(?:/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?))?(/v1/[^?]*)")
 _LIST = b"/v1/models"
@@ -66,7 +68,6 @@ _UNROUTED_BYTES_MAX = 256 << 20
 # A string that is not closed matches up to the end of the body. Otherwise, the search would begin
 # again at each quotation mark inside the string.
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.?)*+)("(\s*:)?)?|[{}\[\]]', re.DOTALL)
-_FORM = re.compile(rb'(?i)multipart/form-data\s*;.*?\bboundary=(?:"([^"]+)"|([^\s;"]+))')
 _MODEL_FIELD = re.compile(rb'(?i)\r\ncontent-disposition:[^\r]*;\s*name="?model"?(?:;|\r|$)')
 _FIELDS_MAX = 1000  # of a form before `model`
 
@@ -107,8 +108,6 @@ class _Body(Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
-# also what msgspec raises at bytes that are not UTF-8, and at JSON that is nested too deeply
-_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Reach(Struct, frozen=True):
@@ -259,9 +258,9 @@ class ModelRoutes:
         name = unquote(at.path[len(_ABOUT) :])
         if at.path == _LIST:
             listed = {"object": "list", "data": list(rows.values())}
-            return _write_json(listed)
+            return write_json(listed)
         if name in rows:
-            return _write_json(rows[name])
+            return write_json(rows[name])
         message = f"no model {name!r} may be used; see {at.root}/v1/models"
         return OwnAnswer(404, AnswerCode.NO_MODEL, message)
 
@@ -301,8 +300,8 @@ class ModelRequest:
         if not done and (self._searched or self._size < first):
             return self._refuse_late(first)
         body, self._searched = b"".join(self._held), True
-        form = _FORM.match(self._request.head.get_header(b"content-type"))
-        name = read_form(body, form[1] or form[2]) if form else read_model(body, done)
+        boundary = find_boundary(self._request.head.get_header(b"content-type"))
+        name = read_form(body, boundary) if boundary else read_model(body, done)
         if name is not None:
             return self._select(name, body, done)
         if done:
@@ -356,7 +355,7 @@ def read_model(body: bytes, whole: bool) -> str | None:
     if whole:
         try:
             return _decode(body).model
-        except _NO_JSON:
+        except NO_JSON:
             return None
     depth = 0
     named = False  # the last token was the key `model` of the outermost object
@@ -369,7 +368,7 @@ def read_model(body: bytes, whole: bool) -> str | None:
         elif named and token[2]:
             try:
                 return msgspec.json.decode(b'"%b"' % token[1], type=str)
-            except _NO_JSON:
+            except NO_JSON:
                 return None
         named = depth == 1 and bool(token[3]) and token[1] == b"model"
     return None
@@ -387,12 +386,6 @@ def read_form(body: bytes, boundary: bytes) -> str | None:
 
 def _bad_request(text: str) -> OwnAnswer:
     return OwnAnswer(400, AnswerCode.BAD_REQUEST, text)
-
-
-def _write_json(value: object) -> WrittenAnswer:
-    body = msgspec.json.encode(value)
-    fields = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-    return WrittenAnswer(fields % len(body), body)
 
 
 def _describe(name: str) -> dict[str, object]:

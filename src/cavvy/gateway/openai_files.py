@@ -19,19 +19,19 @@ import msgspec
 
 from cavvy.domain.values import Struct
 from cavvy.gateway.batch_runs import BatchRuns
+from cavvy.gateway.bodies import NO_JSON
 from cavvy.gateway.file_store import (
     OPEN_STATES,
     BatchState,
     FileStore,
-    FormError,
     StoredBatch,
     StoredFile,
-    UploadForm,
 )
 from cavvy.gateway.heads import ResponseHead
-from cavvy.gateway.own_answers import OVERSIZED, Answer, AnswerCode, OwnAnswer, WrittenAnswer
+from cavvy.gateway.own_answers import OVERSIZED, Answer, AnswerCode, OwnAnswer, write_json
 from cavvy.gateway.responses import ClientResponse
 from cavvy.gateway.seams import ClientRequest, OpenRequest, ResponseSink
+from cavvy.gateway.upload_form import FormError, UploadForm, find_boundary
 
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -51,7 +51,6 @@ _BODY_MAX = 1 << 20
 _PIECE = 1 << 18  # bytes of a file that are sent at once
 _UNSENT_MAX = 1 << 20  # bytes that the client has not read yet
 _WAIT_S = 0.01
-_FORM = re.compile(rb'(?i)multipart/form-data\s*;.*?\bboundary=(?:"([^"]+)"|([^\s;"]+))')
 _WINDOW = re.compile(r"([1-9]\d{0,2})h")
 _HOURS_MAX = 168
 _EXPIRES_S = (3600, 2_592_000)  # least and most, as OpenAI has them
@@ -121,7 +120,7 @@ class OpenAiFiles:
 
     def _remove(self, held: dict[str, Any], name: str) -> None:
         del held[name]
-        self.runs.spawn(self.runs.call(lambda: self.store.remove(name)))
+        self.runs.work.spawn(self.runs.work.call(lambda: self.store.remove(name)))
 
     def open(self, request: ClientRequest, owners: tuple[str, ...]) -> OpenRequest | Answer:
         """Open a request for files or batches, or answer it. Each of `owners` may use the same."""
@@ -144,7 +143,7 @@ class OpenAiFiles:
                 return self._list_batches(owners, asked)
             case ("GET", "batches", True, ""):
                 batch = self._find_batch(owners, name)
-                return _write(_show_batch(batch)) if batch else _refuse_batch(name)
+                return write_json(_show_batch(batch)) if batch else _refuse_batch(name)
             case ("POST", "batches", True, "cancel"):
                 return BodyRequest(self.runs, request, lambda _: self._cancel(owners, name))
             case (_, "files", True, "" | "content"):
@@ -156,8 +155,8 @@ class OpenAiFiles:
     def _open_upload(
         self, request: ClientRequest, owners: tuple[str, ...]
     ) -> "UploadRequest | OwnAnswer":
-        found = _FORM.match(request.head.get_header(b"content-type"))
-        if found is None or request.head.length == 0:
+        boundary = find_boundary(request.head.get_header(b"content-type"))
+        if boundary is None or request.head.length == 0:
             return _refuse("the body is not a form with the fields `file` and `purpose`")
         if request.head.length > FILE_MAX + _BODY_MAX:
             return _TOO_LARGE
@@ -167,7 +166,7 @@ class OpenAiFiles:
         if not self.store.has_room(max(request.head.length, 0)):
             text = "the disk of the gateway is almost full; delete files, or ask its operator"
             return OwnAnswer(507, AnswerCode.TOO_LARGE, text)
-        return UploadRequest(self.runs, request, owners, found[1] or found[2])
+        return UploadRequest(self.runs, request, owners, boundary)
 
     def _open_file(
         self, request: ClientRequest, owners: tuple[str, ...], name: str, what: str
@@ -178,13 +177,13 @@ class OpenAiFiles:
         if what == "GET content":
             return ContentRequest(self.runs, request, file)
         if what == "GET":
-            return _write(show_file(file))
+            return write_json(show_file(file))
         if what != "DELETE":
             return OwnAnswer(405, AnswerCode.BAD_REQUEST, "use GET or DELETE for a file")
         if (user := self._find_user(name)) is not None:
             return OwnAnswer(409, AnswerCode.BAD_REQUEST, f"{user} still reads the file {name}")
         self._remove(self.store.files, name)
-        return _write({"id": name, "object": "file", "deleted": True})
+        return write_json({"id": name, "object": "file", "deleted": True})
 
     def _find_user(self, file_id: str) -> str | None:
         return next(
@@ -210,7 +209,7 @@ class OpenAiFiles:
     async def _create(self, owners: tuple[str, ...], body: bytes) -> Answer:
         try:
             ask = _decode_ask(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NO_JSON as error:
             return _refuse(f"the body does not describe a batch: {error}")
         file = self.store.files.get(ask.input_file_id)
         if file is None or not set(owners).intersection(file.owners):
@@ -245,11 +244,11 @@ class OpenAiFiles:
         )
         self.store.batches[batch.id] = batch  # from now on, the file is not removed
         try:
-            await self.runs.call(lambda: self.store.write_batch(batch))
+            await self.runs.work.call(lambda: self.store.write_batch(batch))
         except OSError:
             del self.store.batches[batch.id]
             raise
-        answer = _write(_show_batch(batch))
+        answer = write_json(_show_batch(batch))
         self.runs.start(batch)
         return answer
 
@@ -269,8 +268,8 @@ class OpenAiFiles:
             batch.changed_at[BatchState.CANCELLING] = int(time.time())
             self.runs.stop(batch.id, BatchState.CANCELLED)
             data = msgspec.structs.replace(batch)
-            await self.runs.call(lambda: self.store.write_batch(data))
-        return _write(_show_batch(batch))
+            await self.runs.work.call(lambda: self.store.write_batch(data))
+        return write_json(_show_batch(batch))
 
     def _list_batches(self, owners: tuple[str, ...], asked: Mapping[str, str]) -> Answer:
         found = _owned(self.store.batches, owners)
@@ -296,7 +295,7 @@ class BodyRequest:
     def begin(self) -> None:
         self._begun = True
         if self._done:
-            self._runs.spawn(self._answer())
+            self._runs.work.spawn(self._answer())
         else:
             self._request.sink.want_body()
 
@@ -306,7 +305,7 @@ class BodyRequest:
         if len(self._body) > _BODY_MAX:
             return OVERSIZED
         if done and self._begun:
-            self._runs.spawn(self._answer())
+            self._runs.work.spawn(self._answer())
         return None
 
     def abort(self) -> None: ...
@@ -350,12 +349,12 @@ class UploadRequest:
             if wrong := self._check():
                 return wrong
             self._ended = True
-            self._runs.spawn(self._finish())
+            self._runs.work.spawn(self._finish())
         return None
 
     def abort(self) -> None:
         if not self._ended:
-            self._runs.spawn(self._runs.call(self._drop))
+            self._runs.work.spawn(self._runs.work.call(self._drop))
         self._ended = True
 
     def _check(self) -> OwnAnswer | None:
@@ -376,10 +375,10 @@ class UploadRequest:
         """Write a part of the file in the thread of the store."""
         self._size += len(data)
         self.held_bytes += len(data)
-        self._runs.spawn(self._store_part(data))
+        self._runs.work.spawn(self._store_part(data))
 
     async def _store_part(self, data: bytes) -> None:
-        await self._runs.call(lambda: self._put(data))
+        await self._runs.work.call(lambda: self._put(data))
         self.held_bytes -= len(data)
         if self.held_bytes <= _PIECE and not self._ended:
             self._request.sink.resume_body()
@@ -411,13 +410,13 @@ class UploadRequest:
             created_at=now,
             expires_at=now + int(seconds or _EXPIRES_S[1]),
         )
-        problem = await self._runs.call(lambda: self._keep(file))
+        problem = await self._runs.work.call(lambda: self._keep(file))
         sink = self._request.sink
         if problem is not None:
             _respond(sink, _refuse_storage(problem))
             return
         self._runs.store.files[file.id] = file
-        _respond(sink, _write(show_file(file)))
+        _respond(sink, write_json(show_file(file)))
 
     def _keep(self, file: StoredFile) -> OSError | None:
         self._put(b"")
@@ -443,7 +442,7 @@ class ContentRequest:
         self._gone = False
 
     def begin(self) -> None:
-        self._runs.spawn(self._send())
+        self._runs.work.spawn(self._send())
 
     def feed(self, payload: bytes, done: bool) -> OwnAnswer:
         return OVERSIZED  # this kind of request has no body
@@ -455,7 +454,7 @@ class ContentRequest:
         sink, runs = self._request.sink, self._runs
         assert isinstance(sink, ClientResponse)
         try:
-            content = await runs.call(lambda: runs.store.open_file(self._file.id))
+            content = await runs.work.call(lambda: runs.store.open_file(self._file.id))
         except FileNotFoundError:  # it was removed meanwhile
             text = f"No such File object: {self._file.id}"
             return _respond(sink, OwnAnswer(404, AnswerCode.NO_OBJECT, text))
@@ -473,7 +472,7 @@ class ContentRequest:
                 size = 0
             sink.respond(head, b"", not size)
             while size and not self._gone:
-                piece = await runs.call(lambda: content.read(_PIECE))
+                piece = await runs.work.call(lambda: content.read(_PIECE))
                 size = size - len(piece) if piece else 0
                 # a transport has no event for this
                 while not self._gone and sink.transport.get_write_buffer_size() > _UNSENT_MAX:  # noqa: ASYNC110
@@ -552,7 +551,7 @@ def _list(
             return _refuse(f"`after` is {after!r}, which the list does not have")
         start = ids.index(after) + 1
     page = rows[start : start + int(limit)]
-    return _write(
+    return write_json(
         {
             "object": "list",
             "data": page,
@@ -583,12 +582,6 @@ def _refuse_storage(error: OSError) -> OwnAnswer:
 
 def _refuse(text: str) -> OwnAnswer:
     return OwnAnswer(400, AnswerCode.BAD_REQUEST, text)
-
-
-def _write(value: object) -> WrittenAnswer:
-    body = msgspec.json.encode(value)
-    fields = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-    return WrittenAnswer(fields % len(body), body)
 
 
 def _respond(sink: ResponseSink, answer: Answer) -> None:

@@ -109,6 +109,13 @@ OVERSIZED = OwnAnswer(413, AnswerCode.TOO_LARGE, "the body is larger than permit
 SILENT = OwnAnswer(504, AnswerCode.SILENT, "the replica took too long to answer")
 
 
+def write_json(value: object) -> WrittenAnswer:
+    """Return the response 200 with a value in JSON."""
+    body = msgspec.json.encode(value)
+    fields = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    return WrittenAnswer(fields % len(body), body)
+
+
 def write_answer(
     answer: OwnAnswer,
     request_id: str,

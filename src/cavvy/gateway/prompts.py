@@ -21,7 +21,7 @@ import msgspec
 from cavvy.domain.values import Struct
 
 READ_BYTES = 256 << 10  # of a body; longer prompts differ before
-BYTES_PER_TOKEN = 4  # of English text; only ratios of tokens matter here
+BYTES_PER_TOKEN = 4  # roughly; OpenAI's rule of thumb for English
 # Short blocks first, because many prompts have only a short beginning in common.
 _BLOCK_BYTES = (*repeat(128, 4), *repeat(256, 6), *repeat(1024, 62), *repeat(4096, 48))
 _EDGES = tuple(accumulate(_BLOCK_BYTES))

@@ -17,18 +17,18 @@ import msgspec
 
 from cavvy.domain.request_bills import TokenUse
 from cavvy.domain.values import Struct
-from cavvy.gateway.bodies import LAST_CHUNK, ChunkedBody, as_chunk
+from cavvy.gateway.bodies import LAST_CHUNK, NO_JSON, ChunkedBody, as_chunk
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import NO_LENGTH, HeadError, ResponseHead
 from cavvy.gateway.kept_counts import TokenCount
 from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OwnAnswer
+from cavvy.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.gateway.rates import make_plain
 from cavvy.gateway.seams import ResponseSink
 from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
 from cavvy.gateway.work import ReplicaWork
 
-TOKEN_BYTES = 4  # of a prompt's text, roughly; OpenAI's rule of thumb for English
 _OPTIONS = b'"stream_options":{"include_usage":true},'
 _LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)\d+")
 _ENCODINGS = re.compile(rb"(?i)\r\naccept-encoding:[^\r]*")
@@ -174,7 +174,7 @@ class TokenMeter:
         if exchange.body_done and exchange.held:
             self._read_body(exchange)
         elif not exchange.head.get_header(b"content-type").lower().startswith(b"multipart/"):
-            self._prompt = max(exchange.head.length, exchange.held_bytes) // TOKEN_BYTES
+            self._prompt = max(exchange.head.length, exchange.held_bytes) // BYTES_PER_TOKEN
         return True
 
     @property
@@ -298,9 +298,9 @@ class TokenMeter:
             body = b"".join(exchange.held)
             if exchange.head.length == NO_LENGTH:
                 body = ChunkedBody().feed(body)
-            self._prompt = len(body) // TOKEN_BYTES
+            self._prompt = len(body) // BYTES_PER_TOKEN
             asked = _decode(body)
-        except (HeadError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (HeadError, *NO_JSON):
             return  # the engine says what is wrong
         self._model = self._name_model(asked.model)
         self._completion = asked.completion
@@ -380,7 +380,7 @@ class TokenMeter:
         if self._limit is not None:
             used = self._total.prompt + self._total.completion
             if self._seen and not used:
-                used = self._prompt + self._seen // TOKEN_BYTES
+                used = self._prompt + self._seen // BYTES_PER_TOKEN
             self._limit.correct(used - self._limited)
             self._limited = used
 

@@ -52,7 +52,7 @@ class Translation(Struct, frozen=True, kw_only=True):
 
     `tasks` is empty if the file describes no work (for example a fleet or a volume), and has
     several entries for a pipeline or a job group. The `run` and `setup` of a task contain the
-    author's original text. `importers.make_ready` makes the task ready to run.
+    author's original text. `task_files.load_task` makes the task ready to run.
 
     `own_folder` is the folder that is submitted although the file does not say so, relative to the
     folder of the file, or "".

@@ -178,55 +178,44 @@ def _read(
                 f"NVIDIA: GPU {index} is not offered, because CUDA_VISIBLE_DEVICES hides it from "
                 "the server"
             )
-        elif nvml.partitioned(index):
-            texts = read_mig() if texts is None else texts
-            instances = _list_instances(nvml, index, texts)
-            devices += instances
-            if not instances:
-                notes.append(
-                    f"NVIDIA: GPU {index} is split by MIG, but has no instances (`nvidia-smi mig "
-                    "-cgi PROFILE -C` creates them, `nvidia-smi -mig 0` ends MIG)"
-                )
-        else:
-            name, memory_mib = nvml.name(index), nvml.memory_mib(index)
-            devices.append(
-                HostDevice(
-                    id=uuid,
-                    index=index,
-                    vendor="nvidia",
-                    product=name,
-                    memory_mib=memory_mib,
-                    problem=nvml.problem(index),
-                )
+            continue
+        gpu = HostDevice(
+            id=uuid,
+            index=index,
+            vendor="nvidia",
+            product=nvml.name(index),
+            memory_mib=nvml.memory_mib(index),
+            problem=nvml.problem(index),
+        )
+        if not nvml.partitioned(index):
+            devices.append(gpu)
+            continue
+        texts = read_mig() if texts is None else texts
+        instances = _list_instances(nvml, gpu, texts)
+        devices += instances
+        if not instances:
+            notes.append(
+                f"NVIDIA: GPU {index} is split by MIG, but has no instances (`nvidia-smi mig "
+                "-cgi PROFILE -C` creates them, `nvidia-smi -mig 0` ends MIG)"
             )
     return DeviceReading(devices=devices, notes=notes)
 
 
 def _list_instances(
-    nvml: NvmlQueries, index: int, texts: Mapping[str, str]
+    nvml: NvmlQueries, gpu: HostDevice, texts: Mapping[str, str]
 ) -> Sequence[HostDevice]:
     """Return the instances that people have made of a GPU, and the slices on which agents can make
     others. `texts` are those of `supervisor.facts.read_mig`."""
-    product, memory_mib = nvml.name(index), nvml.memory_mib(index)
-    problem = nvml.problem(index)
-    gpu = HostDevice(
-        id=nvml.uuid(index),
-        index=index,
-        vendor="nvidia",
-        product=product,
-        memory_mib=memory_mib,
-        problem=problem,
-    )
-    made, profiles = list_made(texts, gpu.id), list_profiles(texts, index)
+    made, profiles = list_made(texts, gpu.id), list_profiles(texts, gpu.index)
     return [
         *(
             replace(gpu, id=uuid, profile=profile)
-            for uuid, profile in nvml.instances(index)
+            for uuid, profile in nvml.instances(gpu.index)
             if PROFILE.fullmatch(profile) and made.isdisjoint((uuid, profile))
         ),
         *(
             replace(gpu, id=f"{gpu.id}/{at}", profiles=profiles)
-            for at in list_free(texts, index, gpu.id, profiles)
+            for at in list_free(texts, gpu.index, gpu.id, profiles)
         ),
     ]
 
