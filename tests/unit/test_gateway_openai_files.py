@@ -332,7 +332,7 @@ async def test_an_upload_ends_when_the_disk_is_almost_full(tmp_path: Path) -> No
     data = b"--" + FORM % (b"x" * 1000)
     for at in range(0, len(data), 100):
         assert request.feed(data[at : at + 100], at + 100 >= len(data)) is None
-    await until(lambda: not files.runs._tasks)
+    await files.runs.work.finish()
     await files.runs.close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     assert not files.store.files
