@@ -22,6 +22,15 @@ class TokenUse(Struct, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         return bool(self.prompt or self.completion)
 
+    def combine(self, of: Callable[[int, int], int], other: "TokenUse") -> "TokenUse":
+        """Combine each count with that of `other` by a function such as `max`."""
+        return TokenUse(
+            prompt=of(self.prompt, other.prompt),
+            cached=of(self.cached, other.cached),
+            completion=of(self.completion, other.completion),
+            estimated=of(self.estimated, other.estimated),
+        )
+
 
 _NO_TOKENS = TokenUse()
 
@@ -81,15 +90,7 @@ def combine_tokens(
     """Combine the counts of each model by a function such as `max`."""
     pairs = {model: (one.get(model, _NO_TOKENS), other.get(model, _NO_TOKENS)) for model in one}
     pairs |= {model: (_NO_TOKENS, use) for model, use in other.items() if model not in one}
-    return {
-        model: TokenUse(
-            prompt=of(mine.prompt, others.prompt),
-            cached=of(mine.cached, others.cached),
-            completion=of(mine.completion, others.completion),
-            estimated=of(mine.estimated, others.estimated),
-        )
-        for model, (mine, others) in pairs.items()
-    }
+    return {model: mine.combine(of, others) for model, (mine, others) in pairs.items()}
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):

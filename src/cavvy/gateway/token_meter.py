@@ -10,6 +10,7 @@ are a token.
 """
 
 import re
+from operator import add, sub
 from time import monotonic
 from typing import Any
 
@@ -361,18 +362,8 @@ class TokenMeter:
             return
         self._delivered = 0
         self._set_open(self._open[0] if self._reader.prompt is None else 0, 0)
-        self._counted = TokenUse(
-            prompt=max(use.prompt, counted.prompt),
-            cached=max(use.cached, counted.cached),
-            completion=max(use.completion, counted.completion),
-        )
-        self._add(
-            TokenUse(
-                prompt=self._counted.prompt - counted.prompt,
-                cached=self._counted.cached - counted.cached,
-                completion=self._counted.completion - counted.completion,
-            )
-        )
+        self._counted = counted.combine(max, use)
+        self._add(self._counted.combine(sub, counted))
 
     def _correct_limit(self) -> None:
         """Replace the estimate in the key's limit by the tokens that were counted or, if an answer
@@ -385,13 +376,7 @@ class TokenMeter:
             self._limited = used
 
     def _add(self, use: TokenUse) -> None:
-        total = self._total
-        self._total = TokenUse(
-            prompt=total.prompt + use.prompt,
-            cached=total.cached + use.cached,
-            completion=total.completion + use.completion,
-            estimated=total.estimated + use.estimated,
-        )
+        self._total = self._total.combine(add, use)
         if self._count is not None:
             self._count.add(use)
 
