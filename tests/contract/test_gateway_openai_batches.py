@@ -22,11 +22,23 @@ Connect = Callable[..., Any]
 HOST = "any.example"
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
+LIMITS: dict[str, dict[str, Any]] = {
+    **{"few": {"tokens_per_min": 1000}, "day": {"micros_per_day": 1}, "slow": {"per_s": 0.001}},
+    **{"eu": {"residency": "eu"}, "asia": {"residency": "asia"}},
+}
 SERVICES: list[dict[str, Any]] = [
     {"name": "llm", "prefix": "/default/llm", "models": ["tiny"], "concurrency": 4},
     {
         **{"name": "keyed", "hosts": ["keyed.example"], "models": ["private"], "project": "site"},
         "keys": [{"id": each, "sha256": sha256(each.encode()).hexdigest()} for each in ("a", "b")],
+    },
+    {
+        **{"name": "limited", "hosts": ["limited.example"], "models": ["limited"]},
+        **{"project": "site", "concurrency": 1, "places": ["eu", "us"]},
+        "keys": [
+            {"id": each, "sha256": sha256(each.encode()).hexdigest(), **limits}
+            for each, limits in LIMITS.items()
+        ],
     },
 ]
 
@@ -265,10 +277,16 @@ def test_files_and_batches_belong_to_their_key(connect: Connect) -> None:
         assert batch.id not in [each.id for each in reader.batches.list()]
         for use in (
             lambda reader=reader: reader.batches.retrieve(batch.id),
+            lambda reader=reader: reader.batches.cancel(batch.id),
             lambda reader=reader: reader.files.content(batch.input_file_id),
+            lambda reader=reader: reader.files.delete(batch.input_file_id),
         ):
             with pytest.raises(openai.NotFoundError):
                 use()
+        given = {"endpoint": CHAT, "completion_window": "24h"}
+        with pytest.raises(openai.BadRequestError, match="No such File object"):
+            reader.batches.create(input_file_id=batch.input_file_id, **given)
+        assert batch.input_file_id not in [each.id for each in reader.files.list()]
     with pytest.raises(openai.AuthenticationError):
         none.files.list()
     end(mine, batch, "in_progress")
@@ -276,6 +294,31 @@ def test_files_and_batches_belong_to_their_key(connect: Connect) -> None:
     ended = end(mine, batch)
     assert ended.status == "cancelled"
     assert "y" in read(mine, ended.error_file_id)
+
+
+def test_batches_keep_to_the_limits_of_their_keys(
+    connect: Connect, gateway: GatewayProcess, engines: Sequence[OddEngine]
+) -> None:
+    places = {engines[0].name: ["us"], engines[1].name: ["eu"]}
+    gateway.set_replicas("limited", engines, rate_micros=10**12, places=places)
+    clients = {name: connect(name) for name in LIMITS}
+    lines = [write_line(f"n{number}", "limited", max_tokens=900) for number in range(30)]
+    begun = {name: begin(client, lines) for name, client in clients.items()}
+    for name in ("eu", "asia"):  # the others had as many turns
+        begun[name] = end(clients[name], begun[name])
+    for name in ("few", "day", "slow"):
+        end(clients[name], begun[name], "in_progress")
+        clients[name].batches.cancel(begun[name].id)
+        begun[name] = end(clients[name], begun[name])
+    done = {name: batch.request_counts.completed for name, batch in begun.items()}
+    assert (done["eu"], done["asia"], done["few"], done["slow"]) == (30, 0, 1, 1)
+    assert 1 <= done["day"] <= 4, "the requests that ran when the first one had its price"
+    refused = read(clients["asia"], begun["asia"].error_file_id)
+    assert "asia" in refused["n0"]["error"]["message"]
+    assert not any(begun["eu"].id[6:] in each for each in engines[0].tries), "it left its place"
+    work = json.dumps(gateway.facts("limited")["work"])
+    assert '"eu"' in work
+    assert '"completion": 27000' in work
 
 
 def test_each_request_has_one_result_after_kills(
