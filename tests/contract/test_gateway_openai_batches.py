@@ -369,6 +369,19 @@ def test_a_batch_wakes_its_service_and_lets_others_pass(
     assert end(client, batch).request_counts.completed == 9
 
 
+def test_a_batch_whose_service_has_no_replica_can_be_cancelled(
+    client: Any, gateway: GatewayProcess
+) -> None:
+    gateway.set_replicas("llm", [])
+    batch = begin(client, [write_line(f"n{number}") for number in range(3)])
+    wait_for(lambda: gateway.facts("llm")["backlog"] == 1)
+    client.batches.cancel(batch.id)
+    ended = end(client, batch)
+    assert (ended.status, ended.request_counts.failed) == ("cancelled", 3)
+    assert set(read(client, ended.error_file_id)) == {"n0", "n1", "n2"}
+    assert gateway.facts("llm")["backlog"] == 0
+
+
 def test_a_batch_ends_early_by_cancel_and_by_its_deadline(
     client: Any, gateway: GatewayProcess, engines: Sequence[OddEngine]
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -388,3 +389,24 @@ async def test_batches_keep_to_the_limits_of_their_service(tmp_path: Path) -> No
     run = BatchRun(files.runs, second)
     assert run._limit(service, None, monotonic()) > 900, "another batch is not another client"
     await files.runs.close()
+
+
+async def test_many_new_batches_do_not_hold_up_users(tmp_path: Path) -> None:
+    files = make_files(tmp_path)
+    put_file(files.store, b"{}\n" * 99)
+    opened: list[BinaryIO] = []
+    most = []
+    read = files.store.open_file
+
+    def open_file(file_id: str) -> BinaryIO:
+        opened.append(read(file_id))
+        most.append(sum(not each.closed for each in opened))
+        return opened[-1]
+
+    files.store.open_file = open_file  # type: ignore[method-assign]
+    begun = [make_batch(id=f"batch_{n}", owners=("/p",), expires_at=1 << 40) for n in range(20)]
+    for each in begun:
+        files.runs.start(each)
+    await until(lambda: all(each.state is BatchState.FAILED for each in begun))
+    await files.runs.close()
+    assert max(most) <= 2

@@ -50,6 +50,7 @@ _PROBLEMS_MAX = 100
 _ID_MAX, _SHOWN_MAX = 512, 100  # characters of a `custom_id`, and of a wrong value in a message
 _IN_FLIGHT_MAX, _BYTES_MAX = 2048, 256 << 20  # requests of a batch, bytes of all batches
 _LOW, _UNSENT_MAX = 256, 1 << 20  # requests in memory and their bytes: below it, more are read
+_CHECKS_MAX = 2  # files whose lines are checked at the same time, on the loop that serves users
 _AT_ONCE = 64  # requests that are sent before other work of the gateway
 _LOOK_S = 0.05  # between two looks for idle slots
 _TRIES_MAX, _BUSY_TRIES_MAX = 5, 20  # the second of a replica that is busy (429)
@@ -117,6 +118,7 @@ class BatchRuns:
         self._find = find
         self._targets: dict[tuple[tuple[str, ...], str], Target | None] = {}  # at the moment
         self.awake = asyncio.Event()  # a slot may be idle
+        self.checks = asyncio.Semaphore(_CHECKS_MAX)
         self._runs: dict[str, BatchRun] = {}
         self.work = BackgroundWork("openai-files", "the work on a batch failed")
         self._sends = False
@@ -238,7 +240,8 @@ class BatchRun:
     async def run(self) -> None:
         batch = self.batch
         if batch.state is BatchState.VALIDATING:
-            await self._validate()
+            async with self._runs.checks:
+                await self._validate()
         if batch.state in (BatchState.IN_PROGRESS, BatchState.CANCELLING):
             await self._send_all()
             await self._set(BatchState.FINALIZING)
