@@ -410,3 +410,13 @@ async def test_many_new_batches_do_not_hold_up_users(tmp_path: Path) -> None:
     await until(lambda: all(each.state is BatchState.FAILED for each in begun))
     await files.runs.close()
     assert max(most) <= 2
+
+
+def test_a_request_that_must_wait_uses_up_no_tries(tmp_path: Path) -> None:
+    run = BatchRun(BatchRuns(FileStore(tmp_path), GatewayLimits(), lambda *_: None), make_batch())
+    line = batch_runs._Line(number=0, custom_id="a", body=b"{}", model="m")
+    codes = ("TOO_MANY", "QUEUE_FULL", "TOO_LATE", "BUDGET", "STOPPING")
+    for code in codes * 10:
+        line.tries += 1
+        run._settle(line, OwnAnswer(429, AnswerCode[code], "", 1))
+        assert (line.tries, run._again.pop()[2], any(run._new)) == (0, line, False)
