@@ -106,6 +106,7 @@ def test_a_missing_python(tmp_path: Path, output: str) -> None:
         ("/a/run.sh: line 1: ./t.sh: Permission denied\n", "./t.sh is not executable: `chmod +x"),
         ("torch.OutOfMemoryError: CUDA out of memory.\n", "the memory of the GPU is full"),
         ("RuntimeError: Found no NVIDIA driver on your system\n", "`resources: {gpu: 1}`"),
+        ("AssertionError: Torch not compiled with CUDA enabled\n", "is built without CUDA"),
         ("OSError: [Errno 28] No space left on device\n", "`resources: {disk: 100GB}`"),
         ("OSError: [Errno 98] Address already in use\n", "$MASTER_PORT"),
         ("Cannot access gated repo for url https://x\n", "`cavvy secret set HF_TOKEN`"),

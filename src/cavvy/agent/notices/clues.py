@@ -69,8 +69,13 @@ _CAUSES: list[tuple[bytes, str]] = [
         "estimate` shows how much memory a training needs",
     ),
     (
-        rb"Found no NVIDIA driver|no CUDA-capable device|Torch not compiled with CUDA enabled"
-        rb"|No CUDA GPUs are available|libcuda\.so\.1: cannot open",
+        rb"Torch not compiled with CUDA enabled",
+        "the PyTorch in the task's environment is built without CUDA: install a build with CUDA "
+        "in `setup`, and request a GPU with `resources: {gpu: 1}`",
+    ),
+    (
+        rb"Found no NVIDIA driver|no CUDA-capable device|No CUDA GPUs are available"
+        rb"|libcuda\.so\.1: cannot open",
         "the program found no usable GPU: `resources: {gpu: 1}` requests one",
     ),
     (
