@@ -13,7 +13,7 @@ from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, HeldGang, HeldShare, QueueRow
 from cavvy.domain.values import replace
-from cavvy.scheduler.queue import QueueCapacity, WaitingJob
+from cavvy.scheduler.queue import JobScheduler, QueueCapacity, WaitingJob
 from cavvy.scheduler.reclaim import Borrower, ShareQuotas, choose_borrowers, find_return, list_loans
 from cavvy.scheduler.shares import ShareBook, ShareRule
 
@@ -289,6 +289,7 @@ def test_a_waiting_job_says_who_has_borrowed_its_quota_and_until_when() -> None:
             [line],
             [(gang, job)],
             QueueCapacity(),
+            JobScheduler(QueueCapacity()),
             book,
             NOW,
             timedelta(minutes=30),

@@ -143,7 +143,8 @@ class QueueReconciler:
         self._blocked = False
         self._behind: set[str] = set()  # offers for which jobs were waiting in the last pass
         self._snapshot: MarketSnapshot | None = None
-        self._scheduler: JobScheduler | None = None  # of the last pass
+        self._scheduler = JobScheduler(QueueCapacity())  # of the last pass
+        self._trial = JobScheduler(QueueCapacity())  # of tries without borrowers
         self._arrivals = Arrivals()
         self._reserved = ReservedHosts((), (), {})
         # of the present pass: the limits of projects and users, the needs that they refuse, and
@@ -194,10 +195,7 @@ class QueueReconciler:
             snapshot.market.policies.parents,
         )
         capacity = await self._capacity(snapshot)
-        known = self._scheduler
-        self._scheduler = scheduler = (
-            JobScheduler(capacity) if known is None else known.renew(capacity)
-        )
+        self._scheduler = scheduler = self._scheduler.renew(capacity)
         try:
             stays, lines, limited = await self._give_turns(head, book, scheduler, snapshot, now)
         except asyncio.CancelledError:
@@ -679,8 +677,9 @@ class QueueReconciler:
             ]
             running = running or await self._read_running()
             capacity = await self._capacity(snapshot)
+            self._trial = trial = self._trial.renew(capacity)
             chosen, reasons[job.id] = decide_return(
-                row, lines, running, capacity, book, now, self._fair_queue.min_run
+                row, lines, running, capacity, trial, book, now, self._fair_queue.min_run
             )
             for attempt, owner in running:
                 if attempt.gang in chosen:

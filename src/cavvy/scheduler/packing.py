@@ -147,7 +147,9 @@ class _FittingHosts:
 
         def rate(at: int) -> float:
             assert rater is not None
-            like = self._like(at)
+            host = self._hosts[at]
+            # where as much is free, as much is left; slices also differ by their places
+            like = at if host.sliced else rater.list_free(host)
             if like not in rates:
                 rates[like] = rater.rate((self._take(at, owner),))
             return rates[like]
@@ -364,7 +366,7 @@ class HostRater:
         self._given = {id(each): each for each in allocations}
         self._held = _by_host(allocations)
         self._added: set[str] = set()  # hosts with allocations that were not given
-        self._free: dict[str, Sequence[FreeNode]] = {}
+        self._free: dict[str, tuple[FreeNode, ...]] = {}
         self._idle: dict[str, int] = {}  # how many devices of a host no job holds
         self._rater: PlacementRater | None = None
         self._demands: dict[str, Sequence[NodeDemand]] = {}  # of the allocations on each host
@@ -444,15 +446,18 @@ class HostRater:
         self._demands.pop(name, None)
         self.changes.append(name)
 
+    def list_free(self, host: Host) -> tuple[FreeNode, ...]:
+        """Return what is free on the host, for each kind of its devices."""
+        free = self._free.get(host.name)
+        if free is None:
+            free = self._free[host.name] = _list_free(host, self._held.get(host.name, ()))
+        return free
+
     def _rate_on(self, host: Host, more: Sequence[Allocation]) -> float:
         if self._rater is None:
             self._rater = self._make_rater()
-        held = self._held.get(host.name, [])
-        before = self._free.get(host.name)
-        if before is None:
-            before = self._free[host.name] = _list_free(host, held)
-        after = _list_free(host, [*held, *more])
-        return fmean(map(self._rater.rate, before, after))
+        after = _list_free(host, [*self._held.get(host.name, ()), *more])
+        return fmean(map(self._rater.rate, self.list_free(host), after))
 
     def _make_rater(self) -> PlacementRater:
         for name, host in self.index.by_name.items():
@@ -473,14 +478,15 @@ def _by_host(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
     return dict(found)
 
 
-def _list_free(host: Host, allocations: Sequence[Allocation]) -> Sequence[FreeNode]:
-    """Return what is free on the host, for each kind of its devices."""
+def _list_free(host: Host, allocations: Sequence[Allocation]) -> tuple[FreeNode, ...]:
     used = _sum_parts(allocations)
     free = {name: max(0, WHOLE - round(WHOLE * used[name])) for name in host.devices}
     cpus = round(host.cpus - sum(each.cpus for each in allocations), 3)
     memory_mib = host.memory_mib - sum(each.memory_mib for each in allocations)
     kinds = _kinds_of(host)
-    return [
+    if not kinds:
+        return (FreeNode(cpus, memory_mib),)
+    return tuple(
         FreeNode(
             cpus,
             memory_mib,
@@ -488,7 +494,7 @@ def _list_free(host: Host, allocations: Sequence[Allocation]) -> Sequence[FreeNo
             kind,
         )
         for kind in dict.fromkeys(kinds.values())
-    ] or [FreeNode(cpus, memory_mib)]
+    )
 
 
 def _demand_of(host: Host, allocation: Allocation) -> NodeDemand:

@@ -24,20 +24,20 @@ def decide_return(
     lines: Sequence[WaitingJob],
     running: Gangs,
     capacity: QueueCapacity,
+    scheduler: JobScheduler,
     book: ShareBook,
     now: datetime,
     min_run: timedelta,
 ) -> tuple[Collection[str], str]:
     """Return the gangs that give their nodes back now, so that the job can start on an offer of
     `lines`, and what to tell about its quota. All these offers are within the quota. The nodes and
-    what the limits of projects above count may both have to become free.
+    what the limits of projects above count may both have to become free. `scheduler` is only used
+    to try: it need not know `capacity` yet.
     """
     gangs = {attempt.gang: (attempt, job) for attempt, job in running}
     leaving = {attempt.gang for attempt, _ in running if attempt.reclaimed_for}
     attempts = [attempt for attempt, _ in running]
     has_limits = any(rule.bounds for rule in book.rules.values())
-
-    scheduler = JobScheduler(capacity)
 
     def suffices(freed: Collection[str]) -> bool:
         gone = leaving.union(freed)
