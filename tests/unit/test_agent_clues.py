@@ -104,7 +104,7 @@ def test_a_missing_python(tmp_path: Path, output: str) -> None:
         ("/a/run.sh: line 1: nosuch: command not found\n", "the node has no program `nosuch`: "),
         ("bash: line 1: exec: pythn: not found\n", "the node has no program `pythn`: "),
         ("/a/run.sh: line 1: ./t.sh: Permission denied\n", "./t.sh is not executable: `chmod +x"),
-        ("torch.OutOfMemoryError: CUDA out of memory.\n", "the memory of the GPU is full"),
+        ("torch.OutOfMemoryError: CUDA out of memory.\n", "or share; `cavvy estimate`"),
         ("RuntimeError: Found no NVIDIA driver on your system\n", "`resources: {gpu: 1}`"),
         ("AssertionError: Torch not compiled with CUDA enabled\n", "is built without CUDA"),
         ("OSError: [Errno 28] No space left on device\n", "`resources: {disk: 100GB}`"),

@@ -8,7 +8,7 @@ import pytest
 from cavvy.agent.config import ConfigFields
 from cavvy.agent.reports import TaskReports
 from cavvy.agent.work import monitor
-from cavvy.agent.work.monitor import UsageMeans, WorkMonitor
+from cavvy.agent.work.monitor import WorkMonitor
 
 
 class Watched:
@@ -33,7 +33,7 @@ class Watched:
         """Let time pass. Returns how many minutes passed until the work was ended, and why."""
         self.usage.cpu_percent = cpu
         if gpu is not None:
-            self.monitor.gpus = {"gpu_percent": gpu, "gpu_memory_mib": 100}
+            self.monitor.take_gpus({"gpu_percent": gpu, "gpu_memory_mib": 100})
         for second in range(int(minutes * 60)):
             self.now += 1
             if reason := self.monitor.tick():
@@ -86,7 +86,7 @@ def test_a_node_reports_how_long_its_gpus_have_been_idle(monkeypatch: pytest.Mon
     assert watched.said[-1][1]["values"]["gpu_idle_s"] == pytest.approx(1200, abs=10)
     watched.run(1, cpu=100, gpu=40)
     assert "gpu_idle_s" not in watched.said[-1][1]["values"]
-    watched.monitor.gpus = {}
+    watched.monitor.take_gpus({})
     watched.run(20, cpu=100)
     assert "gpu_idle_s" not in watched.said[-1][1]["values"]
 
@@ -99,9 +99,6 @@ def test_means_are_weighted_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values["measured_s"] == pytest.approx(2400, abs=10)
     assert values["cpu_mean_percent"] == pytest.approx(40, abs=1)
     assert values["gpu_mean_percent"] == pytest.approx(30, abs=1)
-    means = UsageMeans()
-    for used in (7, 3):
-        assert means.add({"gpu_memory_mib": used}, 10)["gpu_memory_peak_mib"] == 7
 
 
 def test_checkpoints_are_counted_as_the_task_or_the_agent_reports_them() -> None:

@@ -361,3 +361,14 @@ def test_work_beside_parts_of_devices_may_delay_an_earlier_job() -> None:
     alone = HostWaits({HOST.name: HOST})
     alone.add(lambda _: [(read("A100"), ONE)])
     assert not alone.may_delay([mine], [replace(mine, gang="n", devices=("b",))])
+
+
+def test_the_use_of_gpus_by_short_work_is_reported_at_its_end() -> None:
+    monitor, said = watch(7)
+    monitor.end()
+    assert said == []
+    for used in (100.0, 9156.0, 40.0):
+        monitor.take_gpus({"gpu_percent": 97.0, "gpu_memory_mib": used})
+    monitor.end()
+    values = said[0][1]["values"]
+    assert (values["gpu_percent"], values["gpu_memory_peak_mib"]) == (97.0, 9156.0)

@@ -361,7 +361,7 @@ class StepRunner:
         if self._watch is not None:
             if "processes" in values:
                 self._watch.share_gpu(values.pop("processes"), values)
-            self._watch.gpus = values
+            self._watch.take_gpus(values)
 
     def _start(self, command: ChildCommand, gone: Callable[[], None]) -> None:
         """Start the process of a step; `gone` is called when all processes of the step have ended.

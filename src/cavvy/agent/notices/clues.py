@@ -65,8 +65,8 @@ _CAUSES: list[tuple[bytes, str]] = [
     ),
     (
         rb"(?:CUDA|HIP) out of memory|OutOfMemoryError: (?:CUDA|HIP)",
-        "the memory of the GPU is full: use smaller batches or request a larger GPU; `cavvy "
-        "estimate` shows how much memory a training needs",
+        "the memory of the GPU, or of the task's share of it, is full: use smaller batches or "
+        "request a larger GPU or share; `cavvy estimate` shows how much memory a training needs",
     ),
     (
         rb"Torch not compiled with CUDA enabled",

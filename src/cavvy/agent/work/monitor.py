@@ -96,6 +96,7 @@ class WorkMonitor:
         self._checkpoints = checkpoints
         self.usage = usage
         self.gpus: dict[str, float] = {}
+        self._told_gpus = self.gpus  # as they were last reported
         # the memory limit in MiB that the agent enforces; 0 if the kernel enforces it or if there
         # is none
         self.memory_mib = 0
@@ -153,6 +154,11 @@ class WorkMonitor:
         """Whether the work uses more memory than allowed."""
         return 0 < self.memory_mib < self.usage.memory_mib
 
+    def take_gpus(self, values: dict[str, float]) -> None:
+        """Take a measurement of the GPUs."""
+        self.gpus = values
+        self._means.gpu_peak_mib = max(self._means.gpu_peak_mib, values.get("gpu_memory_mib", 0))
+
     def share_gpu(self, processes: dict[str, float] | None, values: dict[str, float]) -> None:
         """Take the GPU memory in MiB of each process on the shared GPU, or None if the driver does
         not tell it. In `values`, the GPU's memory becomes the memory that the work uses.
@@ -177,7 +183,10 @@ class WorkMonitor:
             )
 
     def end(self) -> None:
-        """Check progress and checkpoints a last time after the work has ended."""
+        """Check progress and checkpoints a last time after the work has ended. Report the newest
+        use of GPUs, which is all that is known of short work."""
+        if self.gpus is not self._told_gpus:
+            self._tell_usage(time.monotonic())
         self._tell(self._progress.look())
         self._tell_checkpoint(last=True)
 
@@ -193,15 +202,19 @@ class WorkMonitor:
         if self.gpus.get("gpu_percent", 100) >= (self._idle_gpu_percent or LOW_GPU_PERCENT):
             self._gpu_busy_at = now
         if now - self._told_at >= TELEMETRY_S - 0.5:
-            since, self._told_at = max(self._told_at, self._began_at), now
-            values = {
-                name: getattr(self.usage, name)
-                for name in ("cpu_percent", "memory_mib", "memory_peak_mib")
-            }
-            values.update(self.gpus)
-            if self._gpu_busy_at < now:
-                values["gpu_idle_s"] = round(now - self._gpu_busy_at)
-            self._say("telemetry", values=dict(values, **self._means.add(values, now - since)))
+            self._tell_usage(now)
+
+    def _tell_usage(self, now: float) -> None:
+        since, self._told_at = max(self._told_at, self._began_at), now
+        self._told_gpus = self.gpus
+        values = {
+            name: getattr(self.usage, name)
+            for name in ("cpu_percent", "memory_mib", "memory_peak_mib")
+        }
+        values.update(self.gpus)
+        if self._gpu_busy_at < now:
+            values["gpu_idle_s"] = round(now - self._gpu_busy_at)
+        self._say("telemetry", values=dict(values, **self._means.add(values, now - since)))
 
     def _tell(self, values: dict[str, object]) -> None:
         if values:
@@ -248,13 +261,14 @@ def _may_begin(line: bytes) -> bool:
 
 class UsageMeans:
     """Adds measurements up. Each measurement represents the time since the previous one.
-    `measured_s` is the total time of all measurements.
+    `measured_s` is the total time of all measurements, and `gpu_peak_mib` the most GPU memory.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._lengths: dict[str, float] = {}
-        self._seconds = self._gpu_memory_mib = 0.0
+        self._seconds = 0.0
+        self.gpu_peak_mib = 0.0
 
     def add(self, values: Mapping[str, float], seconds: float) -> dict[str, float]:
         """Add a measurement; return the means and totals, keyed by name."""
@@ -263,12 +277,11 @@ class UsageMeans:
             if name in values:
                 self._sums[name] = self._sums.get(name, 0) + values[name] * seconds
                 self._lengths[name] = self._lengths.get(name, 0) + seconds
-        self._gpu_memory_mib = max(self._gpu_memory_mib, values.get("gpu_memory_mib", 0))
         found = {
             _MEANS[name]: round(self._sums[name] / max(self._lengths[name], 0.001), 1)
             for name in self._sums
         }
         found["measured_s"] = round(self._seconds)
-        if self._gpu_memory_mib:
-            found["gpu_memory_peak_mib"] = self._gpu_memory_mib
+        if self.gpu_peak_mib:
+            found["gpu_memory_peak_mib"] = self.gpu_peak_mib
         return found

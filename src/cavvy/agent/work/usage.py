@@ -15,8 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GPU_EVERY_S = 10.0
-SHARED_GPU_EVERY_S = 2.0  # of a GPU whose memory the work shares
+GPU_EVERY_S = 2.0
 MOST_PROCESSES = 1024  # on one GPU
 NO_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 # Above this number of threads, looking at all processes of the node costs less than asking each
@@ -112,9 +111,9 @@ def list_marked(mark: bytes) -> list[int]:
 
 
 def measure_gpus(devices: list[str] | None, indices: list[int], *, shared: bool = False) -> int:
-    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. With
-    `shared`, also print the memory of each process, every two seconds. The function runs in a
-    separate process, because a faulty GPU driver can hang forever.
+    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every two seconds. With
+    `shared`, also print the memory of each process. The function runs in a separate process,
+    because a faulty GPU driver can hang forever.
     """
     import ctypes
 
@@ -141,7 +140,7 @@ def measure_gpus(devices: list[str] | None, indices: list[int], *, shared: bool 
         if shared:
             values["processes"] = _read_processes(nvml, handles[0])
         os.write(1, (json.dumps(values) + "\n").encode())
-        time.sleep(SHARED_GPU_EVERY_S if shared else GPU_EVERY_S)
+        time.sleep(GPU_EVERY_S)
     return 0
 
 
