@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
-from cavvy.domain.services import BatchRule, RateScope, RequestRate, ServiceSpec
+from cavvy.domain.services import (
+    BatchRule,
+    RateScope,
+    ReplicaState,
+    RequestRate,
+    ServiceReplica,
+    ServiceSpec,
+)
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
     BatchTerms,
@@ -26,7 +34,7 @@ from cavvy.gateway.haproxy.configuration import (
     list_direct,
     write_configuration,
 )
-from cavvy.server.serving.gateway_route import list_routes
+from cavvy.server.serving.gateway_route import list_routes, make_address
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -83,6 +91,19 @@ def test_requests_stay_where_replicas_may_be_and_keys_state_a_place() -> None:
     assert "us" not in (stays.places or ())
     assert [each.residency for each in stays.keys] == ["de"]
     assert {name: getattr(stays.keys[0], name) for name in limits} == limits
+
+
+def test_the_gateway_knows_what_replicas_cost() -> None:
+    """Keys have limits in dollars, whether responses state prices or not."""
+    replica = ServiceReplica(
+        id="r",
+        service="chat",
+        revision=1,
+        state=ReplicaState.READY,
+        ordered_at=NOW,
+        rate=HourlyRate(7),
+    )
+    assert make_address(make("chat", 1), replica, 80, 0).rate_micros == 7
 
 
 def test_haproxy_leaves_language_models_to_the_gateway_which_counts_their_tokens() -> None:

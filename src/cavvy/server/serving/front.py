@@ -39,7 +39,11 @@ from cavvy.server.serving.gateway_child import (
     GatewayLost,
     GatewayRefused,
 )
-from cavvy.server.serving.gateway_route import list_routes, make_route
+from cavvy.server.serving.gateway_route import (
+    list_routes,
+    make_address,
+    make_route,
+)
 from cavvy.server.serving.haproxy_plane import HaproxyPlane
 from cavvy.server.serving.listener import ServiceListener
 from cavvy.server.serving.probes import ProbedPort, ReplicaProbes
@@ -370,20 +374,7 @@ class GatewayFront:
         addresses = []
         for each in replicas:
             if port := self._relays.port(each):
-                tried = each.revision == service.tried
-                most = as_revision(service, each.revision).spec.concurrency if tried else None
-                addresses.append(
-                    ReplicaAddress(
-                        id=each.id,
-                        host=_LOCAL,
-                        port=port,
-                        concurrency=most,
-                        rate_micros=each.rate.micros_per_hour if service.spec.price_header else 0,
-                        canary=tried,
-                        tier=self._relays.tier(each.id),
-                        places=each.places,
-                    )
-                )
+                addresses.append(make_address(service, each, port, self._relays.tier(each.id)))
         return PublishedService(
             service=service,
             route=make_route(service, self._caller.hash_key(service.id)),

@@ -10,7 +10,13 @@ from cavvy.control.decide.bound_requests import list_possible_places
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
-from cavvy.domain.services import BatchRule, RequestRate, RoutingKind, RoutingRule
+from cavvy.domain.services import (
+    BatchRule,
+    RequestRate,
+    RoutingKind,
+    RoutingRule,
+    ServiceReplica,
+)
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
@@ -18,6 +24,7 @@ from cavvy.gateway.config import (
     CanaryShare,
     ClientKey,
     RateLimit,
+    ReplicaAddress,
     RoutingTerms,
     ServiceRoute,
 )
@@ -100,6 +107,23 @@ def make_route(service: StoredService, queue_key: str = "", shared: bool = False
         canary=canary,
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
+    )
+
+
+def make_address(
+    service: StoredService, replica: ServiceReplica, port: int, tier: int
+) -> ReplicaAddress:
+    """Return the address of a replica whose relay listens on a port of this machine."""
+    tried = replica.revision == service.tried
+    return ReplicaAddress(
+        id=replica.id,
+        host="127.0.0.1",
+        port=port,
+        concurrency=as_revision(service, replica.revision).spec.concurrency if tried else None,
+        rate_micros=replica.rate.micros_per_hour,
+        canary=tried,
+        tier=tier,
+        places=replica.places,
     )
 
 
