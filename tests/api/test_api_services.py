@@ -120,6 +120,14 @@ async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> 
             "{run: s, resources: {regions: [us-east-1]}, service: {residency: eu}}",
             "resources.regions: us-east-1 is in us, outside the residency eu",
         ),
+        (
+            "{run: s, service: {port: 80, fallback: none}}",
+            "service.fallback: the project has no service none; start it first",
+        ),
+        (
+            "{run: s, service: {port: 80, fallback: {openai: {model: m, key: NONE}}}}",
+            "project default has no secret NONE",
+        ),
     ],
 )
 async def test_what_cannot_be_served_is_refused(api: Api, text: str, said: str) -> None:

@@ -16,7 +16,13 @@ from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.ledger import QuantityUnit
 from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
-from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec
+from cavvy.domain.services import (
+    FallbackApi,
+    FallbackRule,
+    ReplicaState,
+    ServiceReplica,
+    ServiceSpec,
+)
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
@@ -104,6 +110,40 @@ async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> 
     await post_discounts(store, parse_discounts("fake:10%"), after(200))
     (total,) = await store.sum_ledger(ALL, ("service",))
     assert (total.amount.micros, total.jobs) == (1260, 1)
+
+
+async def test_what_an_api_answered_is_billed_once(store: Store) -> None:
+    api = FallbackApi(model="big", prices=(1_000_000, 3_000_000))  # $1 and $3
+    spec = replace(TASK.service or ServiceSpec(), fallbacks=(FallbackRule(api=api),))
+    service = replace(make_service(), task=replace(TASK, service=spec), user="ada")
+
+    def told(prompt: int, requests: int) -> Callable[[], Awaitable[RequestWork | None]]:
+        use = TokenUse(prompt=prompt, cached=1, completion=50)
+        count = KeyWork(requests=requests, work_us=1, tokens={"tiny": use})
+        return tell({"g": {api.id: {"k1": count}}})
+
+    bills = RequestBills(store)
+    await bills.divide(service, told(100, 1), after(100))
+    await RequestBills(store).divide(service, told(100, 1), after(200))  # another server
+    assert await sums(store, "provider", "service", "key", "user", "instance") == {
+        ("api.openai.com", "chat", "web", "ada", "big"): 250
+    }
+    await bills.divide(service, told(300, 3), after(300), last=True)
+    await RequestBills(store).divide(service, told(100, 1), after(400), last=True)  # is older
+    assert await sums(store, "kind") == {("request",): 450}
+    assert await count_requests(store) == 3
+    (tokens,) = (await store.meters.sum_tokens(ALL, ("key",))).values()
+    assert tokens == {"tiny": TokenUse(prompt=300, cached=1, completion=50)}
+    assert (await store.spent("p")).micros == 450
+    # without a price, tokens and requests are counted
+    free = FallbackRule(api=replace(api, url="https://free.example/v1", prices=None))
+    service = replace(service, task=replace(TASK, service=replace(spec, fallbacks=(free,))))
+    other = KeyWork(requests=2, work_us=1, tokens={"tiny": TokenUse(prompt=7)})
+    assert free.api is not None
+    told_free = tell({"g": {free.api.id: {"": other}}})
+    await RequestBills(store).divide(service, told_free, after(500))
+    assert await count_requests(store) == 5
+    assert (await store.spent("p")).micros == 450
 
 
 async def test_bills_from_before_requests_were_counted_stay_as_they_were(store: Store) -> None:

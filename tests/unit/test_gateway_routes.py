@@ -8,6 +8,8 @@ import pytest
 
 from cavvy.domain.services import (
     BatchRule,
+    FallbackApi,
+    FallbackRule,
     RateScope,
     ReplicaState,
     RequestRate,
@@ -15,7 +17,7 @@ from cavvy.domain.services import (
     ServiceSpec,
 )
 from cavvy.domain.stored_services import ServiceKey, StoredService
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
@@ -91,6 +93,23 @@ def test_requests_stay_where_replicas_may_be_and_keys_state_a_place() -> None:
     assert "us" not in (stays.places or ())
     assert [each.residency for each in stays.keys] == ["de"]
     assert {name: getattr(stays.keys[0], name) for name in limits} == limits
+
+
+def test_fallbacks_are_services_that_exist_and_apis_that_the_places_permit() -> None:
+    api = FallbackApi(model="big", secret="KEY", prices=(1, 2))
+    rules = (FallbackRule(api=api), *(FallbackRule(service=each) for each in ("b", "none")))
+    own = make("a", 3, hosts=("a.example",), fallbacks=rules)
+    bound = make("bound", 2, residency="eu", fallbacks=rules)
+    route, other, stays = list_routes([own, make("b", 1), bound])[:3]
+    first, second = route.fallbacks
+    assert (first.url, first.label, first.credential) == (api.url, "api.openai.com", "p/KEY")
+    assert (first.service, first.model, first.prices) == (None, "big", (1, 2))
+    assert (second.service, second.label) == ("b", "b")
+    assert not is_direct(route)
+    routes = {each.name: each.fallbacks for each in (route, other, stays)}
+    assert [each.service for each in routes["bound"]] == ["b"]
+    named = replace(own, task=replace(own.task, resources=ResourceSpec(regions=("eu",))))
+    assert list_routes([named])[0].fallbacks == ()
 
 
 def test_the_gateway_knows_what_replicas_cost() -> None:

@@ -15,6 +15,7 @@ from cavvy.domain.services import (
     BatchRule,
     CronTrigger,
     EventTrigger,
+    FallbackApi,
     QueueTerms,
     RateScope,
     ReplicaState,
@@ -191,6 +192,24 @@ def test_what_is_no_origin_is_refused(written: str) -> None:
         read(f"run: serve\nservice: {{port: 1, origins: ['{written}']}}\n")
 
 
+def test_fallbacks_are_read() -> None:
+    api = "{base_url: 'https://a.example/v1/', model: big, key: K, price: {input: 0.15, output: 2}}"
+    service = read(f"""\
+run: serve
+service:
+  timeouts: {{fallback: 3s}}
+  fallback: [backup, {{service: small, model: org/s}}, {{openai: {api}}}, {{openai: {{model: m}}}}]
+""")
+    assert service.timeouts.fallback == timedelta(seconds=3)
+    first, second, third, last = service.fallbacks
+    assert (first.service, second.service, second.model) == ("backup", "small", "org/s")
+    assert third.api == FallbackApi(
+        url="https://a.example/v1", model="big", secret="K", prices=(150_000, 2_000_000)
+    )
+    assert last.api == FallbackApi(model="m")
+    assert read("run: s\nservice: {port: 1, fallback: backup}\n").fallbacks == (first,)
+
+
 def test_a_service_without_a_port_has_the_usual_one() -> None:
     assert read("run: serve\nservice: {drain: 1m}\n").port == 8000
 
@@ -219,6 +238,30 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, events: {webhook: a}}", "`secret` is missing"),
         ("{port: 1, events: {webhook: A, secret: S}}", "is not a name"),
         ("{port: 1, events: [{webhook: a, secret: S}, {webhook: a, secret: T}]}", "same name"),
+        ("{port: 1, fallback: {}}", "a fallback names no source"),
+        ("{port: 1, fallback: A_b}", "fallback"),
+        ("{port: 1, fallback: [a, {service: a, model: m}]}", "named twice"),
+        ("{port: 1, fallback: [a, b, c, d, e, f]}", "fallback"),
+        ("{port: 1, fallback: {service: a, openai: {model: m}}}", "two sources"),
+        ("{port: 1, fallback: {openai: {}}}", "openai.model` is missing"),
+        ("{port: 1, fallback: {openai: {model: 'a b'}}}", "cannot be the name of a model"),
+        ("{port: 1, fallback: {openai: {model: m, api_key: sk-1}}}", "write `key`"),
+        ("{port: 1, fallback: {openai: {model: m, key: sk-1}}}", "not a secret name"),
+        (
+            "{port: 1, fallback: {openai: {model: m, price: {input: 1}}}}",
+            "price.output` is missing",
+        ),
+        ("{port: 1, fallback: {openai: {model: m, base_url: 'http://a/v1', key: K}}}", "TLS"),
+        *(
+            (f"{{port: 1, fallback: {{openai: {{model: m, base_url: '{url}'}}}}}}", "URL of an API")
+            for url in (
+                *("ftp://a/v1", "https://u:p@a/v1", "https://a/v1?x=1", "https://a/../v1"),
+                *("https://a:99999/v1", "https://a/v 1", "https://a/%0d%0aX", "https:///v1"),
+            )
+        ),
+        ("{port: 1, residency: eu, fallback: {openai: {model: m}}}", "may answer in any place"),
+        ("{port: 1, regions: [eu], fallback: {openai: {model: m}}}", "may answer in any place"),
+        ("{port: 1, batch: 4, fallback: a}", "joined requests cannot be sent to fallbacks"),
         ("{port: 1, replicas: {target: {rate: 1, value: 2}}}", "for `metric` only"),
         ("{port: 1, replicas: {target: {qps: 1}}}", "write `rate`"),
         ("{port: 1, probe: health}", "write a path such as /health"),

@@ -96,6 +96,56 @@ def divide_bill(
     return Division(divided=divided, postings=postings, tokens=tokens)
 
 
+def bill_api(
+    subject: str,
+    prices: tuple[int, int] | None,
+    counts: RequestCounts,
+    before: DividedBill | None,
+    period: tuple[datetime, datetime],
+) -> Division | None:
+    """Return the new entries for requests that an API has answered in place of a service's
+    replicas, or None. `prices` are micro-dollars for a million tokens of prompts and of
+    completions; without them, the entries have no amounts. Counts of earlier times, to which
+    `before` belongs, are not billed again.
+    """
+    since, until = period
+    known = before or DividedBill(attempt_id=subject, until=since)
+    fresh = _subtract(counts, known)
+    tokens = {key: each.tokens for key, each in fresh.items() if each.tokens}
+    if not tokens and not any(each.requests for each in fresh.values()):
+        return None
+    moves = [
+        (EntryKind.REQUEST, key, _price(prices, each.tokens), each.requests)
+        for key, each in fresh.items()
+    ]
+    bill = ReplicaBill(
+        attempt_id=subject,
+        job_id="",
+        since=since,
+        until=until,
+        amounts={},
+        rate=HourlyRate(),
+        divided=before,
+    )
+    moved = known.moved.get(EntryKind.REQUEST, 0) + sum(amount for _, _, amount, _ in moves)
+    divided = replace(
+        known,
+        until=until,
+        moved={EntryKind.REQUEST: moved},
+        counted=_merge(known.counted, counts),
+    )
+    postings = _post_all(bill, min(known.until, until), until, moves, EntrySource.METER)
+    return Division(divided=divided, postings=postings, tokens=tokens)
+
+
+def _price(prices: tuple[int, int] | None, uses: Mapping[str, TokenUse]) -> int:
+    """Return the micro-dollars that tokens cost."""
+    prompt, completion = prices or (0, 0)
+    return round(
+        sum(each.prompt * prompt + each.completion * completion for each in uses.values()) / 10**6
+    )
+
+
 def _list_parts(
     total: int, since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]
 ) -> Iterable[_Move]:
@@ -109,12 +159,17 @@ def _list_parts(
 
 
 def _post_all(
-    bill: ReplicaBill, since: datetime, until: datetime, moves: Iterable[_Move]
+    bill: ReplicaBill,
+    since: datetime,
+    until: datetime,
+    moves: Iterable[_Move],
+    source: EntrySource = EntrySource.DIVISION,
 ) -> Mapping[str, tuple[LedgerPosting, ...]]:
     found: dict[str, tuple[LedgerPosting, ...]] = {}
     for kind, key, amount, requests in moves:
         if amount or requests:
             posting = _make_posting(bill, (since, until), kind, amount, requests)
+            posting = replace(posting, source=source)
             found[key] = (*found.get(key, ()), *split_months(posting))
     return found
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from hashlib import sha256
 
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
@@ -68,10 +69,12 @@ class ReadinessProbe(Struct, frozen=True, kw_only=True):
 
 class ServiceTimeouts(Struct, frozen=True, kw_only=True):
     """Three time limits for a request: the wait until a replica takes it, the wait until its answer
-    begins, and any later pause without data in either direction.
+    begins, and any later pause without data in either direction. After the wait `fallback`, a
+    request goes to one of the service's fallbacks.
     """
 
     queue: timedelta = timedelta(minutes=10)
+    fallback: timedelta = timedelta(seconds=20)
     response: timedelta = timedelta(minutes=5)
     silence: timedelta = timedelta(minutes=5)
 
@@ -129,6 +132,37 @@ class RoutingRule(Struct, frozen=True, kw_only=True):
     by: RoutingKind = RoutingKind.CACHE
     header: str | None = None
     cache_tokens: int | None = None
+
+
+class FallbackApi(Struct, frozen=True, kw_only=True):
+    """An API in OpenAI's format. `model` is its name of the model, and `secret` the secret of the
+    project with its key. `prices` are micro-dollars for a million tokens of prompts and of
+    completions; None: not known.
+    """
+
+    url: str = "https://api.openai.com/v1"
+    model: str
+    secret: str | None = None
+    prices: tuple[int, int] | None = None
+
+    @property
+    def host(self) -> str:
+        return self.url.split("/")[2]
+
+    @property
+    def id(self) -> str:
+        """The name under which its tokens are counted."""
+        return f"api-{sha256(f'{self.url} {self.model}'.encode()).hexdigest()[:16]}"
+
+
+class FallbackRule(Struct, frozen=True, kw_only=True):
+    """Where requests go that the service cannot answer in time: to the service `service` of the
+    same project, or to an API. `model` replaces the model in requests to the other service.
+    """
+
+    service: str = ""
+    model: str = ""
+    api: FallbackApi | None = None
 
 
 class BatchRule(Struct, frozen=True, kw_only=True):
@@ -246,7 +280,8 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     `keys`, requests need one of the service's keys. Pages of `origins` may call the service; if it
     is empty, the service's own pages may call it or, with `keys`, all pages. A replica that is
     being stopped has the time `drain` to finish its requests. With `batch`, the gateway joins
-    waiting requests into batches. `routing` chooses the replica of each request. Replicas run
+    waiting requests into batches. `routing` chooses the replica of each request. Requests that the
+    service cannot answer in time go to the first of its `fallbacks` that takes them. Replicas run
     in `regions`, and requests and replicas must not leave the area `residency`; () and None
     permit every place. `budget` limits the price of all replicas together. With `price_header`,
     responses state the cost of their requests.
@@ -270,6 +305,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     limits: RequestLimits = RequestLimits()
     batch: BatchRule | None = None
     routing: RoutingRule | None = None  # None: by load
+    fallbacks: tuple[FallbackRule, ...] = ()
     slo: ServiceLevel = ServiceLevel()
     regions: tuple[str, ...] = ()
     residency: str | None = None

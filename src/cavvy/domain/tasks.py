@@ -536,7 +536,10 @@ def list_missing(task: TaskSpec, known: Collection[str]) -> Sequence[str]:
 def list_secrets(task: TaskSpec) -> Sequence[str]:
     """Return the names of the secrets that the task needs, each once."""
     named = [*task.secrets, *([task.image_login] if task.image_login else [])]
-    named += [] if task.service is None else [each.secret for each in task.service.webhooks]
+    if task.service is not None:
+        named += [each.secret for each in task.service.webhooks]
+        apis = (each.api for each in task.service.fallbacks)
+        named += [each.secret for each in apis if each is not None and each.secret]
     return list(dict.fromkeys(named))
 
 

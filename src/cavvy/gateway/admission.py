@@ -9,6 +9,7 @@ from cavvy.domain.values import Struct
 from cavvy.gateway.config import GatewayConfig, RateLimit
 from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, ResultRequest
 from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.fallbacks import Fallbacks
 from cavvy.gateway.heads import NO_LENGTH
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
@@ -28,7 +29,8 @@ _NO_PREFERENCES = Preferences()
 class Admission:
     """Opens the requests of services."""
 
-    def __init__(self, config: GatewayConfig, calls: DeferredCalls) -> None:
+    def __init__(self, config: GatewayConfig, calls: DeferredCalls, fallbacks: Fallbacks) -> None:
+        self._fallbacks = fallbacks
         self.names = tuple(each.lower() for each in config.names)  # public ones of the gateway
         self._scheme = b"http" if config.tls is None else b"https"
         self._behind_proxy = config.behind_proxy
@@ -71,13 +73,19 @@ class Admission:
             about,
         )
         exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
-        meter_tokens(exchange, service.engine, request.below, request.model)
         if key_id:
             exchange.key_id = key_id
             exchange.places = places
         if preferences.wait_s is not None:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
+        self._add_sinks(exchange, request, service)
         return exchange
+
+    def _add_sinks(self, exchange: Exchange, request: ClientRequest, service: ServiceQueue) -> None:
+        """Let the response pass what counts its tokens, and what replaces a failed response."""
+        meter_tokens(exchange, service.engine, request.below, request.model)
+        if service.route.fallbacks:
+            self._fallbacks.guard(exchange, service, request)
 
     def _refuse_page(self, request: ClientRequest, service: ServiceQueue) -> Answer | None:
         """Return the answer to the page of a browser that may not call the service, or that only

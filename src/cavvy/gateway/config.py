@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from cavvy.domain.targets import is_web_address
 from cavvy.domain.values import Struct
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -22,6 +23,13 @@ Origin = Annotated[
     str, msgspec.Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+)$", max_length=300)
 ]
 PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
+ApiUrl = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*)?$",
+        max_length=500,
+    ),
+]
 
 
 USUAL_PROJECT = "default"  # the project whose models need neither a key nor a project in the URL
@@ -105,6 +113,21 @@ class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     percent: Annotated[int, msgspec.Meta(ge=1, le=99)]
 
 
+class FallbackTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where requests go that the service's own replicas cannot answer in time: another service of
+    this gateway, or an API in OpenAI's format; see `fallbacks.py`.
+    """
+
+    id: Name  # of an API: the name under which its tokens are counted
+    label: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,255}$")]  # what the response says
+    service: Name | None = None  # the other service; None: an API
+    url: ApiUrl = ""  # of the API, without the `/` at its end
+    model: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{0,200}$")] = ""  # replaces the request's
+    credential: str = ""  # the name under which the control socket gives the API's key
+    # micro-dollars for a million tokens of prompts and of completions; None: not known
+    prices: tuple[int, int] | None = None
+
+
 class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The terms under which requests with JSON bodies may be joined and sent to a replica as one
     request; see `joined_bodies.py`."""
@@ -137,6 +160,9 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # an estimate that is used until the gateway has measured a cold start
     cold_start_s: Seconds | None = None
     routing: RoutingTerms | None = None  # None: by load
+    # tried in this order if the service is overloaded, cold or fails
+    fallbacks: tuple[FallbackTarget, ...] = ()
+    fallback_s: Seconds = 20  # for which a request may wait before it goes to a fallback
     batch: BatchTerms | None = None
     canary: CanaryShare | None = None
     project: Name = USUAL_PROJECT  # the names of models are unique only within a project
@@ -244,6 +270,12 @@ def check_routes(services: tuple[ServiceRoute, ...]) -> None:
             raise GatewayConfigError(
                 f"service {service.name}: `batch` and `routing` exclude each other; remove one"
             )
+        for each in service.fallbacks:
+            if each.service is None and not is_web_address(each.url):
+                raise GatewayConfigError(
+                    f"service {service.name}: the fallback {each.label} has neither a service nor "
+                    "a URL; add one of them"
+                )
         for host in service.hosts or ("",):
             other = seen.setdefault((host.lower(), service.prefix), service.name)
             if other != service.name:

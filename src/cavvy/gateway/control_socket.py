@@ -30,6 +30,15 @@ class SetReplicas(Struct, frozen=True, forbid_unknown_fields=True, tag="replicas
     replicas: tuple[ReplicaAddress, ...]
 
 
+class SetCredentials(Struct, frozen=True, forbid_unknown_fields=True, tag="credentials"):
+    """The keys of the APIs that fallbacks name, and the private targets that may be called for
+    users. They are in no file.
+    """
+
+    values: dict[str, str]
+    private_targets: str
+
+
 class ReadStatistics(Struct, frozen=True, forbid_unknown_fields=True, tag="statistics"):
     pass
 
@@ -44,7 +53,7 @@ class StopGateway(Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
     drain_s: float = 30.0
 
 
-ControlLine = SetServices | SetReplicas | ReadStatistics | AwaitCold | StopGateway
+ControlLine = SetServices | SetReplicas | SetCredentials | ReadStatistics | AwaitCold | StopGateway
 
 
 class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +112,9 @@ class ControlSocket:
                     self._door.set_services(services)
                 case SetReplicas(service=service, replicas=replicas):
                     self._door.set_replicas(service, replicas)
+                case SetCredentials(values=values, private_targets=targets):
+                    self._door.fallbacks.credentials = values
+                    self._door.fallbacks.private_targets = targets
                 case ReadStatistics():
                     times = os.times()
                     return ControlReply(

@@ -18,6 +18,7 @@ from cavvy.gateway.config import (
     check_routes,
 )
 from cavvy.gateway.deferred import DeferredCalls
+from cavvy.gateway.fallbacks import Fallbacks
 from cavvy.gateway.file_store import FileStore
 from cavvy.gateway.heads import HeadMemo, RequestHead
 from cavvy.gateway.kept_counts import KeptCounts
@@ -46,7 +47,8 @@ class Door:
         self.services: dict[str, ServiceQueue] = {}
         self.cold: set[str] = set()  # services that need a replica and are not reported yet
         self.cold_event = asyncio.Event()
-        self._admission = Admission(config, calls)
+        self.fallbacks = Fallbacks(self.memo, lambda name: self.services.get(name))
+        self._admission = Admission(config, calls, self.fallbacks)
         self._routes: Routes[ServiceQueue] = Routes(())
         store = FileStore(Path(config.state) / "openai")
         self.runs = BatchRuns(
@@ -86,6 +88,7 @@ class Door:
         for old in gone.values():
             old.close()
         self._kept.keep_only(services)
+        self.fallbacks.keep_only(services)
 
     def set_replicas(self, name: str, addresses: Iterable[ReplicaAddress]) -> None:
         """Raises GatewayConfigError."""

@@ -18,20 +18,25 @@ has the slot again, and decides whether the exchange has ended or waits again. I
 `abort` tells the queue, which forgets the request or closes the connection to the replica.
 """
 
+import re
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from typing import Protocol
 
 from cavvy.domain.values import Struct
 from cavvy.gateway.balancing import hash_key
-from cavvy.gateway.bodies import LAST_CHUNK, as_chunk
+from cavvy.gateway.bodies import LAST_CHUNK, ChunkedBody, as_chunk
 from cavvy.gateway.cache_routing import Visit
 from cavvy.gateway.config import RoutingTerms, ServiceRoute
 from cavvy.gateway.heads import NO_LENGTH, RequestHead
 from cavvy.gateway.joined_bodies import BatchPart
+from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OVERSIZED, OwnAnswer
 from cavvy.gateway.prompts import Prompt, read_prompt
 from cavvy.gateway.seams import ResponseMeter, ResponseSink
+
+_LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)\d+")
 
 
 class Outcome(Enum):
@@ -43,6 +48,15 @@ class Outcome(Enum):
     UNREACHABLE = auto()  # the replica accepts no connections
     ABORTED = auto()  # the client has disconnected
     UNSENT = auto()  # the client has disconnected before the replica got the request
+
+
+class RepeatGuard(Protocol):
+    """What can send a request elsewhere; see `fallbacks.py`."""
+
+    def silence(self) -> bool:
+        """Send the request elsewhere because no response begins; return False if this cannot be
+        done now.
+        """
 
 
 class QueueEntry(Struct, frozen=True):
@@ -74,6 +88,8 @@ class Exchange:
     key_id = ""  # of the client's key
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
     meter: ResponseMeter | None = None  # counts the tokens of the answer of a language model
+    guard: "RepeatGuard | None" = None  # sends the request elsewhere if the replica fails
+    limit: KeyLimit | None = None  # of its key, if another service has the request
     fair_cost = 0.0  # what counts for its key until its tokens are known
     work_mark = 0.0  # when the replica got the request, in the replica's divided time
     admitted = False
@@ -185,6 +201,22 @@ class Exchange:
         Later requests may start before a bound request.
         """
         return self.avoid is not None or bool(self.places)
+
+    def read_body(self) -> bytes | None:
+        """Return the body if it has arrived and is held as a whole. Raises HeadError."""
+        if not self.body_done or (self._size and not self.held):
+            return None
+        body = b"".join(self.held)
+        return ChunkedBody().feed(body) if self.head.length == NO_LENGTH else body
+
+    def replace_body(self, body: bytes) -> None:
+        """Send another body in place of the whole body, which is held."""
+        if self.head.length == NO_LENGTH:
+            body = as_chunk(body) + LAST_CHUNK
+        else:
+            length = b"\\g<1>%d" % len(body)
+            self.out_head = _LENGTH.sub(length, self.out_head, count=1)
+        self.held, self.held_bytes = [body], len(body)
 
     def set_part(self, part: BatchPart | None) -> None:
         self.part = part

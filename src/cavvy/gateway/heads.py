@@ -227,6 +227,7 @@ _OF_RESPONSES = {
     **dict.fromkeys(REFUSED, _DROP),
     **dict.fromkeys(WHOLE_ORIGIN, _WIDE),
     b"set-cookie": _WIDE,
+    b"cavvy-served-by": _DROP,  # the gateway states it
 }
 
 

@@ -199,7 +199,8 @@ class InboundConnection(asyncio.Protocol):
         route = request.entry.route
         bound_s = route.silence_s
         if not request.responding:
-            if request.is_taken() and now - request.started_at > route.response_s:
+            late = request.is_taken() and now - request.started_at > route.response_s
+            if late and not (request.guard is not None and request.guard.silence()):
                 self._give_up(SILENT)
         elif self.response.moved or not self._moved_at:
             self.response.moved, self._moved_at = False, now

@@ -172,6 +172,11 @@ class ServiceQueue:
         if carrier.replica is not None:
             carrier.replica.abort()
 
+    def wait_again(self, exchange: Exchange) -> None:
+        """Let a request wait at the front of the queue, because no fallback takes it."""
+        exchange.entry = self.entry
+        self._requeue(exchange, monotonic())
+
     def _is_read(self, exchange: Exchange) -> bool:
         if self.batches is not None and not self.batches.is_read(exchange):
             return False
@@ -270,7 +275,7 @@ class ServiceQueue:
         for each in exchange.members:
             pool.work.end(each.key_id, now, each.weight)
         for each in exchange.members or (exchange,):
-            if (limit := self.limits.get(each.key_id)) is not None:
+            if (limit := each.limit or self.limits.get(each.key_id)) is not None:
                 used_s = pool.work.share_s(each.work_mark, now, each.weight)
                 limit.spend(pool.address.rate_micros * used_s / 3600, time())
         if self._fair is not None and exchange.meter is not None:
@@ -353,7 +358,7 @@ class ServiceQueue:
         for each in addresses:
             pool = kept.pop(_place(each), None)
             if pool is None:
-                pool = ReplicaPool(each, self._owner, self._find_work(each.id))
+                pool = ReplicaPool(each, self._owner, self.find_work(each.id))
             pool.address = each
             # a key's replica is chosen wherever it is
             pool.tier = 0 if self._by_key else _farness(pool)
@@ -516,13 +521,14 @@ class ServiceQueue:
 
     # inside
 
-    def _find_work(self, replica: str) -> ReplicaWork:
+    def find_work(self, replica: str) -> ReplicaWork:
         """Return the work record of a replica. A replica keeps its work record if its address
         changes."""
         known = self._work.get(replica)
         if known is None:
             known = self._work[replica] = ReplicaWork(self._kept, self.route.name, replica)
             used = {pool.address.id for pool in (*self._replicas, *self._draining)}
+            used |= {each.id for each in self.route.fallbacks}
             gone = [name for name in self._work if name not in used and name != replica]
             for name in gone[:-_GONE_MAX]:
                 self._work.pop(name).forget()

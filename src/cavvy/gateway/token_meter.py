@@ -18,9 +18,9 @@ import msgspec
 
 from cavvy.domain.request_bills import TokenUse
 from cavvy.domain.values import Struct
-from cavvy.gateway.bodies import LAST_CHUNK, NO_JSON, ChunkedBody, as_chunk
+from cavvy.gateway.bodies import NO_JSON
 from cavvy.gateway.exchange import Exchange
-from cavvy.gateway.heads import NO_LENGTH, HeadError, ResponseHead
+from cavvy.gateway.heads import HeadError, ResponseHead
 from cavvy.gateway.kept_counts import TokenCount
 from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OwnAnswer
@@ -31,7 +31,6 @@ from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
 from cavvy.gateway.work import ReplicaWork
 
 _OPTIONS = b'"stream_options":{"include_usage":true},'
-_LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)\d+")
 _ENCODINGS = re.compile(rb"(?i)\r\naccept-encoding:[^\r]*")
 _CODED = re.compile(rb"(?i)\r\ncontent-encoding:[ \t]*(?!identity)")
 _MEDIA = re.compile(rb"(?i)\r\ncontent-type:[ \t]*(?:(text/event-stream)|application/[^;\r]*json)")
@@ -186,6 +185,10 @@ class TokenMeter:
     def used(self) -> TokenUse:
         return self._total
 
+    def move(self, engine: EngineTerms) -> None:
+        """Count the answer of another engine from now on, which has not refused any question."""
+        self._engine = engine
+
     def limit_by(self, limit: KeyLimit) -> None:
         self._limit, self._limited = limit, self._prompt + self._completion
 
@@ -296,9 +299,7 @@ class TokenMeter:
 
     def _read_body(self, exchange: Exchange) -> None:
         try:
-            body = b"".join(exchange.held)
-            if exchange.head.length == NO_LENGTH:
-                body = ChunkedBody().feed(body)
+            body = exchange.read_body() or b""
             self._prompt = len(body) // BYTES_PER_TOKEN
             asked = _decode(body)
         except (HeadError, *NO_JSON):
@@ -313,13 +314,7 @@ class TokenMeter:
     def _ask(self, exchange: Exchange, body: bytes) -> None:
         self._former = (exchange.out_head, exchange.held)
         at = body.index(b"{") + 1
-        body = b"".join((body[:at], _OPTIONS, body[at:]))
-        if exchange.head.length == NO_LENGTH:
-            body = as_chunk(body) + LAST_CHUNK
-        else:
-            length = b"\\g<1>%d" % len(body)
-            exchange.out_head = _LENGTH.sub(length, exchange.out_head, count=1)
-        exchange.held, exchange.held_bytes = [body], len(body)
+        exchange.replace_body(b"".join((body[:at], _OPTIONS, body[at:])))
         self._events = _UsageEvents()
 
     # the answer

@@ -4,7 +4,7 @@ The pool reports the end of each exchange to its queue, with the slot that becom
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import cast
 
@@ -233,11 +233,23 @@ class PoolOwner(Struct, frozen=True):
     update: "Callable[[ReplicaPool], None]"
 
 
-class ReplicaPool:
-    """One replica: its slots, which the queue assigns and frees, and its idle connections."""
+Dial = Callable[[Callable[[], UpstreamConnection]], Awaitable[UpstreamConnection]]
 
-    def __init__(self, address: ReplicaAddress, owner: "PoolOwner", work: ReplicaWork) -> None:
+
+class ReplicaPool:
+    """One replica: its slots, which the queue assigns and frees, and its idle connections. `dial`
+    opens connections in another way than to the address.
+    """
+
+    def __init__(
+        self,
+        address: ReplicaAddress,
+        owner: "PoolOwner",
+        work: ReplicaWork,
+        dial: Dial | None = None,
+    ) -> None:
         self.address = address
+        self._dial = dial or self._connect_replica
         self.owner = owner
         self.concurrency = address.concurrency or owner.route.concurrency
         self.tier = 0  # what a replica that is farther away adds to its load
@@ -299,12 +311,9 @@ class ReplicaPool:
         return self._patient and not self.hasty
 
     async def _connect(self, exchange: Exchange) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
-                _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self), self.address.host, self.address.port
-                )
+                connection = await self._dial(lambda: UpstreamConnection(self))
         except (OSError, TimeoutError):
             self._cool(exchange)
             return
@@ -315,6 +324,11 @@ class ReplicaPool:
             self.end(exchange, Outcome.UNSENT)
         else:
             connection.begin(exchange)
+
+    async def _connect_replica(self, make: Callable[[], UpstreamConnection]) -> UpstreamConnection:
+        """Raises OSError."""
+        loop, address = asyncio.get_running_loop(), self.address
+        return (await loop.create_connection(make, address.host, address.port))[1]
 
     def _cool(self, exchange: Exchange) -> None:
         """Try a replica that accepts no connections again later."""

@@ -43,7 +43,7 @@ from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, Provider
 from cavvy.server.database import BindsFolder, bind_folder
 from cavvy.server.node_listener import NodeListener
 from cavvy.server.provider_services import ProviderPeers, StoredProviderState
-from cavvy.server.serving.front import GatewayFront
+from cavvy.server.serving.front import FallbackSecrets, GatewayFront
 from cavvy.server.serving.haproxy_plane import HaproxyPlane
 from cavvy.server.serving.listener import read_listener
 from cavvy.server.serving.relays import ReplicaRelays
@@ -221,7 +221,7 @@ class _ServerParts(Struct, frozen=True):
             return made
         return replace(made, servers=ProviderPeers(self.share, peers, _CLOCK.now))
 
-    def make_front(self, relays: ReplicaRelays) -> GatewayFront:
+    def make_front(self, relays: ReplicaRelays, secrets: FallbackSecrets) -> GatewayFront:
         """Return this server's gateway. If several servers share the work, each server has its own
         gateway.
         """
@@ -233,7 +233,7 @@ class _ServerParts(Struct, frozen=True):
         if listener.haproxy is not None:
             haproxy_path = self.home.haproxy_path()
             plane = HaproxyPlane(folder, haproxy_path, listener, listener.haproxy)
-        return GatewayFront(folder, path, listener, relays, shared, plane)
+        return GatewayFront(folder, path, listener, relays, shared, plane, secrets)
 
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
@@ -290,7 +290,9 @@ def _make_control_plane(
         dependencies=replace(
             dependencies,
             share=parts.share,
-            front=parts.make_front(relays),
+            front=parts.make_front(
+                relays, FallbackSecrets(dependencies.open_secrets, dependencies.read_targets)
+            ),
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
             retention=RetentionDays(

@@ -7,6 +7,7 @@ from cavvy.domain.services import (
     BatchRule,
     CronTrigger,
     EventTrigger,
+    FallbackRule,
     QueueTerms,
     RateScope,
     ReplicaCount,
@@ -19,7 +20,14 @@ from cavvy.domain.services import (
     TargetKind,
     UpdateStrategy,
 )
-from cavvy.domain.units import format_count, format_duration, format_memory, format_rate
+from cavvy.domain.units import (
+    Money,
+    format_count,
+    format_duration,
+    format_memory,
+    format_rate,
+    format_usd,
+)
 from cavvy.spec.problems import listed
 
 
@@ -46,6 +54,9 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "largest body", _body(service.limits)
     yield "batches", "" if service.batch is None else _batch(service.batch)
     yield "routing", "" if service.routing is None else _routing(service.routing)
+    wait = format_duration(service.timeouts.fallback)
+    others = [_fallback(each) for each in service.fallbacks]
+    yield "fallbacks", f"after {wait}: {listed(others, 'or')}" if others else ""
     promises = []
     if service.slo.p95 is not None:
         promises.append(f"95% answered within {format_duration(service.slo.p95)}")
@@ -63,6 +74,16 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "in regions", ", ".join(service.regions)
     yield "stays in", service.residency or ""
     yield "costs at most", format_rate(service.budget) if service.budget is not None else ""
+
+
+def _fallback(rule: FallbackRule) -> str:
+    if rule.api is None:
+        return f"the service {rule.service}"
+    if rule.api.prices is None:
+        return f"{rule.api.model} at {rule.api.host} (its cost is not counted without `price`)"
+    prompt, completion = (format_usd(Money(each)) for each in rule.api.prices)
+    cost = f"{prompt} and {completion} for a million tokens of prompts and completions"
+    return f"{rule.api.model} at {rule.api.host} ({cost})"
 
 
 def _queue(queue: QueueTerms) -> str:

@@ -105,12 +105,25 @@ class SqlMeters:
         postings: Mapping[str, Sequence[LedgerPosting]],
         labels: Mapping[str, str],
         tokens: Mapping[str, Mapping[str, TokenUse]] | None = None,
+        subject: LedgerSubject | None = None,
     ) -> None:
         """Store how a bill was divided among the client keys, together with the ledger entries and
-        the tokens by key and model that result. `labels` names keys. Raises StaleVersion if another
-        server has already divided a later state of the bill.
+        the tokens by key and model that result. `labels` names keys. `subject` is written first if
+        the bill is not that of an attempt. Raises StaleVersion if another server has already
+        divided a later state of the bill.
         """
-        await self._write(lambda session: _divide(session, divided, postings, labels, tokens or {}))
+
+        def write(session: DatabaseSession) -> None:
+            if subject is not None:
+                ensure_subject(session, subject)
+            _divide(session, divided, postings, labels, tokens or {})
+
+        await self._write(write)
+
+    async def division(self, subject: str) -> DividedBill | None:
+        """Return how the bill of an attempt or of an API was divided."""
+        row = await self._read(lambda session: session.run(_DIVIDED, (subject,)).fetchone())
+        return None if row is None else _decode_divided(row[0])
 
     async def sum_tokens(
         self, which: LedgerFilter, by: Sequence[str]

@@ -265,6 +265,11 @@ def find_places(offer: Offer) -> tuple[str, ...]:
     return tuple(sorted(places_of(offer.provider, offer.region)))
 
 
+def is_bound_to_places(task: TaskSpec) -> bool:
+    """Return whether the replicas of the service must run in some regions."""
+    return all(each.regions for each in place_in_regions(task).resources.choices)
+
+
 def list_possible_places(task: TaskSpec) -> tuple[str, ...]:
     """Return the names of the places in which a replica of the service may run. For a service that
     may run in any region, the result contains all areas and countries.

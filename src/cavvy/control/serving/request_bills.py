@@ -5,10 +5,11 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from cavvy.control.decide.bills import ACCRUE
-from cavvy.costs.requests import Division, divide_bill, keep_undivided
+from cavvy.costs.requests import Division, bill_api, divide_bill, keep_undivided
 from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.ledger import LedgerSubject
 from cavvy.domain.request_bills import ReplicaBill, RequestCounts, RequestWork, find_counts
-from cavvy.domain.services import ReplicaState, ServiceReplica
+from cavvy.domain.services import SERVICE_TAG, FallbackApi, ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate
 from cavvy.store.base import StaleVersion
@@ -69,6 +70,9 @@ class RequestBills:
             return
         self._done[service.id] = now
         await self._divide_all(service, bills, work or {}, last=last)
+        for rule in service.spec.fallbacks:
+            if rule.api is not None:
+                await self._bill_api(service, rule.api, work or {}, now)
         for each in known.values():
             if last or each.state is ReplicaState.ENDED:
                 self.rates.pop(each.id, None)
@@ -89,6 +93,32 @@ class RequestBills:
             final = last or replica is None or replica.state is ReplicaState.ENDED
             counts = find_counts(work, bill.job_id)
             await self._divide(bill, replica, service, counts, final=final)
+
+    async def _bill_api(
+        self, service: StoredService, api: FallbackApi, work: RequestWork, now: datetime
+    ) -> None:
+        """Add the requests that an API has answered for the service to the ledger."""
+        counts = find_counts(work, api.id)
+        if not counts:
+            return
+        subject = LedgerSubject(
+            id=f"{service.id}:{api.id}",
+            project=service.project,
+            user=service.user,
+            service=service.name,
+            provider=api.host,
+            account="",
+            instance_type=api.model,
+            tags={SERVICE_TAG: service.name},
+        )
+        before = await self._store.meters.division(subject.id)
+        since = max(service.created_at, now - ACCRUE) if before is None else before.until
+        bill = bill_api(subject.id, api.prices, counts, before, (since, now))
+        if bill is None:
+            return
+        keys = {each.id: each.label for each in service.keys}
+        with suppress(StaleVersion):  # another server has billed these requests first
+            await self._store.meters.divide(bill.divided, bill.postings, keys, bill.tokens, subject)
 
     async def is_billed(self, service: StoredService, now: datetime) -> bool:
         """Return whether the bills of the service's replicas, which have all ended, are complete. A

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from cavvy.control.decide.fallbacks import object_to_fallbacks
 from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
@@ -30,8 +31,9 @@ _REVOKED_WITHIN_S = 10.0
 
 
 class NameTaken(Exception):
-    """Raised if the `service` section of a task contains a host name or model name that the service
-    must not use. `key` is the key of the section with this name: `hosts` or `models`.
+    """Raised if the `service` section of a task contains a host name, a model name or a fallback
+    that the service must not use. `key` is the key of the section with this name: `hosts`, `models`
+    or `fallback`.
     """
 
     def __init__(self, key: str, message: str) -> None:
@@ -148,6 +150,7 @@ class ServiceRequests:
             if self._front is not None and not self._front.permits(host):
                 message = f"{host} is not below one of the domains in services.domains"
                 raise NameTaken("hosts", message)
+        await self._check_fallbacks(task)
         for other in await self._store.services.list() if hosts or models else ():
             if (other.project, other.name) == (task.project, task.name):
                 continue
@@ -157,6 +160,15 @@ class ServiceRequests:
             if other.project == task.project and (used := models & other.open_models):
                 message = f"the service {other.name} already has the model {min(used)} without keys"
                 raise NameTaken("models", f"{message}; add `keys: true`, or rename the model")
+
+    async def _check_fallbacks(self, task: TaskSpec) -> None:
+        """Raise NameTaken if the service names a fallback that it must not have."""
+        if task.service is None or not task.service.fallbacks:
+            return
+        stored = await self._store.services.list(task.project)
+        others = {each.name: each.task for each in stored if each.name != task.name}
+        if problem := object_to_fallbacks(task, others):
+            raise NameTaken("fallback", problem)
 
     async def end(self, project: str, name: str) -> ServiceStatus:
         """End a service: its replicas finish their requests and stop, and then the service is

@@ -82,7 +82,8 @@ def is_direct(service: ServiceRoute) -> bool:
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed
     counted = service.batch or service.models  # in batches, or by tokens
-    return bool(service.hosts) and not (service.prefix or by_gateway or counted)
+    needs_gateway = by_gateway or counted or service.fallbacks
+    return bool(service.hosts) and not (service.prefix or needs_gateway)
 
 
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from cavvy.api.wire import view
 from cavvy.control.decide.gateways import GatewayCount
@@ -26,6 +27,7 @@ from cavvy.gateway.control_socket import (
     AwaitCold,
     ControlReply,
     ReadStatistics,
+    SetCredentials,
     SetReplicas,
     SetServices,
 )
@@ -43,12 +45,14 @@ from cavvy.server.serving.gateway_route import (
     list_routes,
     make_address,
     make_route,
+    name_credential,
 )
 from cavvy.server.serving.haproxy_plane import HaproxyPlane
 from cavvy.server.serving.listener import ServiceListener
 from cavvy.server.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.server.serving.relays import ReplicaRelays
 from cavvy.server.serving.shared_traffic import SharedTraffic
+from cavvy.store.base import StoreUnusable
 
 _LOCAL = "127.0.0.1"
 _POLL_S = 1.0
@@ -56,8 +60,18 @@ _RECEIVED_POLL_S = 0.02
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # seconds between two attempts to reach the gateway
 _DRAIN_S = 2.0  # seconds for requests in flight when the server or the last service ends
 _REMEMBERED_PORTS = 64  # ports that were assigned to replicas, which may not listen on them yet
+_SECRETS_EVERY_S = 5.0  # a changed secret reaches the gateway after this time
 _RECENT_S = 10  # the period in seconds over which the shown rate of requests is computed
 _log = logging.getLogger(__name__)
+
+
+class FallbackSecrets(Struct, frozen=True):
+    """What the gateway must know for the APIs that fallbacks name. `open` returns secrets of a
+    project by their names, and `read_targets` the private targets that users may name.
+    """
+
+    open: Callable[[str, Sequence[str]], Awaitable[Mapping[str, str]]]
+    read_targets: Callable[[], Awaitable[str]]
 
 
 class PublishedService(Struct, frozen=True, kw_only=True):
@@ -66,6 +80,13 @@ class PublishedService(Struct, frozen=True, kw_only=True):
     service: StoredService
     route: ServiceRoute
     replicas: tuple[ReplicaAddress, ...]
+
+    def is_same_route(self, other: "PublishedService") -> bool:
+        """Return whether the gateway has the other route, too. Routes of single services do not
+        name fallbacks.
+        """
+        fallbacks = self.service.spec.fallbacks == other.service.spec.fallbacks
+        return fallbacks and self.route == other.route
 
 
 class GatewayFront:
@@ -83,8 +104,11 @@ class GatewayFront:
         relays: ReplicaRelays,
         shared: SharedTraffic | None = None,
         plane: HaproxyPlane | None = None,
+        secrets: FallbackSecrets | None = None,
     ) -> None:
-        self._listener = listener
+        self._listener, self._secrets = listener, secrets
+        self._told: tuple[GatewayLink, SetCredentials] | None = None  # to the gateway
+        self._told_at = 0.0
         self._plane = plane
         self._child = GatewayChild(folder, control, listener.of_gateway)
         self._caller = GatewayCaller(listener.of_gateway)
@@ -155,7 +179,7 @@ class GatewayFront:
         if link is None:
             return
         try:
-            if old is None or old.route != new.route:
+            if old is None or not old.is_same_route(new):
                 await self._set_services(link)
             if old is None or old.replicas != new.replicas:
                 await link.ask(SetReplicas(service=service.id, replicas=new.replicas))
@@ -321,6 +345,8 @@ class GatewayFront:
         """Send changed network-distance tiers to the gateway, and wake the services with new
         traffic."""
         await self._send_tiers(link)
+        if monotonic() - self._told_at > _SECRETS_EVERY_S:
+            await self._send_credentials(link)
         await self._keep_plane()
         done = dict(self._done)
         facts = _by_name(await link.ask(ReadStatistics()))
@@ -394,6 +420,33 @@ class GatewayFront:
     async def _set_services(self, link: GatewayLink) -> None:
         routes = self._list_routes()
         await link.ask(SetServices(services=routes))
+        await self._send_credentials(link)
+
+    async def _send_credentials(self, link: GatewayLink) -> None:
+        """Tell the gateway the keys of the APIs that fallbacks name, if they have changed."""
+        if self._secrets is None:
+            return
+        self._told_at = monotonic()
+        wanted = {
+            (service.project, each.api.secret or "")
+            for service in self._stored()
+            for each in service.spec.fallbacks
+            if each.api is not None
+        }
+        if not wanted and self._told is None:
+            return
+        values: dict[str, str] = {}
+        for project, name in sorted(wanted):
+            try:
+                opened = await self._secrets.open(project, [name]) if name else {}
+            except StoreUnusable as error:
+                _log.warning("a fallback cannot be used: %s", error)
+                continue
+            values |= {name_credential(project, name): text for text in opened.values()}
+        line = SetCredentials(values=values, private_targets=await self._secrets.read_targets())
+        if self._told != (link, line):
+            await link.ask(line)
+            self._told = link, line
 
     async def _read(self) -> dict[str, ServiceFacts]:
         if self._link is None:

@@ -1,12 +1,13 @@
 """A service as the gateway sees it: its path, its clients and its limits."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
 
-from cavvy.control.decide.bound_requests import list_possible_places
+from cavvy.control.decide.bound_requests import is_bound_to_places, list_possible_places
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
@@ -23,6 +24,7 @@ from cavvy.gateway.config import (
     BatchTerms,
     CanaryShare,
     ClientKey,
+    FallbackTarget,
     RateLimit,
     ReplicaAddress,
     RoutingTerms,
@@ -53,8 +55,10 @@ def list_routes(
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()
-    for service in sorted(services, key=lambda each: (each.created_at, each.id)):
-        route = make_route(service, hash_key(service.id), shared)
+    services = sorted(services, key=lambda each: (each.created_at, each.id))
+    ids = {(each.project, each.name): each.id for each in services}
+    for service in services:
+        route = make_route(service, hash_key(service.id), shared, ids)
         own = tuple(each for each in route.hosts if each.lower() not in taken)
         taken.update(each.lower() for each in own)
         if own != route.hosts:
@@ -74,7 +78,15 @@ def _check(service: StoredService, route: ServiceRoute) -> ServiceRoute:
         )
 
 
-def make_route(service: StoredService, queue_key: str = "", shared: bool = False) -> ServiceRoute:
+def make_route(
+    service: StoredService,
+    queue_key: str = "",
+    shared: bool = False,
+    ids: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> ServiceRoute:
+    """Return the route of a service. `ids` are those of the services to which its requests may go,
+    by project and name.
+    """
     spec = service.spec
     canary = None
     if is_canary(service):
@@ -104,6 +116,8 @@ def make_route(service: StoredService, queue_key: str = "", shared: bool = False
         body_max=spec.limits.body_mib * _MIB,
         batch=None if spec.batch is None else _make_batch(spec.batch),
         routing=_make_routing(spec.routing, shared),
+        fallbacks=tuple(_list_fallbacks(service, ids)),
+        fallback_s=spec.timeouts.fallback.total_seconds(),
         canary=canary,
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
@@ -125,6 +139,30 @@ def make_address(
         tier=tier,
         places=replica.places,
     )
+
+
+def _list_fallbacks(
+    service: StoredService, ids: Mapping[tuple[str, str], str]
+) -> Iterator[FallbackTarget]:
+    """Yield the fallbacks that exist and that the service's places permit."""
+    bound = is_bound_to_places(service.task)
+    for each in service.spec.fallbacks:
+        api, other = each.api, ids.get((service.project, each.service))
+        if api is not None and not bound:
+            yield FallbackTarget(
+                id=api.id,
+                label=api.host,
+                url=api.url,
+                model=api.model,
+                credential=name_credential(service.project, api.secret),
+                prices=api.prices,
+            )
+        elif other is not None:
+            yield FallbackTarget(id=other, label=each.service, service=other, model=each.model)
+
+
+def name_credential(project: str, secret: str | None) -> str:
+    return f"{project}/{secret}" if secret else ""
 
 
 def _make_keys(service: StoredService, queue_key: str) -> tuple[ClientKey, ...]:

@@ -12,6 +12,8 @@ from cavvy.domain.services import (
     BatchRule,
     CronTrigger,
     EventTrigger,
+    FallbackApi,
+    FallbackRule,
     QueueTerms,
     RateScope,
     ReadinessProbe,
@@ -30,6 +32,7 @@ from cavvy.domain.services import (
     WebhookSignature,
     WebhookTrigger,
 )
+from cavvy.domain.targets import is_web_address
 from cavvy.domain.units import parse_rate, read_number
 from cavvy.domain.values import replace
 from cavvy.spec.engines import ENGINES
@@ -43,6 +46,7 @@ from cavvy.spec.fields.kinds import (
     SectionReader,
     WrongValue,
     advise_point,
+    check_slug,
     choice,
     either,
     filled,
@@ -203,6 +207,7 @@ _TIMEOUTS = section(
     "service.timeouts",
     lambda table: table.make(ServiceTimeouts),
     queue=_LENGTH,
+    fallback=_LENGTH,
     response=_LENGTH,
     silence=_LENGTH,
 )
@@ -389,6 +394,9 @@ def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | WebhookTr
     return kind(**values) if named in values else None
 
 
+_SECRET = text_kind(
+    "the name of a secret", matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "is not a secret name")
+)
 _EVENT = section(
     "service.events",
     _build_event,
@@ -401,9 +409,7 @@ _EVENT = section(
         "a name of small letters, digits and -",
         matching(r"[a-z0-9][a-z0-9-]{0,62}", "is not a name"),
     ),
-    secret=text_kind(
-        "the name of a secret", matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "is not a secret name")
-    ),
+    secret=_SECRET,
     signature=choice(WebhookSignature),
     path=_CALLED_PATH,
 )
@@ -413,6 +419,100 @@ def _read_model(text: str) -> str:
     if not re.fullmatch(r"[!-~]{1,200}", text):
         raise WrongValue(f"{shown(text)} cannot be the name of a model")
     return text
+
+
+def _read_api_url(text: str) -> str:
+    pattern = r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]+)?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?"
+    if not (re.fullmatch(pattern, text) and is_web_address(text)):
+        suggestion = "write https://api.example.com/v1, without a query"
+        raise WrongValue(f"{shown(text)} is not the URL of an API", suggestion=suggestion)
+    return text.rstrip("/")
+
+
+_PRICE = number("dollars for a million tokens, such as 0.15", 0, 1e6)
+
+
+def _build_prices(table: SectionReader) -> tuple[int, int] | None:
+    found = table.get("input"), table.get("output")
+    if None in found:
+        return None
+    return round(found[0] * 1e6), round(found[1] * 1e6)
+
+
+def _build_api(table: SectionReader) -> FallbackApi | None:
+    api = table.make(FallbackApi)
+    if api is not None and api.secret and api.url.startswith("http://"):
+        table.wrong(
+            "base_url",
+            "the key would be sent without TLS",
+            suggestion="write https://, or delete `key`",
+        )
+    return api
+
+
+_API = section(
+    "service.fallback.openai",
+    _build_api,
+    base_url=FieldSpec(text_kind("the URL of an API", _read_api_url), to=("url",)),
+    model=FieldSpec(text_kind("the name of a model", _read_model), required=True),
+    key=FieldSpec(_SECRET, to=("secret",)),
+    price=FieldSpec(
+        section(
+            "service.fallback.openai.price",
+            _build_prices,
+            input=FieldSpec(_PRICE, required=True),
+            output=FieldSpec(_PRICE, required=True),
+        ),
+        to=("prices",),
+    ),
+)
+
+
+def _build_fallback(table: SectionReader) -> FallbackRule | None:
+    named = table.find_one(("service", "openai"), "a fallback")
+    if named == "openai":
+        table.reject_beside("openai", ("model",))
+        api = table.get("openai")
+        return None if api is None else FallbackRule(api=api)
+    name = table.get("service")
+    return FallbackRule(service=name, model=table.get("model") or "") if name else None
+
+
+_OTHER = text_kind("the name of another service", check_slug)
+_FALLBACK = either(
+    _OTHER,
+    lambda name: FallbackRule(service=name),
+    section(
+        "service.fallback",
+        _build_fallback,
+        service=_OTHER,
+        model=text_kind("the name of a model", _read_model),
+        openai=_API,
+    ),
+)
+
+
+def _check_fallbacks(table: SectionReader, spec: ServiceSpec) -> None:
+    check_count(table, "fallback", _MOST_FALLBACKS)
+    if spec.batch is not None:
+        table.wrong(
+            "batch",
+            "joined requests cannot be sent to fallbacks",
+            suggestion="delete `batch` or `fallback`",
+        )
+    apis = [each.api for each in spec.fallbacks if each.api is not None]
+    bound = next((each for each in ("residency", "regions") if table.has(each)), None)
+    if apis and bound:
+        table.wrong(
+            "fallback",
+            f"the API at {apis[0].host} may answer in any place, and `{bound}` names places",
+            expected="other services with the same places",
+            suggestion=f"delete `openai`, or `{bound}`",
+        )
+    names = [each.service for each in spec.fallbacks if each.service]
+    names += [each.id for each in apis]
+    if len(set(names)) < len(names):
+        table.wrong("fallback", "a fallback is named twice", suggestion="delete one of the two")
 
 
 def _read_name(text: str) -> str:
@@ -444,6 +544,7 @@ def _read_area(text: str) -> str:
 
 
 _MOST_EVENTS = 100  # sources of calls that the server checks again and again
+_MOST_FALLBACKS = 5
 
 
 def _build(table: SectionReader) -> ServiceSpec | None:
@@ -468,6 +569,8 @@ def _build(table: SectionReader) -> ServiceSpec | None:
         )
     if spec.batch is not None:
         _check_batch(table)
+    if spec.fallbacks:
+        _check_fallbacks(table, spec)
     engine = ENGINES.get(str(table.get("engine")))
     if spec.routing is None and engine is not None and engine.chats:
         spec = replace(spec, routing=RoutingRule())
@@ -579,6 +682,7 @@ SERVICE = section(
     limits=_LIMITS,
     batch=_BATCH,
     routing=_ROUTING,
+    fallback=FieldSpec(ListKind(_FALLBACK, single=True), to=("fallbacks",)),
     slo=_SLO,
     regions=ListKind(
         text_kind("a region's name, or an area such as eu, us or asia", filled), single=True

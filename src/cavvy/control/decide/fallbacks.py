@@ -1,0 +1,54 @@
+"""What a service's fallbacks must not be: services that do not exist, that may answer outside of
+the service's places, or from which requests would return to the service.
+"""
+
+from collections.abc import Mapping
+
+from cavvy.control.decide.bound_requests import is_bound_to_places, list_possible_places
+from cavvy.domain.tasks import TaskSpec
+
+
+def object_to_fallbacks(task: TaskSpec, others: Mapping[str, TaskSpec]) -> str:
+    """Return what is wrong with the fallbacks of a service, or "". `others` are the tasks of the
+    project's other services by name.
+    """
+    spec = task.service
+    assert spec is not None
+    bound, places = is_bound_to_places(task), set(list_possible_places(task))
+    for each in spec.fallbacks:
+        name = each.service
+        if each.api is not None:
+            if bound:
+                return (
+                    f"the API at {each.api.host} may answer in any place, but `resources.regions` "
+                    "names places; delete one of the two"
+                )
+        elif name == task.name:
+            return "a service cannot be its own fallback; name another service"
+        elif name not in others:
+            return f"the project has no service {name}; start it first, or correct the name"
+        elif not places.issuperset(list_possible_places(others[name])):
+            return (
+                f"replicas of {name} may run outside of the places of {task.name}; give {name} "
+                "the same `regions` or `residency`"
+            )
+        elif path := _find_way(name, task.name, others):
+            return f"requests would go round: {' -> '.join((task.name, *path))}; delete a fallback"
+    return ""
+
+
+def _find_way(start: str, end: str, others: Mapping[str, TaskSpec]) -> tuple[str, ...]:
+    """Return the names on the way from one service to another over fallbacks, or ()."""
+    ways: list[tuple[str, ...]] = [(start,)]
+    seen = {start}
+    while ways:
+        way = ways.pop()
+        known = others.get(way[-1])
+        spec = None if known is None else known.service
+        for each in () if spec is None else spec.fallbacks:
+            if each.service == end:
+                return (*way, end)
+            if each.service and each.service not in seen:
+                seen.add(each.service)
+                ways.append((*way, each.service))
+    return ()

@@ -1,0 +1,57 @@
+"""Which fallbacks a service must not have."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from cavvy.control.decide.fallbacks import object_to_fallbacks
+from cavvy.domain.services import FallbackApi, FallbackRule, ServiceSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.values import replace
+
+
+def make(name: str, *fallbacks: str, residency: str | None = None) -> TaskSpec:
+    rules = tuple(FallbackRule(service=each) for each in fallbacks)
+    return TaskSpec(name=name, run="s", service=ServiceSpec(fallbacks=rules, residency=residency))
+
+
+def by_name(*tasks: TaskSpec) -> Mapping[str, TaskSpec]:
+    return {each.name: each for each in tasks}
+
+
+@pytest.mark.parametrize(
+    ("task", "others", "said"),
+    [
+        (make("a", "a"), by_name(), "cannot be its own fallback"),
+        (make("a", "b"), by_name(), "no service b"),
+        (make("a", "b"), by_name(make("b", "a")), "a -> b -> a"),
+        (make("a", "d", "b"), by_name(make("b", "c"), make("c", "d", "a"), make("d")), "c -> a"),
+        (make("a", "b", residency="eu"), by_name(make("b")), "outside of the places of a"),
+        (make("a", "b", residency="eu"), by_name(make("b", residency="us")), "outside"),
+    ],
+)
+def test_what_would_loop_or_leave_its_places_is_refused(
+    task: TaskSpec, others: Mapping[str, TaskSpec], said: str
+) -> None:
+    assert said in object_to_fallbacks(task, others)
+
+
+def test_an_api_is_refused_if_resources_name_places() -> None:
+    rule = FallbackRule(api=FallbackApi(model="m"))
+    task = TaskSpec(name="a", run="s", service=ServiceSpec(fallbacks=(rule,)))
+    assert object_to_fallbacks(task, {}) == ""
+    bound = replace(task, resources=ResourceSpec(regions=("eu",)))
+    assert "may answer in any place" in object_to_fallbacks(bound, {})
+
+
+@pytest.mark.parametrize(
+    ("task", "others"),
+    [
+        (make("a", "b", "c"), by_name(make("b", "c"), make("c", "none"), make("d", "a"))),
+        (make("a", "b"), by_name(make("b", "c"), make("c", "b"))),  # not over this service
+        (make("a", "b", residency="eu"), by_name(make("b", residency="eu"))),
+        (make("a", "b"), by_name(make("b", residency="eu"))),
+    ],
+)
+def test_other_fallbacks_are_permitted(task: TaskSpec, others: Mapping[str, TaskSpec]) -> None:
+    assert object_to_fallbacks(task, others) == ""
