@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (31, "9ae9e1c20dba552c")
+ROUTES = (32, "4227b4dc1bf5cab5")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -219,6 +219,7 @@ def test_the_gateway_counts_what_the_engine_counts(
 ) -> None:
     engine.speaks, engine.split = speaks, split
     before, _ = count(gateway), engine.tokens.clear()
+    times = gateway.facts("llm")["tokens"]
     create, terms = client.chat.completions.create, {"model": "org/tiny", "messages": CHAT}
     create(**terms)
     for more in ({}, {"stream_options": {"include_usage": True}}):
@@ -236,6 +237,11 @@ def test_the_gateway_counts_what_the_engine_counts(
         body = {"model": "org/tiny", "messages": CHAT, "stream": stream}
         client.post("/messages", body=body, cast_to=object)
     assert count_more(gateway, before) == dict(engine.tokens)
+    measured = {name: n - times[name] for name, n in gateway.facts("llm")["tokens"].items()}
+    assert measured["answers"] == measured["gaps"] == 5, "the streams"
+    assert measured["completion"] == 7 + 7 + 5 + 5 + 5
+    assert measured["first_s"] > 0
+    assert measured["gap_s"] > 0
     sent = [json.loads(each.body) for each in engine.seen if each.path == "/v1/chat/completions"]
     assert [each.pop("stream_options", None) for each in sent] == [None] + [
         {"include_usage": True}

@@ -58,6 +58,8 @@ TABLES: dict[str, Any] = {
     "service.batch": keys.ServiceBatch,
     "service.routing": keys.ServiceRouting,
     "service.slo": keys.ServiceSlo,
+    "service.slo.ttft": keys.ServiceGoal,
+    "service.slo.token_gap": keys.ServiceGoal,
     "service.update": keys.ServiceUpdateKeys,
     "service.queue": keys.ServiceQueueKeys,
     "service.events": keys.ServiceEvent,

@@ -13,6 +13,9 @@
     backlog * S / (concurrency * drain), where drain = drain_s * exp(budget / allowed). These
     replicas never have more slots than there are requests until D.
 
+If the service has objectives for the tokens of a language model, N is at least the number that
+meets them (`objectives.py`).
+
 A service with a request that runs or waits needs at least one replica.
 
 Starting replicas count as ready replicas, so that no replica is requested twice. Replicas end only
@@ -26,6 +29,7 @@ from math import ceil, exp
 from cavvy.autoscaler.cold_starts import expect_cold_start, list_starts, record_cold_starts
 from cavvy.autoscaler.load import ServiceLoad, estimate_load, record_load
 from cavvy.autoscaler.markets import place_replicas
+from cavvy.autoscaler.objectives import estimate_goals, record_tokens
 from cavvy.autoscaler.observations import ScaleReason, ScalingDecision, ServiceObservation
 from cavvy.autoscaler.staffing import count_agreeing, count_replicas
 from cavvy.autoscaler.state import ScalingState
@@ -47,9 +51,16 @@ def decide(
     surplus = state.budget / _allow(terms, state)
     late = min(terms.weights.most_late, (1 - terms.on_time) * exp(terms.weights.thrift * surplus))
     need = max(count_replicas(load, seen, terms, late), min(1, seen.present))
+    goals = estimate_goals(state.tokens, load, terms, late / (1 - terms.on_time))
+    wished = 0 if goals is None else goals.needed
     agreeing = count_agreeing(load, terms)
-    state = replace(state, needs=_record_need(terms, state, seen, need, agreeing))
-    wanted, reason = _bound(terms, *_agree(terms, state, seen, load, need, surplus, agreeing))
+    state = replace(state, goals=goals)
+    state = replace(state, needs=_record_need(terms, state, seen, max(need, wished), agreeing))
+    before = seen.held if state.wanted is None else state.wanted
+    wanted, reason = _agree(terms, state, seen, load, max(need, wished), surplus, agreeing)
+    if wanted == wished > need and (reason is ScaleReason.LOAD or wanted > before):
+        reason = ScaleReason.OBJECTIVE
+    wanted, reason = _bound(terms, wanted, reason)
     placement, spot = place_replicas(wanted, terms, state, seen)
     decision = ScalingDecision(wanted=wanted, reason=reason, placement=placement)
     names = tuple(market.name for market in seen.markets if market.spot)
@@ -79,6 +90,7 @@ def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) 
         state,
         began_s=seen.now_s if state.began_s is None else state.began_s,
         load=load,
+        tokens=record_tokens(state.tokens, seen.tokens, len(seen.arrivals)),
         cold_starts=cold_starts,
         idle_since_s=None if busy else idle_since_s,
     )

@@ -4,7 +4,7 @@ decisions.
 
 from enum import StrEnum
 
-from cavvy.domain.service_loads import BatchFit
+from cavvy.domain.service_loads import BatchFit, TokenTimes
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 
@@ -45,7 +45,8 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     Replicas are serving `in_flight` requests, on which they have spent `in_flight_s` seconds in
     total so far. `backlog` requests wait. `reading` is the mean of the GPU utilisation or of the
     metric over the ready replicas. `batch` is the measured time of a batch. It is None if the
-    gateway does not join requests to batches, or has not measured a batch yet.
+    gateway does not join requests to batches, or has not measured a batch yet. `tokens` are the
+    sums over the answers of a language model since the last decision.
     """
 
     now_s: float
@@ -59,6 +60,7 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     backlog: int = 0
     reading: float | None = None
     batch: BatchFit | None = None
+    tokens: TokenTimes | None = None
     markets: tuple[MarketObservation, ...] = ()
 
     @property
@@ -80,6 +82,7 @@ class ScaleReason(StrEnum):
 
     LOAD = "load"  # the average load needs the replicas
     BURST = "burst"  # arrivals exceed their average by more than chance explains
+    OBJECTIVE = "objective"  # answers would miss an objective without them
     BACKLOG = "backlog"  # waiting requests would be late without them
     HELD = "held"  # fewer replicas would be enough now, but not in each of the last minutes
     IDLE = "idle"  # no request arrived for a while

@@ -107,7 +107,7 @@ def count_for_wait(
         return 0
     replicas = int(erlangs / terms.concurrency) + 1
     while (
-        _late_share(load, replicas * terms.concurrency - erlangs, terms.wait_s) > late
+        find_late_share(load, replicas * terms.concurrency, terms.wait_s) > late
         or _late_share_of_batches(load, batch, replicas * terms.concurrency, terms.wait_s) > late
     ):
         replicas += 1
@@ -116,10 +116,11 @@ def count_for_wait(
     return replicas
 
 
-def _late_share(load: ServiceLoad, spare: float, wait_s: float) -> float:
-    """Return the share of requests that wait longer than `wait_s`. `spare` is the number of slots
-    minus the load in erlangs.
-    """
+def find_late_share(load: ServiceLoad, slots: int, wait_s: float) -> float:
+    """Return the share of requests that wait longer than `wait_s` for one of the slots."""
+    spare = slots - load.erlangs
+    if spare <= 0:
+        return 1.0
     waits = _waiting_share(spare / sqrt(load.erlangs * load.unevenness))
     return waits * exp(-spare * wait_s / (load.service_s * load.unevenness))
 

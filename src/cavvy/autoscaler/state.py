@@ -2,6 +2,8 @@
 
 from cavvy.autoscaler.cold_starts import ColdStart
 from cavvy.autoscaler.load import LoadRecord
+from cavvy.autoscaler.objectives import GoalEstimate
+from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.values import Struct, field
 from cavvy.planner.spot.serving import SteadyRecord
 
@@ -16,7 +18,9 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     number of replicas that were needed at the end of the minute. If the target is not a wait, the
     number is the highest in the minute. `idle_since_s` is the time when the service last became
     idle, or None if it is not idle. `cold_starts` are stored by market.
-    `spot` is the record of the spot policy, for the markets `spot_markets`.
+    `spot` is the record of the spot policy, for the markets `spot_markets`. `tokens` are sums over
+    about the last hour's answers of a language model, and `goals` is what they say about the
+    service's objectives.
     """
 
     began_s: float | None = None
@@ -28,3 +32,5 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     cold_starts: dict[str, ColdStart] = field(default_factory=dict)
     spot: SteadyRecord | None = None
     spot_markets: tuple[str, ...] = ()
+    tokens: TokenTimes = TokenTimes()
+    goals: GoalEstimate | None = None

@@ -1,6 +1,6 @@
 """The requirements of a service for the autoscaler, and the constants of the rule."""
 
-from cavvy.domain.services import DEFAULT_AVAILABILITY, TargetKind
+from cavvy.domain.services import DEFAULT_AVAILABILITY, LatencyGoal, TargetKind
 from cavvy.domain.values import Struct
 
 
@@ -44,6 +44,9 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
     requests wait that some would be late, there are enough replicas to process all of them within
     `drain_s`. After `idle_s` without a request, `least` replicas remain.
 
+    `ttft` and `token_gap` are the objectives of a language model. Once its speed was measured,
+    there are also enough replicas to meet them.
+
     `cold_start_s` and `service_s` are assumed until the first measurement. `availability` is the
     availability that the spot policy aims at.
     """
@@ -60,4 +63,6 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
     cold_start_s: float = 60.0
     service_s: float = 1.0
     availability: float = DEFAULT_AVAILABILITY
+    ttft: LatencyGoal | None = None
+    token_gap: LatencyGoal | None = None
     weights: ScalingWeights = ScalingWeights()

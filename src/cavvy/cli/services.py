@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from cavvy.client.service_wire import (
         LevelShares,
         LevelView,
+        ObjectiveView,
         ReplicaView,
         ServedView,
         ServiceTrafficView,
+        TokenSpeedView,
         TrialView,
         UnplacedView,
     )
@@ -121,6 +123,8 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
     if found.slo is not None:
         pairs.append(("slo, last hour", _show_level(found.slo, found.slo.hour)))
         pairs.append(("slo, last day", _show_level(found.slo, found.slo.day)))
+        pairs += [(each.name, _show_objective(each, found.most)) for each in found.slo.objectives]
+        pairs += [] if found.slo.speed is None else [("speed", _show_speed(found.slo.speed))]
     if found.trial is not None:
         pairs.append(("update", _show_trial(found.trial, found.revision)))
     pairs += list_events(found, named(found.project, found.name))
@@ -192,6 +196,33 @@ def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
     if not parts:
         return "not measured yet"
     return f"{', '.join(parts)}; {format_count(reached.requests, 'request')}"
+
+
+def _show_objective(each: "ObjectiveView", most: int) -> str:
+    """Return what is wanted, and what is expected with which number of replicas."""
+    wanted = f"{100 * each.share:g}% within {each.limit_s:g} s"
+    if each.needed is None or each.expected_s is None or each.best_s is None:
+        return f"{wanted}; not measured yet: the first 20 streamed answers show the model's speed"
+    if each.best_s > each.limit_s:
+        return (
+            f"{wanted}; no number of replicas meets this: the best is {each.best_s:.3g} s, because "
+            "of the speed of the model and the lengths of prompts"
+        )
+    needed = format_count(each.needed, "replica")
+    text = f"{wanted}; {each.expected_s:.3g} s expected with {needed}, at best {each.best_s:.3g} s"
+    return text if each.needed <= most else f"{text}; `replicas.max` permits only {most}"
+
+
+def _show_speed(speed: "TokenSpeedView") -> str:
+    first, more, gap, running = (
+        f"{1e3 * each:.3g} ms"
+        for each in (speed.base_s, speed.prompt_s, speed.gap_s, speed.running_s)
+    )
+    return (
+        f"{first} for a prompt and {more} more for each of its tokens; {gap} between tokens and "
+        f"{running} more for each running request; {speed.prompt:,.0f} tokens in a prompt and "
+        f"{speed.completion:,.0f} in an answer on average"
+    )
 
 
 def _show_unplaced(found: "ServedView", each: "UnplacedView") -> str:

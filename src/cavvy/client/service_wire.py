@@ -65,13 +65,47 @@ class LevelShares(Answer, frozen=True, kw_only=True):
     in_time: float | None
 
 
+class ObjectiveView(Answer, frozen=True, kw_only=True):
+    """An objective for a language model: `ttft` or `token_gap`. The share `share` of all answers
+    should not exceed `limit_s`. Of the present load, this share is expected to keep `expected_s`
+    with `needed` replicas, and `best_s` with any number of replicas; the three are null until the
+    model's speed was measured.
+    """
+
+    name: str
+    share: float
+    limit_s: float
+    needed: int | None = None
+    expected_s: float | None = None
+    best_s: float | None = None
+
+
+class TokenSpeedView(Answer, frozen=True, kw_only=True):
+    """The measured speed of a language model on a replica. A prompt takes `base_s` and `prompt_s`
+    for each token; two tokens of an answer are `gap_s` apart, and `running_s` more for each running
+    request. `prompt` and `completion` are the mean numbers of tokens of a prompt, without its
+    cached part, and of an answer.
+    """
+
+    prompt_s: float
+    base_s: float
+    gap_s: float
+    running_s: float
+    prompt: float
+    completion: float
+
+
 class LevelView(Answer, frozen=True, kw_only=True):
-    """The service level that `slo` requires, and the level in the last hour and in the last day."""
+    """The service level that `slo` requires, and the level in the last hour and in the last day.
+    `speed` is null until it was measured.
+    """
 
     availability: float | None
     p95_s: float | None
     hour: LevelShares
     day: LevelShares
+    objectives: list[ObjectiveView] = field(default_factory=list)
+    speed: TokenSpeedView | None = None
 
 
 class TrialView(Answer, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""What gateways report about the requests of a service: the time of batches, and the requests that
-must stay in certain places.
+"""What gateways report about the requests of a service: the time of batches, the speed of language
+models, and the requests that must stay in certain places.
 """
 
 from cavvy.domain.values import Struct
@@ -18,6 +18,35 @@ class BatchFit(Struct, frozen=True, kw_only=True):
     def expect_s(self, requests: float) -> float:
         """Return the expected processing time of a batch of `requests` requests, in seconds."""
         return self.slope_s * requests + self.base_s
+
+
+class TokenTimes(Struct, frozen=True, kw_only=True):
+    """Sums over the streamed answers of language models; they only grow while the gateway runs.
+
+    `answers` answers have been measured, with a total of `completion` tokens. For each of them, x
+    is the number of tokens of its prompt that the replica had to compute, and y the time from the
+    request, or from the last first token of the replica if this is later, to the first token:
+    `prompt` is the sum of all x, `first_s` of all y, `prompt2` of all x * x, `cross_s` of all x * y
+    and `first2` of all y * y. `gaps` answers had several tokens. For each of them, x is the number
+    of requests that the replica served meanwhile, and y the mean time between two tokens:
+    `running` is the sum of all x, `gap_s` of all y, `running2`, `running_gap_s` and `gap2` as
+    above. `late` answers missed an objective of the service.
+    """
+
+    answers: float = 0.0
+    completion: float = 0.0
+    prompt: float = 0.0
+    first_s: float = 0.0
+    prompt2: float = 0.0
+    cross_s: float = 0.0
+    first2: float = 0.0
+    gaps: float = 0.0
+    running: float = 0.0
+    gap_s: float = 0.0
+    running2: float = 0.0
+    running_gap_s: float = 0.0
+    gap2: float = 0.0
+    late: float = 0.0
 
 
 class PlaceLoad(Struct, frozen=True, kw_only=True):

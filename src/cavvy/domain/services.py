@@ -181,14 +181,30 @@ class BatchRule(Struct, frozen=True, kw_only=True):
 DEFAULT_AVAILABILITY = 0.995
 
 
+class LatencyGoal(Struct, frozen=True, kw_only=True):
+    """An objective: the share `share` of all answers is not above `limit`."""
+
+    share: float = 0.95
+    limit: timedelta
+
+    @property
+    def limit_s(self) -> float:
+        return self.limit.total_seconds()
+
+
 class ServiceLevel(Struct, frozen=True, kw_only=True):
     """The service level: 95 of 100 requests are answered within `p95`, and `availability` is the
     share of answered requests. Replicas on spot are complemented so that enough replicas are ready
     for the same share of time. A value of None means that there is no target.
+
+    `ttft` limits the time from a request to the first token of a language model's answer, and
+    `token_gap` the mean time between two tokens of an answer. The autoscaler keeps both.
     """
 
     p95: timedelta | None = None
     availability: float | None = None
+    ttft: LatencyGoal | None = None
+    token_gap: LatencyGoal | None = None
 
 
 class UpdateStrategy(StrEnum):

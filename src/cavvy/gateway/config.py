@@ -152,6 +152,9 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     late_s: Seconds | None = None
     # a response that took longer counts as slow; None: no response counts as slow
     slow_s: Seconds | None = None
+    # the objectives for the first token of an answer and for the mean time between tokens
+    ttft_s: float | None = None
+    token_gap_s: float | None = None
     closed: str = ""  # why the service refuses requests; "" if it accepts them
     price_header: bool = False  # whether responses contain the cost of their request
     response_s: Seconds = 600  # maximum seconds until a replica's response begins

@@ -90,6 +90,10 @@ class ServiceQueue:
         self._fair = make_order(route)
         limited = any(key.tokens_per_min is not None for key in route.keys)
         self.engine = EngineTerms(route.models, memo.limits.hold_bytes, limited=limited)
+        self.engine.times.limits_s = (
+            inf if route.ttft_s is None else route.ttft_s,
+            inf if route.token_gap_s is None else route.token_gap_s,
+        )
         self.canary = None if route.canary is None else CanarySplit(route.canary)
         self.batches: ServiceBatches | None = None
         if route.batch is not None:
@@ -393,6 +397,8 @@ class ServiceQueue:
         """
         old._successor = self
         self.counters = old.counters
+        limits_s, self.engine.times = self.engine.times.limits_s, old.engine.times
+        self.engine.times.limits_s = limits_s
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
         if old.batches is not None:
@@ -516,6 +522,7 @@ class ServiceQueue:
             slow=counters.slow,
             unserved=counters.unserved,
             batches=self._describe_batches(),
+            tokens=self.engine.times.describe(),
             places=self._bound.describe(each.places for each in self._waiting),
         )
 

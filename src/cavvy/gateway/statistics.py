@@ -13,7 +13,13 @@ from secrets import token_hex
 from time import monotonic, time
 
 from cavvy.domain.request_bills import KeyWork
-from cavvy.domain.service_loads import BatchFit, PlaceLoad, PlaceLoads, write_places
+from cavvy.domain.service_loads import (
+    BatchFit,
+    PlaceLoad,
+    PlaceLoads,
+    TokenTimes,
+    write_places,
+)
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.values import Struct, field
 
@@ -105,6 +111,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     slow: int = 0  # of those answered, after more than `slow_s` since they arrived
     unserved: int = 0  # of those refused, by a full queue or because no replica took them in time
     batches: BatchFacts | None = None
+    tokens: TokenTimes = TokenTimes()
     places: PlaceLoads = field(default_factory=dict)
 
 

@@ -10,6 +10,7 @@ are a token.
 """
 
 import re
+from math import inf
 from operator import add, sub
 from time import monotonic
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from cavvy.domain.request_bills import TokenUse
+from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.values import Struct
 from cavvy.gateway.bodies import NO_JSON
 from cavvy.gateway.exchange import Exchange
@@ -101,6 +103,47 @@ class _EngineRequest(Struct, frozen=True):
 _decode = msgspec.json.Decoder(_EngineRequest).decode
 
 
+class AnswerTimes:
+    """The times of the streamed answers of a service; see `TokenTimes`."""
+
+    def __init__(self, ttft_s: float = inf, gap_s: float = inf) -> None:
+        self.limits_s = (ttft_s, gap_s)  # that answers should not exceed
+        self._sums = [0.0] * len(TokenTimes.__struct_fields__)
+
+    def add(self, prompt: int, completion: int, first: "FirstToken", now: float) -> None:
+        """Add an answer that has ended, and that had at least one token."""
+        ttft_s, limit_s = self.limits_s
+        x, y = float(prompt), first.taken_s
+        late = first.after_s > ttft_s
+        gap: tuple[float, ...] = (0.0,) * 6
+        if completion > 1 and now > first.at:
+            gap_s = (now - first.at) / (completion - 1)
+            # the harmonic mean: the divided time of the replica advances by dt / running
+            running = (now - first.at) / max(first.work.share_s(first.mark, now), 1e-9)
+            late = late or gap_s > limit_s
+            gap = (1.0, running, gap_s, running * running, running * gap_s, gap_s * gap_s)
+        new = (1.0, completion, x, y, x * x, x * y, y * y, *gap, float(late))
+        self._sums = list(map(add, self._sums, new))
+
+    def describe(self) -> TokenTimes:
+        return TokenTimes(**dict(zip(TokenTimes.__struct_fields__, self._sums, strict=True)))
+
+
+class FirstToken:
+    """The first token of an answer. `taken_s` is the time in which the replica computed it, and
+    `after_s` the time since the request arrived.
+    """
+
+    __slots__ = ("after_s", "at", "mark", "taken_s", "work")
+
+    def __init__(self, exchange: Exchange, work: ReplicaWork, now: float) -> None:
+        self.at, self.work = now, work
+        self.mark = work.share_s(0.0, now)
+        self.taken_s = now - max(exchange.started_at, work.first_token_at)
+        self.after_s = now - exchange.arrived_at
+        work.first_token_at = now
+
+
 class EngineTerms:
     """What meters know of the engine of a service."""
 
@@ -108,6 +151,7 @@ class EngineTerms:
         self.models = models
         self.hold_bytes = hold_bytes  # of a body that is read before a replica gets it
         self.limited = limited  # whether keys may use only so many tokens
+        self.times = AnswerTimes()
         self.asks_usage = True  # of streams, because the engine has not refused to state it
 
 
@@ -147,6 +191,8 @@ class TokenMeter:
 
     def _begin_try(self) -> None:
         self._count: TokenCount | None = None
+        self._work: ReplicaWork | None = None
+        self._first: FirstToken | None = None
         self._reader = UsageReader(self._route.name)
         self._counted = TokenUse()
         self._reads = self._streams = False
@@ -195,6 +241,7 @@ class TokenMeter:
     def begin(self, work: ReplicaWork) -> None:
         """Prepare for the response of a replica, which is about to get the request."""
         self._begin_try()
+        self._work = work
         self._count = work.find_tokens(self._exchange.key_id, self._model)
 
     def withdraw(self) -> None:
@@ -337,6 +384,9 @@ class TokenMeter:
         if not self._reads:
             return data
         self._seen += len(data)
+        waits = self._streams and self._first is None
+        if waits and self._work is not None and self._route.token in data:
+            self._first = FirstToken(self._exchange, self._work, monotonic())
         if self._reader.feed(data):
             self._count_stated()
         elif self._streams and (tokens := data.count(self._route.token)):
@@ -346,10 +396,19 @@ class TokenMeter:
 
     def _finish(self) -> bytes:
         """Count the tokens of an answer that is complete; return bytes that were held back."""
+        if self._first is not None:
+            self._add_times(self._first)
         if self._reader.use is not None:
             self._set_open(0, 0)  # what the engine has stated is all
         self.close()
         return b"" if self._events is None else self._events.flush()
+
+    def _add_times(self, first: FirstToken) -> None:
+        use = self._reader.use
+        prompt = self._prompt if use is None or not use.prompt else use.prompt - use.cached
+        completion = self._total.completion + self._open[1]
+        self._engine.times.add(prompt, completion, first, monotonic())
+        self._first = None
 
     def _count_stated(self) -> None:
         use, counted = self._reader.use, self._counted

@@ -29,6 +29,7 @@ class ReplicaWork:
         "_name",
         "_tokens",
         "_virtual",
+        "first_token_at",
     )
 
     def __init__(
@@ -41,6 +42,7 @@ class ReplicaWork:
     ) -> None:
         self._kept, self._name = kept, (service, replica)
         self._at = self._virtual = self._kept_at = 0.0
+        self.first_token_at = 0.0  # the last one of any answer of the replica
         self._in_flight = 0  # the sum of the weights
         self._counts = dict(former or {})  # by key
         self._tokens = dict(tokens or {})  # by key and model

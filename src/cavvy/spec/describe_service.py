@@ -62,6 +62,10 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
         promises.append(f"95% answered within {format_duration(service.slo.p95)}")
     if service.slo.availability is not None:
         promises.append(f"{100 * service.slo.availability:g}% answered")
+    goals = ((service.slo.ttft, "first token"), (service.slo.token_gap, "gap between tokens"))
+    for goal, name in goals:
+        if goal is not None:
+            promises.append(f"{100 * goal.share:g}% {name} within {goal.limit_s:g} s")
     yield "promises", listed(promises, "and") if promises else ""
     yield "responses", "have a header with the cost of the request" if service.price_header else ""
     yield "paths", "" if service.strip_prefix else "contain the path of the service"

@@ -332,11 +332,22 @@ class ServiceRouting(TypedDict, total=False):
     cache_tokens: Whole
 
 
+class ServiceGoal(TypedDict, total=False):
+    """An objective for the times of a language model's tokens: one percentile and its limit."""
+
+    p50: Length
+    p90: Length
+    p95: Length
+    p99: Length
+
+
 class ServiceSlo(TypedDict, total=False):
     """The service level that a service must reach."""
 
     p95: Length
     availability: Number | str
+    ttft: ServiceGoal
+    token_gap: ServiceGoal
 
 
 class ServiceUpdateKeys(TypedDict, total=False):

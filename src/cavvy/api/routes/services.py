@@ -4,6 +4,7 @@ checkpoints of jobs.
 
 import asyncio
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated
@@ -22,16 +23,19 @@ from cavvy.api.routes.submission import check_snapshot
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user
 from cavvy.api.wire import view
+from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.client import service_wire, wire
 from cavvy.client.addresses import name_host
 from cavvy.client.service_wire import (
     CronView,
     LevelShares,
     LevelView,
+    ObjectiveView,
     QueueView,
     ReplicaView,
     ServedView,
     ServiceTrafficView,
+    TokenSpeedView,
     TrialView,
     UnplacedView,
     WebhookView,
@@ -42,7 +46,7 @@ from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.decide.service import is_canary, state_of
 from cavvy.control.decide.service_level import LevelCounts, measure_level
 from cavvy.control.decide.ticks import find_next
-from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.decide.traffic import ServiceTraffic, read_goals
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.decide.webhook_signatures import LEAST, is_usable
 from cavvy.control.serving.requests import (
@@ -64,6 +68,7 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
 from cavvy.store.blobs import NotManifest
@@ -239,12 +244,31 @@ def _view_level(service: StoredService, now: datetime) -> LevelView | None:
     if asked == ServiceLevel():
         return None
     hour, day = measure_level(service, now)
+    goals = read_goals(service)
     return LevelView(
         availability=asked.availability,
         p95_s=None if asked.p95 is None else asked.p95.total_seconds(),
         hour=_view_shares(hour),
         day=_view_shares(day),
+        objectives=list(_view_objectives(asked, goals)),
+        speed=None if goals is None else view(TokenSpeedView, goals.speeds),
     )
+
+
+def _view_objectives(asked: ServiceLevel, goals: GoalEstimate | None) -> Iterator[ObjectiveView]:
+    for name, goal in (("ttft", asked.ttft), ("token_gap", asked.token_gap)):
+        if goal is None:
+            continue
+        found = ObjectiveView(name=name, share=goal.share, limit_s=goal.limit_s)
+        if goals is not None:
+            first = name == "ttft"
+            found = replace(
+                found,
+                needed=goals.needed,
+                expected_s=goals.ttft_s if first else goals.gap_s,
+                best_s=goals.best_ttft_s if first else goals.best_gap_s,
+            )
+        yield found
 
 
 def _view_shares(counts: LevelCounts) -> LevelShares:

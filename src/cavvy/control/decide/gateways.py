@@ -6,7 +6,7 @@ from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.request_bills import merge_work
 from cavvy.domain.service_loads import BatchFit, PlaceLoad, PlaceLoads
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
-from cavvy.domain.values import Struct, field, replace
+from cavvy.domain.values import Struct, combine, field, replace
 
 _NOTHING = RevisionSums()
 
@@ -46,14 +46,15 @@ def add_reports(
     """
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}
-    tried = former.tried
+    tried, tokens = former.tried, former.tokens
     for server, report in reports.items():
         new, old = report.traffic, _find_former(totals, server, report)
         for name in _COUNTERS:
             counters[name] += max(getattr(new, name) - getattr(old, name), 0)
+        tokens = combine(tokens, combine(new.tokens, old.tokens, -1))
         tried = _add_tried(tried, new.tried, old.tried)
     told = [each.traffic for each in reports.values()]
-    found = replace(_add_levels(told, at_s), **counters, tried=tried, whole=whole)
+    found = replace(_add_levels(told, at_s), **counters, tokens=tokens, tried=tried, whole=whole)
     last = {**totals.last, **{name: each.traffic for name, each in reports.items()}}
     return GatewayTotals(last=last, sum=found)
 

@@ -7,12 +7,13 @@ from datetime import datetime, timedelta
 import msgspec
 
 from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
 from cavvy.domain.request_bills import RequestWork
-from cavvy.domain.service_loads import BatchFit, PlaceLoads
+from cavvy.domain.service_loads import BatchFit, PlaceLoads, TokenTimes
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
@@ -25,7 +26,7 @@ from cavvy.domain.services import (
     TargetKind,
 )
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.values import Struct, field, replace
+from cavvy.domain.values import Struct, combine, field, replace
 
 _decode_state = msgspec.json.Decoder(ScalingState).decode
 _READY = frozenset({ReplicaState.READY, ReplicaState.UNHEALTHY})
@@ -73,6 +74,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     tried: RevisionTraffic | None = None
     work: RequestWork = field(default_factory=dict)
     places: PlaceLoads = field(default_factory=dict)
+    tokens: TokenTimes = TokenTimes()
     batch: BatchFit | None = None  # the time of a batch, if the service has batches
     process: str = ""  # "" for the sum of several gateways
     whole: bool = True  # whether all gateways have reported their requests in flight
@@ -92,6 +94,8 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
         idle_s=spec.replicas.idle.total_seconds(),
         cold_start_s=_FIRST_START_S,
         availability=spec.slo.availability or DEFAULT_AVAILABILITY,
+        ttft=spec.slo.ttft,
+        token_gap=spec.slo.token_gap,
     )
 
 
@@ -126,6 +130,13 @@ def scale(
     )
 
 
+def read_goals(service: StoredService) -> GoalEstimate | None:
+    """Return what the autoscaler expects of the service's objectives, or None if it has none, or if
+    the speed of the language model is unknown.
+    """
+    return _decode_state(service.scaling).goals if service.scaling else None
+
+
 def observe(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> ServiceObservation:
@@ -134,17 +145,20 @@ def observe(
     arrived = traffic.arrivals - before.arrivals
     seconds = round(traffic.at_s - before.at_s)
     seconds = max(seconds, 1) if arrived else seconds
+    tokens = combine(traffic.tokens, before.tokens, -1)
+    goals = service.spec.slo.ttft or service.spec.slo.token_gap
     return ServiceObservation(
         now_s=now.timestamp(),
         arrivals=_spread(arrived, seconds),
-        started=traffic.started - before.started,
-        late=traffic.late - before.late,
+        started=round(tokens.answers) if goals else traffic.started - before.started,
+        late=round(tokens.late) if goals else traffic.late - before.late,
         completed=traffic.answered - before.answered,
         completed_s=traffic.service_s - before.service_s,
         in_flight=traffic.in_flight,
         in_flight_s=traffic.in_flight_s,
         backlog=traffic.backlog,
         batch=traffic.batch,
+        tokens=tokens if tokens.answers else None,
         markets=_observe_markets(service, now),
     )
 

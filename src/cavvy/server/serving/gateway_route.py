@@ -106,6 +106,8 @@ def make_route(
         silence_s=spec.timeouts.silence.total_seconds(),
         late_s=make_terms(spec).wait_s,
         slow_s=None if spec.slo.p95 is None else spec.slo.p95.total_seconds(),
+        ttft_s=None if spec.slo.ttft is None else spec.slo.ttft.limit_s,
+        token_gap_s=None if spec.slo.token_gap is None else spec.slo.token_gap.limit_s,
         models=spec.models,
         places=list_possible_places(service.task),
         full_places=tuple(each.places for each in service.unplaced),

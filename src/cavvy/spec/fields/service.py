@@ -14,6 +14,7 @@ from cavvy.domain.services import (
     EventTrigger,
     FallbackApi,
     FallbackRule,
+    LatencyGoal,
     QueueTerms,
     RateScope,
     ReadinessProbe,
@@ -44,6 +45,7 @@ from cavvy.spec.fields.kinds import (
     MapKind,
     ScalarKind,
     SectionReader,
+    SectionSpec,
     WrongValue,
     advise_point,
     check_slug,
@@ -211,8 +213,33 @@ _TIMEOUTS = section(
     response=_LENGTH,
     silence=_LENGTH,
 )
+_SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def _build_goal(table: SectionReader) -> LatencyGoal | None:
+    given = [name for name in _SHARES if table.has(name)]
+    if len(given) != 1:
+        if not given and table.node.entries:
+            return None  # an unknown percentile is a problem of its own
+        message = "no percentile is given" if not given else f"{' and '.join(given)} are given"
+        expected, hint = "one percentile", "write p95, such as `{p95: 800ms}`"
+        table.notes.add(table.node.mark, message, expected=expected, suggestion=hint)
+        return None
+    limit: Any = table.get(given[0])
+    return None if limit is None else LatencyGoal(share=_SHARES[given[0]], limit=limit)
+
+
+def _goal(path: str) -> SectionSpec:
+    return section(path, _build_goal, p50=_LENGTH, p90=_LENGTH, p95=_LENGTH, p99=_LENGTH)
+
+
 _SLO = section(
-    "service.slo", lambda table: table.make(ServiceLevel), p95=_LENGTH, availability=_SHARE
+    "service.slo",
+    lambda table: table.make(ServiceLevel),
+    p95=_LENGTH,
+    availability=_SHARE,
+    ttft=_goal("service.slo.ttft"),
+    token_gap=_goal("service.slo.token_gap"),
 )
 
 
@@ -571,6 +598,13 @@ def _build(table: SectionReader) -> ServiceSpec | None:
         _check_batch(table)
     if spec.fallbacks:
         _check_fallbacks(table, spec)
+    for name, goal in (("ttft", spec.slo.ttft), ("token_gap", spec.slo.token_gap)):
+        if goal is not None and not spec.models:
+            table.wrong(
+                "slo",
+                f"`{name}` is for language models, and the service has no `models`",
+                suggestion="add `models: [NAME]`, or use `p95`",
+            )
     engine = ENGINES.get(str(table.get("engine")))
     if spec.routing is None and engine is not None and engine.chats:
         spec = replace(spec, routing=RoutingRule())
