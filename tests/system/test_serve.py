@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from tests.system.ports import free_port
@@ -162,3 +163,54 @@ def test_two_programs_do_not_share_a_port_of_the_servers_machine(user: User) -> 
     assert {each["name"] for each in user.json("services")} == {"second", "third"}
     user.cli("unserve", "--all")
     assert user.json("services") == []
+
+
+def test_a_router_has_the_workers_that_live(user: User) -> None:
+    here = Path(__file__).parent
+    engine = Path(__file__).parents[2] / "benchmarks" / "engine_stand_in.py"
+    user.settings("[providers.local]\nprice_usd_hr = 3.6\n")
+    (user.work / "roles.yaml").write_text(f"""
+name: hello
+run: exec {sys.executable} {engine} $PORT
+resources: {{cpu: 0.1, memory: 32MiB}}
+service:
+  concurrency: 4
+  drain: 1s
+  groups:
+    router: {{run: exec {sys.executable} {here / "role_router.py"} $PORT}}
+    prefill: {{replicas: {{min: 0, max: 2}}}}
+    decode: {{replicas: {{min: 0, max: 1}}}}
+""")
+    url = user.json("serve", "--yes", "roles.yaml")["url"]
+    assert read_service(user).state == "idle"
+    ask = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}).encode()
+
+    def say() -> int:
+        request = Request(f"{url}/v1/chat/completions", ask, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=START_S) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 2
+            return int(answer.status)
+
+    def find(role: str) -> list[int]:
+        found = read_service(user).replicas
+        return [each.port for each in found if each.role == role and each.state == "ready"]
+
+    def list_workers() -> set[str]:
+        with urlopen(f"http://127.0.0.1:{find('router')[0]}/workers") as answer:
+            return {each["url"] for each in json.load(answer)["workers"]}
+
+    assert say() == 200, "from zero"
+    [lost] = find("decode")
+    words = f"engine_stand_in.py\0{lost}".encode()
+    [program] = [pid for pid in user.worked() if words in read_command(pid)]
+    os.kill(program, signal.SIGKILL)
+    wait_until(lambda: lost not in find("decode"))
+    assert say() == 200, "the request waits for another decode"
+    ports = [*find("prefill"), *find("decode")]
+    assert lost not in ports
+    assert list_workers() == {f"http://127.0.0.1:{port}" for port in ports}
+    assert "(decode, revision 1) ready" in user.cli("services", "show", "hello")
+    user.cli("unserve", "hello")
+    check_clean(user)
+    bills = {row["tag:role"]: row["spent_micros"] for row in user.json("cost", "--by", "tag:role")}
+    assert all(bills[role] > 0 for role in ("router", "prefill", "decode"))

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from cavvy.domain.services import RateScope, RequestRate, ServiceSpec, TargetKind
+from cavvy.domain.tasks import ReplicaGroup, ResourceSpec
 from cavvy.domain.values import asdict
+from cavvy.importers import make_ready
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, parse_file, parse_task
 
@@ -176,6 +178,25 @@ SKYPILOT_FILES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
 ]
+PARTS = """
+type: service
+name: parts
+image: lmsysorg/sglang:latest
+port: 8000
+model: m
+replicas:
+- count: 1..4
+  scaling: {metric: rps, target: 3}
+  commands:
+  - |
+    python -m sglang.launch_server --model-path m \\
+      --disaggregation-mode prefill \\
+      --disaggregation-bootstrap-port 8999
+  resources: {gpu: H200}
+- count: 2
+  commands: [python -m sglang.launch_server --disaggregation-mode decode]
+  resources: {gpu: H100}
+"""
 DSTACK_FILES: list[tuple[str, dict[str, Any]]] = [
     (dstack("port: 8000\n"), {"port": 8000, **NO_PROBE}),
     (dstack("port: 80:8000\nauth: false\n"), {"port": 8000, "keys": False, **NO_PROBE}),
@@ -322,11 +343,61 @@ def test_a_dstack_service_means_the_same(text: str, expected: dict[str, Any]) ->
             ),
             "rate_limits.key.header",
         ),
-        ("type: service\nport: 1\ngroups: [{replicas: 1, commands: [x]}]\n", "groups"),
+        (PARTS, "replicas"),
+        (PARTS.replace("replicas:", "groups:"), "groups"),
     ],
 )
 def test_what_a_service_cannot_have_is_refused_by_name(text: str, key: str) -> None:
     assert key in [each.key for each in parse_file(text).refused]
+
+
+def test_groups_of_dstack_are_groups_with_roles() -> None:
+    own = "- {name: way, count: 1, commands: [smg], resources: {cpu: 4}, router: {type: sglang}}\n"
+    (task,) = parse_file(PARTS + own).tasks
+    prefill, decode, router = task.replica_groups
+    assert [each.name for each in task.replica_groups] == ["0", "1", "way"]
+    assert [each.role for each in task.replica_groups] == ["prefill", "decode", "router"]
+    assert (prefill.replicas.least, prefill.replicas.most) == (1, 4)
+    assert prefill.replicas.target.value == 3
+    assert prefill.bootstrap_port == 8999
+    assert [each.accelerators[0].name for each in map(stated, (prefill, decode))] == [
+        "H200",
+        "H100",
+    ]
+    assert router.run == "smg"
+    assert not stated(router).accelerators
+    assert task.service
+    assert task.service.replicas.least == 4
+    assert task.service.fixed_port
+
+
+def test_the_router_of_older_files_is_a_group() -> None:
+    (task,) = parse_file(PARTS + "router: {type: sglang, pd_disaggregation: true}\n").tasks
+    router = task.replica_groups[-1]
+    assert router.role == "router"
+    assert "launch_router" in (router.run or "")
+    assert (router.run or "").endswith("--pd-disaggregation")
+
+
+def test_groups_without_roles_are_workers() -> None:
+    groups = "[{replicas: 1, commands: [x]}, {name: big, replicas: 2, commands: [y]}]"
+    translation = parse_file(f"type: service\nport: 1\npython: 3.12\ngroups: {groups}\n")
+    (task,) = translation.tasks
+    assert not translation.refused
+    assert [(each.name, each.role) for each in task.replica_groups] == [
+        ("0", "worker"),
+        ("big", "worker"),
+    ]
+    ready = make_ready(task, translation)
+    for group, command in zip(ready.replica_groups, ("x", "y"), strict=True):
+        assert "DSTACK_" in (group.run or "")
+        assert "venv" in (group.run or "")
+        assert (group.run or "").endswith(command)
+
+
+def stated(group: ReplicaGroup) -> ResourceSpec:
+    assert group.resources is not None
+    return group.resources
 
 
 @pytest.mark.parametrize("text", [SKYPILOT_FILES[0][0], DSTACK_FILES[0][0]])

@@ -50,6 +50,7 @@ TABLES: dict[str, Any] = {
     "service": keys.Service,
     "service.replicas": keys.ServiceReplicas,
     "service.replicas.target": keys.ServiceTarget,
+    "service.groups": keys.ServiceGroup,
     "service.model": keys.ServiceModel,
     "service.probe": keys.ServiceProbe,
     "service.timeouts": keys.ServiceTimeoutKeys,

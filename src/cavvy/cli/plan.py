@@ -1,6 +1,6 @@
 """`cavvy plan`: ranks offers for a task by cost or duration, without a server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,16 +89,20 @@ def command(
 
     params = read_params(param)
     tasks = [with_rates(each, Path(file).parent) for each in read_any_tasks(file, params, options)]
-    if len(tasks) > 1 and (load["load"] is not None or output != "table"):
-        raise click.UsageError(f"{file} has {len(tasks)} tasks; use -o table, and omit --load")
+    parts = [part for each in tasks for part in _list_parts(each)]
+    if len(parts) > 1 and (load["load"] is not None or output != "table"):
+        what = "tasks" if len(tasks) > 1 else "groups of replicas"
+        raise click.UsageError(f"{file} has {len(parts)} {what}; use -o table, and omit --load")
     if load["load"] is not None:
         from cavvy.cli.task.service_plan import show_ways
 
         show_ways(tasks[0], load, output)
         return
-    for number, task in enumerate(tasks):
+    for number, (title, task) in enumerate(parts):
         if number:
             click.echo()
+        if title:
+            click.echo(title)
         _plan(
             task,
             lambda each: _answer(each, by, limit, all_locations, ready, _size(output_size)),
@@ -107,6 +111,19 @@ def command(
         )
     if refusal := find_refusal(file, params, options, project, files=True):
         raise refusal
+
+
+def _list_parts(task: "TaskSpec") -> "Iterator[tuple[str, TaskSpec]]":
+    """Yield the task of each group of replicas with a title, or the task alone without groups."""
+    from cavvy.domain.tasks import take_role
+
+    for each in task.replica_groups:
+        least, most = each.replicas.least, each.replicas.most
+        count = str(most) if least == most else f"{least} to {most}"
+        known = f"group {each.name}" + ("" if each.name == each.role else f", {each.role}")
+        yield f"{known}: {count} x one of these", take_role(task, each)
+    if not task.replica_groups:
+        yield "", task
 
 
 def _plan(

@@ -243,7 +243,10 @@ def _show_replica(replica: "ReplicaView") -> str:
     if replica.ready_at is None and replica.ended_at is None and "prepare" in replica.start_s:
         took += f"; PORT is {replica.port}"
         took += "" if reason else ", and the program does not answer yet"
-    return f"{replica.number} (revision {replica.revision}) {replica.state}{where}{reason}{took}"
+    named = dict.fromkeys(filter(None, (replica.group, replica.role)))
+    of = f"{', '.join(named)}, " if named else ""
+    known = f"{replica.number} ({of}revision {replica.revision})"
+    return f"{known} {replica.state}{where}{reason}{took}"
 
 
 def _show_share(share: float | None) -> str:

@@ -18,13 +18,16 @@ from cavvy.client.wire import Answer, Ask
 class ReplicaView(Answer, frozen=True, kw_only=True):
     """A replica of a service. `job` is the ID of the replica's job, which is named NAME-NUMBER,
     where NAME is the service's name. `place` is the replica's location, as account/zone/purchase,
-    or "" while the replica has no location. `start_s` contains the duration in seconds of each
-    finished phase of the start: queue, machine, prepare, load.
+    or "" while the replica has no location. `group` is the name of its group, and `role` what it
+    does there; both are "" if the service has no groups. `start_s` contains the duration in seconds
+    of each finished phase of the start: queue, machine, prepare, load.
     """
 
     job: str
     number: int
     revision: int
+    group: str = ""
+    role: str = ""
     state: str
     reason: str
     place: str

@@ -335,6 +335,22 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     webhooks: tuple[WebhookTrigger, ...] = ()
 
 
+class ReplicaRole(StrEnum):
+    """What the replicas of a group do."""
+
+    ROUTER = "router"  # gets the requests of the gateway, and sends them to the other groups
+    PREFILL = "prefill"  # computes the key-value blocks of prompts
+    DECODE = "decode"  # generates the answers
+    WORKER = "worker"  # does both
+
+
+class RouterApi(StrEnum):
+    """How a router learns which workers exist."""
+
+    SGLANG = "sglang"  # Cavvy adds and removes them through the API of SGLang's router
+    NONE = "none"  # the router and the workers find each other, without Cavvy
+
+
 class ReplicaState(StrEnum):
     """The state of a replica. `REPLICA_MOVES` lists the allowed transitions."""
 
@@ -382,6 +398,7 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
 }
 _DASHED = re.compile(r"([a-z0-9-]+)-([1-9][0-9]*)")
 SERVICE_TAG = "service"  # for a replica's job: the name of its service
+ROLE_TAG = "role"  # for a replica's job: the name of its group
 
 
 def name_replica(service: str, number: int) -> str:
@@ -479,6 +496,11 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     reclaimed: bool = False  # when the provider announced that it will reclaim the replica's node
     loss: ReplicaLoss | None = None  # how the replica was lost to a spot market, if it was
     counted: bool = False  # whether the autoscaler has recorded the loss
+    group: str = ""  # the name of its group, if the service has groups
+    role: ReplicaRole | None = None
+    # of the node: for the bootstrap server of prefill, or the metrics of a router
+    second_port: int = 0
+    address: str = ""  # at which the other replicas of its network reach its node
 
     @property
     def start_parts(self) -> Mapping[str, timedelta]:

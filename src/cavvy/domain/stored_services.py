@@ -54,6 +54,17 @@ def find_open_models(spec: ServiceSpec) -> frozenset[str]:
     return frozenset() if spec.keys else frozenset(spec.models)
 
 
+class GroupScale(Struct, frozen=True, kw_only=True):
+    """The autoscaler's last decision on a group of replicas: the fields `target`, `why` and
+    `scaling` of a service, for one group.
+    """
+
+    name: str
+    target: int = 0
+    why: str = ""
+    scaling: str = ""
+
+
 class StoredService(Struct, frozen=True, kw_only=True):
     """A service: a name in a project, the task of its newest revision, and its replicas, oldest
     first. Each replica is a job whose ID is the replica's ID.
@@ -70,7 +81,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
     is the previous revision, to which a rolling update can return until a replica of the new
     revision is ready. `steady` means that a replica of the serving revision has worked: it was
     ready for a minute, or until it was no longer needed. Until then, `worked` is the last revision
-    that has worked.
+    that has worked. `groups` are the autoscaler's decisions on the groups of a service that has
+    groups; `target` is then their sum.
     """
 
     project: str
@@ -89,6 +101,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     target: int = 0
     why: str = ""
     scaling: str = ""
+    groups: tuple[GroupScale, ...] = ()
     level: str = ""
     markets: tuple[ServingMarket, ...] = ()
     placement: dict[str, int] = field(default_factory=dict)

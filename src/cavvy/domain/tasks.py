@@ -9,7 +9,13 @@ from enum import StrEnum
 from math import ceil
 from typing import Any
 
-from cavvy.domain.services import ServiceSpec
+from cavvy.domain.services import (
+    ReadinessProbe,
+    ReplicaCount,
+    ReplicaRole,
+    RouterApi,
+    ServiceSpec,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field, replace
 
@@ -465,6 +471,27 @@ class EarlyStop(Struct, frozen=True, kw_only=True):
     step: str = ""
 
 
+class ReplicaGroup(Struct, frozen=True, kw_only=True):
+    """Replicas of a service that have the same role, and their own number and nodes. Values of None
+    are those of the task. `router` matters only for the role ROUTER.
+    """
+
+    name: str
+    role: ReplicaRole
+    replicas: ReplicaCount = ReplicaCount(least=1, most=1)
+    router: RouterApi = RouterApi.SGLANG
+    run: str | None = None
+    setup: str | None = None
+    resources: ResourceSpec | None = None
+    nodes: int | None = None
+    image: str | None = None
+    image_signers: tuple[str, ...] = ()  # see the field of the task
+    concurrency: int | None = None
+    probe: ReadinessProbe | None = None
+    # the port at which prefill replicas wait for decode replicas; None: CAVVY_BOOTSTRAP_PORT
+    bootstrap_port: int | None = None
+
+
 class TaskSpec(Struct, frozen=True, kw_only=True):
     """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
@@ -521,11 +548,60 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`
     pool: str | None = None  # name of the pool whose nodes the task uses, see `NodePool`
     service: ServiceSpec | None = None  # how the task answers requests; None for a job
+    replica_groups: tuple[ReplicaGroup, ...] = ()  # () if all replicas of the service are equal
 
     @property
     def on_kept_nodes(self) -> bool:
         """Whether the nodes belong to a machine or a pool, which other work uses afterwards."""
         return self.machine is not None or self.pool is not None
+
+
+def count_all(groups: Sequence[ReplicaGroup]) -> ReplicaCount:
+    """Return the number of replicas of all groups together. The service can have none if this is
+    so for each group except the router.
+    """
+    sleeps = can_sleep(groups)
+    least = 0 if sleeps else sum(max(1, each.replicas.least) for each in groups)
+    return ReplicaCount(least=least, most=sum(each.replicas.most for each in groups))
+
+
+def can_sleep(groups: Sequence[ReplicaGroup]) -> bool:
+    """Return whether the service has no replicas while it gets no requests."""
+    return not any(each.replicas.least for each in groups if each.role is not ReplicaRole.ROUTER)
+
+
+# of SGLang's router: answered also while the router has no workers
+_ROUTER_PROBE = ReadinessProbe(path="/liveness")
+
+
+def has_api(group: ReplicaGroup) -> bool:
+    """Return whether Cavvy adds workers to the routers of this group."""
+    return group.role is ReplicaRole.ROUTER and group.router is RouterApi.SGLANG
+
+
+def take_role(task: TaskSpec, group: ReplicaGroup) -> TaskSpec:
+    """Return the task of the replicas of a group, as if the service consisted only of them."""
+    assert task.service is not None
+    stated: dict[str, Any] = {
+        name: value
+        for name in ("run", "setup", "resources", "nodes")
+        if (value := getattr(group, name)) is not None
+    }
+    if group.image is not None:
+        stated |= {
+            "image": group.image,
+            "image_build": None,
+            "image_signers": group.image_signers,
+        }
+    if group.setup is not None:
+        stated["setup_uses"] = None
+    spec = replace(
+        task.service,
+        replicas=group.replicas,
+        concurrency=group.concurrency or task.service.concurrency,
+        probe=group.probe or (_ROUTER_PROBE if has_api(group) else task.service.probe),
+    )
+    return replace(task, service=spec, **stated)
 
 
 def list_missing(task: TaskSpec, known: Collection[str]) -> Sequence[str]:

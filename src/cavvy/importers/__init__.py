@@ -62,6 +62,14 @@ def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
     """Return the task with the variables and the shell that its commands expect."""
     if source.kind == Dialect.KUBERNETES:
         return task
+    from cavvy.domain.tasks import take_role
+    from cavvy.domain.values import replace
     from cavvy.importers.translation_header import add_translation_header
 
-    return add_translation_header(task, source.kind, source.before, source.after)
+    groups = []
+    for group in task.replica_groups:
+        alone = take_role(task, group)
+        ready = add_translation_header(alone, source.kind, source.before, source.after)
+        groups.append(replace(group, run=ready.run))
+    task = add_translation_header(task, source.kind, source.before, source.after)
+    return replace(task, replica_groups=tuple(groups)) if groups else task

@@ -38,7 +38,7 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
             task.name if task.project == "default" else f"{task.name}, in project {task.project}",
         ),
         ("runs", _run(task)),
-        *(describe_service(task.service) if task.service is not None else ()),
+        *(describe_service(task.service, task.replica_groups) if task.service is not None else ()),
         ("on", describe_nodes(task)),
         ("close", _say_topology(task)),
         ("encrypts", "the traffic between its nodes" if task.encrypt else ""),

@@ -1,6 +1,6 @@
 """Describes the service of a task in plain words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from cavvy.domain.services import (
@@ -20,6 +20,7 @@ from cavvy.domain.services import (
     TargetKind,
     UpdateStrategy,
 )
+from cavvy.domain.tasks import ReplicaGroup
 from cavvy.domain.units import (
     Money,
     format_count,
@@ -31,13 +32,16 @@ from cavvy.domain.units import (
 from cavvy.spec.problems import listed
 
 
-def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
+def describe_service(
+    service: ServiceSpec, groups: Sequence[ReplicaGroup] = ()
+) -> Iterator[tuple[str, str]]:
     """Yield the description as rows of name and text."""
     probe = service.probe
     port = f"port {service.port}" if service.fixed_port else "the port in the variable PORT"
     at_once = _count(service.concurrency, "request")
     yield "serves", f"on {port}, {at_once} at once in each replica"
-    yield "replicas", _replicas(service.replicas)
+    yield "replicas", "" if groups else _replicas(service.replicas)
+    yield from _list_groups(groups)
     yield (
         "ready",
         f"when {'GET' if probe.body is None else 'POST'} {probe.path} "
@@ -88,6 +92,13 @@ def _fallback(rule: FallbackRule) -> str:
     prompt, completion = (format_usd(Money(each)) for each in rule.api.prices)
     cost = f"{prompt} and {completion} for a million tokens of prompts and completions"
     return f"{rule.api.model} at {rule.api.host} ({cost})"
+
+
+def _list_groups(groups: Sequence[ReplicaGroup]) -> Iterator[tuple[str, str]]:
+    """Yield the description of each group of replicas."""
+    for each in groups:
+        role = "" if each.name == each.role else f", as {each.role}"
+        yield f"group {each.name}", f"{_replicas(each.replicas)}{role}"
 
 
 def _queue(queue: QueueTerms) -> str:

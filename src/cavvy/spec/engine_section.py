@@ -52,7 +52,21 @@ def add_own_command(root: MapNode) -> MapNode:
     """Return the tree with the image's own command as `run`, if it names an image and no `run`."""
     image = root.get("image")
     has_image = isinstance(image, MapNode) or bool(isinstance(image, ScalarNode) and image.text)
-    return _complete(root, {"run": OWN_COMMAND}) if has_image else root
+    if has_image:
+        return _complete(root, {"run": OWN_COMMAND})
+    return _add_group_command(root)
+
+
+def _add_group_command(root: MapNode) -> MapNode:
+    """Return the tree with a `run`, if it has none and each group of its service has one."""
+    service = root.get("service")
+    groups = service.get("groups") if isinstance(service, MapNode) else None
+    runs = [
+        each.get("run") if isinstance(each, MapNode) else None
+        for _, each in (groups.entries if isinstance(groups, MapNode) else ())
+    ]
+    texts = [each.text for each in runs if isinstance(each, ScalarNode)]
+    return _complete(root, {"run": texts[0]}) if texts and len(texts) == len(runs) else root
 
 
 def find_engine_files(documents: Sequence[Node]) -> Mapping[str, Path]:

@@ -383,6 +383,21 @@ class ServiceEvent(TypedDict):
     path: NotRequired[str]
 
 
+class ServiceGroup(TypedDict):
+    """Replicas of a service that have the same role."""
+
+    role: NotRequired[Literal["router", "prefill", "decode", "worker"]]
+    replicas: NotRequired[Whole | ServiceReplicas]
+    router: NotRequired[Literal["sglang", "none"]]
+    resources: NotRequired[Resources]
+    nodes: NotRequired[Whole]
+    run: NotRequired[str]
+    setup: NotRequired[str]
+    image: NotRequired[str]
+    concurrency: NotRequired[Whole]
+    probe: NotRequired[str | ServiceProbe]
+
+
 class Service(TypedDict):
     """How a task answers requests, and on how many replicas."""
 
@@ -391,6 +406,7 @@ class Service(TypedDict):
     model: NotRequired[str | ServiceModel]
     options: NotRequired[Mapping[str, Scalar]]
     replicas: NotRequired[Whole | ServiceReplicas]
+    groups: NotRequired[Mapping[str, ServiceGroup]]
     concurrency: NotRequired[Whole]
     probe: NotRequired[str | ServiceProbe]
     drain: NotRequired[Length]

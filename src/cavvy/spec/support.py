@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cavvy.catalog.regions import locate
-from cavvy.domain.services import HERE, ServiceSpec, TargetKind
+from cavvy.domain.services import HERE, ReplicaRole, ServiceSpec, TargetKind
 from cavvy.domain.tasks import (
     NetworkNeed,
     Objection,
@@ -17,6 +17,7 @@ from cavvy.domain.tasks import (
     SpotPolicy,
     TaskSpec,
     VolumeKind,
+    take_role,
 )
 
 # For each unsupported key, the reason. Nested keys are written with dots.
@@ -37,6 +38,7 @@ def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
     asked = (
         ("spot", "resources.spot", need.spot is SpotPolicy.ONLY),
         ("gang", "nodes", task.nodes > 1),
+        ("gang", "service.groups", has_router(task)),
         ("image", "image", task.image is not None or task.image_build is not None),
         ("build", "image.build", task.image_build is not None),
         ("login", "image.login", task.image_login is not None),
@@ -51,6 +53,11 @@ def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
         for feature, field, wanted in asked
         if wanted and feature in unsupported
     ]
+
+
+def has_router(task: TaskSpec) -> bool:
+    """Return whether the replicas of a service must reach each other over a network."""
+    return any(each.role is ReplicaRole.ROUTER for each in task.replica_groups)
 
 
 def read_options(need: ResourceSpec, provider: str) -> dict[str, Any]:
@@ -78,7 +85,11 @@ def object_to_service(task: TaskSpec) -> Objection | None:
     ):
         if given is not None:
             return Objection(key, "a service cannot have this key")
-    return _object_to_section(task, spec)
+    for group in task.replica_groups:
+        alone = take_role(task, group)
+        if alone.service and (found := _object_to_section(alone, alone.service)):
+            return Objection(f"{found.field} (group {group.name})", found.reason)
+    return None if task.replica_groups else _object_to_section(task, spec)
 
 
 def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:

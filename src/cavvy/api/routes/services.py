@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Path
 from msgspec import structs
@@ -67,7 +67,7 @@ from cavvy.domain.services import (
     name_replica,
 )
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import TaskSpec, take_role
 from cavvy.domain.values import replace
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
@@ -153,12 +153,21 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     await _check_webhook_secrets(app_state, task)
     await submission.check_snapshot(app_state, project, origin.snapshot)
     await submission.check_uses(app_state, task, origin.snapshot)
-    admitted = make_admitted(task)
-    admitted, _ = await submission.admit_task(
-        app_state, admitted, now, ask.user, consented=ask.consent
-    )
-    pinned = {"image": admitted.image, "image_signers": admitted.image_signers}
-    task = structs.replace(task, run=admitted.run, **pinned)
+
+    async def admit(asked: TaskSpec) -> dict[str, Any]:
+        found, _ = await submission.admit_task(
+            app_state, make_admitted(asked), now, ask.user, consented=ask.consent
+        )
+        return {"run": found.run, "image": found.image, "image_signers": found.image_signers}
+
+    if task.replica_groups:
+        groups = [
+            structs.replace(each, **await admit(take_role(task, each)))
+            for each in task.replica_groups
+        ]
+        task = structs.replace(task, replica_groups=tuple(groups))
+    else:
+        task = structs.replace(task, **await admit(task))
     try:
         found = await _services(app_state).put(
             task,
@@ -307,6 +316,7 @@ def _view_replica(replica: ServiceReplica, traffic: ServiceTraffic | None) -> Re
         replica,
         job=replica.id,
         state=str(replica.state),
+        role="" if replica.role is None else str(replica.role),
         in_flight=in_flight,
         start_s={name: part.total_seconds() for name, part in replica.start_parts.items()},
     )

@@ -3,6 +3,7 @@ end."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.bound_requests import (
@@ -40,6 +41,7 @@ from cavvy.domain.services import (
     SERVICE_TAG,
     SERVING,
     ReplicaLoss,
+    ReplicaRole,
     ReplicaState,
     ServiceReplica,
     ServingMarket,
@@ -48,7 +50,7 @@ from cavvy.domain.services import (
     UpdateStrategy,
 )
 from cavvy.domain.stored_services import KEPT_ENDED, StoredService
-from cavvy.domain.tasks import RetryPolicy, TaskSpec
+from cavvy.domain.tasks import ReplicaGroup, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field, replace
 
@@ -75,6 +77,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     offer: Offer | None = None
     rate: HourlyRate | None = None  # the current cost of the replica's nodes
     gang: str = ""
+    address: str = ""  # of the node, for other nodes
     placed_at: datetime | None = None
     claimed_at: datetime | None = None
     tried: bool = False
@@ -105,15 +108,18 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 class ServiceStep(Struct, frozen=True, kw_only=True):
     """The actions of one decision about a service: store the service, order new replicas, and start
     and stop the jobs of existing replicas. `orders` lists the market of each new replica; for "",
-    the planner chooses the market. `candidates` is the number of new replicas of the candidate
-    revision. `bound` are additional replicas to order, for requests that must stay in certain
-    places. `finished` means that the service was ended and has no replicas left. The next decision
-    is due after the time `after`.
+    the planner chooses the market. `grouped` lists the group of each new replica of a service with
+    groups. `candidates` and `candidate_groups` are the number of new replicas of the candidate
+    revision, and their groups. `bound` are additional replicas to order, for requests that must
+    stay in certain places. `finished` means that the service was ended and has no replicas left.
+    The next decision is due after the time `after`.
     """
 
     service: StoredService
     orders: tuple[str, ...] = ()
+    grouped: tuple[str, ...] = ()
     candidates: int = 0
+    candidate_groups: tuple[str, ...] = ()
     bound: tuple[BoundOrder, ...] = ()
     start: tuple[ServiceReplica, ...] = ()
     stop: tuple[ServiceReplica, ...] = ()
@@ -153,7 +159,9 @@ def state_of(service: StoredService) -> str:
     needs no replica."""
     if not service.wanted:
         return "ending"
-    if any(each.state in SERVING for each in service.replicas):
+    if any(each.state in SERVING for each in service.replicas if each.role is None):
+        return "ready"
+    if any(each.role is not None for each in list_serving(service)):
         return "ready"
     if service.failures:
         return "failing"
@@ -166,15 +174,43 @@ def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
     """
     hidden = 0 if is_canary(service) else service.tried
     return tuple(
-        each for each in service.replicas if each.state in SERVING and each.revision != hidden
+        each
+        for each in service.replicas
+        if each.state in SERVING and each.revision != hidden and _gets_requests(each, service)
     )
+
+
+def _gets_requests(replica: ServiceReplica, service: StoredService) -> bool:
+    """Return whether the gateway sends requests to a ready replica. A router gets them while its
+    workers are ready; a worker gets them only if its revision has no router.
+    """
+    if replica.role is None:
+        return True
+    ours = [each for each in service.open if each.revision == replica.revision]
+    if replica.role is ReplicaRole.WORKER:
+        return not any(each.role is ReplicaRole.ROUTER for each in ours)
+    ready = {each.role for each in ours if each.state in SERVING}
+    return replica.role is ReplicaRole.ROUTER and not find_absent(ready)
+
+
+def find_absent(roles: AbstractSet[ReplicaRole | None]) -> str:
+    """Return a role that is missing in `roles`, so that they cannot answer requests, or ""."""
+    if ReplicaRole.WORKER in roles:
+        return ""
+    parts = (ReplicaRole.PREFILL, ReplicaRole.DECODE)
+    if not roles & {*parts}:
+        return ReplicaRole.WORKER
+    return next((each for each in parts if each not in roles), "")
 
 
 def average_readings(service: StoredService, seen: Mapping[str, ReplicaSeen]) -> float | None:
     """Return the mean value of the autoscaling metric over the replicas that get requests, or None
     if no replica has reported the metric.
     """
-    ready = [seen[each.id] for each in list_serving(service) if each.id in seen]
+    found_in = list_serving(service)
+    if any(each.role is not None for each in service.replicas):  # of one group
+        found_in = tuple(each for each in service.replicas if each.state in SERVING)
+    ready = [seen[each.id] for each in found_in if each.id in seen]
     by_gpu = service.spec.replicas.target.kind is TargetKind.GPU_UTILISATION
     found = [each.gpu_use if by_gpu else each.reading for each in ready]
     known = [each for each in found if each is not None]
@@ -196,6 +232,8 @@ def order_replica(
     market: str = ANYWHERE,
     revision: int = 0,
     providers: tuple[str, ...] = (),
+    group: ReplicaGroup | None = None,
+    second_port: int = 0,
 ) -> StoredService:
     """Return the service with one more replica, of the given revision or, by default, of the newest
     revision. The replica's row is stored before its job is submitted under the replica's ID, so
@@ -210,6 +248,9 @@ def order_replica(
         port=port,
         providers=providers,
         ordered_at=now,
+        group="" if group is None else group.name,
+        role=None if group is None else group.role,
+        second_port=second_port,
     )
     return replace(service, replicas=(*service.replicas, replica), ordered=replica.number)
 
@@ -295,8 +336,13 @@ def _follow_start(
             return move(replica, ReplicaState.ENDING, f"no spot capacity: {seen.reason}", now)
     if seen.phase is not JobPhase.RUNNING:
         queued = seen.phase is JobPhase.QUEUED
-        places = () if queued or seen.offer is None else find_places(seen.offer)
-        return replace(replica, reason=seen.reason if queued else seen.waits, places=places)
+        offer = None if queued else seen.offer
+        return replace(
+            replica,
+            reason=seen.reason if queued else seen.waits,
+            places=() if offer is None else find_places(offer),
+            account="" if offer is None else offer.account,
+        )
     if replica.running_at is None:
         replica = _locate(replace(replica, running_at=now), seen)
     if seen.answers:
@@ -334,6 +380,7 @@ def _locate(replica: ServiceReplica, seen: ReplicaSeen) -> ServiceReplica:
     return replace(
         replica,
         gang=gang,
+        address="127.0.0.1" if seen.offer.provider == HERE else seen.address,
         place=place_of(seen.offer),
         places=find_places(seen.offer),
         account=seen.offer.account,

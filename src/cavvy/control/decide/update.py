@@ -9,11 +9,15 @@ blue-green revision gets its full number of replicas, but no requests until all 
 from datetime import datetime
 
 from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
+from cavvy.control.decide.replica_groups import (
+    count_groups,
+    count_replicas,
+    decide_replicas,
+    fix_counts,
+)
 from cavvy.control.decide.service import (
     ServiceSnapshot,
     ServiceStep,
-    count_wanted,
-    decide_service,
     dismiss,
     is_canary,
 )
@@ -89,15 +93,16 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     if service.candidate is None:
         service = _return_to_worked(service, view.backlog, now)
     if (tried := service.candidate) is None:
-        return _follow_rolling(decide_service(view, now), now)
+        return _follow_rolling(decide_replicas(view, now), now)
     service = replace(service, stopped_by=view.stop.hard)
-    wanted = count_wanted(service, view.backlog)
+    wanted = count_replicas(service, view.backlog)
     old, new = _decide_both(replace(view, service=service), tried, wanted, now)
     tried = _follow(tried, new.service, view, now)
     replicas = _in_order(old.service.replicas, new.service.replicas)
     service = replace(old.service, replicas=replicas, candidate=tried)
     found = measure(tried, last=_is_over(tried, now))
-    if (end := _find_end(service, tried, found, wanted, now)) is not None:
+    needed = count_replicas(new.service, 0)
+    if (end := _find_end(service, tried, found, (wanted, needed), now)) is not None:
         return ServiceStep(
             service=_end(service, tried, found, end, now),
             start=old.start,
@@ -108,7 +113,9 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
         service=service,
         orders=old.orders,
         bound=old.bound,
+        grouped=old.grouped,
         candidates=len(new.orders),
+        candidate_groups=new.grouped,
         start=(*old.start, *new.start),
         stop=(*old.stop, *new.stop),
         finished=old.finished and new.finished,
@@ -214,10 +221,10 @@ def _decide_both(
     service = view.service
     ours = tuple(each for each in service.replicas if each.revision == tried.revision)
     others = tuple(each for each in service.replicas if each.revision != tried.revision)
-    alone = _as_candidate(service, tried, ours, wanted)
+    alone = _as_candidate(service, tried, ours, wanted, view.backlog)
     return (
-        decide_service(replace(view, service=replace(service, replicas=others)), now),
-        decide_service(ServiceSnapshot(service=alone, seen=view.seen, stop=view.stop), now),
+        decide_replicas(replace(view, service=replace(service, replicas=others)), now),
+        decide_replicas(ServiceSnapshot(service=alone, seen=view.seen, stop=view.stop), now),
     )
 
 
@@ -244,11 +251,16 @@ def _as_candidate(
     tried: CandidateRevision,
     replicas: tuple[ServiceReplica, ...],
     wanted: int,
+    backlog: int,
 ) -> StoredService:
     """Return the service with the candidate as its only revision, and with the candidate's wanted
     number of replicas.
     """
-    service = as_revision(service, tried.revision)
+    before, service = service, as_revision(service, tried.revision)
+    if service.task.replica_groups:
+        counts = count_groups(before, backlog) or {"": wanted}
+        percent = service.spec.update.weight if is_canary(service) else 100
+        return replace(fix_counts(service, counts, percent), replicas=replicas)
     if is_canary(service):
         wanted = -(-wanted * service.spec.update.weight // 100)
     spec = replace(service.spec, replicas=ReplicaCount(least=wanted, most=max(1, wanted)))
@@ -296,10 +308,12 @@ def _find_end(
     service: StoredService,
     tried: CandidateRevision,
     found: CanaryJudgement,
-    wanted: int,
+    counts: tuple[int, int],
     now: datetime,
 ) -> UpdateEnd | None:
-    """Return why the trial ends now, or None if the trial continues."""
+    """Return why the trial ends now, or None if the trial continues. `counts` are the wanted
+    numbers of replicas of the service and of the candidate.
+    """
     if not service.wanted:
         return None
     if tried.withdrawn:
@@ -309,14 +323,14 @@ def _find_end(
     if service.stopped_by:  # the candidate has no replicas, so nothing is known about its quality
         return None
     if not is_canary(service):
-        if not wanted and tried.problem:  # the problem matters again when requests arrive
+        if not counts[0] and tried.problem:  # the problem matters again when requests arrive
             return None
         ready = [
             each
             for each in service.replicas
             if each.revision == tried.revision and each.state is ReplicaState.READY
         ]
-        return UpdateEnd.READY if len(ready) >= wanted else None
+        return UpdateEnd.READY if len(ready) >= counts[1] else None
     return found.end or (UpdateEnd.TIME if _is_over(tried, now) else None)
 
 

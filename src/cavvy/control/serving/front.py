@@ -50,6 +50,9 @@ class ServiceFront(Protocol):
     def probe(self, replica_id: str) -> ProbeRecord:
         """Return the last known state of a watched replica."""
 
+    def list_joined(self, router_id: str) -> frozenset[str]:
+        """Return the IDs of the workers to which a watched router sends requests."""
+
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         """Let the gateway serve the service with these replicas. The gateway starts when its first
         service is published. A gateway that does not respond receives the change later.

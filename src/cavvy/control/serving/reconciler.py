@@ -6,17 +6,25 @@ replica's job is submitted under the same ID. The state of each replica is store
 is notified which replicas are ready.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.fixed_ports import find_holder, keep_at, list_elsewhere
+from cavvy.control.decide.replica_groups import (
+    SECOND_PORTS,
+    find_group,
+    find_network,
+    hold_back,
+    prepare_role,
+    scale_replicas,
+)
 from cavvy.control.decide.replica_markets import ANYWHERE, find_loss
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
-    average_readings,
     bind_last,
     list_serving,
     make_replica_task,
@@ -24,7 +32,7 @@ from cavvy.control.decide.service import (
 )
 from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.service_level import record_level
-from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic, scale
+from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic
 from cavvy.control.decide.update import as_revision, decide_update
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.markets import ServiceMarkets
@@ -32,9 +40,16 @@ from cavvy.control.serving.request_bills import RequestBills
 from cavvy.control.worklist import calls_key
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
-from cavvy.domain.services import ReplicaState, ServiceReplica, name_replica
-from cavvy.domain.stored_services import StoredService
+from cavvy.domain.services import (
+    HERE,
+    ReplicaRole,
+    ReplicaState,
+    ServiceReplica,
+    name_replica,
+)
+from cavvy.domain.stored_services import GroupScale, StoredService
 from cavvy.domain.values import Struct, replace
+from cavvy.spec.support import has_router
 from cavvy.store.base import RowNotFound, StaleVersion
 
 _PREFIX = "service:"
@@ -68,6 +83,7 @@ class _Scaled(Struct, frozen=True, kw_only=True):
     scaling: str
     level: str
     placement: dict[str, int]
+    groups: tuple[GroupScale, ...]
 
 
 class ServiceReconciler:
@@ -154,11 +170,12 @@ class ServiceReconciler:
     async def _pass(self, key: str, stored: StoredService, front: ServiceFront) -> timedelta | None:
         now = self._clock.now()
         traffic = await front.read_traffic(stored)
-        seen = {each.id: await self._look(each, traffic, front) for each in stored.open}
+        found = {each.id: await self._look(stored, each, traffic, front) for each in stored.open}
+        seen = _hold_back(stored, found, front)
         service = await self._markets.update(stored, now)
         if traffic is not None:
             service = note_uses(service, traffic.keys_used)
-            service = self._scale(key, service, traffic, now, average_readings(service, seen))
+            service = self._scale(key, service, traffic, now, seen)
         stop = await self._budgets.find_service_stop(service)
         view = ServiceSnapshot(service=service, seen=seen, stop=stop)
         if traffic is not None:
@@ -190,7 +207,11 @@ class ServiceReconciler:
                 self._services[replica.id] = key
 
     async def _look(
-        self, replica: ServiceReplica, traffic: ServiceTraffic | None, front: ServiceFront
+        self,
+        service: StoredService,
+        replica: ServiceReplica,
+        traffic: ServiceTraffic | None,
+        front: ServiceFront,
     ) -> ReplicaSeen:
         probed = front.probe(replica.id)
         try:
@@ -203,7 +224,7 @@ class ServiceReconciler:
             answers=probed.answers,
             failures=probed.failures,
             problem=probed.problem,
-            in_flight=_count_in_flight(replica, traffic),
+            in_flight=_count_in_flight(replica, traffic, service),
             reading=probed.reading,
         )
         return await self._look_at_attempt(job, seen)
@@ -224,6 +245,7 @@ class ServiceReconciler:
             offer=attempt.offer,
             rate=self._bills.rates.get(job.id, attempt.offer.rate.times(attempt.nodes)),
             gang=attempt.gang,
+            address=next((each.address or "" for each in nodes if each.rank == 0), ""),
             placed_at=attempt.created_at,
             claimed_at=max(claims, default=None),
             tried=True,
@@ -238,7 +260,7 @@ class ServiceReconciler:
         service: StoredService,
         traffic: ServiceTraffic,
         now: datetime,
-        reading: float | None,
+        seen: Mapping[str, ReplicaSeen],
     ) -> StoredService:
         """Return the service with a new decision of the autoscaler if a decision is due, otherwise
         with the last decision, which may not be stored yet.
@@ -255,12 +277,13 @@ class ServiceReconciler:
                 why=known.why,
                 scaling=known.scaling,
                 placement=known.placement,
+                groups=known.groups,
             )
             waits = traffic.backlog and not service.target
             if now - known.at < SCALED_EVERY and not waits:
                 return service
         before = None if known is None else known.traffic
-        service = scale(service, before, traffic, now, reading)
+        service = scale_replicas(service, before, traffic, now, seen)
         service = record_level(service, before, traffic, now)
         self._scaled[key] = _Scaled(
             id=service.id,
@@ -273,6 +296,7 @@ class ServiceReconciler:
             scaling=service.scaling,
             level=service.level,
             placement=service.placement,
+            groups=service.groups,
         )
         return service
 
@@ -297,6 +321,7 @@ class ServiceReconciler:
             compared = replace(
                 service,
                 scaling=stored.scaling,
+                groups=stored.groups,
                 level=stored.level,
                 why=stored.why,
                 keys=stored.keys,
@@ -323,7 +348,39 @@ class ServiceReconciler:
             service = await self._order(service, service.revision, market, front, now)
         for _ in range(step.candidates):
             service = await self._order(service, service.tried, ANYWHERE, front, now)
+        for name in step.grouped:
+            service = self._order_of_group(service, service.revision, name, front, now)
+        for name in step.candidate_groups:
+            service = self._order_of_group(service, service.tried, name, front, now)
         return service
+
+    def _order_of_group(
+        self, service: StoredService, revision: int, name: str, front: ServiceFront, now: datetime
+    ) -> StoredService:
+        """Return the service with one more replica of a group. If the service has a router, the
+        first replica decides in which network the others run.
+        """
+        task = as_revision(service, revision).task
+        group, near = find_group(task, name), None
+        if has_router(task) and {split_account(each)[0] for each in self._pool.providers} != {HERE}:
+            near = find_network(service, revision)
+            if near is None and any(each.revision == revision for each in service.open):
+                return service  # until the first one has a node
+        spec = as_revision(service, revision).spec
+        port = spec.port if spec.fixed_port else front.find_port()
+        second = front.find_port() if group.role in SECOND_PORTS else 0
+        second = group.bootstrap_port or second
+        service = order_replica(
+            service,
+            self._jobs.make_id(),
+            port,
+            now,
+            revision=revision,
+            providers=() if near is None else (near[0],),
+            group=group,
+            second_port=second,
+        )
+        return service if near is None else bind_last(service, near[1])
 
     async def _order(
         self,
@@ -374,8 +431,14 @@ class ServiceReconciler:
     async def _submit(self, service: StoredService, replica: ServiceReplica) -> None:
         name = name_replica(service.name, replica.number)
         market = next((each for each in service.markets if each.name == replica.market), None)
-        service = as_revision(service, replica.revision)
-        task = make_replica_task(service.task, name, replica.port, market, replica.bound_to)
+        replicas, service = service.open, as_revision(service, replica.revision)
+        base = service.task
+        if replica.role is not None:
+            found = prepare_role(base, replica, replicas)
+            if found is None:
+                return  # a later pass knows the addresses that the program needs
+            base = found
+        task = make_replica_task(base, name, replica.port, market, replica.bound_to)
         if replica.providers:
             task = keep_at(task, replica.providers)
         try:
@@ -393,10 +456,29 @@ class ServiceReconciler:
         self._wake(service)
 
 
-def _count_in_flight(replica: ServiceReplica, traffic: ServiceTraffic | None) -> int | None:
+def _hold_back(
+    service: StoredService, seen: Mapping[str, ReplicaSeen], front: ServiceFront
+) -> Mapping[str, ReplicaSeen]:
+    joined = {
+        each.id: front.list_joined(each.id)
+        for each in service.open
+        if each.role is ReplicaRole.ROUTER
+    }
+    for revision in {service.revision, service.tried} - {0}:
+        task = as_revision(service, revision).task
+        seen = hold_back(task, revision, service.open, seen, joined)
+    return seen
+
+
+def _count_in_flight(
+    replica: ServiceReplica, traffic: ServiceTraffic | None, service: StoredService
+) -> int | None:
     """Return the number of a replica's requests in flight, or None if some gateways have not
-    reported their numbers.
+    reported their numbers, or only a router knows the number.
     """
     if traffic is None or not traffic.whole:
+        return None
+    ours = {each.role for each in service.open if each.revision == replica.revision}
+    if replica.role not in (None, ReplicaRole.ROUTER) and ReplicaRole.ROUTER in ours:
         return None
     return traffic.replicas.get(replica.id, 0)

@@ -15,11 +15,12 @@ from cavvy.domain.services import (
     ServiceSpec,
     TargetKind,
 )
+from cavvy.domain.tasks import ReplicaGroup, count_all
 from cavvy.importers.common_fields import UNBOUNDED, find_header_problem
 from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
-from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
+from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 _LONGEST_HEADER = 100  # of the gateway
 _IDLE_S = 600  # dstack's scale_down_delay
@@ -44,21 +45,21 @@ _NOTED = {
 }
 
 
-def read_service(root: Node, kept_keys: TranslationNotes) -> ServiceSpec:
+def read_service(
+    root: Node, kept_keys: TranslationNotes, groups: tuple[ReplicaGroup, ...]
+) -> ServiceSpec:
     for key, reason in _NOTED.items():
         if child(root, key) is not None:
             kept_keys.note_at(root, key, reason)
     keeps_prefix = text_at(root, "strip_prefix") == "False"
     if keeps_prefix:
         kept_keys.note_at(root, "strip_prefix", _OWN_PATH)
-    if isinstance(child(root, "replicas"), ListNode):
-        kept_keys.refuse_at(root, "replicas", "replicas of several kinds are not supported")
     model = _read_model(root, kept_keys)
     return ServiceSpec(
         port=_read_port(root),
         fixed_port=True,
         models=() if model is None else (model,),
-        replicas=_read_replicas(root, kept_keys),
+        replicas=count_all(groups) if groups else read_replicas(root, kept_keys),
         concurrency=UNBOUNDED,
         probe=_read_probe(root, "/" if model is None else "/v1/models", kept_keys),
         keys=text_at(root, "auth") != "False",
@@ -90,8 +91,9 @@ def _read_model(root: Node, kept_keys: TranslationNotes) -> str | None:
     return text_at(node, "name")
 
 
-def _read_replicas(root: Node, kept_keys: TranslationNotes) -> ReplicaCount:
-    node, scaling = child(root, "replicas"), child(root, "scaling")
+def read_replicas(root: Node, kept_keys: TranslationNotes) -> ReplicaCount:
+    """Return the number of replicas of a service, or of one of its groups."""
+    node, scaling = child(root, "replicas") or child(root, "count"), child(root, "scaling")
     least, most = 1, 1
     if isinstance(node, ScalarNode):
         low, _, high = as_text(node).partition("..")

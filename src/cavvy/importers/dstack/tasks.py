@@ -7,9 +7,12 @@ import re
 import shlex
 from datetime import timedelta
 
+from cavvy.domain.services import ReplicaRole, RouterApi
 from cavvy.domain.tasks import (
     JobLimits,
     JobSchedule,
+    ReplicaGroup,
+    ResourceSpec,
     RetryPolicy,
     TaskSpec,
     Volume,
@@ -29,7 +32,7 @@ from cavvy.importers.dstack import TABLES
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
-from cavvy.importers.dstack.serving import read_service
+from cavvy.importers.dstack.serving import read_replicas, read_service
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.led_nodes import HOLD_COMMANDS, run_commands
 from cavvy.importers.readers import (
@@ -46,9 +49,10 @@ from cavvy.importers.translation_header import WAITS, enter_folder, use_python, 
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
+from cavvy.spec.fields.service import object_to_groups
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.translation import Translation
-from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
@@ -98,6 +102,9 @@ _NO_ARGUMENTS = (
 )
 # dstack's expressions in commands, and its escape of `$` (utils/interpolator.py)
 _EXPRESSION = re.compile(r"\$\$|\$\{\{\s*(run\.args)\s*\}\}|\$\{\{.*?(?:\}\}|\Z)", re.DOTALL)
+_MODE = re.compile(r"--disaggregation-mode[ =]+(prefill|decode)\b")
+_BOOTSTRAP = re.compile(r"--disaggregation-bootstrap-port[ =]+([0-9]{1,5})\b")
+_BOOTSTRAP_PORT = 8998  # SGLang's default
 _DEFAULT_GRACE_S = 300
 _MOST_GRACE_S = 3600
 
@@ -167,8 +174,14 @@ def _explain_hosts(root: Node) -> str:
 
 
 def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
-    keys = (key for key, _ in entries(root) if key.text in _NOTED or is_set(root, key.text))
+    serves = text_at(root, "type") == "service"
+    keys = (
+        key
+        for key, _ in entries(root)
+        if (key.text in _NOTED or is_set(root, key.text)) and not (serves and key.text == "groups")
+    )
     kept_keys.keep_listed(keys, _LATER, _NOTED)
+    groups = _read_groups(root, kept_keys) if serves else ()
     _keep_order(root, kept_keys)
     workdir = _read_workdir(root, kept_keys)
     login = _read_login(root, kept_keys)
@@ -193,7 +206,76 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
         schedule=_read_schedule(root, kept_keys),
         retry=_read_retry(root, kept_keys),
         grace=_read_grace(root, kept_keys),
-        service=read_service(root, kept_keys) if text_at(root, "type") == "service" else None,
+        service=read_service(root, kept_keys, groups) if serves else None,
+        replica_groups=groups,
+    )
+
+
+# Groups of replicas
+
+
+def _read_groups(root: Node, kept_keys: TranslationNotes) -> tuple[ReplicaGroup, ...]:
+    """Return the groups of replicas, which `replicas` or `groups` lists."""
+    key = "groups" if child(root, "groups") is not None else "replicas"
+    node = child(root, key)
+    if not isinstance(node, ListNode):
+        return ()
+    found = [
+        _read_group(root, each, f"{key}.", number, kept_keys)
+        for number, each in enumerate(node.items)
+        if isinstance(each, MapNode)
+    ]
+    if (router := child(root, "router")) is not None:
+        found.append(_make_router(router, text_at(root, "image")))
+    for problem, _ in object_to_groups(found):
+        kept_keys.refuse_at(root, key, problem)
+    return tuple(found)
+
+
+def _read_group(
+    root: Node, group: MapNode, under: str, number: int, kept_keys: TranslationNotes
+) -> ReplicaGroup:
+    kept_keys.keep_listed((key for key, _ in group.entries), _LATER, _NOTED, under)
+    own = {key.text for key, _ in group.entries}
+    above = tuple(pair for pair in entries(root) if pair[0].text not in own | {"replicas"})
+    whole = MapNode(mark=group.mark, entries=(*above, *group.entries))
+    router = text_at(child(group, "router"), "type")
+    run = _read_run(whole, kept_keys)
+    name = text_at(group, "name") or str(number)
+    mode = _MODE.search(run)
+    role = ReplicaRole.WORKER
+    if router is not None:
+        role = ReplicaRole.ROUTER
+    elif mode is not None:
+        role = ReplicaRole(mode[1])
+    elif name in tuple(ReplicaRole):
+        role = ReplicaRole(name)
+    python, bootstrap = text_at(group, "python"), _BOOTSTRAP.search(run)
+    first = use_python("3.10" if python == "3.1" else python) if python else ""
+    fixed = int(bootstrap[1]) if bootstrap else _BOOTSTRAP_PORT
+    return ReplicaGroup(
+        name=name,
+        role=role,
+        replicas=read_replicas(group, kept_keys),
+        router=RouterApi.NONE if router == "dynamo" else RouterApi.SGLANG,
+        run=first + run,
+        resources=read_resources(whole, kept_keys),
+        image=text_at(group, "image"),
+        bootstrap_port=fixed if role is ReplicaRole.PREFILL else None,
+    )
+
+
+def _make_router(node: Node, image: str | None) -> ReplicaGroup:
+    """Return the router that older versions of dstack run in the gateway."""
+    parts = " --pd-disaggregation" if text_at(node, "pd_disaggregation") == "True" else ""
+    policy = text_at(node, "policy")
+    parts += f" --policy {shlex.quote(policy)}" if policy else ""
+    return ReplicaGroup(
+        name="router",
+        role=ReplicaRole.ROUTER,
+        run=f'exec python3 -m sglang_router.launch_router --host 0.0.0.0 --port "$PORT"{parts}',
+        setup=None if image else "python3 -m pip install -q sglang-router",
+        resources=ResourceSpec(cpus_min=2, memory_min_mib=4096),
     )
 
 

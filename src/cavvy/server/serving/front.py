@@ -13,14 +13,16 @@ from time import monotonic
 
 from cavvy.api.wire import view
 from cavvy.control.decide.gateways import GatewayCount
+from cavvy.control.decide.replica_groups import as_group, find_group, list_members
 from cavvy.control.decide.service import list_serving
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision
 from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 from cavvy.domain.request_bills import RequestWork
-from cavvy.domain.services import ServiceReplica
+from cavvy.domain.services import ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import has_api
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.control_socket import (
@@ -51,6 +53,7 @@ from cavvy.server.serving.haproxy_plane import HaproxyPlane
 from cavvy.server.serving.listener import ServiceListener
 from cavvy.server.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.server.serving.relays import ReplicaRelays
+from cavvy.server.serving.router_members import RouterMembers, RouterTarget
 from cavvy.server.serving.shared_traffic import SharedTraffic
 from cavvy.store.base import StoreUnusable
 
@@ -114,6 +117,7 @@ class GatewayFront:
         self._caller = GatewayCaller(listener.of_gateway)
         self._relays = relays
         self._probes = ReplicaProbes()
+        self._members = RouterMembers()
         self._shared = shared
         self._published: dict[str, PublishedService] = {}  # keyed by the ID of the service
         self._done: dict[str, int] = {}  # the version of each service that the gateway has received
@@ -140,7 +144,11 @@ class GatewayFront:
         because another server may have started the replica, or the replica's program may not be
         listening yet.
         """
-        return any(port == each.port for service in self._stored() for each in service.open)
+        return any(
+            port in (each.port, each.second_port)
+            for service in self._stored()
+            for each in service.open
+        )
 
     def locate(self, service: StoredService) -> str:
         port = self._child.port if self._plane is None else self._plane.port
@@ -155,19 +163,32 @@ class GatewayFront:
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         self._relays.keep(service.id, {each.id: each for each in replicas})
-        ports = {
-            each.id: ProbedPort(
+        ports = {}
+        for each in replicas:
+            spec = _spec_of(service, each)
+            ports[each.id] = ProbedPort(
                 partial(self._relays.port, each),
-                as_revision(service, each.revision).spec.probe,
+                spec.probe,
                 ready=each.ready_at is not None,
-                metric=service.spec.replicas.target.metric or "",
+                metric=spec.replicas.target.metric or "",
+            )
+        self._probes.watch(service.id, ports, lambda: self._wake(service))
+        routers = {
+            each.id: RouterTarget(
+                partial(self._relays.port, each),
+                list_members(each, replicas),
+                lambda one: self._probes.record(one).answers,
             )
             for each in replicas
+            if _has_api(service, each)
         }
-        self._probes.watch(service.id, ports, lambda: self._wake(service))
+        self._members.keep(service.id, routers, lambda: self._wake(service))
 
     def probe(self, replica_id: str) -> ProbeRecord:
         return self._probes.record(replica_id)
+
+    def list_joined(self, router_id: str) -> frozenset[str]:
+        return self._members.joined(router_id)
 
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         new, old = self._make_published(service, replicas), self._published.get(service.id)
@@ -206,6 +227,7 @@ class GatewayFront:
         if self._published.pop(service.id, None) is None:
             return
         self._probes.watch(service.id, {}, lambda: None)
+        self._members.keep(service.id, {}, lambda: None)
         self._relays.keep(service.id, {})
         self._arrivals.pop(service.id, None)
         self._done.pop(service.id, None)
@@ -278,6 +300,7 @@ class GatewayFront:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
             self._probes.close()
+            self._members.close()
             self._relays.close()
             await self._end_child()
             if self._shared is not None:
@@ -455,6 +478,19 @@ class GatewayFront:
             return _by_name(await self._link.ask(ReadStatistics()))
         except GatewayLost:
             return {}
+
+
+def _spec_of(service: StoredService, replica: ServiceReplica) -> ServiceSpec:
+    """Return the settings of a replica, which may be those of its group."""
+    alone = as_revision(service, replica.revision)
+    named = {each.name: each for each in alone.task.replica_groups}
+    if (group := named.get(replica.group)) is None:
+        return alone.spec
+    return as_group(alone, group).spec
+
+
+def _has_api(service: StoredService, router: ServiceReplica) -> bool:
+    return has_api(find_group(as_revision(service, router.revision).task, router.group))
 
 
 def _by_name(reply: ControlReply) -> dict[str, ServiceFacts]:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from cavvy.control.decide.bound_requests import is_bound_to_places, list_possible_places
+from cavvy.control.decide.replica_groups import count_room
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
@@ -130,12 +131,13 @@ def make_address(
     service: StoredService, replica: ServiceReplica, port: int, tier: int
 ) -> ReplicaAddress:
     """Return the address of a replica whose relay listens on a port of this machine."""
-    tried = replica.revision == service.tried
+    tried, alone = replica.revision == service.tried, as_revision(service, replica.revision)
+    most = alone.spec.concurrency if tried else None
     return ReplicaAddress(
         id=replica.id,
         host="127.0.0.1",
         port=port,
-        concurrency=as_revision(service, replica.revision).spec.concurrency if tried else None,
+        concurrency=most if replica.role is None else count_room(alone, replica),
         rate_micros=replica.rate.micros_per_hour,
         canary=tried,
         tier=tier,

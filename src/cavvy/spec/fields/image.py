@@ -62,10 +62,11 @@ def _build(table: SectionReader) -> TaskImage | None:
     return None, ImageBuild(path=path, **given), None
 
 
+IMAGE_NAME = text_kind("an image's name such as python:3.12", _check_name)
 _TABLE = section(
     "image",
     _build,
-    name=text_kind("an image's name such as python:3.12", _check_name),
+    name=IMAGE_NAME,
     build=text_kind("a folder within the working folder, such as . or docker", _check_folder),
     dockerfile=text_kind("a path within the folder `build`", inner_path),
     target=text_kind("a stage's name", numbers=True),

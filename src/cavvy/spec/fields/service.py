@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -19,9 +19,11 @@ from cavvy.domain.services import (
     RateScope,
     ReadinessProbe,
     ReplicaCount,
+    ReplicaRole,
     ReplicaTarget,
     RequestLimits,
     RequestRate,
+    RouterApi,
     RoutingKind,
     RoutingRule,
     ServiceLevel,
@@ -34,10 +36,12 @@ from cavvy.domain.services import (
     WebhookTrigger,
 )
 from cavvy.domain.targets import is_web_address
+from cavvy.domain.tasks import ReplicaGroup, count_all
 from cavvy.domain.units import parse_rate, read_number
 from cavvy.domain.values import replace
 from cavvy.spec.engines import ENGINES
 from cavvy.spec.fields.amounts import size_kind
+from cavvy.spec.fields.image import COMMANDS, IMAGE_NAME
 from cavvy.spec.fields.kinds import (
     FLAG,
     FieldSpec,
@@ -60,7 +64,7 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
-from cavvy.spec.fields.resources import check_count
+from cavvy.spec.fields.resources import RESOURCES, check_count
 from cavvy.spec.fields.times import CRON, ZONE, length_kind
 from cavvy.spec.fields.urls import (
     check_header_name,
@@ -70,8 +74,8 @@ from cavvy.spec.fields.urls import (
     read_path,
     read_source,
 )
-from cavvy.spec.problems import shown
-from cavvy.spec.tree import ScalarNode
+from cavvy.spec.problems import listed, shown
+from cavvy.spec.tree import MapNode, ScalarNode
 
 _LENGTH = length_kind(timedelta(milliseconds=1), timedelta(hours=24))
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -204,6 +208,110 @@ _PROBE = either(
         any_status=FLAG,
     ),
 )
+
+
+def _build_group(table: SectionReader) -> dict[str, Any] | None:
+    """Return the values of a group; its name may be its role."""
+    values = table.values()
+    count = values.get("replicas")
+    if count is not None and not count.least and isinstance(table.node.get("replicas"), ScalarNode):
+        table.wrong(
+            "replicas",
+            "a group without replicas does nothing",
+            suggestion="write `{min: 0, max: 2}` for a group that ends when there are no requests",
+        )
+    if table.has("role") and "role" not in values:
+        return None
+    return {**values, "at": table.node.mark}
+
+
+_GROUPS = MapKind(
+    "names of groups, such as router, prefill and decode, each with a table",
+    matching(r"[a-z][a-z0-9-]{0,39}", "is not a name of a-z, 0-9 and -"),
+    section(
+        "service.groups",
+        _build_group,
+        role=choice(ReplicaRole),
+        replicas=_REPLICAS,
+        router=choice(RouterApi),
+        resources=RESOURCES,
+        nodes=whole(1, 10_000),
+        run=COMMANDS,
+        setup=COMMANDS,
+        image=IMAGE_NAME,
+        concurrency=whole(1, 100_000),
+        probe=_PROBE,
+    ),
+)
+_PARTS = (ReplicaRole.PREFILL, ReplicaRole.DECODE)
+
+
+def _read_groups(table: SectionReader) -> tuple[ReplicaGroup, ...]:
+    node, found = table.node.get("groups"), list[ReplicaGroup]()
+    for name, values in (table.get("groups") or {}).items():
+        mark = values.pop("at")
+        if "role" not in values and name in tuple(ReplicaRole):
+            values["role"] = ReplicaRole(name)
+        elif "router" in values:
+            values.setdefault("role", ReplicaRole.ROUTER)
+        if "router" in values and values["role"] is not ReplicaRole.ROUTER:
+            hint = "delete `router`, or write `role: router`"
+            table.notes.add(
+                mark, f"the group {name} has the key `router`, but is no router", suggestion=hint
+            )
+        if "role" not in values:
+            table.notes.add(
+                mark,
+                f"the role of the group {name} is unknown",
+                expected=f"a group called {listed(ReplicaRole, 'or')}, or one with `role`",
+                suggestion="add, for example, `role: decode`",
+            )
+            continue
+        found.append(ReplicaGroup(name=name, **values))
+    if table.has("groups") and table.has("replicas"):
+        table.wrong(
+            "replicas",
+            "each group has its own number of replicas",
+            suggestion="write `replicas` into the groups, and delete it here",
+        )
+    if isinstance(node, MapNode) and len(found) == len(node.entries):
+        for problem, hint in object_to_groups(found):
+            table.wrong("groups", problem, suggestion=hint)
+    return tuple(found)
+
+
+def object_to_groups(groups: Sequence[ReplicaGroup]) -> Iterator[tuple[str, str]]:
+    """Yield why these groups cannot form a service, each reason with a hint."""
+    roles = [each.role for each in groups]
+    if not roles:
+        yield "no group is named", "add groups, or delete `groups`"
+    parts = [each for each in _PARTS if each in roles]
+    if len(parts) == 1:
+        missing = next(each for each in _PARTS if each not in roles)
+        yield (
+            f"a group with the role {parts[0]} needs one with the role {missing}",
+            f"add the group {missing}",
+        )
+    if parts and ReplicaRole.ROUTER not in roles:
+        yield (
+            "prefill and decode need a router, which sends each request to one of each",
+            "add the group router, such as "
+            "`router: {run: exec smg launch --port $PORT --pd-disaggregation}`",
+        )
+    if parts and ReplicaRole.WORKER in roles:
+        yield "workers cannot be combined with prefill and decode", "change the role of a group"
+    if roles.count(ReplicaRole.ROUTER) > 1:
+        yield "two groups have the role router", "keep one of them"
+    if roles == [ReplicaRole.ROUTER]:
+        yield "the router has no workers", "add the groups prefill and decode, or worker"
+    for each in groups:
+        if each.role is ReplicaRole.ROUTER and each.replicas.least != each.replicas.most:
+            yield (
+                "the number of routers is not scaled",
+                f"write a number into the group {each.name}",
+            )
+
+
 _CALLED_PATH = text_kind("a path such as /v1/files", read_called_path)
 _TIMEOUTS = section(
     "service.timeouts",
@@ -574,10 +682,12 @@ _MOST_EVENTS = 100  # sources of calls that the server checks again and again
 _MOST_FALLBACKS = 5
 
 
-def _build(table: SectionReader) -> ServiceSpec | None:
-    spec = table.make(ServiceSpec)
+def _build(table: SectionReader) -> tuple[ServiceSpec, tuple[ReplicaGroup, ...]] | None:
+    spec, groups = table.make(ServiceSpec), _read_groups(table)
     if spec is None:
         return None
+    if groups:
+        spec = replace(spec, replicas=count_all(groups))
     events = table.get("events") or ()
     check_count(table, "events", _MOST_EVENTS)
     spec = replace(
@@ -610,7 +720,7 @@ def _build(table: SectionReader) -> ServiceSpec | None:
         spec = replace(spec, routing=RoutingRule())
     elif spec.routing is not None and spec.routing.by is RoutingKind.LOAD:
         spec = replace(spec, routing=None)
-    return spec
+    return spec, groups
 
 
 def _build_routing(table: SectionReader) -> RoutingRule | None:
@@ -702,6 +812,7 @@ SERVICE = section(
     ),
     port=whole(1, 65535, "a port, from 1 to 65535"),
     replicas=_REPLICAS,
+    groups=FieldSpec(_GROUPS, to=()),
     concurrency=whole(1, 100_000),
     probe=_PROBE,
     drain=length_kind(timedelta(0), timedelta(hours=24)),

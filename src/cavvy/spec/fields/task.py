@@ -338,7 +338,7 @@ class TaskKeys(TypedDict, total=False):
     window: Annotated["str", WINDOW]
     work: Annotated["Work", WORK]
     webhooks: Annotated["str | Webhook | Sequence[str | Webhook]", WEBHOOKS]
-    service: Annotated["Service", SERVICE]
+    service: Annotated["Service", FieldSpec(SERVICE, to=("service", "replica_groups"))]
     grace: Annotated["Length", length_kind(timedelta(0), timedelta(hours=1))]
     keep: Annotated["Length", length_kind(timedelta(0), timedelta(hours=24))]
     machine: Annotated["str", NAME]

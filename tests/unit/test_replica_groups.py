@@ -1,0 +1,348 @@
+"""Groups of replicas with roles: how a file states them, and what a service does with them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cavvy.control.decide.replica_groups import (
+    count_room,
+    find_network,
+    hold_back,
+    list_members,
+    prepare_role,
+    scale_replicas,
+)
+from cavvy.control.decide.service import (
+    ReplicaSeen,
+    ServiceSnapshot,
+    ServiceStep,
+    list_serving,
+    state_of,
+)
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.decide.update import as_revision, decide_update
+from cavvy.domain.jobs import JobPhase
+from cavvy.domain.service_updates import CandidateRevision
+from cavvy.domain.services import (
+    ReplicaCount,
+    ReplicaRole,
+    ReplicaState,
+    RouterApi,
+    ServiceReplica,
+    ServiceUpdate,
+    UpdateStrategy,
+)
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec, take_role
+from cavvy.domain.values import replace
+from cavvy.spec.problems import SpecError
+from cavvy.spec.support import object_to_service, refusals
+from cavvy.task_files import parse_file
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RUNS = ReplicaSeen(phase=JobPhase.RUNNING, answers=True)
+FILE = """
+name: chat
+run: serve
+service:
+  concurrency: 4
+  groups:
+    router: {run: route, resources: {cpu: 2}}
+    prefill: {replicas: 2, run: fill, resources: {gpu: H100}}
+    decode: {replicas: {min: 1, max: 4, target: {concurrency: 4}}, concurrency: 16}
+"""
+ASLEEP = FILE.replace("replicas: 2", "replicas: {min: 0, max: 2}").replace("min: 1", "min: 0")
+SHORT = {"r": "router", "p": "prefill", "d": "decode", "w": "worker"}
+
+
+def read(text: str) -> TaskSpec:
+    (task,) = parse_file(text).tasks
+    return task
+
+
+def make(*replicas: str, text: str = FILE, **more: Any) -> StoredService:
+    """A service with replicas such as `p ready`, or `p ready 2` of revision 2."""
+    found = []
+    for number, each in enumerate(replicas, 1):
+        short, state, *revision = each.split()
+        found.append(
+            ServiceReplica(
+                id=f"{short}{number}",
+                number=number,
+                service="chat",
+                revision=int(revision[0]) if revision else 1,
+                group=SHORT[short],
+                role=ReplicaRole(SHORT[short]),
+                state=ReplicaState(state),
+                port=8000 + number,
+                address="10.0.0.1",
+                ordered_at=NOW + timedelta(seconds=number),
+                running_at=NOW,
+                ready_at=None if state in ("ordered", "starting") else NOW,
+            )
+        )
+    return StoredService(
+        project="p",
+        name="chat",
+        id="s",
+        task=read(text),
+        created_at=NOW,
+        replicas=tuple(found),
+        ordered=len(found),
+        version=1,
+        **more,
+    )
+
+
+def decide(
+    service: StoredService, *, joined: bool = True, backlog: int = 0, **seen: ReplicaSeen
+) -> ServiceStep:
+    found = {each.id: seen.get(each.id, RUNS) for each in service.open}
+    workers = frozenset(each.id for each in service.open if each.role is not ReplicaRole.ROUTER)
+    routers = [each.id for each in service.open if each.role is ReplicaRole.ROUTER]
+    known = dict.fromkeys(routers, workers if joined else frozenset[str]())
+    for revision in {service.revision, service.tried} - {0}:
+        task = as_revision(service, revision).task
+        found = dict(hold_back(task, revision, service.open, found, known))
+    view = ServiceSnapshot(service=service, seen=found, backlog=backlog)
+    return decide_update(view, NOW + timedelta(minutes=2))
+
+
+def states(step: ServiceStep) -> list[str]:
+    return [f"{each.id} {each.state}" for each in step.service.replicas]
+
+
+# files
+
+
+def test_a_group_inherits_what_it_does_not_state() -> None:
+    task = read(FILE)
+    assert task.service is not None
+    assert task.service.replicas == ReplicaCount(least=4, most=7)
+    router, prefill, decode = (take_role(task, each) for each in task.replica_groups)
+    assert (router.run, prefill.run, decode.run) == ("route", "fill", "serve")
+    assert router.resources.cpus_min == 2
+    assert prefill.resources.accelerators
+    assert router.service
+    assert prefill.service
+    assert decode.service
+    assert router.service.probe.path == "/liveness"
+    assert prefill.service.probe.path == "/"
+    assert (prefill.service.concurrency, decode.service.concurrency) == (4, 16)
+    assert (prefill.service.replicas.most, decode.service.replicas.most) == (2, 4)
+
+
+def test_a_task_needs_no_command_if_each_group_has_one() -> None:
+    text = FILE.replace("run: serve\n", "").replace("decode: {", "decode: {run: d, ")
+    assert [each.run for each in read(text).replica_groups] == ["route", "fill", "d"]
+    with pytest.raises(SpecError, match="run"):
+        read(text.replace("run: d, ", ""))
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        ("{prefill: {}, decode: {}}", "prefill and decode need a router"),
+        ("{router: {}, prefill: {}}", "prefill needs one with the role decode"),
+        ("{router: {}, decode: {}}", "decode needs one with the role prefill"),
+        ("{router: {}}", "the router has no workers"),
+        ("{router: {}, r2: {role: router}, worker: {}}", "two groups have the role router"),
+        ("{router: {}, prefill: {}, decode: {}, worker: {}}", "cannot be combined"),
+        ("{router: {}, nurse: {}}", "the role of the group nurse is unknown"),
+        ("{a: {role: nurse}}", "'nurse' is not one of the choices"),
+        ("{worker: {replicas: 0}}", "a group without replicas does nothing"),
+        ("{router: {replicas: {min: 1, max: 2}}, worker: {}}", "routers is not scaled"),
+        ("{worker: {router: none}}", "has the key `router`, but is no router"),
+        ("{worker: {}, worker: {}}", "the key 'worker' appears twice"),
+        ("{worker: {count: 2}}", "unknown key 'count'"),
+        ("{Worker_1: {role: worker}}", "is not a name"),
+        ("{}", "no group is named"),
+        ("{worker: {}}\n  replicas: 2", "each group has its own number of replicas"),
+    ],
+)
+def test_wrong_groups_are_refused_with_a_reason(groups: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        parse_file(f"run: x\nservice:\n  groups: {groups}\n")
+
+
+def test_providers_without_a_network_are_refused_for_routers_only() -> None:
+    missing = {"gang": "nodes share no network"}
+    [found] = refusals(read(FILE), missing)
+    assert str(found) == "service.groups: nodes share no network"
+    assert not refusals(read("run: x\nservice: {groups: {worker: {replicas: 2}}}"), missing)
+
+
+def test_a_group_is_checked_like_a_service() -> None:
+    use = "replicas: {max: 3, target: {gpu_utilisation: 0.5}}"
+    task = read(f"run: x\nservice: {{groups: {{worker: {{{use}}}}}}}")
+    assert "(group worker): the use of GPUs" in str(object_to_service(task))
+    with_gpu = f"run: x\nservice: {{groups: {{worker: {{{use}, resources: {{gpu: 1}}}}}}}}"
+    assert object_to_service(read(with_gpu)) is None
+
+
+# replicas
+
+
+def test_all_groups_start_together() -> None:
+    step = decide(make())
+    assert step.grouped == ("router", "prefill", "prefill", "decode")
+    assert not step.orders
+
+
+def test_a_service_without_requests_sleeps_as_a_whole() -> None:
+    assert not decide(make(text=ASLEEP)).grouped
+    step = decide(make(text=ASLEEP), backlog=1)
+    assert step.grouped == ("router", "prefill", "decode")
+    awake = make("r ready", "p ready", "d ready", text=ASLEEP)
+    assert states(decide(awake)) == ["r1 draining", "p2 draining", "d3 draining"]
+
+
+def test_the_first_replicas_become_ready_together() -> None:
+    waiting = make("r starting", "p starting", "p starting", "d starting")
+    late = ReplicaSeen(phase=JobPhase.RUNNING)
+    step = decide(waiting, d4=late)
+    assert {each.state for each in step.service.replicas} == {ReplicaState.STARTING}
+    assert step.service.replicas[0].reason == (
+        "answers, and waits for a replica with the role decode"
+    )
+    assert state_of(step.service) == "starting"
+    step = decide(waiting, joined=False)
+    assert "waits for a replica" in step.service.replicas[1].reason
+    step = decide(waiting)
+    assert {each.state for each in step.service.replicas} == {ReplicaState.READY}
+    assert [each.id for each in list_serving(step.service)] == ["r1"]
+
+
+def test_a_router_without_an_api_needs_no_joined_workers() -> None:
+    text = FILE.replace("{run: route", "{router: none, run: route")
+    waiting = make("r starting", "p starting", "p starting", "d starting", text=text)
+    step = decide(waiting, joined=False)
+    assert {each.state for each in step.service.replicas} == {ReplicaState.READY}
+
+
+def test_only_routers_with_workers_get_requests() -> None:
+    whole = make("r ready", "p ready", "p ready", "d ready")
+    assert [each.id for each in list_serving(whole)] == ["r1"]
+    assert state_of(whole) == "ready"
+    assert not list_serving(make("r ready", "p ready", "d unhealthy"))
+    assert not list_serving(make("p ready", "d ready"))
+    assert state_of(make("r ready", "p ready", "p ready")) == "starting"
+    alone = make("w ready", "w ready", text="run: x\nservice: {groups: {worker: {replicas: 2}}}")
+    assert len(list_serving(alone)) == 2
+
+
+def test_a_lost_worker_is_replaced_by_its_group() -> None:
+    service = make("r ready", "p ready", "p ready", "d ready")
+    step = decide(service, d4=ReplicaSeen(phase=JobPhase.FAILED, reason="killed"))
+    assert step.grouped == ("decode",)
+    assert states(step)[-3:] == ["r1 ready", "p2 ready", "p3 ready"]
+    assert not list_serving(step.service)  # requests wait in the gateway
+    back = make("r ready", "p ready", "p ready", "d starting")
+    assert states(decide(back, joined=False))[-1] == "d4 starting"
+    assert list_serving(decide(back).service)
+
+
+def test_an_update_keeps_a_whole_set_until_the_new_one_is_whole() -> None:
+    olds = ("r ready 1", "p ready 1", "p ready 1", "d ready 1")
+    news = ("r starting 2", "p starting 2", "p starting 2", "d starting 2")
+    service = make(*olds, *news, revision=2)
+    step = decide(service, d8=ReplicaSeen(phase=JobPhase.RUNNING))
+    assert [each.state for each in step.service.replicas[:4]] == [ReplicaState.READY] * 4
+    assert [each.id for each in list_serving(step.service)] == ["r1"]
+    step = decide(service)
+    assert [each.state for each in step.service.replicas[:4]] == [ReplicaState.DRAINING] * 4
+    assert [each.id for each in list_serving(step.service)] == ["r5"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["run: x\nservice: {port: 1, replicas: 1}", FILE.replace("decode:", "d2: {role: decode} #")],
+)
+def test_groups_that_a_new_revision_lacks_serve_until_it_can(text: str) -> None:
+    olds = ("r ready 1", "p ready 1", "p ready 1", "d ready 1")
+    service = replace(make(*olds, revision=2), task=read(text))
+    step = decide(service)
+    assert [each.state for each in step.service.replicas] == [ReplicaState.READY] * 4
+    assert step.orders or step.grouped
+    assert [each.id for each in list_serving(step.service)] == ["r1"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "counts"),
+    [
+        (UpdateStrategy.CANARY, ("router", "prefill", "decode")),
+        (UpdateStrategy.BLUE_GREEN, ("router", "prefill", "prefill", "decode")),
+    ],
+)
+def test_a_candidate_has_a_part_of_each_group(
+    strategy: UpdateStrategy, counts: tuple[str, ...]
+) -> None:
+    service = make("r ready", "p ready", "p ready", "d ready")
+    spec = replace(service.spec, update=ServiceUpdate(strategy=strategy))
+    tried = CandidateRevision(
+        revision=2, task=replace(service.task, service=spec), user="", created_at=NOW
+    )
+    step = decide(replace(service, candidate=tried))
+    assert step.candidate_groups == counts
+    assert not step.grouped
+
+
+def test_a_router_has_only_workers_of_its_revision() -> None:
+    service = make("r ready", "p ready", "d starting", "d draining", "p ready 2")
+    router, prefill, decode = service.replicas[:3]
+    assert list_members(router, service.open) == (prefill, decode)
+    assert not list_members(router, [replace(prefill, address="")])
+
+
+def test_routers_get_as_many_requests_as_their_workers_can_process() -> None:
+    service = make("r ready", "p ready", "p ready", "d ready", "d starting")
+    assert count_room(service, service.replicas[0]) == 8  # 2 x 4 of prefill, 16 of decode
+    two = make("r ready", "r ready", "p ready", "p ready", "d ready")
+    assert count_room(two, two.replicas[0]) == 4
+    assert count_room(service, service.replicas[3]) == 16
+
+
+def test_each_group_is_scaled_by_its_own_target() -> None:
+    service = make("r ready", "p ready", "p ready", "d ready")
+    traffic = ServiceTraffic(at_s=100, arrivals=600, started=600, in_flight=64, in_flight_s=6400)
+    before = ServiceTraffic(at_s=90, in_flight_s=5760)
+    scaled = scale_replicas(service, before, traffic, NOW, {})
+    targets = {each.name: each.target for each in scaled.groups}
+    assert targets["decode"] == 4
+    assert targets["prefill"] == 2
+    assert decide(scaled).grouped == ("decode",) * 3
+
+
+def test_programs_learn_their_role_and_addresses() -> None:
+    service = make("r ready", "p ready", "d ready", "p starting 2")
+    replica = replace(service.replicas[1], second_port=9000)
+    task = prepare_role(service.task, replica, service.open)
+    assert task is not None
+    assert task.tags["role"] == "prefill"
+    assert task.run == "fill"
+    assert task.env["CAVVY_ROLE"] == "prefill"
+    assert task.env["CAVVY_BOOTSTRAP_PORT"] == "9000"
+    assert task.env["CAVVY_ROUTER_URLS"] == "http://10.0.0.1:8001"
+    assert task.env["CAVVY_PREFILL_URLS"] == "http://10.0.0.1:8002"
+
+
+def test_workers_wait_for_the_address_of_a_router_that_they_must_find() -> None:
+    text = FILE.replace("{run: route", "{router: none, run: route")
+    service = make("r starting", "p ordered", text=text)
+    assert service.task.replica_groups[0].router is RouterApi.NONE
+    router, prefill = service.replicas
+    assert prepare_role(service.task, prefill, service.open) is not None
+    unknown = (replace(router, address=""), prefill)
+    assert prepare_role(service.task, prefill, unknown) is None
+    assert prepare_role(service.task, router, unknown) is not None
+
+
+def test_the_first_replica_decides_the_network() -> None:
+    service = make("r ordered", "p starting")
+    assert find_network(service, 1) is None
+    router, prefill = service.replicas
+    placed = replace(prefill, account="aws@p", places=("eu", "eu-west-1"))
+    service = replace(service, replicas=(router, placed))
+    assert find_network(service, 1) == ("aws", ("eu", "eu-west-1"))
+    assert find_network(service, 2) is None
