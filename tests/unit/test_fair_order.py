@@ -111,3 +111,14 @@ def test_a_new_route_keeps_what_keys_were_served() -> None:
     wait(new, "a", 30)
     served = serve(new, 40)
     assert served["c"] == pytest.approx(served["a"], rel=0.2)
+
+
+def test_a_key_waits_only_for_its_part_of_a_long_line() -> None:
+    order = FairOrder[Request]({"heavy": 1.0, "small": 1.0, "double": 2.0})
+    assert order.share_ahead("small") == 0
+    wait(order, "heavy", 99)
+    assert order.share_ahead("heavy") == 1
+    assert order.share_ahead("small") == pytest.approx(1 / 99)
+    assert order.share_ahead("double") == pytest.approx(0.5 / 99)
+    wait(order, "small", 9)
+    assert order.share_ahead("small") == pytest.approx((9 + 10) / 108)

@@ -1,12 +1,15 @@
 """The work of the gateway's queue grows in proportion to what arrives."""
 
+from heapq import heappop, heappush
+from random import Random
 from time import monotonic
 
-from cavvy.gateway.config import GatewayLimits, RoutingTerms, ServiceRoute
+from cavvy.gateway.config import GatewayLimits, ReplicaAddress, RoutingTerms, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadMemo
-from cavvy.gateway.own_answers import OwnAnswer
+from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.service_queue import ServiceQueue
+from cavvy.gateway.statistics import WaitingLine
 
 EU = b"GET / HTTP/1.1\r\nHost: a\r\nCavvy-Residency: eu\r\n\r\n"
 ANYWHERE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -60,3 +63,114 @@ def test_a_body_that_arrives_byte_by_byte_is_not_copied_for_each_byte() -> None:
     held = request._read
     request.feed(b"}", False)
     assert request._read is held
+
+
+class ToldSink(SilentSink):
+    """A client that remembers how its request was refused."""
+
+    def __init__(self) -> None:
+        self.told: list[OwnAnswer] = []
+
+    def answer(self, answer: OwnAnswer) -> None:
+        self.told.append(answer)
+
+
+class Guard:
+    """Stands for fallbacks."""
+
+    def silence(self) -> bool:
+        return False
+
+
+async def refuse_late(slots_max: int, guard: Guard | None = None) -> tuple[int, OwnAnswer | None]:
+    """Return how many requests may wait at a busy replica that needs 10 s for each, while each
+    waits for at most 30 s, and the answer to the next request.
+    """
+    queue = ServiceQueue(
+        ServiceRoute(name="chat", wait_s=30, concurrency=1, slots_max=slots_max),
+        HeadMemo(GatewayLimits()),
+    )
+    queue.set_replicas([ReplicaAddress(id="r", host="127.0.0.1", port=1)])
+    queue._replicas[0].in_flight = 1
+    queue._set_load(queue._replicas[0])
+    parsed, waiting = queue.memo.parse_request(ANYWHERE), []
+    for _ in range(100):
+        sink = ToldSink()
+        made = Exchange(sink, queue.entry, parsed, b"", monotonic())  # type: ignore[arg-type]  # nothing else is called
+        made.guard = guard
+        queue.enter(made)
+        if sink.told:
+            break
+        waiting.append(made)
+        if len(waiting) == 1:
+            for _ in range(20):
+                queue._line.record(1, 10.0)
+    for each in waiting:
+        queue.leave(each)
+        each.timer.cancel() if each.timer else None
+    assert queue._line.predict_s(1) is None
+    return len(waiting), sink.told[0] if sink.told else None
+
+
+async def test_a_request_is_refused_at_once_if_it_would_surely_wait_too_long() -> None:
+    waiting, refused = await refuse_late(slots_max=1)
+    assert waiting == 3  # the fourth would wait for 30 s, and for the end of the running request
+    assert refused is not None
+    assert (refused.status, refused.code, refused.retry_s) == (429, AnswerCode.QUEUE_FULL, 5)
+    assert refused.message == "the request would wait for about 35 s, and may wait for 30 s"
+
+
+async def test_replicas_that_may_start_count_unless_a_fallback_answers_now() -> None:
+    assert (await refuse_late(slots_max=4))[0] == 11
+    waiting, refused = await refuse_late(slots_max=4, guard=Guard())
+    assert (waiting, refused is None) == (3, False)
+
+
+async def test_a_measured_cold_start_sends_requests_to_fallbacks_at_once() -> None:
+    told: list[str] = []
+    route = ServiceRoute(name="chat", wait_s=5)
+    queue = ServiceQueue(route, HeadMemo(GatewayLimits()), told.append)
+    queue._cold_starts.estimate_s, queue._cold_starts.count = 60.0, 1
+    parsed = queue.memo.parse_request(ANYWHERE)
+    sink = ToldSink()
+    made = Exchange(sink, queue.entry, parsed, b"", monotonic())  # type: ignore[arg-type]  # as above
+    made.guard = Guard()
+    queue.enter(made)
+    assert [each.code for each in sink.told] == [AnswerCode.TOO_LATE]
+    assert told == ["chat"], "a replica starts all the same"
+    waits = admit(queue, ANYWHERE)  # without fallbacks
+    queue.leave(waits)
+    assert waits.timer is not None
+    waits.timer.cancel()
+
+
+def test_predicted_waits_are_those_of_a_busy_service() -> None:
+    """Prompts of very different lengths arrive at twice the rate that 4 slots can serve."""
+    draw, line, limit_s = Random(7), WaitingLine(), 20.0
+    free_at, waiting = [0.0] * 4, list[tuple[float, float, int]]()
+    late = refused = worse = at = 0.0
+    ends: list[tuple[float, int, float]] = []
+    for _ in range(4000):
+        at += draw.expovariate(2.0)
+        while waiting and min(free_at) <= at:
+            arrived, taken, tokens = waiting.pop(0)
+            slot = free_at.index(min(free_at))
+            start = max(free_at[slot], arrived)
+            while ends and ends[0][0] <= start:
+                _, size, busy = heappop(ends)
+                line.record(size, busy)
+            line.leave(tokens)
+            late += start - arrived > limit_s
+            worse += start - arrived > 1.15 * limit_s
+            free_at[slot] = start + taken
+            heappush(ends, (start + taken, tokens, taken))
+        tokens = draw.choice((100, 1000, 8000))
+        predicted = line.predict_s(4)
+        if predicted is not None and predicted * 1.1 > limit_s:
+            refused += 1
+            continue
+        line.enter(tokens)
+        waiting.append((at, (0.5 + tokens / 1000) * draw.uniform(0.5, 1.5), tokens))
+    assert 1500 < refused < 1900  # the slots can serve 2,270 of 4,000
+    assert late < 0.1 * (4000 - refused)
+    assert worse < 20

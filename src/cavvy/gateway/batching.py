@@ -54,6 +54,11 @@ class BatchTimes:
         """Whether enough batches were measured to use the model."""
         return self._weight >= _FEW
 
+    @property
+    def weight(self) -> float:
+        """The number of batches that were measured, with older ones counting less."""
+        return self._weight
+
     def add(self, instances: int, taken_s: float) -> None:
         """Record a batch."""
         self.largest = max(self.largest, instances)

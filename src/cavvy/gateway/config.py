@@ -148,6 +148,8 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     concurrency: Count = 32  # maximum requests in flight for each replica
     queue_max: Count = 10_000  # requests that wait
     wait_s: Seconds = 600  # seconds for which a request may wait for a replica
+    # requests in flight at the maximum number of replicas; None: not known
+    slots_max: Count | None = None
     # a request that waited longer counts as late; None: no request counts as late
     late_s: Seconds | None = None
     # a response that took longer counts as slow; None: no response counts as slow

@@ -72,6 +72,19 @@ class FairOrder(Generic[T]):
         for key in sorted(self._lines, key=self._find_served):
             yield from self._lines[key]
 
+    def share_ahead(self, key: str) -> float:
+        """Return the share of the waiting requests that start before another one of the key, if
+        all keys were served equally so far.
+        """
+        total = sum(map(len, self._lines.values()))
+        own, weight = len(self._lines.get(key, ())), self._weights.get(key, 1.0)
+        ahead = sum(
+            min(len(line), (own + 1) * self._weights.get(each, 1.0) / weight)
+            for each, line in self._lines.items()
+            if each != key
+        )
+        return min(1.0, (own + ahead) / total) if total else 0.0
+
     def start(self, key: str, prompt: int) -> float:
         """Count a request that starts; return what was counted."""
         if key not in self._lines:

@@ -201,7 +201,7 @@ class FallbackSink:
         self._problem: OwnAnswer | None = None  # what the client gets if no fallback answers
         self._drops = False  # the response is not passed on
         self._size = 0  # bytes of the response
-        self._responds = self._excused = False
+        self._responds = self._excused = self._waits_on = False
         self._body: bytes | None = None  # as it was sent to the service
         self._out_head = b""
         self._wait_s = exchange.wait_s
@@ -255,9 +255,8 @@ class FallbackSink:
         is_own, code = self._at is None, answer.code
         if code in _BEFORE or (code in _AFTER and self._may_repeat()):
             self._problem = self._problem or answer
-            waited = is_own and code in _BEFORE
-            self._excuse(waited or self._excused)
-            if self._try_next() or (waited and self._wait_on()):
+            self._excuse(self._excused or (is_own and code in _BEFORE))
+            if self._try_next() or self._wait_on():
                 return
         self._give_up(answer)
 
@@ -288,7 +287,7 @@ class FallbackSink:
 
     def go_on(self) -> None:
         """Try the next fallback, because what has the request cannot answer it."""
-        if not self._exchange.gone and not self._try_next():
+        if not (self._exchange.gone or self._try_next() or self._wait_on()):
             text = "neither the service nor its fallbacks can answer the request"
             self._give_up(OwnAnswer(502, AnswerCode.LOST, text))
 
@@ -336,13 +335,34 @@ class FallbackSink:
         return not self._responds and (exchange.head.idempotent or exchange.meter is not None)
 
     def _wait_on(self) -> bool:
-        """Let the request wait for as long as it may without fallbacks."""
-        exchange = self._exchange
-        if exchange.wait_s >= self._wait_s:
+        """Let a request that no replica got wait for as long as it may without fallbacks. Return
+        False if it must not wait.
+        """
+        exchange, service = self._exchange, self._service.current
+        if not self._excused or self._waits_on:
             return False
-        exchange.wait_s, self._problem = self._wait_s, None
-        self._service.current.wait_again(exchange)
+        self._waits_on = True
+        if exchange.arrived_at + self._wait_s <= monotonic():
+            return False
+        if self._body is not None:
+            exchange.out_head = self._out_head
+            exchange.replace_body(self._body)
+        self._at = self._api = None
+        self._reset(service)
+        exchange.wait_s, exchange.admitted = self._wait_s, True
+        if not service.wait_again(exchange):
+            return False
+        self._excused, self._problem = False, None  # the wait has not ended yet
         return True
+
+    def _reset(self, service: ServiceQueue) -> None:
+        """Let the request begin anew at a service."""
+        exchange, self._drops = self._exchange, False
+        exchange.entry = service.entry
+        exchange.responding = exchange.failed = exchange.spoiled = False
+        exchange.attempts, exchange.avoid = 0, None
+        if isinstance(exchange.meter, TokenMeter):
+            exchange.meter.move(service.engine)
 
     def _try_next(self) -> bool:
         """Send the request to the next fallback that takes it; return False if none does."""
@@ -372,9 +392,7 @@ class FallbackSink:
         exchange, asked = self._exchange, None
         if target.model and (asked := _read(body)) is None:
             return False
-        self._drops = False
-        exchange.responding = exchange.failed = exchange.spoiled = False
-        exchange.attempts, exchange.avoid = 0, None
+        self._reset(self._service.current)
         other = None if target.service is None else self._fallbacks.find(target.service)
         if other is None:
             return asked is not None and self._send_to_api(target, asked)
@@ -386,9 +404,8 @@ class FallbackSink:
         waited_s = monotonic() - exchange.arrived_at
         own_s = self._service.route.fallback_s if self._left else other.route.wait_s
         exchange.wait_s = waited_s + min(own_s, other.route.wait_s)
-        if isinstance(exchange.meter, TokenMeter):
-            exchange.meter.move(other.engine)
-        exchange.entry, exchange.admitted = other.entry, False
+        self._reset(other)
+        exchange.admitted = False
         exchange.limit = exchange.limit or self._service.current.limits.get(exchange.key_id)
         other.entry.enter(exchange)
         return True
@@ -400,7 +417,6 @@ class FallbackSink:
         before = self._at, self._api
         self._at, self._api = target, api
         meter.move(api.engine)
-        exchange.entry = self._service.current.entry
         exchange.admitted = True
         if api.start(exchange, self._path, asked):
             return True

@@ -7,7 +7,7 @@ many requests wait already, or if its own time limit has passed.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from math import ceil, inf
 from time import monotonic, time
 
 from cavvy.domain.request_bills import KeyWork
@@ -41,6 +41,7 @@ from cavvy.gateway.statistics import (
     ReplicaFacts,
     ServiceCounters,
     ServiceFacts,
+    WaitingLine,
     estimate_retry_s,
     find_quantile,
 )
@@ -50,6 +51,8 @@ from cavvy.gateway.work import ReplicaWork
 
 _NO_SERVICE = OwnAnswer(404, AnswerCode.NO_SERVICE, "the service was removed")
 _CANARY_OUTCOMES = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
+# a queue that is a little shorter than it could be costs no throughput
+_MARGIN = 1.1
 _GONE_MAX = 32  # replicas that were removed and whose work is still reported
 
 
@@ -112,6 +115,7 @@ class ServiceQueue:
         self._loads: list[int] = []
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
+        self._line = WaitingLine()
         self._unbound = 0  # the number of waiting requests that any replica may get
         self._turn = 0
         self._by_key = routing is not None and routing.by != "cache"
@@ -176,10 +180,14 @@ class ServiceQueue:
         if carrier.replica is not None:
             carrier.replica.abort()
 
-    def wait_again(self, exchange: Exchange) -> None:
-        """Let a request wait at the front of the queue, because no fallback takes it."""
-        exchange.entry = self.entry
+    def wait_again(self, exchange: Exchange) -> bool:
+        """Let a request wait at the front of the queue, because no fallback has answered it. Return
+        False if too many wait already.
+        """
+        if len(self._waiting) >= self.route.queue_max:
+            return False
         self._requeue(exchange, monotonic())
+        return True
 
     def _is_read(self, exchange: Exchange) -> bool:
         if self.batches is not None and not self.batches.is_read(exchange):
@@ -253,6 +261,8 @@ class ServiceQueue:
         """Record a complete response of a replica."""
         taken_s = work_s = now - exchange.started_at
         batches, members = self.batches, exchange.members
+        if batches is None and not exchange.failed:
+            self._line.record(_count_tokens(exchange), taken_s)
         if batches is not None and not exchange.failed:
             if members:
                 instances = sum(each.weight for each in members)
@@ -412,7 +422,7 @@ class ServiceQueue:
         self._cold_starts = old._cold_starts
         self._bound = old._bound
         self._work = old._work
-        self._waiting, self._unbound = old._waiting, old._unbound
+        self._waiting, self._unbound, self._line = old._waiting, old._unbound, old._line
         for key_id, limit in self.limits.items():
             if key_id in old.limits:
                 limit.adopt(old.limits[key_id])
@@ -628,16 +638,16 @@ class ServiceQueue:
 
     def _wait(self, exchange: Exchange, now: float, first: bool = False) -> None:
         left_s = exchange.arrived_at + exchange.wait_s - now
-        if len(self._waiting) >= self.route.queue_max and not first:
-            self._count_unserved()
-            text = f"{len(self._waiting)} requests are already waiting for a replica"
-            exchange.sink.answer(OwnAnswer(429, AnswerCode.QUEUE_FULL, text, self.retry_s()))
-            return
         if not self._replicas:
             self._cold_starts.begin(now)
             if not self._waiting:
                 self._wake(self.route.name)
+        if not first and (refused := self._refuse_wait(exchange, left_s, now)):
+            self._count_unserved()
+            exchange.sink.answer(refused)
+            return
         self._waiting[exchange] = None
+        self._line.enter(_count_tokens(exchange))
         self._unbound += not exchange.is_bound
         if first:
             self._waiting.move_to_end(exchange, last=False)
@@ -645,6 +655,33 @@ class ServiceQueue:
             self._fair.enter(exchange, first=first)
         loop = asyncio.get_running_loop()
         exchange.timer = loop.call_later(max(left_s, 0), self._end_wait, exchange)
+
+    def _refuse_wait(self, exchange: Exchange, left_s: float, now: float) -> OwnAnswer | None:
+        """Return the answer to a request that must not wait: too many wait already, or it would
+        surely wait too long, also if all replicas that the service may have started now. For a
+        request with a fallback, only the replicas count that are ready.
+        """
+        waiting, present = len(self._waiting), sum(pool.concurrency for pool in self._replicas)
+        if waiting >= self.route.queue_max:
+            text = f"{waiting} requests are already waiting for a replica"
+            return OwnAnswer(429, AnswerCode.QUEUE_FULL, text, self.retry_s())
+        if exchange.places:
+            return None
+        slots = present
+        if exchange.guard is None:
+            slots = 0 if self.route.slots_max is None else max(present, self.route.slots_max)
+        share = 1.0 if self._fair is None else self._fair.share_ahead(exchange.key_id)
+        if present:
+            wait_s = self._line.predict_s(slots, share)
+        else:
+            wait_s = self._cold_starts.predict_s(now) if exchange.guard is not None else None
+        if wait_s is None or wait_s * _MARGIN <= left_s:
+            return None
+        if exchange.guard is not None:
+            text = f"no replica would be free within {left_s:.3g} s"
+            return OwnAnswer(504, AnswerCode.TOO_LATE, text, max(1, ceil(wait_s)))
+        text = f"the request would wait for about {wait_s:.3g} s, and may wait for {left_s:.3g} s"
+        return OwnAnswer(429, AnswerCode.QUEUE_FULL, text, max(1, ceil(wait_s - left_s)))
 
     def _end_wait(self, exchange: Exchange) -> None:
         if self._forget(exchange):
@@ -687,6 +724,7 @@ class ServiceQueue:
         if exchange not in self._waiting:
             return False
         del self._waiting[exchange]
+        self._line.leave(_count_tokens(exchange))
         if self._fair is not None:
             self._fair.leave(exchange)
         self._unbound -= not exchange.is_bound
@@ -723,6 +761,11 @@ def make_order(route: ServiceRoute) -> FairOrder[Exchange] | None:
     if len(route.keys) < 2 or not route.models:
         return None
     return FairOrder({key.id: key.weight for key in route.keys})
+
+
+def _count_tokens(exchange: Exchange) -> int:
+    """Return the tokens of a request's prompt, or 1 if it has none."""
+    return 1 if exchange.meter is None else max(1, exchange.meter.asked.prompt)
 
 
 def _explain_loss(exchange: Exchange) -> str:

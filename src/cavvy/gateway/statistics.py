@@ -22,10 +22,12 @@ from cavvy.domain.service_loads import (
 )
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.values import Struct, field
+from cavvy.gateway.batching import BatchTimes
 
 PROCESS = token_hex(8)  # of this process, whose counters start at 0
 _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
 WEIGHT = 0.3  # weight of the newest cold start in the smoothed value
+_MEASURED = 15.0  # times of requests from which waits are predicted
 _PLACES_MAX = 32  # sets of places; clients may name any
 # the difference between the two clocks, read once, so that a time does not change between reports
 _OFFSET_S = time() - monotonic()
@@ -202,6 +204,11 @@ class ColdStarts:
         self.count += 1
         self._since = None
 
+    def predict_s(self, now: float) -> float | None:
+        """Return the rest of the cold start, or None if none was measured or it takes longer."""
+        left_s = (self.estimate_s or 0.0) - self.waited_s(now)
+        return left_s if self.count and left_s > 0 else None
+
     def waited_s(self, now: float) -> float:
         return 0.0 if self._since is None else now - self._since
 
@@ -229,6 +236,43 @@ def estimate_retry_s(
         return None
     left = cold_start_s - waited_s
     return max(1, math.ceil(left if left > 0 else waited_s))
+
+
+class WaitingLine:
+    """How long the requests of a service wait. The time of a request is a * n + b for n tokens of
+    its prompt, as `BatchTimes` fits it to the requests that ended while others waited, so b has the
+    usual completion. Requests without tokens have n = 1.
+    """
+
+    __slots__ = ("_count", "_times", "_tokens")
+
+    def __init__(self) -> None:
+        self._times = BatchTimes()
+        self._count = self._tokens = 0  # of those that wait
+
+    def enter(self, tokens: int) -> None:
+        self._count += 1
+        self._tokens += tokens
+
+    def leave(self, tokens: int) -> None:
+        self._count -= 1
+        self._tokens -= tokens
+
+    def record(self, tokens: int, taken_s: float) -> None:
+        """Record the time for which a slot was busy with a request."""
+        if self._count:
+            self._times.add(tokens, taken_s)
+
+    def predict_s(self, slots: int, share: float = 1.0) -> float | None:
+        """Return how long another request would wait behind the given share of those that wait, or
+        None if none waits or too few times were measured. One of the requests in flight is expected
+        to end after a part 1 / (slots + 1) of the mean time.
+        """
+        if self._times.weight < _MEASURED or not slots or not self._count:
+            return None
+        slope, base = self._times.fit()
+        ahead_s = slope * self._tokens + base * self._count
+        return share * ahead_s / slots + ahead_s / self._count / (slots + 1)
 
 
 class BoundArrivals:

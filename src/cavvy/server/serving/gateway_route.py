@@ -103,6 +103,7 @@ def make_route(
         concurrency=spec.concurrency,
         queue_max=spec.limits.waiting,
         wait_s=spec.timeouts.queue.total_seconds(),
+        slots_max=spec.replicas.most * spec.concurrency,
         response_s=spec.timeouts.response.total_seconds(),
         silence_s=spec.timeouts.silence.total_seconds(),
         late_s=make_terms(spec).wait_s,
