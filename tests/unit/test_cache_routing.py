@@ -1,14 +1,17 @@
 """Routing by the caches of language models' replicas: prompts, what caches hold, and the choice."""
 
 import json
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import pytest
 
 from cavvy.domain.services import RoutingKind, RoutingRule
+from cavvy.gateway.adapters import LoadTimes, ReplicaAdapters, choose_waiting, count_waits
 from cavvy.gateway.balancing import FARTHER, FULL
 from cavvy.gateway.cache_routing import CacheRouter
+from cavvy.gateway.config import AdapterTerms, ReplicaAddress
 from cavvy.gateway.prefix_cache import ENTRIES_MAX, PrefixCaches
 from cavvy.gateway.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
 from cavvy.task_files import ReadOptions, parse_task
@@ -253,6 +256,89 @@ def test_gateways_agree_about_a_conversation_that_some_do_not_know() -> None:
         assert second.choose(turn, [0] * 5, 1.0) == at
         chosen.add(at)
     assert chosen == set(range(5))
+
+
+TERMS = AdapterTerms(api="vllm", sources=dict.fromkeys("abcdef", "/x"), slots=2)
+HERE = ReplicaAddress(id="r", host="127.0.0.1", port=1)
+
+
+def make_adapters(*names: str) -> list[ReplicaAdapters]:
+    """Replicas, each with the adapters of a word, the least recently used first."""
+    made = [ReplicaAdapters(TERMS, HERE, LoadTimes()) for _ in names]
+    for each, word in zip(made, names, strict=True):
+        each.loaded = dict.fromkeys(word, "/x")
+        each.used_at = {name: float(at) for at, name in enumerate(word)}
+    return made
+
+
+def choose_for(adapter: str, replicas: list[ReplicaAdapters], loads: list[int]) -> int:
+    router = CacheRouter()
+    router.set_replicas([f"r{at}" for at in range(len(replicas))])
+    prompt = Prompt((), (), 1, 7, adapter)
+    for at, load in enumerate(loads):
+        for _ in range(load % FULL):
+            router.begin(at, prompt, 0.0).answer(0.0)
+    return router.choose(prompt, loads, 10.0, count_waits(replicas, adapter, 10.0))
+
+
+def test_a_request_goes_to_the_replica_that_has_its_adapter() -> None:
+    assert choose_for("c", make_adapters("ab", "cd", "ef"), [0, 0, 0]) == 1
+    assert choose_for("c", make_adapters("ab", "cd", ""), [0, 10, 0]) == 1, "a load costs more"
+    assert choose_for("c", make_adapters("ab", "cd", ""), [0, FULL, 0]) == 2, "a free slot"
+
+
+def test_the_adapter_that_was_not_used_for_longest_makes_room() -> None:
+    replicas = make_adapters("ab", "cd", "ef")
+    replicas[1].used_at = {"c": -50.0, "d": 1.0}
+    assert choose_for("x", replicas, [0, 0, 0]) == 1
+    assert replicas[1].find_victim() == "c"
+    replicas[1].begin("c", 9.0)
+    assert replicas[1].find_victim() == "d", "c is used"
+    replicas[1].loaded = {"gone": "/x", **replicas[1].loaded}
+    replicas[1].used_at["gone"] = 9.0
+    assert replicas[1].find_victim() == "gone", "the service does not have it any longer"
+
+
+def test_hot_adapters_get_copies_earlier_than_cold_ones() -> None:
+    for users, found in ((1, 0), (20, 1)):
+        replicas = make_adapters("ab", "cd")
+        for _ in range(users):
+            replicas[0].begin("a", 9.0)
+        assert choose_for("a", replicas, [20, 0]) == found
+
+
+def test_a_slot_is_freed_for_a_request_when_all_adapters_are_in_use() -> None:
+    (replica,) = make_adapters("ab")
+    for name in "aab":
+        replica.begin(name, 9.0)
+    assert replica.takes("a")
+    assert not replica.takes("c")
+    replica.make_way()
+    assert (replica.takes("a"), replica.takes("b")) == (True, False), "b leaves"
+    replica.end("b")
+    assert replica.takes("c")
+    assert replica.takes("b")
+
+
+def test_few_requests_pass_one_that_needs_a_load() -> None:
+    (replica,) = make_adapters("ab")
+    first, *others = (Asked(name) for name in "cdabababab")
+    chosen = []
+    while others:
+        found = choose_waiting(iter([first, *others]), replica)
+        assert found is not None
+        chosen.append(found.adapter)
+        if found is first:
+            break
+        others.remove(found)
+    assert chosen == ["a", "b", "a", "c"]
+    assert choose_waiting(iter([]), replica) is None
+
+
+@dataclass
+class Asked:
+    adapter: str
+    passed: int = 0
 
 
 TASK = "resources: {gpu: H100}\nservice:\n"

@@ -153,3 +153,86 @@ def test_a_model_may_be_optimised_by_its_engine() -> None:
 def test_a_wrong_optimisation_is_told(engine: str, model: str, said: str) -> None:
     with pytest.raises(SpecError, match=re.escape(said)):
         parse_file(f"service: {{engine: {engine}, model: {model}}}")
+
+
+ADAPTERS = "adapters: {a: /lora/a, b: hf://org/b, c: s3://bucket/c/, d: 'hf://org/d@v1'}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "command", "slots"),
+    [
+        ("vllm", "", "exec env VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve org/base", 4),
+        ("vllm", "max-loras: 2", "--enable-lora --max-loras 2", 2),
+        ("vllm", "max-loras: 2, max-cpu-loras: 3", "--max-cpu-loras 3", 3),
+        ("sglang", "", "--lora-target-modules all --max-loras-per-batch 4", 4),
+        ("sglang", "max-lora-rank: 8", "--max-lora-rank 8 ", 4),
+        (
+            "tgi",
+            "",
+            "--lora-adapters a=/lora/a,b=org/b,c=.cavvy/adapters/c,d=.cavvy/adapters/d",
+            4,
+        ),
+    ],
+)
+def test_adapters_are_options_and_models_of_the_engine(
+    engine: str, options: str, command: str, slots: int
+) -> None:
+    text = f"service: {{engine: {engine}, model: org/base, {ADAPTERS}, options: {{{options}}}}}"
+    (task,) = parse_file(text).tasks
+    assert command in task.run
+    assert task.run.startswith("python3 -c ")
+    assert " org/d@v1 .cavvy/adapters/d && exec " in task.run, "engines load no revisions"
+    words = shlex.split(task.run.partition(" && ")[2])
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert flags <= ENGINES[engine].flags
+    assert [(each.source, each.target) for each in task.inputs] == [
+        ("s3://bucket/c/", ".cavvy/adapters/c")
+    ]
+    service = task.service
+    assert service is not None
+    assert service.adapters is not None
+    assert service.adapters.slots == slots
+    assert service.adapters.sources == {
+        **{"a": "/lora/a", "b": "org/b"},
+        **{"c": ".cavvy/adapters/c", "d": ".cavvy/adapters/d"},
+    }
+    assert service.model_names == ("org/base", "a", "b", "c", "d")
+
+
+def test_llama_cpp_loads_files_when_it_starts() -> None:
+    text = "service: {engine: llama.cpp, model: m.gguf, adapters: {a: /a.gguf, b: s3://x/b.gguf}}"
+    (task,) = parse_file(f"inputs: [{{source: s3://x/y/, target: y}}]\n{text}").tasks
+    lora = "--lora-init-without-apply --lora /a.gguf,.cavvy/adapters/b/b.gguf"
+    assert task.run.endswith(lora)
+    assert [each.target for each in task.inputs] == ["y", ".cavvy/adapters/b/b.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("engine: triton, model: m, adapters: {a: /a}", "the engine triton cannot serve them"),
+        ("models: m, adapters: {a: /a}", "no engine is named"),
+        ("engine: vllm, model: m, adapters: {m: /a}", "has the name of the base model"),
+        ("engine: vllm, model: m, models: [a, b], adapters: {b: /a}", "'b' has the name of the"),
+        ("engine: vllm, model: m, adapters: {a: /a, a: /b}", "the key 'a' appears twice"),
+        ("engine: vllm, model: m, adapters: {a: }", "the adapter has no source"),
+        ("engine: vllm, model: m, adapters: {a: ''}", "a source is a path or a URL"),
+        ("engine: vllm, model: m, adapters: {a: 'hf://b'}", "write hf://ORGANIZATION/NAME"),
+        ("engine: vllm, model: m, adapters: {a: ftp://b/c}", "s3://, gs:// or az://"),
+        ("engine: vllm, model: m, adapters: {'a b': /c}", "cannot be the name of an adapter"),
+        ("engine: vllm, model: m, adapters: {'a:b': /c}", "cannot be the name of an adapter"),
+        ("engine: vllm, model: m, adapters: [a]", "a list where a table was expected"),
+        ("engine: llama.cpp, model: m, adapters: {a: 'hf://b/c'}", "loads adapters from files"),
+        (
+            "engine: vllm, model: m, adapters: {a: /a}, options: {max-loras: many}",
+            "the option max-loras is not a number of adapters",
+        ),
+        (
+            "engine: vllm, model: m, adapters: {a: /a}, options: {enable-lora: true}",
+            "Cavvy itself sets the option enable-lora",
+        ),
+    ],
+)
+def test_mistakes_with_adapters_are_told(section: str, said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        parse_file(f"service: {{{section}}}")

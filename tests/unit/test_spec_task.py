@@ -476,7 +476,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
             document["service"]["rate"] = {"requests": 5, **rate, **document["service"]["rate"]}
         if path == "service.update":
             document["service"]["update"].setdefault("strategy", "canary")
-        if path == "service" and name in ("engine", "model", "options"):
+        if path == "service" and name in ("adapters", "engine", "model", "options"):
             engine = {"engine": "vllm", "model": "m", **document["service"]}
             document["service"] = engine
         else:

@@ -165,6 +165,16 @@ class FallbackRule(Struct, frozen=True, kw_only=True):
     api: FallbackApi | None = None
 
 
+class AdapterRule(Struct, frozen=True, kw_only=True):
+    """The LoRA adapters of a service's base model: for each name, the source that the engine gets.
+    The engine determines the calls that load adapters. A replica holds `slots` at the same time.
+    """
+
+    engine: str
+    sources: dict[str, str]
+    slots: int
+
+
 class BatchRule(Struct, frozen=True, kw_only=True):
     """The rule by which the gateway joins requests into batches. A batch has at most `most`
     instances. While a replica is free, a batch waits at most the time `wait` for further requests.
@@ -322,6 +332,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     batch: BatchRule | None = None
     routing: RoutingRule | None = None  # None: by load
     fallbacks: tuple[FallbackRule, ...] = ()
+    adapters: AdapterRule | None = None
     slo: ServiceLevel = ServiceLevel()
     regions: tuple[str, ...] = ()
     residency: str | None = None
@@ -333,6 +344,11 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     events: tuple[EventTrigger, ...] = ()
     crons: tuple[CronTrigger, ...] = ()
     webhooks: tuple[WebhookTrigger, ...] = ()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names by which requests select the service: its models, and then its adapters."""
+        return (*self.models, *(() if self.adapters is None else self.adapters.sources))
 
 
 class ReplicaRole(StrEnum):

@@ -51,7 +51,7 @@ def find_hosts(spec: ServiceSpec) -> frozenset[str]:
 
 def find_open_models(spec: ServiceSpec) -> frozenset[str]:
     """Return the models that each client may call without a key."""
-    return frozenset() if spec.keys else frozenset(spec.models)
+    return frozenset() if spec.keys else frozenset(spec.model_names)
 
 
 class GroupScale(Struct, frozen=True, kw_only=True):

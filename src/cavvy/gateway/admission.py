@@ -73,6 +73,7 @@ class Admission:
             about,
         )
         exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
+        exchange.model = request.model
         if key_id:
             exchange.key_id = key_id
             exchange.places = places

@@ -460,7 +460,7 @@ class BatchRun:
         about = b"%bX-Request-Id: %b\r\n\r\n" % (service.prefix_field, request_id)
         exchange = Exchange(sink, service.entry, head, start + head.fields + about, monotonic())
         meter_tokens(exchange, service.engine, head.target, line.model)
-        exchange.key_id, exchange.places = key_id, places
+        exchange.key_id, exchange.places, exchange.model = key_id, places, line.model
         sink.exchange = exchange
         self._in_flight[sink] = line
         line.tries += 1

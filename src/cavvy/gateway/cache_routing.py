@@ -7,6 +7,7 @@ The cost of a replica is a number of prompt tokens:
       another prompt
     + tokens of other prompts that wait there and are not computed yet
     + a charge for each running request, whose tokens are generated in the same passes
+    + the tokens of the time in which the replica loads the adapter of the request; see `adapters`
     + a small charge for more work than others recently had, which decides between equal replicas
 
 The least cost wins. With several gateways, which do not know what the others have sent, the
@@ -18,6 +19,7 @@ router uses the cache only while loads are nearly equal. The weights were chosen
 """
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from cavvy.gateway.balancing import FARTHER, FULL, hash_key
 from cavvy.gateway.prefix_cache import PrefixCaches
@@ -29,8 +31,10 @@ _RUNNING = 200.0  # tokens for each running request
 _BUSY = 0.03  # of each uncached token, if the replica also generates tokens for other requests
 _WORK = 0.005  # of each token of work above the least worked replica
 _REQUEST = 4.0  # how much work a request is besides its prompt, in mean prompts
-# of each token that no replica is known to hold, at the replica that all gateways prefer
+# of each token that no replica is known to hold, and of the load of an adapter, at the replica that
+# all gateways prefer
 _HOME = 0.5
+_PREFILL_PER_S = 10_000.0  # at least so many tokens are a second in which an adapter is loaded
 _NEWEST = 0.01  # the share of the newest prompt in the mean
 _MEMORY = 0.9  # of the measured speed remains when a further prompt is measured
 
@@ -48,6 +52,10 @@ class Visit:
         replica.running += 1
         replica.unanswered += tokens
         replica.backlog = replica.waits(now, speed.per_s) + tokens
+
+    def restart(self, now: float) -> None:
+        """Record that the replica gets the prompt only now, because it had to load an adapter."""
+        self._sent_at = now
 
     def answer(self, now: float) -> None:
         """Record that the response has begun, so the prompt is computed."""
@@ -125,9 +133,12 @@ class CacheRouter:
                 self._caches.add(self._known[name].place)
         self._replicas = [self._known[name] for name in names]
 
-    def choose(self, prompt: Prompt, loads: Sequence[int], now: float) -> int:
+    def choose(
+        self, prompt: Prompt, loads: Sequence[int], now: float, waits_s: Sequence[float] = ()
+    ) -> int:
         """Return the position of the replica with the least cost among the nearest with room, or -1
-        if none has room. `loads` are those of `balancing`."""
+        if none has room. `loads` are those of `balancing`, and `waits_s` are what the adapter of
+        the request costs at each replica."""
         nearest = min(loads, default=FULL) // FARTHER
         if nearest >= FULL // FARTHER:
             return -1
@@ -136,7 +147,10 @@ class CacheRouter:
         most = max(held.values(), default=0)
         least_work = min([each.work for each in self._replicas])
         speed = self._speed.per_s
-        home = self._find_home(prompt) if self._shared else None
+        home = adapter_home = None
+        if self._shared:
+            home = self._find_home(prompt.opening)
+            adapter_home = self._find_home(crc32(prompt.model.encode())) if waits_s else None
         best, found = (0.0, 0), -1
         for position, replica in enumerate(self._replicas):
             if loads[position] // FARTHER != nearest:
@@ -148,14 +162,17 @@ class CacheRouter:
                 cost += _RUNNING * replica.running + _BUSY * (prompt.tokens - here)
             if replica is home:
                 cost -= _HOME * (prompt.tokens - most)
+            if waits_s:
+                wait = waits_s[position] * max(speed, _PREFILL_PER_S)
+                cost += wait * (1 - _HOME) if replica is adapter_home else wait
             rank = (cost, _mix(prompt.opening, replica.seed))
             if found < 0 or rank < best:
                 best, found = rank, position
         return found
 
-    def _find_home(self, prompt: Prompt) -> _Replica:
-        """Return the replica that all gateways prefer for the conversation."""
-        return max(self._replicas, key=lambda each: _mix(prompt.opening, each.seed))
+    def _find_home(self, key: int) -> _Replica:
+        """Return the replica that all gateways prefer for a conversation or an adapter."""
+        return max(self._replicas, key=lambda each: _mix(key, each.seed))
 
     def begin(self, position: int, prompt: Prompt, now: float) -> Visit:
         """Record that the prompt is sent to the replica."""

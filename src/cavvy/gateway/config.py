@@ -69,9 +69,15 @@ class RoutingTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cache_tokens: Count = 1_000_000  # by cache: the tokens that a replica's cache holds
     shared: bool = False  # by cache: gateways of other servers have the same replicas
 
-    @property
-    def reads_body(self) -> bool:
-        return self.by == "cache"
+
+class AdapterTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The LoRA adapters of a service: their sources by their names. `slots` is how many a replica
+    holds at the same time, for engines that load adapters on demand; see `adapters.py`."""
+
+    api: Literal["vllm", "sglang", "llama.cpp", "tgi"]
+    sources: dict[str, str]
+    slots: Count = 8
+    load_s: Seconds = 300  # maximum seconds until an adapter is loaded
 
 
 class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,6 +174,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # tried in this order if the service is overloaded, cold or fails
     fallbacks: tuple[FallbackTarget, ...] = ()
     fallback_s: Seconds = 20  # for which a request may wait before it goes to a fallback
+    adapters: AdapterTerms | None = None  # their names are among `models`, after the base model's
     batch: BatchTerms | None = None
     canary: CanaryShare | None = None
     project: Name = USUAL_PROJECT  # the names of models are unique only within a project
@@ -191,6 +198,12 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # maximum bytes of the body of such a request, and of its result
     deferred_bytes: Count = 16 << 20
     deferred_ttl_s: Seconds = 86_400
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether the replica depends on the beginning of the body."""
+        by_cache = self.routing is not None and self.routing.by == "cache"
+        return by_cache or self.adapters is not None
 
     @property
     def removed_prefix(self) -> str:

@@ -8,7 +8,8 @@ state    | shown by                | owner of the next step | the state ends
 reads    | not `admitted`          | client's connection    | with the part of the body on which
          |                         |                        | the batch or the replica depends
 waits    | `timer`                 | queue                  | with a free slot, or after `wait_s`
-connects | no `timer`, no `replica`| pool of the replica    | with a connection, or without one
+connects | no `timer`, no `replica`| pool of the replica    | with a connection and the adapter,
+         |                         |                        | or without one of them
 joined   | `carrier`               | the carrier, which is  | with a part of the response, or
          |                         | an exchange, too       | when the batch is lost or spoiled
 runs     | `replica`               | connection of the pool | with the response, or the connection
@@ -33,10 +34,10 @@ from cavvy.gateway.heads import NO_LENGTH, RequestHead
 from cavvy.gateway.joined_bodies import BatchPart
 from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OVERSIZED, OwnAnswer
-from cavvy.gateway.prompts import Prompt, read_prompt
+from cavvy.gateway.prompts import READ_BYTES, Prompt, read_prompt
 from cavvy.gateway.seams import ResponseMeter, ResponseSink
 
-_LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)\d+")
+_LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)(\d+)")
 
 
 class Outcome(Enum):
@@ -48,6 +49,7 @@ class Outcome(Enum):
     UNREACHABLE = auto()  # the replica accepts no connections
     ABORTED = auto()  # the client has disconnected
     UNSENT = auto()  # the client has disconnected before the replica got the request
+    UNLOADED = auto()  # the replica cannot load the adapter of the request
 
 
 class RepeatGuard(Protocol):
@@ -85,6 +87,13 @@ class Exchange:
     routing_key: int | None = None
     prompt: Prompt | None = None  # by which the replica is chosen
     visit: Visit | None = None  # of the prompt, at the replica that has it
+    model: str | None = None  # that the body names, as far as it was read
+    adapter = ""  # the adapter among the service's models, if the replica must have loaded it
+    is_cut = False  # only the beginning of the body was read
+    fields = b""  # members of JSON that the engine gets at the beginning of the body
+    misses = False  # the replica has answered that it does not have the adapter
+    passed = 0  # requests behind it that started before it, because their adapters were loaded
+    unloaded = 0  # replicas that could not load the adapter
     key_id = ""  # of the client's key
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
     meter: ResponseMeter | None = None  # counts the tokens of the answer of a language model
@@ -138,7 +147,7 @@ class Exchange:
         if self._size > route.body_max:
             return OVERSIZED
         self.body_done = done
-        if route.routing is not None and route.routing.reads_body and not self.admitted:
+        if route.reads_body and not self.admitted:
             if self._read is None:
                 self._read = []
             self._read.append(payload)
@@ -158,25 +167,26 @@ class Exchange:
             self.entry.enter(self)
         return None
 
-    def find_key(self, routing: RoutingTerms) -> bool:
-        """Find out by what the replica is chosen. Return False if this depends on a part of the
-        body that has not arrived yet.
-        """
-        if routing.reads_body:
-            return self._find_prompt()
+    def find_key(self, routing: RoutingTerms) -> None:
+        """Find the key by which the replica is chosen."""
         key = self.head.get_header(routing.header.encode())
         if not key and routing.by == "session":
             key = self.key_id.encode()
         self.routing_key = hash_key(key) if key else None
-        return True
 
-    def _find_prompt(self) -> bool:
+    def find_prompt(self) -> bool:
+        """Find the prompt by which the replica is chosen. Return False if this depends on a part of
+        the body that has not arrived yet.
+        """
         if self.prompt is None and self.head.length and not self.head.upgrade:
             if not self.body_done and self._size < self.entry.read_bytes:
                 self.sink.want_body()  # of a client that waits for "100 Continue"
                 return False
-            self.prompt = read_prompt(b"".join(self._read or ()), max(self._size, self.head.length))
-            self._read = None
+            length = max(self._size, self.head.length)
+            self.prompt = read_prompt(b"".join(self._read or ()), length, self.model or "")
+            self._read, self.is_cut = None, not self.body_done or self._size > READ_BYTES
+            if self.prompt is not None:
+                self.model = self.prompt.model
         return True
 
     def take_bytes(self) -> bytes:
@@ -184,9 +194,24 @@ class Exchange:
         held = self.held
         if not held:
             return self.out_head
-        data = b"".join((self.out_head, *held))
+        out_head, pieces = self.add_fields(self.fields) if self.fields else (self.out_head, held)
+        data = b"".join((out_head, *pieces))
         self.forget_large_body()
         return data
+
+    def add_fields(self, fields: bytes) -> tuple[bytes, list[bytes]]:
+        """Return the head and the body so far, with members at the beginning of the body's JSON
+        object. Raises HeadError, ValueError."""
+        body, is_chunked = b"".join(self.held), self.head.length == NO_LENGTH
+        if is_chunked:
+            body = ChunkedBody().feed(body)
+        at = body.index(b"{") + 1
+        body = b"".join((body[:at], fields, body[at:]))
+        if is_chunked:
+            return self.out_head, [as_chunk(body), LAST_CHUNK if self.body_done else b""]
+        size = len(fields)
+        out_head = _LENGTH.sub(lambda it: b"%b%d" % (it[1], int(it[2]) + size), self.out_head, 1)
+        return out_head, [body]
 
     def forget_large_body(self) -> None:
         """Drop the held body if it is too large to keep, or if the request is not idempotent.
@@ -200,7 +225,7 @@ class Exchange:
         """Return whether the request is bound, which means that some replicas must not serve it.
         Later requests may start before a bound request.
         """
-        return self.avoid is not None or bool(self.places)
+        return self.avoid is not None or bool(self.places or self.adapter)
 
     def read_body(self) -> bytes | None:
         """Return the body if it has arrived and is held as a whole. Raises HeadError."""

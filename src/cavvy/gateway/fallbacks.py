@@ -39,7 +39,7 @@ from cavvy.http_client import TargetDenied, list_allowed
 SERVED_BY = b"Cavvy-Served-By"
 # the gateway's own answers in place of which a fallback is tried
 _BEFORE = frozenset({AnswerCode.QUEUE_FULL, AnswerCode.TOO_LATE})  # no replica got the request
-_AFTER = frozenset({AnswerCode.LOST, AnswerCode.INVALID})
+_AFTER = frozenset({AnswerCode.LOST, AnswerCode.INVALID, AnswerCode.NO_ADAPTER})
 _ROUTES = frozenset(
     b"/v1/" + each
     for each in (b"chat/completions", b"completions", b"embeddings", b"responses", b"rerank")
@@ -94,7 +94,7 @@ class ApiTarget:
     def __init__(
         self, target: FallbackTarget, service: ServiceQueue, memo: HeadMemo, owner: Fallbacks
     ) -> None:
-        self.target, self.engine = target, EngineTerms(service.route.models, 0)
+        self.target, self.engine = target, EngineTerms(service.route, 0)
         self._service, self._owner = service, owner
         parts = urlsplit(target.url)
         self._tls = parts.scheme == "https"
@@ -360,7 +360,7 @@ class FallbackSink:
         exchange, self._drops = self._exchange, False
         exchange.entry = service.entry
         exchange.responding = exchange.failed = exchange.spoiled = False
-        exchange.attempts, exchange.avoid = 0, None
+        exchange.attempts, exchange.avoid, exchange.unloaded = 0, None, 0
         if isinstance(exchange.meter, TokenMeter):
             exchange.meter.move(service.engine)
 
@@ -398,6 +398,7 @@ class FallbackSink:
             return asked is not None and self._send_to_api(target, asked)
         if asked is not None:
             body = msgspec.json.encode({**asked, "model": target.model})
+            exchange.model = target.model
         exchange.out_head = self._out_head
         exchange.replace_body(body)
         self._at, self._api = target, None
@@ -417,7 +418,7 @@ class FallbackSink:
         before = self._at, self._api
         self._at, self._api = target, api
         meter.move(api.engine)
-        exchange.admitted = True
+        exchange.admitted, exchange.adapter, exchange.fields = True, "", b""
         if api.start(exchange, self._path, asked):
             return True
         self._at, self._api = before

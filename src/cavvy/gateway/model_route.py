@@ -254,7 +254,7 @@ class ModelRoutes:
     def _describe(self, at: ModelPath, reach: _Reach) -> Answer:
         """Answer with the models that the request may use, or with one of them."""
         names = (each for each in sorted(self._services) if self.find(each, reach))
-        rows = {name: _describe(name) for name in names}
+        rows = {name: self._describe_model(name, reach) for name in names}
         name = unquote(at.path[len(_ABOUT) :])
         if at.path == _LIST:
             listed = {"object": "list", "data": list(rows.values())}
@@ -263,6 +263,14 @@ class ModelRoutes:
             return write_json(rows[name])
         message = f"no model {name!r} may be used; see {at.root}/v1/models"
         return OwnAnswer(404, AnswerCode.NO_MODEL, message)
+
+    def _describe_model(self, name: str, reach: _Reach) -> dict[str, object]:
+        row = {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
+        route = self.find(name, reach)[0].route
+        if route.adapters is None:
+            return row
+        source = route.adapters.sources.get(name)
+        return {**row, "root": source or name, "parent": route.models[0] if source else None}
 
     def may_hold(self, size: int, length: int) -> bool:
         """Return whether the gateway may read more of a request's body. `size` is the number of
@@ -386,10 +394,6 @@ def read_form(body: bytes, boundary: bytes) -> str | None:
 
 def _bad_request(text: str) -> OwnAnswer:
     return OwnAnswer(400, AnswerCode.BAD_REQUEST, text)
-
-
-def _describe(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
 
 
 def _say_keyless(at: ModelPath, what: str = "these models") -> str:

@@ -71,6 +71,7 @@ class AnswerCode(StrEnum):
     TOO_LATE = "no-replica-in-time"
     TOO_LARGE = "body-too-large"
     SLOW = "request-too-slow"
+    NO_ADAPTER = "adapter-not-loaded"
     LOST = "replica-lost"
     INVALID = "replica-answer-invalid"
     SILENT = "replica-silent"

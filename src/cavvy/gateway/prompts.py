@@ -39,12 +39,13 @@ _TEXTS = ("prompt", "input", "inputs", "text", "input_ids")
 class Prompt(Struct, frozen=True):
     """`blocks` are hashes of the prompt up to each of `ends`, which are numbers of tokens; `ends`
     may be longer. `tokens` is the length of the prompt. `opening` names the conversation: it is
-    the same for all its turns, and in all gateways."""
+    the same for all its turns, and in all gateways. `model` is the model that the body names."""
 
     blocks: Sequence[int]
     ends: Sequence[int]
     tokens: int
     opening: int = 0
+    model: str = ""
 
 
 class _PromptBody(Struct, frozen=True):
@@ -68,9 +69,10 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 _FAULTS = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
-def read_prompt(body: bytes, length: int) -> Prompt | None:
+def read_prompt(body: bytes, length: int, model: str = "") -> Prompt | None:
     """Return the prompt of a body, of which perhaps only the beginning is given. `length` is the
-    length of the whole body. The result is None if the body contains no prompt.
+    length of the whole body, and `model` is its model, if known. The result is None if the body
+    contains no prompt.
     """
     whole = length <= len(body) <= READ_BYTES
     read = _read_whole(body) if whole else _read_beginning(body[:READ_BYTES])
@@ -78,7 +80,7 @@ def read_prompt(body: bytes, length: int) -> Prompt | None:
         return None
     try:
         parts = _render(read)
-        seed = _write(read.model) + b"\0" + _write(read.cache_salt)
+        seed = _write(model or read.model) + b"\0" + _write(read.cache_salt)
     except _FAULTS:
         return None
     text = b"\0".join(parts.texts)
@@ -90,6 +92,7 @@ def read_prompt(body: bytes, length: int) -> Prompt | None:
         BLOCK_ENDS,
         max(len(text), length if not whole else 0) // BYTES_PER_TOKEN + 1,
         crc32(opening[-_OPENING_BYTES:]),
+        model or (read.model if isinstance(read.model, str) else ""),
     )
 
 

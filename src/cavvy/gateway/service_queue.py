@@ -13,6 +13,14 @@ from time import monotonic, time
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_loads import write_places
 from cavvy.domain.values import replace
+from cavvy.gateway.adapters import (
+    APIS,
+    LoadTimes,
+    ReplicaAdapters,
+    choose_waiting,
+    count_waits,
+    write_fields,
+)
 from cavvy.gateway.balancing import (
     FARTHER,
     FULL,
@@ -50,7 +58,13 @@ from cavvy.gateway.upstream import PoolOwner, ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
 _NO_SERVICE = OwnAnswer(404, AnswerCode.NO_SERVICE, "the service was removed")
+_LATE_MODEL = OwnAnswer(
+    400,
+    AnswerCode.BAD_REQUEST,
+    f"the body's first {READ_BYTES} bytes have no `model`; move `model` to the start",
+)
 _CANARY_OUTCOMES = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
+_UNLOADED_MAX = 2  # replicas that may fail to load the adapter of a request
 # a queue that is a little shorter than it could be costs no throughput
 _MARGIN = 1.1
 _GONE_MAX = 32  # replicas that were removed and whose work is still reported
@@ -91,12 +105,12 @@ class ServiceQueue:
         self.counters = ServiceCounters(now)
         self.limits = make_limits(route.name, route.keys, self._kept, now)
         self._fair = make_order(route)
-        limited = any(key.tokens_per_min is not None for key in route.keys)
-        self.engine = EngineTerms(route.models, memo.limits.hold_bytes, limited=limited)
+        self.engine = EngineTerms(route, memo.limits.hold_bytes)
         self.engine.times.limits_s = (
             inf if route.ttft_s is None else route.ttft_s,
             inf if route.token_gap_s is None else route.token_gap_s,
         )
+        self._load_times = LoadTimes()
         self.canary = None if route.canary is None else CanarySplit(route.canary)
         self.batches: ServiceBatches | None = None
         if route.batch is not None:
@@ -147,6 +161,10 @@ class ServiceQueue:
         if self._removed:
             exchange.sink.answer(_NO_SERVICE)
             return
+        if (refused := self._find_adapter(exchange)) is not None:
+            self.refuse()
+            exchange.sink.answer(refused)
+            return
         self.counters.arrivals += 1
         if exchange.places:
             self._bound.add(exchange.places, exchange.arrived_at)
@@ -194,8 +212,31 @@ class ServiceQueue:
             return False
         if exchange.meter is not None and not exchange.meter.is_read():
             return False
-        routing = self.route.routing
-        return routing is None or exchange.find_key(routing)
+        if self.route.reads_body and not exchange.find_prompt():
+            return False
+        if self._by_key and self.route.routing is not None:
+            exchange.find_key(self.route.routing)
+        return True
+
+    def _find_adapter(self, exchange: Exchange) -> OwnAnswer | None:
+        """Find the adapter of a request among the service's models. Return the answer to a request
+        whose model is unknown."""
+        terms, model = self.route.adapters, exchange.model
+        exchange.adapter, exchange.fields = "", b""
+        if terms is None:
+            return None
+        if not model:
+            return _LATE_MODEL if exchange.prompt is not None and exchange.is_cut else None
+        if model in terms.sources:
+            if exchange.prompt is not None:  # the body is a JSON object
+                exchange.fields = write_fields(terms, model)
+            exchange.adapter = model if terms.api in APIS else ""
+        elif model not in self.route.models and terms.api in APIS:
+            text = f"the service has no model {model!r}; it has {', '.join(self.route.models[:5])}"
+            more = len(self.route.models) - 5
+            text += f" and {more} more" if more > 0 else ""
+            return OwnAnswer(404, AnswerCode.NO_MODEL, text)
+        return None
 
     def _refuse_tokens(self, exchange: Exchange, meter: ResponseMeter | None) -> bool:
         """Refuse a request that exceeds the tokens of its key; return whether it was refused."""
@@ -237,6 +278,8 @@ class ServiceQueue:
         if self.canary is not None and outcome in _CANARY_OUTCOMES:
             failed = exchange.failed or outcome is not Outcome.ABORTED
             self.canary.record(pool.address.canary, failed, now - exchange.started_at)
+        if exchange.misses and pool.adapters is not None:
+            pool.adapters.forget()
         self._free(pool, exchange, now)
         if outcome is Outcome.ANSWERED and exchange.meter is not None:
             exchange.meter.withdraw()
@@ -250,6 +293,23 @@ class ServiceQueue:
         elif outcome is Outcome.UNREACHABLE and not exchange.gone:
             exchange.avoid = pool
             self._requeue(exchange, now)
+        elif outcome is Outcome.UNLOADED and not exchange.gone:
+            self._try_another(exchange, pool, now, what)
+
+    def _try_another(self, exchange: Exchange, pool: ReplicaPool, now: float, what: str) -> None:
+        """Send the request to another replica, because this one cannot load its adapter. If a
+        second replica cannot load it either, the adapter is to blame."""
+        if (refused := self._find_adapter(exchange)) is not None:  # an update has removed it
+            exchange.sink.answer(refused)
+            return
+        exchange.unloaded += 1
+        exchange.avoid = pool
+        if exchange.unloaded < _UNLOADED_MAX and self._avoids(exchange, pool):
+            self._requeue(exchange, now)
+            return
+        self.counters.lost += 1
+        text = f"the adapter {exchange.adapter!r} could not be loaded: {what}"
+        exchange.sink.answer(OwnAnswer(502, AnswerCode.NO_ADAPTER, text))
 
     def update(self, pool: ReplicaPool) -> None:
         """Record that a replica can receive requests again, and start waiting requests."""
@@ -284,6 +344,8 @@ class ServiceQueue:
         if exchange.visit is not None:
             exchange.visit.end()
             exchange.visit = None
+        if exchange.adapter and pool.adapters is not None:
+            pool.adapters.end(exchange.adapter)
         if not exchange.members:
             pool.work.end(exchange.key_id, now, exchange.weight)
         for each in exchange.members:
@@ -373,6 +435,7 @@ class ServiceQueue:
             pool = kept.pop(_place(each), None)
             if pool is None:
                 pool = ReplicaPool(each, self._owner, self.find_work(each.id))
+                self._set_adapters(pool)
             pool.address = each
             # a key's replica is chosen wherever it is
             pool.tier = 0 if self._by_key else _farness(pool)
@@ -421,21 +484,23 @@ class ServiceQueue:
             self._caches = old._caches
         self._cold_starts = old._cold_starts
         self._bound = old._bound
-        self._work = old._work
+        self._work, self._load_times = old._work, old._load_times
         self._waiting, self._unbound, self._line = old._waiting, old._unbound, old._line
         for key_id, limit in self.limits.items():
             if key_id in old.limits:
                 limit.adopt(old.limits[key_id])
         if self._fair is not None:
             self._fair.adopt(old._fair, self._waiting)
-        for exchange in self._waiting:
+        for exchange in tuple(self._waiting):
             exchange.entry = self.entry
+            self._change_adapter(exchange)
             if self.route.batch != old.route.batch:
                 exchange.set_part(None)
         self._replicas, self._draining = old._replicas, old._draining
         for pool in (*self._replicas, *self._draining):
             pool.owner = self._owner
             pool.concurrency = pool.address.concurrency or self.route.concurrency
+            self._set_adapters(pool)
         if self.route.closed:
             self._answer_waiting(OwnAnswer(402, AnswerCode.BUDGET, self.route.closed))
         self.set_replicas([pool.address for pool in self._replicas])
@@ -565,13 +630,21 @@ class ServiceQueue:
         if exchange.avoid is not None:
             pairs = zip(loads, self._replicas, strict=True)
             loads = [FULL if self._avoids(exchange, pool) else load for load, pool in pairs]
-        if exchange.places:
+        if exchange.places or exchange.adapter:
             pairs = zip(loads, self._replicas, strict=True)
-            loads = [load if pool.permits(exchange) else FULL for load, pool in pairs]
+            permitted = [load if pool.permits(exchange) else FULL for load, pool in pairs]
+            if exchange.adapter and min(permitted, default=FULL) >= FULL > min(loads, default=FULL):
+                self._make_way(exchange, loads)
+            loads = permitted
         if self.canary is not None:
             loads = self.canary.narrow(loads)
         if exchange.prompt is not None and self._caches is not None:
-            return self._caches.choose(exchange.prompt, loads, monotonic())
+            now = monotonic()
+            waits_s: Sequence[float] = ()
+            if exchange.adapter:
+                adapters = [pool.adapters for pool in self._replicas]
+                waits_s = count_waits(adapters, exchange.adapter, now)
+            return self._caches.choose(exchange.prompt, loads, now, waits_s)
         if exchange.routing_key is not None and self.route.routing is not None and self._by_key:
             return choose_by_key(
                 self._ring,
@@ -585,6 +658,12 @@ class ServiceQueue:
             loads = [load if load >= FULL else load + _farness(pool) for load, pool in pairs]
         self._turn = self._turn + 1 if self._turn + 1 < len(loads) else 0
         return choose_least(loads, self._turn)
+
+    def _make_way(self, exchange: Exchange, loads: Sequence[int]) -> None:
+        """Let a replica with room free a slot for the adapter of a request that has to wait."""
+        pool = self._replicas[choose_least(loads, 0)]
+        if pool.adapters is not None:
+            pool.adapters.make_way()
 
     def _start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         """Start the request, joined with other waiting requests if possible."""
@@ -603,6 +682,8 @@ class ServiceQueue:
         self._set_load(pool)
         if exchange.prompt is not None and self._caches is not None:
             exchange.visit = self._caches.begin(pool.position, exchange.prompt, now)
+        if exchange.adapter and pool.adapters is not None:
+            pool.adapters.begin(exchange.adapter, now)
         pool.start(exchange)
 
     def _count_start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
@@ -613,6 +694,25 @@ class ServiceQueue:
         exchange.work_mark = pool.work.begin(exchange.key_id, now, exchange.weight)
         if now - exchange.arrived_at > self._late_s:
             self.counters.late += 1
+
+    def _set_adapters(self, pool: ReplicaPool) -> None:
+        """Let the replica load the adapters of the route on demand."""
+        terms = self.route.adapters
+        if terms is None or terms.api not in APIS:
+            pool.adapters = None
+        elif pool.adapters is None:
+            pool.adapters = ReplicaAdapters(terms, pool.address, self._load_times)
+            pool.spawn(pool.adapters.refresh())
+        else:
+            pool.adapters.change(terms)
+
+    def _change_adapter(self, exchange: Exchange) -> None:
+        """Find the adapter of a waiting request again, because the service's may have changed."""
+        self._unbound -= not exchange.is_bound
+        refused = self._find_adapter(exchange)
+        self._unbound += not exchange.is_bound
+        if refused is not None:
+            self._take(exchange).sink.answer(refused)
 
     def _is_early(self, exchange: Exchange, pool: ReplicaPool) -> bool:
         """Return whether the request should wait for more requests to form a batch."""
@@ -709,9 +809,8 @@ class ServiceQueue:
         skipped if the replica is outside the places where the request must stay.
         """
         waiting = self._waiting if self._fair is None else self._fair.list_first()
-        return next(
-            (each for each in waiting if pool.permits(each) and not self._avoids(each, pool)), None
-        )
+        found = (each for each in waiting if pool.permits(each) and not self._avoids(each, pool))
+        return next(found, None) if pool.adapters is None else choose_waiting(found, pool.adapters)
 
     def _avoids(self, exchange: Exchange, pool: ReplicaPool) -> bool:
         """Return whether the request failed on this replica but can be sent to another replica."""

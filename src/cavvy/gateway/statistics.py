@@ -67,6 +67,8 @@ class ReplicaFacts(Struct, frozen=True, kw_only=True):
     served: int
     failed: int  # connections refused or lost in a request
     draining: bool
+    adapters: tuple[str, ...] = ()  # that it has loaded on demand
+    loads: int = 0  # of adapters
 
 
 class BatchFacts(Struct, frozen=True, kw_only=True):

@@ -20,7 +20,9 @@ import msgspec
 from cavvy.domain.request_bills import TokenUse
 from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.values import Struct
+from cavvy.gateway.adapters import find_refusal
 from cavvy.gateway.bodies import NO_JSON
+from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadError, ResponseHead
 from cavvy.gateway.kept_counts import TokenCount
@@ -42,6 +44,7 @@ _ENDS = (b"\n\n", b"\r\n\r\n")  # of events
 _EVENT_MAX = 65_536  # bytes of an event that are held until it is complete
 _CHOICES_MAX, _ASKED_MAX = 128, 1 << 40  # what a request can ask for
 _REFUSALS = (400, 422)  # of a question that the engine does not know
+_REPEATS_MAX = 2  # of a request whose replica does not have its adapter
 
 
 class TokenRoute(Struct, frozen=True, kw_only=True):
@@ -147,10 +150,12 @@ class FirstToken:
 class EngineTerms:
     """What meters know of the engine of a service."""
 
-    def __init__(self, models: tuple[str, ...], hold_bytes: int, *, limited: bool = False) -> None:
-        self.models = models
+    def __init__(self, route: ServiceRoute, hold_bytes: int) -> None:
+        self.models = route.models
+        self.base_models = len(route.models) - len(route.adapters.sources if route.adapters else ())
         self.hold_bytes = hold_bytes  # of a body that is read before a replica gets it
-        self.limited = limited  # whether keys may use only so many tokens
+        # whether keys may use only so many tokens
+        self.limited = any(key.tokens_per_min is not None for key in route.keys)
         self.times = AnswerTimes()
         self.asks_usage = True  # of streams, because the engine has not refused to state it
 
@@ -182,6 +187,8 @@ class TokenMeter:
         self._ready = self._wanted = False
         self._former: tuple[bytes, list[bytes]] | None = None  # head and body without the question
         self._withdrawn = False
+        self._whole: tuple[bytes, list[bytes]] | None = None  # if it may be sent again unchanged
+        self._repeats = 0
         self._again = False  # the response is dropped, and the request is sent again
         self._events: _UsageEvents | None = None  # removes the answer to the question
         self._begin_try()
@@ -240,6 +247,9 @@ class TokenMeter:
 
     def begin(self, work: ReplicaWork) -> None:
         """Prepare for the response of a replica, which is about to get the request."""
+        exchange = self._exchange
+        if exchange.adapter and exchange.body_done and self._repeats < _REPEATS_MAX:
+            self._whole = exchange.out_head, list(exchange.held)
         self._begin_try()
         self._work = work
         self._count = work.find_tokens(self._exchange.key_id, self._model)
@@ -247,13 +257,17 @@ class TokenMeter:
     def withdraw(self) -> None:
         """Restore the request as the client sent it, because the engine may refuse the question for
         its usage."""
-        exchange = self._exchange
-        if self._former is not None:
-            exchange.out_head, exchange.held = self._former
+        exchange, former = self._exchange, self._former
+        if exchange.misses:  # the adapter is the reason
+            former, self._repeats = self._whole, self._repeats + 1
+        else:
+            self._former = self._events = None
+            self._withdrawn = True
+        self._whole = None
+        if former is not None:
+            exchange.out_head, exchange.held = former
             exchange.held_bytes = sum(map(len, exchange.held))
-        self._former = self._events = None
-        self._withdrawn = True
-        exchange.spoiled = exchange.responding = False
+        exchange.spoiled = exchange.responding = exchange.misses = False
 
     def close(self) -> None:
         """Count what was delivered of an answer that ended early, and the prompt of a request whose
@@ -276,8 +290,13 @@ class TokenMeter:
         return self._events is None and not self._again and self._sink.passes_chunks
 
     def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
+        exchange = self._exchange
+        if self._whole is not None and head.status == find_refusal(exchange.entry.route):
+            exchange.misses = self._again = exchange.spoiled = True
+            return
+        self._whole = None
         if self._former is not None and head.status in _REFUSALS:
-            self._again = self._exchange.spoiled = True
+            self._again = exchange.spoiled = True
             return
         if self._withdrawn and head.status < 300:
             self._engine.asks_usage = False
@@ -339,10 +358,10 @@ class TokenMeter:
 
     def _name_model(self, model: object) -> str:
         """Return the model by which tokens are counted. Clients cannot add names."""
-        models = self._engine.models
-        if model in models:
+        engine = self._engine
+        if model in engine.models:
             return str(model)
-        return models[0] if len(models) == 1 else ""
+        return engine.models[0] if engine.base_models == 1 else ""
 
     def _read_body(self, exchange: Exchange) -> None:
         try:

@@ -4,11 +4,12 @@ The pool reports the end of each exchange to its queue, with the slot that becom
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
 from typing import cast
 
 from cavvy.domain.values import Struct
+from cavvy.gateway.adapters import AdapterError, ReplicaAdapters
 from cavvy.gateway.batching import BatchTimes
 from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
@@ -27,7 +28,7 @@ _HEAD_MAX = 65_536
 # than `_FRESH_S`, and the replica has kept a connection open that was unused for `_PATIENCE_S`.
 _FRESH_S, _PATIENCE_S = 1.0, 2.0
 PRICE_FIELD = b"Cavvy-Price-Micros"
-_NO_FAILURES = (Outcome.ABORTED, Outcome.UNSENT)  # the replica did nothing wrong
+_NO_FAILURES = (Outcome.ABORTED, Outcome.UNSENT, Outcome.UNLOADED)  # the replica did nothing wrong
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -268,19 +269,47 @@ class ReplicaPool:
         self._backoff_s = _BACKOFF_S
         self._timer: asyncio.TimerHandle | None = None
         self._served = self._failed = 0
+        self.adapters: ReplicaAdapters | None = None  # if the replica loads them on demand
 
     def permits(self, exchange: Exchange) -> bool:
         """Return whether the exchange may be served by this replica, because the replica has all
-        the places that the exchange requires.
+        the places that the exchange requires, and a slot for its adapter.
         """
+        if exchange.adapter and self.adapters is not None:
+            return exchange.places <= self._places and self.adapters.takes(exchange.adapter)
         return exchange.places <= self._places
 
     def start(self, exchange: Exchange) -> None:
-        """Send the exchange, which has one of the slots, to the replica."""
+        """Send the exchange, which has one of the slots, to the replica. If the replica has to load
+        the exchange's adapter, this is done first.
+        """
+        adapters = self.adapters
+        if exchange.adapter and adapters is not None and not adapters.holds(exchange.adapter):
+            self.spawn(self._load(exchange, adapters))
+        else:
+            self._send(exchange)
+
+    async def _load(self, exchange: Exchange, adapters: ReplicaAdapters) -> None:
+        try:
+            await adapters.load(exchange.adapter)
+        except AdapterError as error:
+            self.end(exchange, Outcome.UNLOADED, str(error))
+            return
+        if exchange.visit is not None:
+            exchange.visit.restart(monotonic())
+        if exchange.gone:
+            self.end(exchange, Outcome.UNSENT)
+        else:
+            self._send(exchange)
+
+    def _send(self, exchange: Exchange) -> None:
         if (connection := self._take_idle(exchange)) is not None:
             connection.begin(exchange)
             return
-        task = asyncio.get_running_loop().create_task(self._connect(exchange))
+        self.spawn(self._connect(exchange))
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
@@ -332,6 +361,8 @@ class ReplicaPool:
 
     def _cool(self, exchange: Exchange) -> None:
         """Try a replica that accepts no connections again later."""
+        if self.adapters is not None:
+            self.adapters.forget()
         if not self.cooling and not self.draining:
             self.cooling = True
             loop = asyncio.get_running_loop()
@@ -397,4 +428,6 @@ class ReplicaPool:
             served=self._served,
             failed=self._failed,
             draining=self.draining,
+            adapters=tuple(self.adapters.loaded if self.adapters is not None else ()),
+            loads=0 if self.adapters is None else self.adapters.loads,
         )

@@ -4,10 +4,18 @@ the port, probe and models of the service), and the image's own command.
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
 
 from cavvy.domain.units import read_number
 from cavvy.domain.values import replace
+from cavvy.spec.adapters import (
+    LORA_OPTIONS,
+    LoraAdapter,
+    read_adapter,
+    write_lora_options,
+    write_preparation,
+)
 from cavvy.spec.engines import (
     ENGINES,
     OPTIMISATION,
@@ -35,11 +43,20 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
         return root
     model, optimisation = _read_model(service, engine, notes)
     options = _read_options(service, notes)
-    _check(root, service, list_own_flags(engine) & options.keys(), notes)
+    own = list_own_flags(engine)
+    adapters = _read_adapters(service)
+    if adapters:
+        own |= frozenset(LORA_OPTIONS[_text(service, "engine")].own)
+    _check(root, service, own & options.keys(), notes)
     options = {**optimisation, **options}
+    if adapters:
+        options = _add_adapters(service, adapters, options, notes)
     needs = root.get("resources")
     gpus = isinstance(needs, MapNode) and needs.get("gpu") is not None
     run = write_command(engine, model, _list_models(service) or (model,), options, gpus)
+    if adapters:
+        run = write_preparation(_text(service, "engine"), adapters, run)
+        root = _add_inputs(root, adapters)
     more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
     if engine.chats:
         more |= {"models": model, "concurrency": count_at_once(engine, options)}
@@ -124,6 +141,45 @@ def _read_model(
     if share := found.get("agree", ""):
         found["agree"] = str(_read_share(share, node.mark, notes))
     return _text(node, "source"), found
+
+
+def _read_adapters(service: MapNode) -> tuple[LoraAdapter, ...]:
+    """Return the adapters whose sources are right; `fields/service.py` reports the others."""
+    node, engine = service.get("adapters"), _text(service, "engine")
+    found = []
+    for key, value in node.entries if isinstance(node, MapNode) else ():
+        with suppress(ValueError):
+            if engine in LORA_OPTIONS and isinstance(value, ScalarNode):
+                found.append(read_adapter(key.text, value.text, engine))
+    return tuple(found)
+
+
+def _add_adapters(
+    service: MapNode,
+    adapters: Sequence[LoraAdapter],
+    options: Mapping[str, str],
+    notes: ProblemNotes,
+) -> Mapping[str, str]:
+    try:
+        return write_lora_options(_text(service, "engine"), adapters, options)
+    except ValueError as error:
+        notes.add(service.mark, str(error), suggestion="write a number such as 8")
+        return options
+
+
+def _add_inputs(root: MapNode, adapters: Sequence[LoraAdapter]) -> MapNode:
+    """Return the tree with an input for each adapter in a bucket."""
+    node, mark = root.get("inputs"), root.mark
+    more = tuple(
+        _complete(MapNode(mark=mark, entries=()), {"source": each.url, "target": each.path})
+        for each in adapters
+        if each.url
+    )
+    if not more or not (node is None or isinstance(node, ListNode)):
+        return root
+    inputs = ListNode(mark=mark, items=(*(() if node is None else node.items), *more))
+    entries = tuple(each for each in root.entries if each[0].text != "inputs")
+    return replace(root, entries=(*entries, (_scalar(mark, "inputs"), inputs)))
 
 
 def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:

@@ -69,7 +69,8 @@ ENGINES: Mapping[str, Engine] = {
         flags=_words(
             "host port served-model-name tensor-parallel-size max-model-len dtype quantization "
             "gpu-memory-utilization max-num-batched-tokens max-num-seqs tokenizer revision "
-            "enable-prefix-caching trust-remote-code data-parallel-size ssl-keyfile ssl-certfile"
+            "enable-prefix-caching trust-remote-code data-parallel-size ssl-keyfile ssl-certfile "
+            "enable-lora max-loras max-lora-rank max-cpu-loras"
         ),
         source="www.mintlify.com/vllm-project/vllm/api/cli/serve, and public commands",
     ),
@@ -84,7 +85,8 @@ ENGINES: Mapping[str, Engine] = {
         limit="--max-running-requests",
         flags=_words(
             "model-path host port served-model-name tp-size enable-metrics context-length "
-            "mem-fraction-static reasoning-parser tool-call-parser max-running-requests"
+            "mem-fraction-static reasoning-parser tool-call-parser max-running-requests "
+            "enable-lora max-loras-per-batch max-loaded-loras max-lora-rank lora-target-modules"
         ),
         source="commands in public repositories",
     ),
@@ -96,7 +98,10 @@ ENGINES: Mapping[str, Engine] = {
         gpus="--num-shard",
         at_once=64,
         limit="--max-concurrent-requests",
-        flags=_words("model-id hostname port num-shard sharded quantize max-concurrent-requests"),
+        flags=_words(
+            "model-id hostname port num-shard sharded quantize max-concurrent-requests "
+            "lora-adapters"
+        ),
         source="commands in public repositories",
     ),
     "triton": Engine(
@@ -130,7 +135,10 @@ ENGINES: Mapping[str, Engine] = {
         fixed=("--metrics",),
         at_once=4,  # its slots, if the option is not stated
         limit="--parallel",
-        flags=_words("model host port alias metrics ctx-size parallel n-gpu-layers threads"),
+        flags=_words(
+            "model host port alias metrics ctx-size parallel n-gpu-layers threads lora "
+            "lora-init-without-apply"
+        ),
         source="tools/server/README.md of llama.cpp at 00dc8057, and public commands",
     ),
 }

@@ -411,6 +411,7 @@ class Service(TypedDict):
     probe: NotRequired[str | ServiceProbe]
     drain: NotRequired[Length]
     timeouts: NotRequired[ServiceTimeoutKeys]
+    adapters: NotRequired[Mapping[str, str]]
     models: NotRequired[str | Sequence[str]]
     hosts: NotRequired[str | Sequence[str]]
     keys: NotRequired[Switch]

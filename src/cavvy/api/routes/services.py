@@ -219,7 +219,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         state="failing" if found.unreachable and service.wanted else state_of(service),
         url=found.url,
         unreachable=found.unreachable,
-        models=list(service.spec.models),
+        models=list(service.spec.model_names),
         ready=sum(each.state in SERVING for each in service.replicas),
         least=service.spec.replicas.least,
         most=service.spec.replicas.most,

@@ -78,7 +78,7 @@ def name_backend(service: str) -> str:
 def is_direct(service: ServiceRoute) -> bool:
     """Return whether HAProxy can pass the requests of the service to replicas without the
     gateway."""
-    by_body = service.routing is not None and service.routing.reads_body
+    by_body = service.reads_body
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed
     counted = service.batch or service.models  # in batches, or by tokens

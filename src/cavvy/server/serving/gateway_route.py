@@ -13,6 +13,7 @@ from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
 from cavvy.domain.services import (
+    AdapterRule,
     BatchRule,
     RequestRate,
     RoutingKind,
@@ -22,6 +23,7 @@ from cavvy.domain.services import (
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
+    AdapterTerms,
     BatchTerms,
     CanaryShare,
     ClientKey,
@@ -39,6 +41,12 @@ _ROUTING: Mapping[RoutingKind, Literal["cache", "header", "session"]] = {
     RoutingKind.CACHE: "cache",
     RoutingKind.HEADER: "header",
     RoutingKind.SESSION: "session",
+}
+_ADAPTERS: Mapping[str, Literal["vllm", "sglang", "llama.cpp", "tgi"]] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llama.cpp": "llama.cpp",
+    "tgi": "tgi",
 }
 _log = logging.getLogger(__name__)
 
@@ -110,7 +118,8 @@ def make_route(
         slow_s=None if spec.slo.p95 is None else spec.slo.p95.total_seconds(),
         ttft_s=None if spec.slo.ttft is None else spec.slo.ttft.limit_s,
         token_gap_s=None if spec.slo.token_gap is None else spec.slo.token_gap.limit_s,
-        models=spec.models,
+        models=spec.model_names,
+        adapters=None if spec.adapters is None else _make_adapters(spec.adapters),
         places=list_possible_places(service.task),
         full_places=tuple(each.places for each in service.unplaced),
         keyed=spec.keys,
@@ -179,6 +188,10 @@ def _make_batch(rule: BatchRule) -> BatchTerms:
     return BatchTerms(
         max=rule.most, wait_s=rule.wait.total_seconds(), input=rule.input, output=rule.output
     )
+
+
+def _make_adapters(rule: AdapterRule) -> AdapterTerms:
+    return AdapterTerms(api=_ADAPTERS[rule.engine], sources=rule.sources, slots=rule.slots)
 
 
 def _make_routing(rule: RoutingRule | None, shared: bool) -> RoutingTerms | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cavvy.catalog.regions import AREAS
 from cavvy.domain.services import (
+    AdapterRule,
     BatchRule,
     CronTrigger,
     EventTrigger,
@@ -39,6 +40,7 @@ from cavvy.domain.targets import is_web_address
 from cavvy.domain.tasks import ReplicaGroup, count_all
 from cavvy.domain.units import parse_rate, read_number
 from cavvy.domain.values import replace
+from cavvy.spec.adapters import LORA_OPTIONS, count_slots, is_adapter_name, read_adapter
 from cavvy.spec.engines import ENGINES
 from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.image import COMMANDS, IMAGE_NAME
@@ -650,6 +652,12 @@ def _check_fallbacks(table: SectionReader, spec: ServiceSpec) -> None:
         table.wrong("fallback", "a fallback is named twice", suggestion="delete one of the two")
 
 
+def _check_adapter(text: str) -> None:
+    if not is_adapter_name(text):
+        hint = "use letters, digits and . _ / -"
+        raise WrongValue(f"{shown(text)} cannot be the name of an adapter", suggestion=hint)
+
+
 def _read_name(text: str) -> str:
     label = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
     if len(text) > 253 or not re.fullmatch(rf"{label}(\.{label})+", text):
@@ -678,6 +686,7 @@ def _read_area(text: str) -> str:
     return text
 
 
+_MOST_ADAPTERS = 1000
 _MOST_EVENTS = 100  # sources of calls that the server checks again and again
 _MOST_FALLBACKS = 5
 
@@ -715,12 +724,44 @@ def _build(table: SectionReader) -> tuple[ServiceSpec, tuple[ReplicaGroup, ...]]
                 f"`{name}` is for language models, and the service has no `models`",
                 suggestion="add `models: [NAME]`, or use `p95`",
             )
+    if table.has("adapters"):
+        spec = replace(spec, adapters=_build_adapters(table, spec))
     engine = ENGINES.get(str(table.get("engine")))
     if spec.routing is None and engine is not None and engine.chats:
         spec = replace(spec, routing=RoutingRule())
     elif spec.routing is not None and spec.routing.by is RoutingKind.LOAD:
         spec = replace(spec, routing=None)
     return spec, groups
+
+
+def _build_adapters(table: SectionReader, spec: ServiceSpec) -> AdapterRule | None:
+    """Return the adapters, which the engine named in `engine` serves."""
+    engine, given = str(table.get("engine", "")), table.get("adapters", {})
+    if engine not in LORA_OPTIONS:
+        what = f"the engine {engine} cannot serve them" if engine else "no engine is named"
+        table.wrong(
+            "adapters",
+            f"`adapters` has no effect: {what}",
+            expected=listed(LORA_OPTIONS),
+            suggestion="add `engine: vllm`" if not engine else "delete `adapters`",
+        )
+        return None
+    check_count(table, "adapters", _MOST_ADAPTERS)
+    model = table.get("model")
+    for name in sorted(given.keys() & {*spec.models, model}):
+        message = f"the adapter {shown(name)} has the name of the base model"
+        table.wrong("adapters", message, suggestion="rename the adapter")
+    sources = {}
+    for name, source in given.items():
+        try:
+            sources[name] = read_adapter(name, source, engine).path
+        except ValueError as error:
+            message = f"{shown(source)} is not the source of an adapter"
+            table.wrong("adapters", message, suggestion=f"adapter {name}: {error}")
+    with suppress(ValueError):  # engine_section.py has reported the options
+        slots = count_slots(engine, table.get("options", {}), len(sources))
+        return AdapterRule(engine=engine, sources=sources, slots=slots) if sources else None
+    return None
 
 
 def _build_routing(table: SectionReader) -> RoutingRule | None:
@@ -817,6 +858,15 @@ SERVICE = section(
     probe=_PROBE,
     drain=length_kind(timedelta(0), timedelta(hours=24)),
     timeouts=_TIMEOUTS,
+    adapters=FieldSpec(
+        named_texts(
+            "names of LoRA adapters, each with a source",
+            _check_adapter,
+            missing="the adapter has no source",
+            hint="write a path on the replica, or hf://ORGANIZATION/NAME",
+        ),
+        to=(),
+    ),
     models=ListKind(text_kind("the name of a model", _read_model), single=True),
     hosts=ListKind(text_kind("a host name such as chat.example.com", _read_name), single=True),
     keys=FLAG,

@@ -1,0 +1,349 @@
+"""LoRA adapters: which of them each replica has loaded, what another one costs, and the calls by
+which engines load and unload them.
+
+A replica has `slots` for adapters. If all are full, the adapter that was least recently used, and
+that no request uses now, makes room. What the engine lists is the truth: it is read before each
+load, because replicas restart, and because other gateways load adapters into the same replicas.
+
+The cost of a load is a time, which `cache_routing` adds to its other costs. It is divided by the
+number of requests that use the adapter now, because a copy of a hot adapter serves further ones
+soon. So adapters that are seldom used have one copy, and hot ones spread as their replicas fill.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from cavvy.domain.values import Struct
+from cavvy.gateway.bodies import NO_JSON, make_body
+from cavvy.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
+from cavvy.gateway.heads import HeadError, parse_response
+
+_FIRST_LOAD_S = 1.0  # an estimate until a load was measured
+_NEWEST = 0.2  # the share of the newest load in the mean
+_FAILED_S = 10.0  # a failed load is not repeated at this replica for so long
+_COPY = 0.5  # of a load, if another replica has the adapter already
+_EVICTED = 0.5  # of a load, if the adapter that makes room was used most recently of all
+# a waiting request that needs a load is passed by so many that need none; so many are looked at
+_PASSES_MAX, _LOOKAHEAD = 3, 64
+_ANSWER_MAX = 4 << 20
+_TEXT_MAX = 300  # characters of an engine's error
+_LISTED = "/v1/models"
+
+
+class EngineApi(Struct, frozen=True):
+    """An engine's routes for adapters, and the status with which it refuses a request for an
+    adapter that is not loaded."""
+
+    load: str
+    unload: str
+    unknown: int
+
+
+# Other engines load all adapters when they start.
+APIS: Mapping[str, EngineApi] = {
+    "vllm": EngineApi("/v1/load_lora_adapter", "/v1/unload_lora_adapter", 404),
+    "sglang": EngineApi("/load_lora_adapter", "/unload_lora_adapter", 400),
+}
+
+
+class AdapterError(Exception):
+    """Raised if a replica cannot load an adapter. The text says why."""
+
+
+class LoadTimes:
+    """The mean time of a load at the replicas of a service."""
+
+    def __init__(self) -> None:
+        self.mean_s = _FIRST_LOAD_S
+        self._measured = False
+
+    def add(self, taken_s: float) -> None:
+        share = _NEWEST if self._measured else 1.0
+        self.mean_s += (taken_s - self.mean_s) * share
+        self._measured = True
+
+
+class ReplicaAdapters:
+    """The adapters of one replica. `loaded` are their sources by their names, the least recently
+    used first. The constructor does no I/O."""
+
+    def __init__(self, terms: AdapterTerms, address: ReplicaAddress, times: LoadTimes) -> None:
+        self.terms = terms
+        self.loads = 0
+        self.loaded: dict[str, str] = {}
+        self.used_at: dict[str, float] = {}
+        self.users: Counter[str] = Counter()  # requests that the replica has
+        self.leaving = ""  # an adapter that gets no more requests, because another one needs a slot
+        self._address = address
+        self.times = times
+        self._loading: dict[str, float] = {}  # since when
+        self._failed: dict[str, tuple[float, str]] = {}  # when, and why
+        self._turn = asyncio.Lock()
+
+    # the state
+
+    def change(self, terms: AdapterTerms) -> None:
+        """Replace the service's adapters."""
+        if terms != self.terms:
+            self.terms = terms
+            self._failed.clear()
+
+    def holds(self, name: str) -> bool:
+        return name in self.loaded and self.loaded[name] == self.terms.sources.get(name)
+
+    def takes(self, name: str) -> bool:
+        """Return whether a request for this adapter may be sent to the replica."""
+        if self.users[name]:
+            return name != self.leaving
+        return len(self.users) < self.terms.slots
+
+    def begin(self, name: str, now: float) -> None:
+        self.users[name] += 1
+        self._use(name, now)
+
+    def end(self, name: str) -> None:
+        if self.users[name] > 1:
+            self.users[name] -= 1
+            return
+        self.users.pop(name, None)
+        if name == self.leaving:
+            self.leaving = ""
+
+    def make_way(self) -> None:
+        """Send no more requests for one of the adapters in use, because a request waits for a slot
+        and all adapters are in use."""
+        if not self.leaving and len(self.users) >= self.terms.slots:
+            self.leaving = min(self.users, key=self.users.__getitem__)
+
+    def forget(self) -> None:
+        """Forget what is loaded, because the replica has contradicted it."""
+        self.loaded.clear()
+
+    def wait_s(self, name: str, now: float) -> float:
+        """Return how long a request would wait for this adapter."""
+        if self.holds(name):
+            return 0.0
+        if name in self._loading:
+            return max(0.0, self.times.mean_s - (now - self._loading[name]))
+        failed_at, _ = self._failed.get(name, (now - _FAILED_S, ""))
+        return self.times.mean_s + max(0.0, failed_at + _FAILED_S - now) * 10
+
+    def find_victim(self) -> str:
+        """Return the adapter that would make room; "": there is room, or each one is in use."""
+        if len(self.loaded) < self.terms.slots:
+            return ""
+        idle = [each for each in self.loaded if not self.users[each]]
+        removed = (each for each in idle if each not in self.terms.sources)
+        return next(removed, idle[0] if idle else "")
+
+    def _use(self, name: str, now: float) -> None:
+        self.used_at[name] = now
+        if name in self.loaded:
+            self.loaded[name] = self.loaded.pop(name)
+
+    # calls of the engine
+
+    async def load(self, name: str) -> None:
+        """Load an adapter, unless the replica has it. Raises AdapterError."""
+        self._refuse_failed(name)
+        self._loading.setdefault(name, monotonic())
+        try:
+            async with self._turn:
+                if self.holds(name):
+                    return
+                self._refuse_failed(name)  # while this call waited
+                async with asyncio.timeout(self.terms.load_s):
+                    await self._load(name)
+        except AdapterError as error:
+            self._failed[name] = (monotonic(), str(error))
+            raise
+        except TimeoutError:
+            text = f"the engine did not load it within {self.terms.load_s:g} s"
+            self._failed[name] = (monotonic(), text)
+            raise AdapterError(text) from None
+        finally:
+            self._loading.pop(name, None)
+
+    async def refresh(self) -> None:
+        """Read from the engine which adapters it has. If it does not tell, nothing changes."""
+        try:
+            async with asyncio.timeout(self.terms.load_s), self._turn:
+                await self._list()
+        except (AdapterError, TimeoutError):
+            return  # the next load reads the list again, and reports what is wrong
+
+    def _refuse_failed(self, name: str) -> None:
+        failed_at, why = self._failed.get(name, (0.0, ""))
+        if why and monotonic() - failed_at < _FAILED_S:
+            raise AdapterError(why)
+        self._failed.pop(name, None)
+
+    async def _load(self, name: str) -> None:
+        await self._list()
+        if self.holds(name):
+            return
+        if name in self.loaded:  # from another source
+            await self._unload(name)
+        while len(self.loaded) >= self.terms.slots and (victim := self.find_victim()):
+            await self._unload(victim)
+        source, started_at = self.terms.sources.get(name, ""), monotonic()
+        if not source:
+            raise AdapterError("the service does not have it any longer")
+        api = APIS[self.terms.api]
+        answer = await self._call("POST", api.load, {"lora_name": name, "lora_path": source})
+        if answer.status >= 300:
+            await self._list()  # another gateway may have loaded it meanwhile
+            if not self.holds(name):
+                raise AdapterError(answer.explain())
+        self.loads += 1
+        self.loaded[name] = source
+        self._use(name, monotonic())
+        self.times.add(monotonic() - started_at)
+
+    async def _unload(self, name: str) -> None:
+        """Unload an adapter. The engine may have unloaded it already."""
+        await self._call("POST", APIS[self.terms.api].unload, {"lora_name": name})
+        self.loaded.pop(name, None)
+        self.used_at.pop(name, None)
+
+    async def _list(self) -> None:
+        answer = await self._call("GET", _LISTED)
+        try:
+            rows = msgspec.json.decode(answer.body, type=_Models).data
+        except NO_JSON:
+            return
+        if answer.status != 200:
+            return
+        sources = self.terms.sources
+        found = {
+            each.id: each.root if each.root not in (None, each.id) else sources.get(each.id, "")
+            for each in rows
+            if each.parent is not None or each.id in sources
+        }
+        # what this gateway has loaded keeps its order; the rest was loaded since the last list
+        known = {name: source for name, source in self.loaded.items() if name in found}
+        more = {name: root or "" for name, root in found.items() if name not in known}
+        self.loaded = known | more
+
+    async def _call(self, method: str, path: str, body: object = None) -> "_EngineAnswer":
+        address = self._address
+        try:
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+        except OSError:
+            raise AdapterError("the replica accepts no connections") from None
+        data = b"" if body is None else msgspec.json.encode(body)
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        try:
+            writer.write(head.encode() + data)
+            answer = parse_response(await reader.readuntil(b"\r\n\r\n"), method.encode())
+            rest, text = make_body(answer.length), b""
+            while not rest.done and len(text) < _ANSWER_MAX:
+                if not (more := await reader.read(1 << 16)):
+                    break
+                text += rest.feed(more)
+            return _EngineAnswer(answer.status, text)
+        except (OSError, EOFError, asyncio.LimitOverrunError, HeadError) as error:
+            raise AdapterError(f"{path} gave no valid answer: {error}") from error
+        finally:
+            writer.close()
+
+
+class _Model(Struct, frozen=True):
+    id: str
+    parent: str | None = None
+    root: str | None = None
+
+
+class _Models(Struct, frozen=True):
+    data: list[_Model]
+
+
+class _EngineAnswer(Struct, frozen=True):
+    status: int
+    body: bytes
+
+    def explain(self) -> str:
+        """Return what the engine says is wrong."""
+        try:
+            found: Any = msgspec.json.decode(self.body)
+        except NO_JSON:
+            found = self.body.decode(errors="replace").strip()
+        for key in ("error", "message", "error_message", "detail"):
+            found = found.get(key) or found if isinstance(found, dict) else found
+        text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
+        return f"the engine answered {self.status}: {text[:_TEXT_MAX]}"
+
+
+class Waiting(Protocol):
+    """A request that waits for a replica."""
+
+    adapter: str
+    passed: int  # how many requests behind it have started before it
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+def choose_waiting(waiting: Iterator[T], adapters: ReplicaAdapters) -> T | None:
+    """Return the request that a free replica gets: the first one, unless it needs a load and
+    another one does not. Few requests pass each other, so none waits much longer for this."""
+    first = next(waiting, None)
+    if first is None or not first.adapter or adapters.holds(first.adapter):
+        return first
+    if first.passed >= _PASSES_MAX:
+        return first
+    for each in islice(waiting, _LOOKAHEAD):
+        if adapters.holds(each.adapter):
+            first.passed += 1
+            return each
+    return first
+
+
+def count_waits(
+    replicas: Sequence[ReplicaAdapters | None], name: str, now: float
+) -> Sequence[float]:
+    """Return for each replica how many seconds it costs to send it a request for an adapter."""
+    known = [each for each in replicas if each is not None]
+    copies = sum(each.holds(name) for each in known)
+    users = sum(each.users[name] for each in known)
+    heat = 1 + users / max(copies, 1)
+    victims = [(each.find_victim(), each) for each in known]
+    ages = {id(each): now - each.used_at.get(name, 0.0) for name, each in victims if name}
+    oldest = max(ages.values(), default=0.0)
+    waits = []
+    for each in replicas:
+        wait = 0.0 if each is None else each.wait_s(name, now)
+        if wait and each is not None:
+            load_s = each.times.mean_s
+            wait += _COPY * load_s if copies else 0.0
+            if id(each) in ages:
+                wait += _EVICTED * load_s * (1 - ages[id(each)] / max(oldest, 1e-9) / 2)
+            wait /= heat
+        waits.append(wait)
+    return waits
+
+
+def find_refusal(route: ServiceRoute) -> int:
+    """Return the status with which replicas refuse requests for adapters that are not loaded."""
+    api = None if route.adapters is None else APIS.get(route.adapters.api)
+    return 0 if api is None else api.unknown
+
+
+def write_fields(terms: AdapterTerms, name: str) -> bytes:
+    """Return what a body needs besides its `model` so that the engine uses the adapter: members of
+    a JSON object, each with a comma."""
+    if terms.api == "sglang":
+        return b'"lora_path":%b,' % msgspec.json.encode(name)
+    if terms.api == "llama.cpp":
+        return b'"lora":[{"id":%d,"scale":1.0}],' % list(terms.sources).index(name)
+    return b""
