@@ -34,6 +34,7 @@ class Case:
     optimizer: str = "adamw"
     channels_last: bool = False
     fused: bool = False
+    compiled: bool = False
     profiled: bool = False  # whether the operations of a step are listed
 
 
@@ -46,16 +47,20 @@ class Attention(nn.Module):
         self.k, self.v = (nn.Linear(width, key_heads * size, bias=bias) for _ in range(2))
         self.out = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor] | None) -> Any:
+    def forward(self, x: torch.Tensor, turn: Any) -> Any:
+        """`turn` is None, a bias of the scores, or the cosines and sines of the positions."""
         rows, length = x.shape[:2]
         q = self.q(x).view(rows, length, self.heads, -1).transpose(1, 2)
         k = self.k(x).view(rows, length, self.key_heads, -1).transpose(1, 2)
         v = self.v(x).view(rows, length, self.key_heads, -1).transpose(1, 2)
-        if turn is not None:
+        if isinstance(turn, tuple):
             q, k = rotate(q, *turn), rotate(k, *turn)
         if self.heads != self.key_heads:
             k, v = (each.repeat_interleave(self.heads // self.key_heads, dim=1) for each in (k, v))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        if isinstance(turn, torch.Tensor):
+            seen = (q @ k.transpose(-1, -2) + turn).softmax(-1).to(v.dtype) @ v
+        else:
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(seen.transpose(1, 2).reshape(x.shape))
 
 
@@ -71,10 +76,10 @@ class Block(nn.Module):
     def __init__(self, kind: str, width: int, heads: int, key_heads: int, inner: int) -> None:
         super().__init__()
         self.kind = kind
-        gated, bias = kind == "llama", kind != "llama"
-        norm = nn.RMSNorm if gated else nn.LayerNorm
+        gated, bias = kind == "llama", kind in ("bert", "gpt")
+        norm = nn.LayerNorm if bias else nn.RMSNorm
         self.first, self.second = norm(width), norm(width)
-        self.attention = Attention(width, heads, key_heads, kind != "bert", bias)
+        self.attention = Attention(width, heads, key_heads, kind in ("gpt", "llama"), bias)
         self.up, self.down = nn.Linear(width, inner, bias), nn.Linear(inner, width, bias)
         self.gate = nn.Linear(width, inner, bias) if gated else None
         self.drop = nn.Dropout(0.0 if gated else 0.1)
@@ -109,7 +114,8 @@ class Text(nn.Module):
         super().__init__()
         self.kind, self.checkpointed, self.size = kind, False, width // heads
         self.embed = nn.Embedding(words, width)
-        self.places = None if kind == "llama" else nn.Embedding(length, width)
+        self.places = nn.Embedding(length, width) if kind in ("bert", "gpt") else None
+        self.bias = nn.Embedding(32, heads) if kind == "t5" else None
         self.blocks = nn.ModuleList(
             Block(kind, width, heads, key_heads, inner) for _ in range(layers)
         )
@@ -123,6 +129,9 @@ class Text(nn.Module):
         place = torch.arange(words.shape[1], device=words.device)
         if self.places is not None:
             x = x + self.places(place)
+        elif self.bias is not None:
+            far = (place[:, None] - place).abs().clamp(max=31)
+            turn = self.bias(far).permute(2, 0, 1)
         else:
             angles = place[:, None] / 10000 ** (
                 torch.arange(0, self.size, 2, device=words.device) / self.size
@@ -145,6 +154,9 @@ TEXT: dict[str, tuple[str, int, int, int, int, int, int, int]] = {
     "gpt2_medium_1024": ("gpt", 50257, 1024, 1024, 24, 16, 16, 4096),
     "gpt2_large_1024": ("gpt", 50257, 1024, 1280, 36, 20, 20, 5120),
     "gpt_tiny_256": ("gpt", 65, 256, 384, 6, 6, 6, 1536),
+    "gpt2_1024": ("gpt", 50257, 1024, 768, 12, 12, 12, 3072),
+    "gpt_1.3b_1024": ("gpt", 50257, 1024, 2048, 24, 32, 32, 8192),
+    "t5_base_512": ("t5", 32128, 512, 768, 12, 12, 12, 3072),
     "llama_300m_2048": ("llama", 32000, 2048, 1024, 22, 16, 16, 2816),
     "llama_1b_2048": ("llama", 32000, 2048, 2048, 22, 32, 4, 5632),
     "llama_3b_2048": ("llama", 32000, 2048, 3072, 26, 24, 8, 8192),
@@ -321,6 +333,17 @@ CASES = (
     Case("efficientnet_v2_s", 64),
     Case("unet_64", 8, precision="fp32"),
     Case("mlp", 1024, optimizer="sgd"),
+    Case("resnet18", 64),
+    Case("resnet50", 64, profiled=True),
+    Case("t5_base_512", 16, profiled=True),
+    Case("regnet_y_1_6gf", 128, profiled=True),
+    Case("shufflenet_v2_x1_0", 256, profiled=True),
+    Case("mobilenet_v2", 128),
+    Case("gpt_1.3b_1024", 4, profiled=True),
+    Case("gpt2_1024", 8),
+    Case("vit_b_16", 64),
+    Case("gpt2_1024", 8, compiled=True),
+    Case("vit_b_16", 64, compiled=True),
 )
 
 
@@ -397,11 +420,12 @@ def make_step(case: Case, device: str, small: bool) -> tuple[nn.Module, Callable
     if case.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
     optimizer = make_optimizer(case, model)
+    used: Any = torch.compile(model) if case.compiled else model
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case.precision)
 
     def step() -> None:
         with torch.autocast(device, narrow or torch.bfloat16, enabled=narrow is not None):
-            loss = loss_of(model, data, target)
+            loss = loss_of(used, data, target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -415,7 +439,7 @@ def measure(case: Case, device: str, small: bool = False) -> dict[str, Any]:
     model, step = make_step(case, device, small)
     row = asdict(case)
     del row["profiled"]
-    row |= {"compiled": False, "params": sum(each.numel() for each in model.parameters())}
+    row |= {"params": sum(each.numel() for each in model.parameters())}
     if device != "cuda":
         step()
         return {**row, "step_ms": round((perf_counter() - begin) * 1e3, 3), "steps": 1}

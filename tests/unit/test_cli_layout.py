@@ -281,6 +281,7 @@ APART = {
     "bench.py",
     "estimate.py",
     "image.py",
+    "kernel_bench.py",
     "restore.py",
     "service_ways.py",
     "serving.py",

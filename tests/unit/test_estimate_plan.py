@@ -3,6 +3,7 @@ rates reach the plan.
 """
 
 import json
+import re
 import statistics
 from contextlib import nullcontext
 from datetime import UTC, datetime
@@ -16,7 +17,13 @@ from hypothesis import strategies as st
 from cavvy.cli import bench
 from cavvy.cli.bench import MachineRun, draw_bars, keep, make_text, read_rate
 from cavvy.cli.main import cli
-from cavvy.cli.task.profiles import find_model, list_models, text_with_rates
+from cavvy.cli.task import kernel_bench
+from cavvy.cli.task.profiles import (
+    find_model,
+    list_device_profiles,
+    list_models,
+    text_with_rates,
+)
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.values import replace
 from cavvy.planner.device_rates import MeasuredRate, carry, device_of
@@ -491,3 +498,93 @@ def test_a_rate_leaves_the_warm_up_out() -> None:
     assert read_rate([], 60) is None
     assert read_rate([(0.0, 5.0)], 60) is None
     assert read_rate([(0.0, 0.0), (1.0, 50.0)], 60) == 50
+
+
+# bench --kernels
+
+ABOUT = {"format": "cavvy-device-profile/1", "device": "NVIDIA L4", "memory_mib": 22491}
+ROW = {
+    "kind": "matmul",
+    "name": "mm",
+    "precision": "bf16",
+    "shape": [1, 4096, 4096, 4096],
+    "flops": 1e11,
+    "bytes": 1e8,
+    "us": 1000.0,
+}
+
+
+def print_profile(*parts: dict[str, object]) -> list[str]:
+    """The output of the program that measures kernels, between other lines."""
+    return ["warning: something", *(f"CAVVY_KERNEL {json.dumps(each)}\n" for each in parts)]
+
+
+def test_a_measured_profile_replaces_the_built_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path))
+    shipped = list_device_profiles()
+    assert set(shipped) >= {"H100", "H200"}
+    for each in shipped.values():
+        assert each["source"]
+        assert each["date"]
+        assert device_of(each["accelerator"]) is not None
+        assert all(row["us"] > 0 for row in each["kernels"])
+    lines = print_profile(
+        {"about": {**ABOUT, "device": "NVIDIA H200"}},
+        {"total": 1},
+        {"host": {"launch_us": 5.0}},
+        {"row": ROW},
+        {"end": {"seconds": 50.0, "skipped": []}},
+    )
+    kernel_bench.keep(kernel_bench.collect(lines), None)
+    own = list_device_profiles()["H200"]
+    assert own["kernels"] == [ROW]
+    assert own["host"] == {"launch_us": 5.0}
+
+
+def test_kernels_that_were_not_measured_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = {**ROW, "us": None, "error": "out of memory"}
+    lines = print_profile(
+        {"about": ABOUT},
+        {"total": 3},
+        {"row": ROW},
+        {"row": failed},
+        {"end": {"seconds": 110.0, "skipped": ["mm bf16 (1, 2, 2, 2)"]}},
+    )
+    kernel_bench.show([kernel_bench.collect(lines)], "table")
+    shown = capsys.readouterr()
+    assert re.search(r"L4 +matmul +bf16 +1 +100 +100 +1,000.0", shown.out)
+    assert "not measured: mm bf16 1x4096x4096x4096: out of memory" in shown.err
+    assert "the last 1 kernels, for lack of time" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{"error": "PyTorch sees no accelerator on this machine"}], "sees no accelerator"),
+        ([{"about": ABOUT}, {"total": 9}, {"row": ROW}], "ended after 1 of 9 kernels"),
+        ([], "ended after 0 of all kernels"),
+    ],
+)
+def test_a_measurement_that_ends_early_is_an_error(
+    parts: list[dict[str, object]], message: str
+) -> None:
+    with pytest.raises(CommandFailure, match=message) as failure:
+        kernel_bench.collect(print_profile(*parts))
+    assert failure.value.hint
+
+
+def test_kernels_are_measured_in_a_valid_task(tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(kernel_bench.make_task("H100:1", "aws"))
+    resources = load_task(str(file), {}, now=datetime.now(UTC)).task.resources
+    assert resources.accelerators[0].count_min == 1
+    assert resources.providers == ("aws",)
+
+
+def test_bench_needs_a_task_or_kernels(tmp_path: Path) -> None:
+    assert run("bench")[0] == 2
+    code, out = run("bench", task(tmp_path, "{samples: 1e7}"), "--kernels")
+    assert code == 2
+    assert "omit TASK.YAML" in out

@@ -1,5 +1,5 @@
 """`cavvy bench`: runs the user's script for a minute on each chosen accelerator and saves the
-measured rates in the task's work profile.
+measured rates in the task's work profile, or times the kernels of accelerators.
 """
 
 import json
@@ -12,7 +12,7 @@ import click
 
 from cavvy.cli.reach.arguments import complete_gpus, providers_option
 from cavvy.cli.reach.session import named, session
-from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
+from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 from cavvy.cli.view.numbers import NumberRange
@@ -29,7 +29,12 @@ _START_S = 1800
 
 
 @click.command("bench")
-@task_argument
+@click.argument("file", metavar="[TASK.YAML]", required=False, type=click.Path(dir_okay=False))
+@click.option(
+    "--kernels",
+    is_flag=True,
+    help="Time kernels instead of a task: on this machine, or on each --gpu and --provider.",
+)
 @click.option(
     "--gpu",
     "gpus",
@@ -49,13 +54,15 @@ _START_S = 1800
     "--save",
     metavar="WORK.JSON",
     type=click.Path(dir_okay=False),
-    help="The file for the measured rates.  [default: `work.profile` of the task]",
+    help="The file for the measured rates.  [default: `work.profile` of the task, or the device's "
+    "file in Cavvy's folder]",
 )
 @yes_option
 @param_option
 @output_option
 def command(
-    file: str,
+    file: str | None,
+    kernels: bool,
     gpus: tuple[str, ...],
     providers: tuple[str, ...],
     seconds: float,
@@ -73,8 +80,24 @@ def command(
     accelerator. `cavvy plan` ranks offers by the saved rates: by the rate of the machine type if
     there is one, otherwise by the rate of the accelerator. Rates of accelerators that were not
     tried are estimated from the measured rates.
+
+    With --kernels, about sixty kernels (matrix products, convolutions, attention and others) are
+    timed in less than two minutes, and saved as a device profile. `cavvy estimate` then corrects
+    its formulas by the measured times. No task is needed.
+
+    \b
+      cavvy bench task.yaml --gpu H100:1 --gpu L40S:1
+      cavvy bench --kernels
+      cavvy bench --kernels --gpu H100:1 --provider lambda
     """
 
+    if kernels:
+        if file:
+            raise click.UsageError("--kernels measures no task: omit TASK.YAML")
+        _bench_kernels(gpus, providers, save, yes, output)
+        return
+    if not file:
+        raise click.UsageError("Missing argument 'TASK.YAML'.")
     params = read_params(param)
     loaded = read_task(file, params)
     work = loaded.task.work
@@ -98,6 +121,27 @@ def command(
     if silent:
         hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
         raise CommandFailure("some accelerators or providers reported no progress", hint)
+
+
+def _bench_kernels(
+    gpus: tuple[str, ...], providers: tuple[str, ...], save: str | None, yes: bool, output: str
+) -> None:
+    """Measure the kernels of this machine's accelerator, or of each accelerator and provider."""
+    from cavvy.cli.task import kernel_bench
+
+    if not gpus and not providers:
+        found = [kernel_bench.measure_here()]
+        click.echo(f"wrote {kernel_bench.keep(found[0], save)}", err=True)
+        kernel_bench.show(found, output)
+        return
+    if save and len(gpus) * len(providers) > 1:
+        raise click.UsageError("--save holds one device profile: name one accelerator")
+    found = []
+    with session() as client:
+        for gpu, provider in product(gpus or (None,), providers or (None,)):
+            found.append(kernel_bench.measure_job(client, gpu, provider, yes))
+            click.echo(f"wrote {kernel_bench.keep(found[-1], save)}", err=True)
+    kernel_bench.show(found, output)
 
 
 class MachineRun(Struct, frozen=True, kw_only=True):

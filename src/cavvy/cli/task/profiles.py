@@ -196,10 +196,33 @@ def text_with_rates(text: str, task: "TaskSpec", folder: Path) -> str:
     return write_text({**data, "work": {**kept, "rates": rates}})
 
 
+def devices_folder() -> Path:
+    """Return the folder of the device profiles that this user measured."""
+    from cavvy.client.state import default_home
+
+    return Path(default_home()) / "devices"
+
+
+def list_device_profiles() -> dict[str, dict[str, Any]]:
+    """Return the device profiles by the name of their accelerator: the built-in ones, replaced by
+    those that this user measured with `cavvy bench --kernels`. Raises CommandFailure.
+    """
+    found = {str(each["accelerator"]): each for each in _read_packed("devices.jsonl.gz")}
+    for path in sorted(devices_folder().glob("*.json")):
+        profile = read_file(path)
+        if profile.get("accelerator"):
+            found[str(profile["accelerator"])] = profile
+    return found
+
+
 @cache
 def _zoo() -> list[dict[str, Any]]:
+    return _read_packed("zoo.jsonl.gz")
+
+
+def _read_packed(name: str) -> list[dict[str, Any]]:
     import gzip
     from importlib.resources import files
 
-    packed = files("cavvy.planner.estimate").joinpath("zoo.jsonl.gz").read_bytes()
+    packed = files("cavvy.planner.estimate").joinpath(name).read_bytes()
     return [json.loads(line) for line in gzip.decompress(packed).splitlines()]
