@@ -1,5 +1,5 @@
 """Servers that the tests of a group share: the first test that needs one starts it, and it ends
-after the last test of the group.
+after the last test of the group. What only a test has can be given back when this test ends.
 
 A server that stayed up until its process ends would slow down all tests that follow: an idle
 Kubernetes takes a tenth of a core, and an idle Ray cluster more.
@@ -15,6 +15,12 @@ from tests.spread import group_of
 
 T = TypeVar("T")
 _ends: list[Callable[[], object]] = []
+_test_ends: list[Callable[[], object]] = []
+
+
+def when_test_ends(end: Callable[[], object]) -> None:
+    """Call a function when the present test and its own fixtures are over."""
+    _test_ends.append(end)
 
 
 def when_group_ends(end: Callable[[], object]) -> None:
@@ -56,8 +62,8 @@ def once_in_group(start: Callable[[], T]) -> Callable[[], T]:
 
 
 class GroupEnds:
-    """The part of pytest that sees the last test of a group; the fixtures of that test end
-    before.
+    """The part of pytest that sees the end of a test and the last test of a group; the fixtures
+    of that test end before.
     """
 
     @pytest.hookimpl(wrapper=True)
@@ -67,5 +73,7 @@ class GroupEnds:
         try:
             yield
         finally:
+            while _test_ends:
+                _test_ends.pop()()
             if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
                 end_group()
