@@ -212,5 +212,12 @@ service:
     assert "(decode, revision 1) ready" in user.cli("services", "show", "hello")
     user.cli("unserve", "hello")
     check_clean(user)
-    bills = {row["tag:role"]: row["spent_micros"] for row in user.json("cost", "--by", "tag:role")}
-    assert all(bills[role] > 0 for role in ("router", "prefill", "decode"))
+
+    def sums() -> dict[tuple[str, str], int]:
+        rows = user.json("cost", "--by", "tag:role,kind")
+        return {(row["tag:role"], row["kind"]): row["spent_micros"] for row in rows}
+
+    wait_until(lambda: not any(each for (_, kind), each in sums().items() if kind == "node"))
+    for role in ("router", "prefill", "decode"):
+        assert sums()[role, "request"] > 0, "workers work while the router has requests"
+        assert sums()[role, "cold start"] > 0

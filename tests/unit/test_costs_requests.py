@@ -14,6 +14,7 @@ from cavvy.domain.request_bills import (
     ReplicaBill,
     RequestCounts,
     TokenUse,
+    share_counts,
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.gateway.kept_counts import KeptCounts
@@ -207,3 +208,20 @@ def test_tokens_of_a_replica_that_costs_nothing_are_recorded_once() -> None:
     more = divide_bill(bill(0, 20, divided), count(8), at(0))
     assert more is not None
     assert more.tokens == {"a": {"m": TokenUse(prompt=3)}}
+
+
+def test_a_worker_has_the_time_of_its_routers_and_none_of_their_requests() -> None:
+    used = TokenUse(prompt=9)
+    work = {
+        "g": {
+            "r1": {"k": KeyWork(requests=3, work_us=30, tokens={"m": used})},
+            "r2": {"": KeyWork(requests=1, work_us=5)},
+            "other": {"k": KeyWork(requests=1, work_us=1)},
+        },
+        "h": {"r1": {"k": KeyWork(requests=2, work_us=20)}},
+    }
+    assert share_counts(work, ["r1", "r2"]) == {
+        "g/r1": {"k": KeyWork(requests=0, work_us=30)},
+        "h/r1": {"k": KeyWork(requests=0, work_us=20)},
+        "g/r2": {"": KeyWork(requests=0, work_us=5)},
+    }

@@ -317,7 +317,7 @@ def test_each_group_is_scaled_by_its_own_target() -> None:
 def test_programs_learn_their_role_and_addresses() -> None:
     service = make("r ready", "p ready", "d ready", "p starting 2")
     replica = replace(service.replicas[1], second_port=9000)
-    task = prepare_role(service.task, replica, service.open)
+    task = prepare_role(service.task, replica, service.open, "::1")
     assert task is not None
     assert task.tags["role"] == "prefill"
     assert task.run == "fill"
@@ -327,15 +327,41 @@ def test_programs_learn_their_role_and_addresses() -> None:
     assert task.env["CAVVY_PREFILL_URLS"] == "http://10.0.0.1:8002"
 
 
+def test_an_engine_has_a_command_for_each_role() -> None:
+    task = read("""
+service:
+  engine: sglang
+  model: m
+  groups:
+    router: {}
+    prefill: {resources: {gpu: 2}}
+    d: {role: decode}
+""")
+    router, prefill, decode = (each.run or "" for each in task.replica_groups)
+    assert router.startswith("exec smg launch")
+    assert router.endswith("--pd-disaggregation")
+    assert '--tp-size "$NPROC_PER_NODE"' in prefill
+    assert prefill.endswith('prefill --disaggregation-bootstrap-port "$CAVVY_BOOTSTRAP_PORT"')
+    assert decode.endswith("--disaggregation-mode decode")
+    assert "--tp-size" not in decode
+    plain = read("service: {engine: sglang, model: m, groups: {router: {}, worker: {}}}")
+    assert "pd-disaggregation" not in (plain.replica_groups[0].run or "pd-disaggregation")
+    assert plain.replica_groups[1].run == plain.run
+    with pytest.raises(SpecError, match="engine for the role prefill"):
+        read(
+            "service: {engine: vllm, model: m, groups: {router: {run: x}, prefill: {}, decode: {}}}"
+        )
+
+
 def test_workers_wait_for_the_address_of_a_router_that_they_must_find() -> None:
     text = FILE.replace("{run: route", "{router: none, run: route")
     service = make("r starting", "p ordered", text=text)
     assert service.task.replica_groups[0].router is RouterApi.NONE
     router, prefill = service.replicas
-    assert prepare_role(service.task, prefill, service.open) is not None
+    assert prepare_role(service.task, prefill, service.open, "::1") is not None
     unknown = (replace(router, address=""), prefill)
-    assert prepare_role(service.task, prefill, unknown) is None
-    assert prepare_role(service.task, router, unknown) is not None
+    assert prepare_role(service.task, prefill, unknown, "::1") is None
+    assert prepare_role(service.task, router, unknown, "::1") is not None
 
 
 def test_the_first_replica_decides_the_network() -> None:

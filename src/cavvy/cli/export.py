@@ -65,6 +65,11 @@ def command(
     from cavvy.providers.formats.index import find_format
 
     task = _choose_member(read_any_task(file, read_params(param)), index)
+    if len(task.replica_groups) > 1:
+        raise CommandFailure(
+            "other systems have no groups of replicas",
+            "write a file for each group, with the group's `run` and `resources`",
+        )
     if names_own_command(task.run) and provider != "dockerfile":
         raise CommandFailure(
             "the command of the image is known only to its registry",

@@ -69,6 +69,20 @@ def find_counts(work: RequestWork, replica: str) -> RequestCounts:
     return {epoch: counts[replica] for epoch, counts in work.items() if replica in counts}
 
 
+def share_counts(work: RequestWork, routers: Iterable[str]) -> dict[str, dict[str, KeyWork]]:
+    """Return the counts of a worker, which works while its routers have requests. The requests and
+    tokens themselves count only once, for the routers.
+    """
+    return {
+        f"{epoch}/{router}": {
+            key: KeyWork(requests=0, work_us=each.work_us) for key, each in counts[router].items()
+        }
+        for router in routers
+        for epoch, counts in work.items()
+        if router in counts
+    }
+
+
 def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> dict[str, KeyWork]:
     """For each client's key, return the larger of the counts in `one` and `other`."""
     found = dict(one)

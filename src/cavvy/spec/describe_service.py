@@ -1,6 +1,7 @@
 """Describes the service of a task in plain words."""
 
 from collections.abc import Iterator, Sequence
+from textwrap import shorten
 from typing import assert_never
 
 from cavvy.domain.services import (
@@ -98,7 +99,8 @@ def _list_groups(groups: Sequence[ReplicaGroup]) -> Iterator[tuple[str, str]]:
     """Yield the description of each group of replicas."""
     for each in groups:
         role = "" if each.name == each.role else f", as {each.role}"
-        yield f"group {each.name}", f"{_replicas(each.replicas)}{role}"
+        run = "" if each.run is None else f"; runs {shorten(each.run, 300, placeholder=' …')}"
+        yield f"group {each.name}", f"{_replicas(each.replicas)}{role}{run}"
 
 
 def _queue(queue: QueueTerms) -> str:

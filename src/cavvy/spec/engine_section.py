@@ -30,6 +30,7 @@ from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 # An image's entry point with its arguments, and the entry point alone; they are filled in later.
+_OWN_PROGRAMS = ("router", "prefill", "decode")  # roles whose command differs from the engine's
 OWN_COMMAND, OWN_ENTRYPOINT = "${{ image.command }}", "${{ image.entrypoint }}"
 
 
@@ -60,7 +61,7 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
     if engine.chats:
         more |= {"models": model, "concurrency": count_at_once(engine, options)}
-    full = _complete(service, more)
+    full = _complete(_add_roles(service, engine, model, options, gpus, notes), more)
     entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
     return _complete(replace(root, entries=entries), {"run": run})
 
@@ -95,6 +96,46 @@ def find_engine_files(documents: Sequence[Node]) -> Mapping[str, Path]:
             engine = ENGINES.get(_text(service, "engine"))
             return {} if engine is None else list_own_files(engine)
     return {}
+
+
+def _add_roles(
+    service: MapNode,
+    engine: Engine,
+    model: str,
+    options: Mapping[str, str],
+    gpus: bool,
+    notes: ProblemNotes,
+) -> MapNode:
+    """Return the service with a command for each group that has none and needs another one than the
+    engine's: because of its role, or because only the group has GPUs."""
+    groups = service.get("groups")
+    if not isinstance(groups, MapNode):
+        return service
+    tables = [(name, each) for name, each in groups.entries if isinstance(each, MapNode)]
+    roles = {_text(each, "role") or name.text for name, each in tables}
+    parts = " --pd-disaggregation" if roles & {"prefill", "decode"} else ""
+    found: list[tuple[ScalarNode, Node]] = []
+    for name, group in groups.entries:
+        if isinstance(group, MapNode) and group.get("run") is None:
+            role = _text(group, "role") or name.text
+            needs = group.get("resources")
+            own = isinstance(needs, MapNode) and needs.get("gpu") is not None
+            flags = engine.roles.get(role)
+            if flags is None and role in _OWN_PROGRAMS:
+                message = f"Cavvy does not know the command of the engine for the role {role}"
+                notes.add(name.mark, message, suggestion="write `run` into the group")
+            elif role == "router":
+                group = _complete(group, {"run": f"exec {flags}{parts}"})
+            else:
+                names = _list_models(service) or (model,)
+                run = write_command(engine, model, names, options, gpus or own)
+                group = _complete(group, {"run": f"{run} {flags}" if flags else run})
+        found.append((name, group))
+    entries = tuple(
+        (key, replace(groups, entries=tuple(found)) if key.text == "groups" else each)
+        for key, each in service.entries
+    )
+    return replace(service, entries=entries)
 
 
 def _find_engine(name: str, mark: SourceMark, notes: ProblemNotes) -> Engine | None:

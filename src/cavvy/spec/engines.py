@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, field
 
 # keys of `service.model`, other than `source`, that are options of the engine
 OPTIMISATION = ("optimise", "samples", "agree", "compare")
@@ -49,6 +49,8 @@ class Engine(Struct, frozen=True, kw_only=True):
     chats: bool = True  # whether the engine implements OpenAI's API
     # the values of `model.optimise` that the engine supports
     optimises: frozenset[str] = frozenset()
+    # for each role of a group, the options that the command gets; for a router, its whole command
+    roles: Mapping[str, str] = field(default_factory=dict)
     flags: frozenset[str]
     source: str
     as_of: date = date(2026, 11, 24)
@@ -83,6 +85,13 @@ ENGINES: Mapping[str, Engine] = {
         fixed=("--enable-metrics",),
         at_once=64,
         limit="--max-running-requests",
+        roles={
+            "router": f"smg launch --host {_HOST} --port {_PORT % 30000} --prometheus-port "
+            '"$CAVVY_METRICS_PORT" --disable-circuit-breaker',
+            "prefill": "--disaggregation-mode prefill --disaggregation-bootstrap-port "
+            '"$CAVVY_BOOTSTRAP_PORT"',
+            "decode": "--disaggregation-mode decode",
+        },
         flags=_words(
             "model-path host port served-model-name tp-size enable-metrics context-length "
             "mem-fraction-static reasoning-parser tool-call-parser max-running-requests "

@@ -251,10 +251,11 @@ def count_room(service: StoredService, replica: ServiceReplica) -> int:
 
 
 def prepare_role(
-    task: TaskSpec, replica: ServiceReplica, replicas: Sequence[ServiceReplica]
+    task: TaskSpec, replica: ServiceReplica, replicas: Sequence[ServiceReplica], host: str
 ) -> TaskSpec | None:
     """Return the task of a replica with a role, and with the addresses of the other replicas that
-    are known. Returns None if the program must find its router itself, and no router is known yet.
+    are known. Its program listens on `host`. Returns None if the program must find its router
+    itself, and no router is known yet.
     """
     group = find_group(task, replica.group)
     others = [each for each in replicas if each.revision == replica.revision and each.address]
@@ -266,7 +267,7 @@ def prepare_role(
     waits = routers and routers[0].router is RouterApi.NONE
     if waits and group.role is not ReplicaRole.ROUTER and not found[ReplicaRole.ROUTER]:
         return None
-    env = {"CAVVY_ROLE": str(group.role), "SERVE_HOST": "0.0.0.0"}
+    env = {"CAVVY_ROLE": str(group.role), "SERVE_HOST": host}
     env |= {f"CAVVY_{role.upper()}_URLS": urls for role, urls in found.items() if urls}
     if replica.second_port:
         env[SECOND_PORTS[group.role]] = str(replica.second_port)

@@ -44,8 +44,12 @@ class ServiceFront(Protocol):
     def permits(self, host: str) -> bool:
         """Return whether services may have this host name."""
 
-    def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        """From now on, connect only to these running replicas of the service, and probe them."""
+    def watch(
+        self, service: StoredService, replicas: Sequence[ServiceReplica], *, owns: bool = True
+    ) -> None:
+        """From now on, connect only to these running replicas of the service, and probe them. With
+        `owns`, also give its routers their workers, which only one server does.
+        """
 
     def probe(self, replica_id: str) -> ProbeRecord:
         """Return the last known state of a watched replica."""

@@ -137,7 +137,7 @@ class ServiceReconciler:
         if self._front is None or service is None:
             return None
         self._note_replicas(key, service)
-        await self._show(key, service, self._front)
+        await self._show(key, service, self._front, owns=False)
         return _FOLLOWED_EVERY
 
     async def _find(self, key: str) -> StoredService | None:
@@ -152,14 +152,18 @@ class ServiceReconciler:
                 await self._withdraw(key, self._front)
             return None
 
-    async def _show(self, key: str, service: StoredService, front: ServiceFront) -> None:
-        """Let the gateway serve the stored version of the service."""
+    async def _show(
+        self, key: str, service: StoredService, front: ServiceFront, *, owns: bool = True
+    ) -> None:
+        """Let the gateway serve the stored version of the service. `owns` means that this server
+        reconciles it, and therefore gives its routers their workers.
+        """
         shown = self._shown.get(key)
         if shown is not None and shown.id != service.id:  # another service with the same name
             await front.withdraw(shown)
         self._shown[key] = service
         running = [each for each in service.open if each.running_at and each.state not in _GONE]
-        front.watch(service, running)
+        front.watch(service, running, owns=owns)
         await front.publish(service, list_serving(service))
 
     async def _withdraw(self, key: str, front: ServiceFront) -> None:
@@ -354,6 +358,11 @@ class ServiceReconciler:
             service = self._order_of_group(service, service.tried, name, front, now)
         return service
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether replicas can run only on the server's machine."""
+        return {split_account(each)[0] for each in self._pool.providers} == {HERE}
+
     def _order_of_group(
         self, service: StoredService, revision: int, name: str, front: ServiceFront, now: datetime
     ) -> StoredService:
@@ -362,7 +371,7 @@ class ServiceReconciler:
         """
         task = as_revision(service, revision).task
         group, near = find_group(task, name), None
-        if has_router(task) and {split_account(each)[0] for each in self._pool.providers} != {HERE}:
+        if has_router(task) and not self._is_alone:
             near = find_network(service, revision)
             if near is None and any(each.revision == revision for each in service.open):
                 return service  # until the first one has a node
@@ -434,7 +443,8 @@ class ServiceReconciler:
         replicas, service = service.open, as_revision(service, replica.revision)
         base = service.task
         if replica.role is not None:
-            found = prepare_role(base, replica, replicas)
+            host = "127.0.0.1" if self._is_alone else "0.0.0.0"
+            found = prepare_role(base, replica, replicas, host)
             if found is None:
                 return  # a later pass knows the addresses that the program needs
             base = found

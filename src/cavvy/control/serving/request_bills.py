@@ -1,6 +1,6 @@
 """Divides the bills of replicas among the requests that the gateway has counted."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -8,10 +8,24 @@ from cavvy.control.decide.bills import ACCRUE
 from cavvy.costs.requests import Division, bill_api, divide_bill, keep_undivided
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.ledger import LedgerSubject
-from cavvy.domain.request_bills import ReplicaBill, RequestCounts, RequestWork, find_counts
-from cavvy.domain.services import SERVICE_TAG, FallbackApi, ReplicaState, ServiceReplica
+from cavvy.domain.request_bills import (
+    KeyWork,
+    ReplicaBill,
+    RequestCounts,
+    RequestWork,
+    find_counts,
+    share_counts,
+)
+from cavvy.domain.services import (
+    SERVICE_TAG,
+    FallbackApi,
+    ReplicaRole,
+    ReplicaState,
+    ServiceReplica,
+)
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.store.base import StaleVersion
 from cavvy.store.sql import Store
 
@@ -20,6 +34,7 @@ COUNTED_SINCE = "requests-counted-since"
 _BILLED = frozenset({AttemptPhase.ENDED, AttemptPhase.KEPT})  # KEPT: for another job
 _BILLED_WITHIN = timedelta(minutes=5)
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
+_TOGETHER = timedelta(seconds=5)  # between the first replicas of a revision
 _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bills of others
 
 
@@ -91,8 +106,13 @@ class RequestBills:
             if replica is not None:
                 self.rates[bill.job_id] = bill.rate
             final = last or replica is None or replica.state is ReplicaState.ENDED
-            counts = find_counts(work, bill.job_id)
-            await self._divide(bill, replica, service, counts, final=final)
+            counts, earlier = find_counts(work, bill.job_id), dict[str, dict[str, KeyWork]]()
+            if routers := _list_routers(replica, known.values()):
+                counts = share_counts(work, [each.id for each in routers])
+                earlier = share_counts(
+                    work, [each.id for each in routers if _is_older(each, replica)]
+                )
+            await self._divide(bill, replica, service, counts, final=final, earlier=earlier)
 
     async def _bill_api(
         self, service: StoredService, api: FallbackApi, work: RequestWork, now: datetime
@@ -146,7 +166,7 @@ class RequestBills:
     async def _divide_late(self, jobs: Sequence[str]) -> None:
         """Divide what is still undivided in the bills of replicas whose service has ended."""
         for bill in await self._store.meters.replica_bills(jobs):
-            await self._divide(bill, None, None, {}, final=True)
+            await self._divide(bill, None, None, {}, final=True, earlier={})
 
     async def _divide(
         self,
@@ -156,10 +176,18 @@ class RequestBills:
         counts: RequestCounts,
         *,
         final: bool,
+        earlier: Mapping[str, dict[str, KeyWork]],
     ) -> None:
         ready_at = None if replica is None else replica.ready_at
         if bill.divided is None and bill.since < await self._counted_since():
             division: Division | None = keep_undivided(bill, counts, ready_at or bill.until)
+        elif earlier and bill.divided is None:  # what routers did before it came is not its work
+            new = {epoch: work for epoch, work in counts.items() if epoch not in earlier}
+            division = divide_bill(bill, new, ready_at, final=final)
+            if division is not None:
+                before = division.divided
+                before = replace(before, counted={**before.counted, **earlier})
+                division = replace(division, divided=before)
         else:
             division = divide_bill(bill, counts, ready_at, final=final)
         if division is not None:
@@ -177,3 +205,24 @@ class RequestBills:
             found = _ALWAYS if known is None else datetime.fromisoformat(known)
             self._since = found if found.tzinfo else found.replace(tzinfo=UTC)  # SQLite's
         return self._since
+
+
+def _list_routers(
+    replica: ServiceReplica | None, known: Iterable[ServiceReplica]
+) -> list[ServiceReplica]:
+    """Return the routers that send requests to a worker; [] for other replicas."""
+    if replica is None or replica.role in (None, ReplicaRole.ROUTER):
+        return []
+    return [
+        each
+        for each in known
+        if each.role is ReplicaRole.ROUTER and each.revision == replica.revision
+    ]
+
+
+def _is_older(router: ServiceReplica, worker: ServiceReplica | None) -> bool:
+    """Return whether the router may have had requests before the worker was ready. The first
+    replicas of a revision become ready together."""
+    if worker is None or worker.ready_at is None or router.ready_at is None:
+        return True
+    return router.ready_at < worker.ready_at - _TOGETHER

@@ -161,7 +161,9 @@ class GatewayFront:
     def permits(self, host: str) -> bool:
         return self._listener.permits(host)
 
-    def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
+    def watch(
+        self, service: StoredService, replicas: Sequence[ServiceReplica], *, owns: bool = True
+    ) -> None:
         self._relays.keep(service.id, {each.id: each for each in replicas})
         ports = {}
         for each in replicas:
@@ -180,7 +182,7 @@ class GatewayFront:
                 lambda one: self._probes.record(one).answers,
             )
             for each in replicas
-            if _has_api(service, each)
+            if owns and _has_api(service, each)
         }
         self._members.keep(service.id, routers, lambda: self._wake(service))
 
