@@ -166,6 +166,13 @@ def test_wrong_groups_are_refused_with_a_reason(groups: str, problem: str) -> No
         parse_file(f"run: x\nservice:\n  groups: {groups}\n")
 
 
+@pytest.mark.parametrize("more", ["batch: 4", "engine: sglang, model: m, adapters: {a: hf://x/y}"])
+def test_what_a_router_decides_itself_is_refused(more: str) -> None:
+    command = "" if "engine" in more else "run: x\n"
+    with pytest.raises(SpecError, match="has no effect behind a router"):
+        parse_file(f"{command}service: {{{more}, groups: {{router: {{run: r}}, worker: {{}}}}}}\n")
+
+
 def test_providers_without_a_network_are_refused_for_routers_only() -> None:
     missing = {"gang": "nodes share no network"}
     [found] = refusals(read(FILE), missing)

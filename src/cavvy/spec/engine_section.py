@@ -2,7 +2,7 @@
 the port, probe and models of the service), and the image's own command.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
@@ -54,14 +54,19 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
         options = _add_adapters(service, adapters, options, notes)
     needs = root.get("resources")
     gpus = isinstance(needs, MapNode) and needs.get("gpu") is not None
-    run = write_command(engine, model, _list_models(service) or (model,), options, gpus)
+    names = _list_models(service) or (model,)
+
+    def write(gpus: bool) -> str:
+        run = write_command(engine, model, names, options, gpus)
+        return write_preparation(_text(service, "engine"), adapters, run) if adapters else run
+
+    run = write(gpus)
     if adapters:
-        run = write_preparation(_text(service, "engine"), adapters, run)
         root = _add_inputs(root, adapters)
     more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
     if engine.chats:
         more |= {"models": model, "concurrency": count_at_once(engine, options)}
-    full = _complete(_add_roles(service, engine, model, options, gpus, notes), more)
+    full = _complete(_add_roles(service, engine, write, gpus, notes), more)
     entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
     return _complete(replace(root, entries=entries), {"run": run})
 
@@ -101,8 +106,7 @@ def find_engine_files(documents: Sequence[Node]) -> Mapping[str, Path]:
 def _add_roles(
     service: MapNode,
     engine: Engine,
-    model: str,
-    options: Mapping[str, str],
+    write: Callable[[bool], str],
     gpus: bool,
     notes: ProblemNotes,
 ) -> MapNode:
@@ -127,8 +131,7 @@ def _add_roles(
             elif role == "router":
                 group = _complete(group, {"run": f"exec {flags}{parts}"})
             else:
-                names = _list_models(service) or (model,)
-                run = write_command(engine, model, names, options, gpus or own)
+                run = write(gpus or own)
                 group = _complete(group, {"run": f"{run} {flags}" if flags else run})
         found.append((name, group))
     entries = tuple(

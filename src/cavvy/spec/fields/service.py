@@ -279,6 +279,13 @@ def _read_groups(table: SectionReader) -> tuple[ReplicaGroup, ...]:
     if isinstance(node, MapNode) and len(found) == len(node.entries):
         for problem, hint in object_to_groups(found):
             table.wrong("groups", problem, suggestion=hint)
+    for each in ("adapters", "batch"):
+        if table.has(each) and any(group.role is ReplicaRole.ROUTER for group in found):
+            table.wrong(
+                each,
+                f"`{each}` has no effect behind a router, which chooses the workers itself",
+                suggestion=f"delete `{each}`, or the group with the role router",
+            )
     return tuple(found)
 
 
