@@ -258,14 +258,14 @@ class ReplicaAdapters:
             writer.close()
 
 
-class _Model(Struct, frozen=True):
+class _ListedModel(Struct, frozen=True):
     id: str
     parent: str | None = None
     root: str | None = None
 
 
 class _Models(Struct, frozen=True):
-    data: list[_Model]
+    data: list[_ListedModel]
 
 
 class _EngineAnswer(Struct, frozen=True):
@@ -284,14 +284,14 @@ class _EngineAnswer(Struct, frozen=True):
         return f"the engine answered {self.status}: {text[:_TEXT_MAX]}"
 
 
-class Waiting(Protocol):
+class AdapterRequest(Protocol):
     """A request that waits for a replica."""
 
     adapter: str
     passed: int  # how many requests behind it have started before it
 
 
-T = TypeVar("T", bound=Waiting)
+T = TypeVar("T", bound=AdapterRequest)
 
 
 def choose_waiting(waiting: Iterator[T], adapters: ReplicaAdapters) -> T | None:
