@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (34, "96dac55324df085e")
+ROUTES = (35, "b2f4fb01e0408c81")
 ROOT = Path(__file__).resolve().parents[2]
 
 

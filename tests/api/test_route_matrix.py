@@ -142,6 +142,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/budgets": ("query", "spending"),
     "/v1/ledger": ("query", "spending"),
     "/v1/ledger/sums": ("query", "spending"),
+    "/metrics": ("query", "spending"),
     "/v1/audit-log": ("query", "audit"),
     "/v1/projects/{project}/arrays/{name}": ("path", "view"),
     "/v1/projects/{project}/jobs": ("path", "view"),

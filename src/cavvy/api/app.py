@@ -39,6 +39,7 @@ from cavvy.api.routes import (
     machines,
     maintenance,
     markets,
+    metrics,
     policies,
     pools,
     project_tree,
@@ -61,6 +62,7 @@ _ROUTERS = tuple(
     each.router
     for each in (
         server,
+        metrics,
         sign_in,
         trusts,
         jobs,

@@ -4,6 +4,7 @@ the name of its account (`domain.credentials`).
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -98,6 +99,9 @@ class ProviderPool:
         self.tell_expired: Callable[[], None] = lambda: None
         # whether no other server can have taken over the jobs of this server
         self.may_launch: Callable[[], bool] = lambda: True
+        # the number of this server's calls and the seconds that they took, by provider, operation
+        # and result
+        self.calls: dict[tuple[str, str, str], tuple[int, float]] = {}
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
         """Return the available offers, at most `age` old. What operators order for hosts applies at
@@ -351,13 +355,21 @@ class ProviderPool:
         NotFound is converted to TryAgain, because a missing object in the cloud does not mean that
         the gang is missing.
         """
+        began, result = time.monotonic(), "error"
         try:
             async with asyncio.timeout(limit.total_seconds()):
-                return await call
+                answer = await call
+            result = "ok"
+            return answer
         except TimeoutError:
+            result = "timeout"
             raise TryAgain(f"{name} did not answer within {limit.total_seconds():.0f} s") from None
         except NotFound as error:
             raise TryAgain(f"{name} reports a missing object: {error}") from error
+        finally:
+            key = name, getattr(call, "__name__", "call"), result
+            count, seconds = self.calls.get(key, (0, 0.0))
+            self.calls[key] = count + 1, seconds + time.monotonic() - began
 
 
 async def _trust(_: Sequence[Offer]) -> Mapping[str, str]:

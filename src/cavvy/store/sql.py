@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
@@ -117,6 +117,15 @@ _SNAPSHOTS = " UNION ".join(
 
 def _new_id() -> str:
     return secrets.token_hex(16)
+
+
+class ProjectJobs(NamedTuple):
+    """How many jobs of a project are in a phase, and when the oldest was submitted."""
+
+    project: str
+    phase: JobPhase
+    jobs: int
+    since: datetime
 
 
 class Store:
@@ -380,6 +389,18 @@ class Store:
         counted += " GROUP BY phase"
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
 
+    async def count_by_project(self, project: ProjectFilter) -> Sequence[ProjectJobs]:
+        """Return the number of jobs of each project and phase that has any."""
+        where, values = in_projects("project", project)
+        sql = (
+            "SELECT project, phase, COUNT(*), MIN(submitted_at) FROM jobs "
+            f"WHERE removed IS NULL AND {where} GROUP BY project, phase ORDER BY project, phase"
+        )
+        return [
+            ProjectJobs(project, JobPhase(phase), jobs, to_time(since))
+            for project, phase, jobs, since in await self._rows(sql, *values)
+        ]
+
     async def waiting(
         self, now: datetime, chosen: Sequence[str] = (), per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
@@ -479,6 +500,12 @@ class Store:
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
         """Return the nodes of an attempt, sorted by rank."""
         return await self._all(NODES, "WHERE attempt_id = ? ORDER BY rank", attempt_id)
+
+    async def open_nodes(self, project: ProjectFilter = None) -> Sequence[Node]:
+        """Return the nodes of all attempts that have not ended."""
+        where, values = in_projects("project", project)
+        open_ones = f"SELECT id FROM attempts WHERE phase <> 'ended' AND {where}"
+        return await self._all(NODES, f"WHERE attempt_id IN ({open_ones})", *values)
 
     async def node(self, attempt_id: str, rank: int) -> Node:
         missing = f"attempt {attempt_id} has no rank {rank}"

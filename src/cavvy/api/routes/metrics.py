@@ -1,0 +1,245 @@
+"""The route that Prometheus scrapes: what the server knows, as figures of this moment.
+
+All servers of one database export the same figures, apart from the calls of providers and the
+process's own figures. The names are listed in docs/reference/metrics.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import AppState
+from cavvy.api.errors import ApiProblem
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_query
+from cavvy.control.budgets import read_parents, sum_budget
+from cavvy.control.serving.requests import ServiceStatus
+from cavvy.domain.accounts import Permission
+from cavvy.domain.jobs import Attempt, JobPhase, Node
+from cavvy.domain.postings import month_of
+from cavvy.domain.units import MICROS_PER_USD
+from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
+
+router = RouteGroup("server")
+_ENDINGS = {
+    "answered": "answered",
+    "late": "late",
+    "lost": "lost",
+    "unserved": "refused",
+}
+
+
+class _Figures:
+    """Samples by the name of their metric; a metric has the same labels in all samples."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]] = {}
+
+    def add(
+        self, name: str, text: str, value: float | None, *, kind: str = "gauge", **labels: str
+    ) -> None:
+        """Add to the sample with these labels; None adds nothing."""
+        samples = self._found.setdefault(name, (kind, text, tuple(labels), {}))[3]
+        key = tuple(labels.values())
+        if value is not None:
+            samples[key] = samples.get(key, 0) + value
+
+    def collect(self) -> Iterable[Any]:
+        """Return the metric families, as prometheus_client asks for them."""
+        core = _load().core
+        for name, (kind, text, labels, samples) in self._found.items():
+            make = core.CounterMetricFamily if kind == "counter" else core.GaugeMetricFamily
+            family = make(name, text, labels=labels)
+            for key, value in samples.items():
+                family.add_metric(key, value)
+            yield family
+
+
+@router.get(
+    "/metrics",
+    "The server's figures in Prometheus' text format. Without a project, figures of all projects "
+    "whose costs the caller may see.",
+    rule=in_query(Permission.SPENDING),
+    gives=True,
+    errors=("extra-missing",),
+)
+async def metrics(request: Request, app_state: AppState, projects: ProjectFilter) -> Response:
+    client = _load()
+    figures = _Figures()
+    await _add_jobs(figures, app_state, projects)
+    await _add_gangs(figures, app_state, projects)
+    await _add_money(figures, app_state, projects)
+    for status in await app_state.control_plane.services.list(projects):
+        _add_service(figures, status)
+    if projects is None:
+        _add_calls(figures, app_state.control_plane.pool.calls)
+    registry = client.CollectorRegistry()
+    registry.register(figures)
+    if projects is None:
+        client.ProcessCollector(registry=registry)
+    encode, kind = client.exposition.choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), media_type=kind)
+
+
+def _load() -> ModuleType:
+    """Return prometheus_client, which not every server needs. Raises ApiProblem."""
+    try:
+        import prometheus_client.core
+    except ImportError as error:
+        hint = "install it where the server runs: pip install 'cavvy[metrics]'"
+        raise ApiProblem("extra-missing", "the server lacks prometheus_client", hint) from error
+    return prometheus_client
+
+
+async def _add_jobs(figures: _Figures, app_state: AppState, projects: ProjectFilter) -> None:
+    now = app_state.now()
+    for count in await app_state.store.count_by_project(projects):
+        figures.add(
+            "cavvy_jobs",
+            "Jobs by phase. Ended jobs count until they are removed.",
+            count.jobs,
+            project=count.project,
+            phase=count.phase,
+        )
+        if count.phase is JobPhase.QUEUED:
+            figures.add(
+                "cavvy_queue_oldest_seconds",
+                "For how long the oldest waiting job has waited.",
+                (now - count.since).total_seconds(),
+                project=count.project,
+            )
+
+
+async def _add_gangs(figures: _Figures, app_state: AppState, projects: ProjectFilter) -> None:
+    store = app_state.store
+    attempts = {each.id: each for each in await store.open_attempts(projects)}
+    for attempt in attempts.values():
+        offer = attempt.offer
+        place = {"project": attempt.project, "provider": offer.provider}
+        figures.add("cavvy_gangs", "Gangs by phase.", 1, **place, phase=attempt.phase)
+        figures.add(
+            "cavvy_nodes", "Nodes of gangs.", attempt.nodes, **place, purchase=offer.purchase
+        )
+        figures.add(
+            "cavvy_accelerators",
+            "Accelerators of gangs; a part of one counts as that part.",
+            attempt.nodes * offer.accelerator_count * offer.accelerator_part,
+            **place,
+            accelerator=offer.accelerator or "",
+        )
+        figures.add(
+            "cavvy_spend_rate_dollars_per_hour",
+            "The prices of all gangs.",
+            attempt.nodes * offer.rate.micros_per_hour / MICROS_PER_USD,
+            **place,
+        )
+    names = {each.id: each.name for each in await store.find_jobs(_jobs_of(attempts.values()))}
+    for node in await store.open_nodes(projects):
+        if known := attempts.get(node.attempt_id):
+            _add_node(figures, known, node, names.get(known.job_id, ""))
+
+
+def _jobs_of(attempts: Iterable[Attempt]) -> Sequence[str]:
+    return list(dict.fromkeys(each.job_id for each in attempts))
+
+
+def _add_node(figures: _Figures, attempt: Attempt, node: Node, job: str) -> None:
+    labels = {"project": attempt.project, "job_name": job, "rank": str(node.rank)}
+    told = node.telemetry
+    for name, text, key in (
+        ("cavvy_node_cpu_percent", "CPU use in percent of one CPU.", "cpu_percent"),
+        ("cavvy_node_memory_mib", "Memory that the work uses.", "memory_mib"),
+    ):
+        figures.add(name, text, told.get(key), **labels)
+    model = {**labels, "modelName": attempt.offer.accelerator or ""}
+    for name, text, key in (
+        ("DCGM_FI_DEV_GPU_UTIL", "Mean GPU use of the node in percent.", "gpu_percent"),
+        ("DCGM_FI_DEV_FB_USED", "GPU memory in use on the node, in MiB.", "gpu_memory_mib"),
+    ):
+        figures.add(name, text, told.get(key), **model)
+
+
+async def _add_money(figures: _Figures, app_state: AppState, projects: ProjectFilter) -> None:
+    store, which = app_state.store, LedgerFilter(projects=projects)
+    for row in await store.sum_ledger(which, ("project", "provider")):
+        figures.add(
+            "cavvy_spent_dollars",
+            "The sum of the ledger. Corrections may lower it.",
+            row.amount.micros / MICROS_PER_USD,
+            project=row.groups["project"],
+            provider=row.groups["provider"],
+        )
+    for (project,), uses in (await store.meters.sum_tokens(which, ("project",))).items():
+        for model, use in uses.items():
+            kinds = {"prompt": use.prompt, "cached": use.cached, "completion": use.completion}
+            for kind, count in kinds.items():
+                figures.add(
+                    "cavvy_tokens",
+                    "Tokens of language models. The cached ones are also in the prompt.",
+                    count,
+                    kind="counter",
+                    project=project,
+                    model=model,
+                    type=kind,
+                )
+    parents, month = await read_parents(store), month_of(app_state.now())
+    for budget in await store.budgets.list():
+        if is_visible(budget.project, projects):
+            spent = await sum_budget(store, budget, parents, month)
+            for name, text, amount in (
+                ("cavvy_budget_limit_dollars", "A month's amount of a budget.", budget.limit),
+                ("cavvy_budget_spent_dollars", "What this month has cost.", spent),
+            ):
+                figures.add(name, text, amount.micros / MICROS_PER_USD, budget=budget.name)
+
+
+def _add_service(figures: _Figures, status: ServiceStatus) -> None:
+    service, traffic = status.service, status.traffic
+    labels = {"project": service.project, "service": service.name}
+    states = Counter(each.state for each in service.replicas)
+    for state, count in states.items():
+        figures.add("cavvy_service_replicas", "Replicas by state.", count, **labels, state=state)
+    if traffic is None:
+        return
+    for name, ending in _ENDINGS.items():
+        figures.add(
+            "cavvy_service_requests",
+            "Requests that have ended, since the gateway started.",
+            getattr(traffic, name),
+            kind="counter",
+            **labels,
+            result=ending,
+        )
+    for name, text, value in (
+        ("cavvy_service_in_flight", "Requests that replicas work on.", traffic.in_flight),
+        ("cavvy_service_waiting", "Requests that wait for a replica.", traffic.backlog),
+    ):
+        figures.add(name, text, value, **labels)
+    for quantile, seconds in (
+        ("0.5", traffic.p50_s),
+        ("0.95", traffic.p95_s),
+        ("0.99", traffic.p99_s),
+    ):
+        figures.add(
+            "cavvy_service_latency_seconds",
+            "Latency of recent requests.",
+            seconds,
+            **labels,
+            quantile=quantile,
+        )
+
+
+def _add_calls(figures: _Figures, calls: Mapping[tuple[str, str, str], tuple[int, float]]) -> None:
+    labels = ("provider", "operation", "result")
+    told: tuple[tuple[str, str, Callable[[tuple[int, float]], float]], ...] = (
+        ("cavvy_provider_calls", "Calls of providers.", lambda each: each[0]),
+        ("cavvy_provider_call_seconds", "Time that these calls took.", lambda each: each[1]),
+    )
+    for key, counted in calls.items():
+        for name, text, of in told:
+            named = dict(zip(labels, key, strict=True))
+            figures.add(name, text, of(counted), kind="counter", **named)

@@ -1,0 +1,100 @@
+"""What Prometheus reads from the server."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.api.api_state import Api, until
+from tests.api.team import OWN, make_team
+from tests.api.test_api_agents import claim, report
+
+from cavvy.domain.accounts import Role
+
+ROOT = Path(__file__).parents[2]
+
+
+async def scrape(http: Any, query: str = "", token: str = "") -> dict[str, list[Any]]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = await http.get(f"/metrics{query}", headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = text_string_to_metric_families(answer.text)
+    return {each.name: each.samples for each in families}
+
+
+async def test_figures_of_a_job_and_its_node(api: Api) -> None:
+    first = await api.submit("{name: first, run: 'true'}")
+    attempt = await api.attempt(first["id"])
+    await claim(api, attempt.gang)
+    values = {"cpu_percent": 97.5, "memory_mib": 512, "gpu_percent": 88, "gpu_memory_mib": 9156}
+    await report(api, attempt.gang, {"seq": 1, "kind": "telemetry", "values": values})
+
+    async def is_told() -> Any:
+        return (await scrape(api.http)).get("cavvy_node_cpu_percent")
+
+    [cpu] = await until(is_told)
+    assert cpu.value == 97.5
+    assert cpu.labels == {"project": "default", "job_name": "first", "rank": "0"}
+    found = await scrape(api.http)
+    assert found["DCGM_FI_DEV_GPU_UTIL"][0].value == 88
+    assert found["DCGM_FI_DEV_FB_USED"][0].value == 9156
+    assert [each.value for each in found["cavvy_jobs"]] == [1]
+    [gang] = found["cavvy_gangs"]
+    assert (gang.labels["provider"], gang.value) == ("fake", 1)
+    calls = {
+        (each.labels["operation"], each.labels["result"]): each.value
+        for each in found["cavvy_provider_calls"]
+    }
+    assert calls["launch", "ok"] == 1
+    assert found["cavvy_provider_call_seconds"]
+    assert found["process_cpu_seconds"]
+
+
+async def test_a_caller_reads_only_the_figures_of_its_own_projects(api: Api) -> None:
+    team = await make_team(api)
+    token = await team.token(("team", Role.ADMIN))
+    found = await scrape(team.http, token=token)
+    projects = {
+        sample.labels["project"]
+        for samples in found.values()
+        for sample in samples
+        if "project" in sample.labels
+    }
+    assert projects == set(OWN)
+    assert {each.labels["budget"] for each in found["cavvy_budget_limit_dollars"]} == {
+        f"budget-of-{name}-mark" for name in OWN
+    }
+    assert {each.labels["project"] for each in found["cavvy_spent_dollars"]} == set(OWN)
+    assert "cavvy_provider_calls" not in found, "they are of all projects"
+    assert (await team.http.get("/metrics")).status_code == 401
+
+
+async def test_a_server_without_the_package_says_what_to_install(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    answer = await api.http.get("/metrics")
+    assert (answer.status_code, answer.json()["code"]) == (501, "extra-missing")
+    assert "cavvy[metrics]" in answer.json()["hint"]
+
+
+def test_the_page_lists_each_metric_and_alerts_use_only_these() -> None:
+    source = (ROOT / "src/cavvy/api/routes/metrics.py").read_text()
+    exported = set(re.findall(r'"((?:cavvy|DCGM)_\w+)"', source))
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    listed = {name.removesuffix("_total") for name in re.findall(r"`((?:cavvy|DCGM)_\w+)`", page)}
+    assert listed == exported
+    alerts = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+    used = set(re.findall(r"(?:cavvy|DCGM)_\w+", alerts))
+    assert {name.removesuffix("_total") for name in used} <= exported
+
+
+@pytest.mark.skipif(not which("promtool"), reason="apt-get install prometheus has promtool")
+def test_prometheus_reads_the_alerts() -> None:
+    command = ["promtool", "check", "rules", str(ROOT / "deploy/prometheus/alerts.yml")]
+    subprocess.run(command, check=True, capture_output=True)
