@@ -1,11 +1,14 @@
 """Groups of replicas with roles: how a file states them, and what a service does with them."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 import pytest
 
 from cavvy.control.decide.replica_groups import (
+    count_replicas,
     count_room,
     find_network,
     hold_back,
@@ -18,6 +21,7 @@ from cavvy.control.decide.service import (
     ServiceSnapshot,
     ServiceStep,
     list_serving,
+    order_replica,
     state_of,
 )
 from cavvy.control.decide.traffic import ServiceTraffic
@@ -216,6 +220,9 @@ def test_the_first_replicas_become_ready_together() -> None:
     assert state_of(step.service) == "starting"
     step = decide(waiting, joined=False)
     assert "waits for a replica" in step.service.replicas[1].reason
+    hours = tuple(replace(each, running_at=NOW - timedelta(hours=9)) for each in waiting.replicas)
+    step = decide(replace(waiting, replicas=hours), joined=False)
+    assert states(step)[-1] == "d4 starting", "programs that answer do not start too slowly"
     step = decide(waiting)
     assert {each.state for each in step.service.replicas} == {ReplicaState.READY}
     assert [each.id for each in list_serving(step.service)] == ["r1"]
@@ -379,3 +386,73 @@ def test_the_first_replica_decides_the_network() -> None:
     service = replace(service, replicas=(router, placed))
     assert find_network(service, 1) == ("aws", ("eu", "eu-west-1"))
     assert find_network(service, 2) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_each_group_keeps_its_bounds(seed: int) -> None:
+    """Replicas start, answer, fail and are lost at random, and revisions come with other groups."""
+    random, now = Random(seed), NOW
+    texts = [FILE, ASLEEP, "run: x\nservice: {port: 1, replicas: {min: 1, max: 2}}"]
+    texts.append("run: x\nservice: {groups: {worker: {replicas: 2}, big: {role: worker}}}")
+    service, jobs = make(text=FILE), dict[str, ReplicaSeen]()
+    for _ in range(150):
+        now += timedelta(seconds=random.choice((1, 5, 70)))
+        if random.random() < 0.05:
+            strategy = random.choice(tuple(UpdateStrategy))
+            task = read(random.choice(texts))
+            assert task.service is not None
+            spec = replace(task.service, update=ServiceUpdate(strategy=strategy))
+            tried = CandidateRevision(
+                revision=service.newest + 1, task=replace(task, service=spec), created_at=now
+            )
+            rolls = strategy is UpdateStrategy.ROLLING
+            service = replace(service, candidate=None if rolls else tried)
+            if rolls:
+                service = replace(service, task=tried.task, revision=tried.revision)
+        for each in service.open:
+            states = [ReplicaSeen(phase=phase) for phase in (JobPhase.STARTING, JobPhase.RUNNING)]
+            lost = ReplicaSeen(phase=JobPhase.FAILED, reason="lost")
+            jobs[each.id] = random.choice([*states, RUNS, RUNS, RUNS, RUNS, RUNS, lost])
+            if each.state is ReplicaState.ENDING:
+                jobs[each.id] = ReplicaSeen(phase=JobPhase.STOPPED)
+        seen = {each.id: jobs[each.id] for each in service.open}
+        known = {
+            each.id: frozenset(seen) if random.random() < 0.8 else frozenset[str]()
+            for each in service.open
+        }
+        for revision in {service.revision, service.tried} - {0}:
+            task = as_revision(service, revision).task
+            seen = dict(hold_back(task, revision, service.open, seen, known))
+        backlog = random.choice((0, 0, 3))
+        whole = list_serving(service) and all(
+            jobs[each.id].phase is JobPhase.RUNNING
+            for each in service.open
+            if each.state is ReplicaState.READY
+        )
+        step = decide_update(ServiceSnapshot(service=service, seen=seen, backlog=backlog), now)
+        service = step.service
+        if whole and count_replicas(service, backlog):
+            assert list_serving(service), "no update ends a set before another one is whole"
+        orders = [(service.revision, name) for name in step.grouped]
+        orders += [(service.revision, "") for _ in step.orders]
+        orders += [(service.tried, name) for name in step.candidate_groups]
+        orders += [(service.tried, "") for _ in range(step.candidates)]
+        for revision, name in orders:
+            task = as_revision(service, revision).task
+            group = next((each for each in task.replica_groups if each.name == name), None)
+            made = order_replica(service, f"x{service.ordered}", 80, now, "", revision, (), group)
+            last = replace(made.replicas[-1], address="10.0.0.1")
+            service = replace(made, replicas=(*made.replicas[:-1], last))
+        counted = Counter(
+            (each.revision, each.group) for each in service.open if each.state in _COUNTED
+        )
+        for (revision, name), count in counted.items():
+            task = as_revision(service, revision).task
+            bounds = {each.name: each.replicas.most for each in task.replica_groups}
+            if revision in (service.revision, service.tried) and name in bounds:
+                assert count <= bounds[name]
+        for each in list_serving(service):
+            assert each.role in (None, ReplicaRole.ROUTER, ReplicaRole.WORKER)
+
+
+_COUNTED = (ReplicaState.ORDERED, ReplicaState.STARTING, ReplicaState.READY, ReplicaState.UNHEALTHY)

@@ -316,5 +316,5 @@ def hold_back(
         if not problem and each in workers and not alone and each.id not in known:
             problem = "answers, and waits until the router has added it"
         if problem:
-            held[each.id] = replace(seen[each.id], answers=False, problem=problem)
+            held[each.id] = replace(seen[each.id], answers=False, held=True, problem=problem)
     return {**seen, **held}

@@ -84,6 +84,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     reclaimed: bool = False
     loss: ReplicaLoss | None = None
     answers: bool = False  # the last probe was answered
+    held: bool = False  # it would answer, but waits for other replicas
     failures: int = 0  # probes in a row that failed
     problem: str = ""  # why the last probe failed
     in_flight: int | None = 0
@@ -348,7 +349,7 @@ def _follow_start(
     if seen.answers:
         return move(replica, ReplicaState.READY, "", now)
     start = service.spec.probe.start
-    if now - (replica.running_at or now) >= start:
+    if not seen.held and now - (replica.running_at or now) >= start:
         reason = _say(f"no probe succeeded within {start.total_seconds():g} s", seen.problem)
         return move(replica, ReplicaState.ENDING, reason, now)
     return replace(replica, reason=seen.problem)

@@ -1,13 +1,15 @@
 """Keeps the workers of a service's routers: adds each worker that answers to the routers of its
 revision, and removes it when it leaves.
 
-The API is that of SGLang's router: GET, POST and DELETE of /workers. A router that is started again
+The API is that of SGLang's router: GET, POST and DELETE of /workers. vLLM's router has it for
+workers of one kind, and names them by their URLs instead of IDs. A router that is started again
 has forgotten its workers, so the list is read and compared again and again.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import quote
 
 from cavvy.control.decide.replica_groups import url_of
 from cavvy.domain.services import ReplicaRole, ServiceReplica
@@ -89,7 +91,7 @@ async def _update(port: int, target: RouterTarget) -> frozenset[str]:
             await _ask(port, "POST", "", _describe(each, url))
     for url, found in known.items():
         if url not in wanted:
-            await _ask(port, "DELETE", f"/{found['id']}")
+            await _ask(port, "DELETE", f"/{found.get('id') or quote(url, safe='')}")
     healthy = (url for url, each in known.items() if each.get("is_healthy", True))
     return frozenset(wanted[url].id for url in healthy if url in wanted)
 
