@@ -1,9 +1,12 @@
 """Measures whole training steps on this machine's GPU, of models that were not used to write the
-formulas of `cavvy estimate`, and prints one line of JSON for each. Needs torch and torchvision.
+formulas of `cavvy estimate`, and prints one line of JSON for each. Needs torch, and torchvision for
+most of the models that classify images.
 
-    python benchmarks/gpu/models.py [--seconds 150] [--operations FILE] [--smoke]
+    python benchmarks/gpu/models.py [--seconds 150] [--operations FILE] [--estimate]
+    python benchmarks/gpu/models.py --smoke    # tiny batches, to try the script on a CPU
 
-`find_case` gives the model of a printed line, so that it can be traced elsewhere.
+With --estimate, each line also has the estimate of `cavvy estimate` for the step, which needs
+Cavvy. benchmarks/estimate_measured.jsonl has the lines of an H200 and an H100.
 """
 
 import argparse
@@ -347,6 +350,41 @@ CASES = (
 )
 
 
+def estimate(case: Case, name: str, small: bool) -> dict[str, Any]:
+    """The estimated milliseconds of a step, and the estimated and the needed memory."""
+    from cavvy.planner.device_rates import device_of
+    from cavvy.planner.estimate.profile import StepSettings, read_profile
+    from cavvy.planner.estimate.table import estimate_on
+    from cavvy.tracer.fake_device import fake_device
+    from cavvy.tracer.trace import trace_step
+
+    device = device_of(name)
+    if device is None:
+        raise SystemExit(f"no figures are known for {name}")
+    with fake_device():
+        model = make(case).train()
+        data, target = make_batch(case, small)
+        traced = trace_step(
+            model,
+            lambda: loss_of(model, data, target),
+            batch=len(data),
+            precision="fp32" if case.precision == "tf32" else case.precision,
+            name=case.model,
+        )
+    run = StepSettings(
+        precision=case.precision,
+        optimizer=case.optimizer,
+        compile=case.compiled,
+        channels_last=case.channels_last,
+    )
+    found = estimate_on(read_profile(traced), device, run)
+    return {
+        "estimated_ms": round(found.step.total * 1e3, 3),
+        "estimated_gib": round(found.memory.peak / 1024, 3),
+        "needed_gib": round(found.memory.needed / 1024, 3),
+    }
+
+
 def find_case(row: dict[str, Any]) -> Case:
     """The case of a printed line."""
     return Case(**{name: row[name] for name in Case.__dataclass_fields__ if name in row})
@@ -504,23 +542,27 @@ def list_operations(case: Case, device: str, small: bool = False) -> dict[str, A
     return {**asdict(case), "operations": operations, "kernels": kernels}
 
 
-def run(chosen: argparse.Namespace, device: str) -> Iterator[str]:
+def run(chosen: argparse.Namespace, device: str, name: str) -> Iterator[str]:
     begin = perf_counter()
     cases = [each for each in CASES if not chosen.only or each.model in chosen.only.split(",")]
     for case in cases:
         if perf_counter() - begin > chosen.seconds:
             break
-        yield attempt(measure, case, device, chosen.smoke)
+        line = attempt(measure, case, device, chosen.smoke)
+        more = estimate(case, name, chosen.smoke) if chosen.estimate else {}
+        yield json.dumps(line | more)
     if not chosen.operations:
         return
     with open(chosen.operations, "w") as file:
         for case in cases:
             if case.profiled and perf_counter() - begin < chosen.seconds + chosen.more:
                 line = attempt(list_operations, case, device, chosen.smoke)
-                print(line, file=file, flush=True)
+                print(json.dumps(line), file=file, flush=True)
 
 
-def attempt(what: Callable[..., dict[str, Any]], case: Case, device: str, small: bool) -> str:
+def attempt(
+    what: Callable[..., dict[str, Any]], case: Case, device: str, small: bool
+) -> dict[str, Any]:
     """A line of the result. A model that does not run must not end the measurement."""
     try:
         found = what(case, device, small)
@@ -528,7 +570,7 @@ def attempt(what: Callable[..., dict[str, Any]], case: Case, device: str, small:
         found = {**asdict(case), "error": str(error)[:300]}
     if device == "cuda":
         torch.cuda.empty_cache()
-    return json.dumps(found)
+    return found
 
 
 def main() -> None:
@@ -537,15 +579,21 @@ def main() -> None:
     parser.add_argument("--more", type=float, default=40, help="seconds for the operations")
     parser.add_argument("--operations", metavar="FILE", help="where to list the operations")
     parser.add_argument("--only", metavar="MODELS", help="names, separated by commas")
+    parser.add_argument("--estimate", action="store_true", help="compare with cavvy estimate")
     parser.add_argument("--smoke", action="store_true", help="tiny batches, to try it on a CPU")
     chosen = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not chosen.smoke:
         raise SystemExit("PyTorch sees no CUDA GPU here; --smoke tries the script on a CPU")
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    about = {"device": name, "torch": str(torch.__version__), "cuda": torch.version.cuda}
+    # On a CPU, neither the steps nor the estimates for an H200 say anything of the other.
+    name = torch.cuda.get_device_name() if device == "cuda" else "H200"
+    about = {
+        "device": name if device == "cuda" else "cpu",
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+    }
     print(json.dumps(about), flush=True)
-    for line in run(chosen, device):
+    for line in run(chosen, device, name):
         print(line, flush=True)
 
 

@@ -2,6 +2,7 @@
 without Grain, which a machine with a GPU may lack.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -47,14 +48,17 @@ def test_training_is_saved_diagnosed_and_tuned(lacks_grain: Path) -> None:
     assert lines[-1].endswith("s in all")
 
 
-def test_estimates_are_compared_with_steps(lacks_grain: Path) -> None:
-    told = make(lacks_grain, "estimate.py", "--smoke", "--steps", "2")
-    rows = [line.split(" | ") for line in told.splitlines() if line.startswith("| ")][1:]
-    assert [row[1] for row in rows] == ["tf32", "bf16", "bf16 compiled"] * 2
+def test_steps_are_measured_and_compared_with_estimates(lacks_grain: Path) -> None:
+    only = "mlp,gpt_tiny_256"
+    told = make(lacks_grain, "models.py", "--smoke", "--estimate", "--only", only)
+    about, *rows = map(json.loads, told.splitlines())
+    assert about["device"] == "cpu"
+    assert [row["model"] for row in rows] == ["mlp", "gpt_tiny_256", "mlp"]
     for row in rows:
-        assert float(row[2]) > 0
-        assert float(row[3]) > 0
+        assert row["step_ms"] > 0
+        assert row["estimated_ms"] > 0
+        assert row["needed_gib"] > row["estimated_gib"] > 0
 
 
 def test_estimates_are_refused_without_a_gpu(lacks_grain: Path) -> None:
-    assert make(lacks_grain, "estimate.py").startswith("PyTorch sees no CUDA GPU here")
+    assert make(lacks_grain, "models.py").startswith("PyTorch sees no CUDA GPU here")
