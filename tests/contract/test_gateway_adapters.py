@@ -207,6 +207,20 @@ def test_an_unknown_model_is_refused(
     assert not count_prompts(engines)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/load_lora_adapter", "//v1/unload%5flora_adapter"),
+        *("/lora-adapters", "/x/../lora%2Dadapters"),
+    ],
+)
+def test_clients_cannot_change_what_is_loaded(
+    gateway: GatewayProcess, engines: list[LoraEngine], path: str
+) -> None:
+    assert send(gateway, "one", f"/default/lora{path}").status == 403
+    assert not any("lora" in each.path for engine in engines for each in engine.seen)
+
+
 def test_another_replica_serves_a_request_whose_adapter_cannot_be_loaded(
     gateway: GatewayProcess, engines: list[LoraEngine]
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from cavvy.domain.services import RoutingKind, RoutingRule
 from cavvy.gateway.adapters import LoadTimes, ReplicaAdapters, choose_waiting, count_waits
 from cavvy.gateway.balancing import FARTHER, FULL
 from cavvy.gateway.cache_routing import CacheRouter
-from cavvy.gateway.config import AdapterTerms, ReplicaAddress
+from cavvy.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
+from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.prefix_cache import ENTRIES_MAX, PrefixCaches
 from cavvy.gateway.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
+from cavvy.gateway.upstream import ReplicaPool, UpstreamConnection
+from cavvy.gateway.work import ReplicaWork
 from cavvy.task_files import ReadOptions, parse_task
 
 
@@ -318,6 +322,20 @@ def test_a_slot_is_freed_for_a_request_when_all_adapters_are_in_use() -> None:
     replica.end("b")
     assert replica.takes("c")
     assert replica.takes("b")
+
+
+def test_a_replica_that_closes_a_connection_is_asked_what_it_has() -> None:
+    """SGLang answers a stream for an adapter that is not loaded with an error in the stream."""
+    route = ServiceRoute(name="s")
+    owner: Any = SimpleNamespace(route=route)
+    pool = ReplicaPool(HERE, owner, ReplicaWork(KeptCounts()))
+    (pool.adapters,) = make_adapters("ab")
+    assert pool.adapters.is_ready("a")
+    connection = UpstreamConnection(pool)
+    pool._idle.append(connection)
+    connection.connection_lost(None)
+    assert pool.adapters.holds("a")
+    assert not pool.adapters.is_ready("a")
 
 
 def test_few_requests_pass_one_that_needs_a_load() -> None:

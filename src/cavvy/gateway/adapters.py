@@ -85,6 +85,7 @@ class ReplicaAdapters:
         self._loading: dict[str, float] = {}  # since when
         self._failed: dict[str, tuple[float, str]] = {}  # when, and why
         self._turn = asyncio.Lock()
+        self._is_sure = True  # the replica cannot have restarted since it stated what it has
 
     # the state
 
@@ -93,6 +94,10 @@ class ReplicaAdapters:
         if terms != self.terms:
             self.terms = terms
             self._failed.clear()
+
+    def is_ready(self, name: str) -> bool:
+        """Return whether a request for this adapter may be sent without a look at the engine."""
+        return self._is_sure and self.holds(name)
 
     def holds(self, name: str) -> bool:
         return name in self.loaded and self.loaded[name] == self.terms.sources.get(name)
@@ -120,6 +125,11 @@ class ReplicaAdapters:
         and all adapters are in use."""
         if not self.leaving and len(self.users) >= self.terms.slots:
             self.leaving = min(self.users, key=self.users.__getitem__)
+
+    def doubt(self) -> None:
+        """Look at the engine's list before the next request, because the replica has closed a
+        connection and may have restarted."""
+        self._is_sure = False
 
     def forget(self) -> None:
         """Forget what is loaded, because the replica has contradicted it."""
@@ -150,12 +160,13 @@ class ReplicaAdapters:
     # calls of the engine
 
     async def load(self, name: str) -> None:
-        """Load an adapter, unless the replica has it. Raises AdapterError."""
+        """Load an adapter, unless the replica has it. Raises AdapterError, or OSError if the
+        replica accepts no connections."""
         self._refuse_failed(name)
         self._loading.setdefault(name, monotonic())
         try:
             async with self._turn:
-                if self.holds(name):
+                if self.is_ready(name):
                     return
                 self._refuse_failed(name)  # while this call waited
                 async with asyncio.timeout(self.terms.load_s):
@@ -175,7 +186,7 @@ class ReplicaAdapters:
         try:
             async with asyncio.timeout(self.terms.load_s), self._turn:
                 await self._list()
-        except (AdapterError, TimeoutError):
+        except (AdapterError, OSError, TimeoutError):
             return  # the next load reads the list again, and reports what is wrong
 
     def _refuse_failed(self, name: str) -> None:
@@ -199,7 +210,7 @@ class ReplicaAdapters:
         answer = await self._call("POST", api.load, {"lora_name": name, "lora_path": source})
         if answer.status >= 300:
             await self._list()  # another gateway may have loaded it meanwhile
-            if not self.holds(name):
+            if not self.holds(name) and name not in answer.list_loaded():
                 raise AdapterError(answer.explain())
         self.loads += 1
         self.loaded[name] = source
@@ -214,6 +225,7 @@ class ReplicaAdapters:
 
     async def _list(self) -> None:
         answer = await self._call("GET", _LISTED)
+        self._is_sure = True
         try:
             rows = msgspec.json.decode(answer.body, type=_Models).data
         except NO_JSON:
@@ -233,10 +245,7 @@ class ReplicaAdapters:
 
     async def _call(self, method: str, path: str, body: object = None) -> "_EngineAnswer":
         address = self._address
-        try:
-            reader, writer = await asyncio.open_connection(address.host, address.port)
-        except OSError:
-            raise AdapterError("the replica accepts no connections") from None
+        reader, writer = await asyncio.open_connection(address.host, address.port)
         data = b"" if body is None else msgspec.json.encode(body)
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n"
@@ -253,6 +262,7 @@ class ReplicaAdapters:
                 text += rest.feed(more)
             return _EngineAnswer(answer.status, text)
         except (OSError, EOFError, asyncio.LimitOverrunError, HeadError) as error:
+            self.doubt()
             raise AdapterError(f"{path} gave no valid answer: {error}") from error
         finally:
             writer.close()
@@ -268,9 +278,21 @@ class _Models(Struct, frozen=True):
     data: list[_ListedModel]
 
 
+class _Loaded(Struct, frozen=True):
+    loaded_adapters: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class _EngineAnswer(Struct, frozen=True):
     status: int
     body: bytes
+
+    def list_loaded(self) -> Mapping[str, str]:
+        """Return the adapters that SGLang states with each load; some versions do not list them
+        among their models."""
+        try:
+            return msgspec.json.decode(self.body, type=_Loaded).loaded_adapters
+        except NO_JSON:
+            return {}
 
     def explain(self) -> str:
         """Return what the engine says is wrong."""

@@ -3,7 +3,9 @@ the page that sent the request, the request's key, the rate of requests, its siz
 which it must stay.
 """
 
+import re
 import time
+from urllib.parse import unquote_to_bytes
 
 from cavvy.domain.values import Struct
 from cavvy.gateway.config import GatewayConfig, RateLimit
@@ -16,6 +18,9 @@ from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.token_meter import meter_tokens
+
+# routes of engines that change the adapters of all clients, or load files of the replica
+_ADAPTER_ROUTE = re.compile(rb"(?i)^[^?]*lora[_-]adapter")
 
 
 class Preferences(Struct, frozen=True, kw_only=True):
@@ -44,8 +49,8 @@ class Admission:
             return answer
         if service.guarded and (answer := _refuse_client(request, service)):
             return answer
-        if head.length > route.body_max:
-            return _refuse_size(service)
+        if answer := _refuse_request(request, service):
+            return answer
         if request.below.startswith(RESULTS) and head.length == 0:
             call_id = request.below[len(RESULTS) :].decode()
             return ResultRequest(self._calls, request, service, call_id)
@@ -170,10 +175,17 @@ def _describe_limit(limit: RateLimit) -> str:
     return f"{whose} {limit.per_s:g} requests a second{below}"
 
 
-def _refuse_size(service: ServiceQueue) -> OwnAnswer:
-    service.refuse()
-    text = f"the request's body is too large; the limit is {service.route.body_max} bytes"
-    return OwnAnswer(413, AnswerCode.TOO_LARGE, text)
+def _refuse_request(request: ClientRequest, service: ServiceQueue) -> OwnAnswer | None:
+    """Return the answer to a request that no client may make, or None."""
+    route = service.route
+    if request.head.length > route.body_max:
+        service.refuse()
+        text = f"the request's body is too large; the limit is {route.body_max} bytes"
+        return OwnAnswer(413, AnswerCode.TOO_LARGE, text)
+    if route.adapters is not None and _ADAPTER_ROUTE.search(unquote_to_bytes(request.below)):
+        service.refuse()
+        return OwnAnswer(403, AnswerCode.BAD_REQUEST, "the gateway itself loads adapters")
+    return None
 
 
 def _refuse_residency(service: ServiceQueue, places: frozenset[str]) -> OwnAnswer:

@@ -278,8 +278,11 @@ class ServiceQueue:
         if self.canary is not None and outcome in _CANARY_OUTCOMES:
             failed = exchange.failed or outcome is not Outcome.ABORTED
             self.canary.record(pool.address.canary, failed, now - exchange.started_at)
-        if exchange.misses and pool.adapters is not None:
-            pool.adapters.forget()
+        if pool.adapters is not None:
+            if exchange.misses:
+                pool.adapters.forget()
+            elif outcome is Outcome.LOST:
+                pool.adapters.doubt()
         self._free(pool, exchange, now)
         if outcome is Outcome.ANSWERED and exchange.meter is not None:
             exchange.meter.withdraw()

@@ -284,7 +284,7 @@ class ReplicaPool:
         the exchange's adapter, this is done first.
         """
         adapters = self.adapters
-        if exchange.adapter and adapters is not None and not adapters.holds(exchange.adapter):
+        if exchange.adapter and adapters is not None and not adapters.is_ready(exchange.adapter):
             self.spawn(self._load(exchange, adapters))
         else:
             self._send(exchange)
@@ -294,6 +294,9 @@ class ReplicaPool:
             await adapters.load(exchange.adapter)
         except AdapterError as error:
             self.end(exchange, Outcome.UNLOADED, str(error))
+            return
+        except (OSError, TimeoutError):
+            self._cool(exchange)
             return
         if exchange.visit is not None:
             exchange.visit.restart(monotonic())
@@ -410,6 +413,8 @@ class ReplicaPool:
         """Forget an idle connection that the replica has closed."""
         if connection in self._idle:
             self._idle.remove(connection)
+            if self.adapters is not None:
+                self.adapters.doubt()
             self.hasty = self.hasty or monotonic() - connection.idle_at < _PATIENCE_S
 
     def drain(self) -> None:
