@@ -333,6 +333,9 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("webhooks: ftp://x", "2:11", "https://example.org/hook"),
         ("webhooks: {url: https://x.org, on: [success]}", "2:37", "did you mean `finish`?"),
         ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "the scheme ftp:// is not supported"),
+        ("inputs: [{source: hf://gpt2, target: x}]", "2:19", "names no repository"),
+        ("inputs: [{source: hf://a/b@x?y, target: x}]", "2:19", "names no repository"),
+        ("outputs: [{source: x, target: hf://a/b}]", "2:31", "cannot write to the Hugging Face Hub"),
         ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
         ("inputs: [{source: /data, target: /etc}]", "2:34", "is a system path"),
         (

@@ -28,9 +28,10 @@ URL_SCHEMES = (
     "gs",
     "az",
     "sftp",
+    "hf",
     "https",
     "http",
-)  # schemes of URLs for inputs; outputs support all of them except the last two
+)  # schemes of URLs for inputs; outputs support all of them except the last three
 
 
 class SpotPolicy(StrEnum):

@@ -1,28 +1,154 @@
-"""Downloads an input from a storage service, many files at a time."""
+"""Downloads an input from a storage service: many files at a time, and many parts of large files.
+
+Files whose SHA-256 the storage states, such as the weights of models, stay in the machine's cache
+and are not downloaded again by later jobs of the project. A cached file is a link to the same data:
+its content is compared with its name before each use, which also reads it into memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+from ..allowed_folders import AllowedFolders, check_regular
+from ..disk import name_part
 from ..http_client import CHUNK, TransferClient
+from ..work.cache import touch
 from ..work.folder import inside
-from .transfer import ObjectDownload, TransferProgress, save_object
+from ..work.trees import remove_below
+from .transfer import (
+    RANGE,
+    ObjectDownload,
+    RangesRefused,
+    TransferProgress,
+    find_hash,
+    save_anew,
+    save_object,
+    write_ranges,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from ..allowed_folders import AllowedFolders
     from ..config import AgentConfig
 
     Entry = dict[str, object]
 
 WORKERS = 8
+RANGES = 8  # parts of large files at a time
 # maximum files queued for the workers; while the queue is full, no more files are listed
 PENDING = 256
+CACHED = 16 * 1024 * 1024  # minimum bytes of a file that is kept in the cache
+
+
+class InputFetcher:
+    """Downloads the files of one input. `connect` opens a client for each thread."""
+
+    def __init__(
+        self,
+        folders: AllowedFolders,
+        cache: str,
+        connect: Callable[[], TransferClient],
+        meter: TransferProgress,
+    ) -> None:
+        self._folders, self._cache = folders, os.path.join(cache, "blobs")
+        self._connect, self._meter = connect, meter
+        self._ranges = ThreadPoolExecutor(RANGES)
+
+    def bring(self, entry: Entry, path: str) -> None:
+        """Raises TransferFailed, LeadsOutside, OSError."""
+        if not has_content(path, entry):
+            digest = self._find_digest(entry)
+            if not (digest and self._take(digest, path)):
+                self._download(entry, path)
+                if digest:
+                    self._keep(digest, path)
+        self._meter.moved(0, 1)
+
+    def close(self) -> None:
+        self._ranges.shutdown()
+
+    def _download(self, entry: Entry, path: str) -> None:
+        size = entry["size"]
+        if isinstance(size, int) and size > RANGE and isinstance(entry["signed"], dict):
+
+            def open_part(span: tuple[int, int]) -> ObjectDownload:
+                return open_input(self._connect(), entry, path, self._meter, span)
+
+            name = str(entry["path"]) or os.path.basename(path)
+            with suppress(RangesRefused):
+                save_anew(
+                    self._folders,
+                    path,
+                    lambda file: write_ranges(
+                        file, entry, name, self._ranges, open_part, self._meter
+                    ),
+                )
+                return
+        download = open_input(self._connect(), entry, path, self._meter)
+        save_object(self._folders, path, download, self._meter)
+
+    def _find_digest(self, entry: Entry) -> str:
+        """Return the name of a file in the cache, or "" if it is not kept there."""
+        digest, size = str(entry.get("sha256") or ""), entry["size"]
+        known = len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        return digest if known and isinstance(size, int) and size >= CACHED else ""
+
+    def _take(self, digest: str, path: str) -> bool:
+        """Link a file of the cache to `path`; return whether the cache has it."""
+        cached = os.path.join(self._cache, digest)
+        if not touch(cached) or os.path.islink(cached):
+            return False
+        folder, name = self._folders.find(path, follow=False, make=True)
+        part = name_part(name, ".cavvy-part")
+        try:
+            remove_below(folder, part)
+            os.link(cached, part, dst_dir_fd=folder, follow_symlinks=False)
+            if not _is_content(folder, part, digest):
+                os.unlink(cached)  # work has changed it
+                remove_below(folder, part)
+                return False
+            os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:  # the file systems differ, for example
+            return False
+        finally:
+            os.close(folder)
+        return True
+
+    def _keep(self, digest: str, path: str) -> None:
+        """Put a file into the cache, if the cache is on the same file system. The file can only be
+        read from then on.
+        """
+        with suppress(OSError):
+            os.makedirs(self._cache, mode=0o700, exist_ok=True)
+            folder, name = self._folders.find(path, follow=False, make=False)
+            try:
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+                try:
+                    os.fchmod(file, 0o444)
+                finally:
+                    os.close(file)
+                cached = os.path.join(self._cache, digest)
+                os.link(name, cached, src_dir_fd=folder, follow_symlinks=False)
+            finally:
+                os.close(folder)
+
+
+def _is_content(folder: int, name: str, digest: str) -> bool:
+    """Return whether a name in a folder is a file with this SHA-256."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # it may be a pipe
+    try:
+        file = check_regular(os.open(name, flags, dir_fd=folder), name)
+    except OSError:
+        return False
+    try:
+        return read_hash(file, "sha256") == digest
+    finally:
+        os.close(file)
 
 
 def fetch_input(
@@ -36,20 +162,28 @@ def fetch_input(
     """Download all files of the input at the URL `source` to `target`, which must be in `folders`.
     Raises TransferFailed, LeadsOutside, OSError."""
     meter = TransferProgress(f"input {source}", tell)
-    pool = ThreadPoolExecutor(WORKERS)
+
+    def connect() -> TransferClient:
+        return TransferClient(config, f"inputs/{index}", meter.waits)
+
+    fetch_files(folders, config.cache, target, connect, meter)
+
+
+def fetch_files(
+    folders: AllowedFolders,
+    cache: str,
+    target: str,
+    connect: Callable[[], TransferClient],
+    meter: TransferProgress,
+) -> None:
+    """Download all files that a client lists. Raises TransferFailed, LeadsOutside, OSError."""
+    fetcher, pool = InputFetcher(folders, cache, connect, meter), ThreadPoolExecutor(WORKERS)
     waiting: list[Future[None]] = []
-
-    def bring(entry: Entry, path: str) -> None:
-        if not has_content(path, entry):
-            transfers = TransferClient(config, f"inputs/{index}", meter.waits)
-            save_object(folders, path, open_input(transfers, entry, path, meter), meter)
-        meter.moved(0, 1)
-
     try:
-        for entry in list_files(TransferClient(config, f"inputs/{index}", meter.waits)):
+        for entry in list_files(connect()):
             path = str(entry["path"])
             whole = inside(target, path) if path else target
-            waiting.append(pool.submit(bring, entry, whole))
+            waiting.append(pool.submit(fetcher.bring, entry, whole))
             if len(waiting) >= PENDING:
                 waiting.pop(0).result()
         for each in waiting:
@@ -58,6 +192,7 @@ def fetch_input(
         for each in waiting:
             each.cancel()
         pool.shutdown()
+        fetcher.close()
     if not meter.files:
         os.makedirs(target, exist_ok=True)
     meter.end()
@@ -77,27 +212,38 @@ def list_files(transfers: TransferClient) -> Iterator[Entry]:
 
 
 def open_input(
-    transfers: TransferClient, entry: Entry, path: str, meter: TransferProgress
+    transfers: TransferClient,
+    entry: Entry,
+    path: str,
+    meter: TransferProgress,
+    span: tuple[int, int] | None = None,
 ) -> ObjectDownload:
-    """Download one file of the input to `path`."""
+    """Download one file of the input, or the bytes of it in `span`, to `path`."""
     return ObjectDownload(
         transfers,
         entry,
         str(entry["path"]) or os.path.basename(path),
         meter.waits,
         sign=lambda: transfers.read("GET", "/signed", path=entry["path"]),
+        span=span,
     )
 
 
 def has_content(path: str, entry: Entry) -> bool:
     """Return whether the file at `path` already has the content of `entry`. The comparison uses the
-    MD5 hash that storage services report. MD5 is sufficient, because the comparison protects no
-    secret.
+    hash that storage services report. MD5 is sufficient, because the comparison protects no secret.
     """
-    if not entry["md5"] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
+    kind = find_hash(entry)
+    if not entry[kind] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
         return False
-    found = hashlib.md5()
     with open(path, "rb") as file:
-        for data in iter(lambda: file.read(CHUNK), b""):
-            found.update(data)
-    return found.hexdigest() == entry["md5"]
+        return read_hash(file.fileno(), kind) == entry[kind]
+
+
+def read_hash(file: int, kind: str) -> str:
+    """Return the hash of an open file's content."""
+    found, at = hashlib.new(kind), 0
+    while data := os.pread(file, CHUNK, at):
+        found.update(data)
+        at += len(data)
+    return found.hexdigest()

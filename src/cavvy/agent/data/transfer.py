@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from ..disk import name_part
 from ..http_client import (
@@ -51,12 +52,13 @@ if TYPE_CHECKING:
 
 LINE = 2000  # maximum bytes of a message; a pipe never splits a write of up to 4096 bytes
 EXPIRED = (400, 401, 403)  # statuses that storages send for an expired request
+RANGE = 64 * 1024 * 1024  # bytes of the parts of large objects that are downloaded together
 RELAY = 4 * 1024 * 1024  # maximum bytes of one answer that the control plane relays
 
 
 class ObjectDownload:
-    """Downloads one object. `entry` is the control plane's description of the object: `size`,
-    `tag`, `md5` or `sha256`, and the first signed request.
+    """Downloads one object, or the bytes of it in `span`. `entry` is the control plane's
+    description of the object: `size`, `tag`, `md5` or `sha256`, and the first signed request.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class ObjectDownload:
         waits: Tell | None,
         *,
         sign: Callable[[], Entry],
+        span: tuple[int, int] | None = None,
     ) -> None:
+        self._span = span
         self._transfers, self._entry, self._name = transfers, entry, name
         self._waits, self._sign = waits, sign
         self._signed = entry["signed"]
@@ -75,17 +79,20 @@ class ObjectDownload:
         self._size = size if isinstance(size, int) else None
         self._reached = False
         self._at = 0
+        if span is not None:
+            self._at, self._size = span
 
     def read(self) -> Iterator[bytes]:
         """Yield the object's bytes in order. Raises TransferFailed, for example if the checksum
         differs."""
-        kind = "md5" if "md5" in self._entry else "sha256"
+        kind = find_hash(self._entry)
         found, budget = hashlib.new(kind), RetryBudget(self._waits)
         while self._size is None or self._at < self._size:
             before = self._at
             try:
                 for data in self._ask():
-                    found.update(data)
+                    if self._span is None:
+                        found.update(data)
                     self._at += len(data)
                     yield data
                 fault: Exception = http.client.IncompleteRead(b"")
@@ -97,8 +104,8 @@ class ObjectDownload:
                 self._lose(fault, budget)
         if self._at != self._size:
             raise TransferFailed(f"{self._name} has {self._at} bytes instead of {self._size}")
-        if self._entry[kind] and found.hexdigest() != self._entry[kind]:
-            raise TransferFailed(f"{self._name} was damaged in transit: its checksum differs")
+        if self._span is None:
+            check_content(self._name, self._entry, found.hexdigest())
 
     def _lose(self, fault: Exception, budget: RetryBudget) -> None:
         """Wait after a failed request. Raises TransferFailed if no tries are left, or if another
@@ -143,6 +150,8 @@ class ObjectDownload:
         with request(self._signed, headers=headers) as reply:
             self._reached = True
             left = reply.length
+            if self._span is not None and reply.status != 206:
+                raise RangesRefused(f"{self._name}: the storage sends no parts")
             skip = (
                 self._at if reply.status == 200 else 0
             )  # a server without range support sends everything
@@ -158,6 +167,22 @@ class ObjectDownload:
             self._size = self._at
 
 
+def find_hash(entry: Entry) -> str:
+    """Return the kind of the hash that an entry states."""
+    return "sha256" if entry.get("sha256") or "md5" not in entry else "md5"
+
+
+def check_content(name: str, entry: Entry, found: str) -> None:
+    """Raise TransferFailed if the hash of an object's content is not the one in its entry."""
+    wanted = entry[find_hash(entry)]
+    if wanted and found != wanted:
+        raise TransferFailed(f"{name} was damaged in transit: its checksum differs")
+
+
+class RangesRefused(TransferFailed):
+    """Raised if a storage does not send a part of an object."""
+
+
 def save_object(
     folders: AllowedFolders,
     path: str,
@@ -168,19 +193,70 @@ def save_object(
     path must be in `folders`; missing folders are created. Raises TransferFailed, LeadsOutside,
     OSError.
     """
+
+    def write(file: int) -> None:
+        with open(file, "wb", closefd=False) as buffered:
+            for data in download.read():
+                buffered.write(data)
+                if meter is not None:
+                    meter.moved(len(data))
+
+    save_anew(folders, path, write)
+
+
+def save_anew(folders: AllowedFolders, path: str, write: Callable[[int], None]) -> None:
+    """Let `write` fill a temporary file, which is renamed to `path` when it is complete."""
     folder, name = folders.find(path, follow=False, make=True)
     part = name_part(name, ".cavvy-part")
     try:
         remove_below(folder, part)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(part, flags, 0o666, dir_fd=folder), "wb") as file:
-            for data in download.read():
-                file.write(data)
-                if meter is not None:
-                    meter.moved(len(data))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = os.open(part, flags, 0o666, dir_fd=folder)
+        try:
+            write(file)
+        finally:
+            os.close(file)
         os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def write_ranges(
+    file: int,
+    entry: Entry,
+    name: str,
+    pool: ThreadPoolExecutor,
+    download: Callable[[tuple[int, int]], ObjectDownload],
+    meter: TransferProgress,
+) -> None:
+    """Download the parts of a large object at the same time into an open file. The content is
+    hashed while later parts arrive, from the memory that holds the file's pages. Raises
+    TransferFailed, RangesRefused, OSError.
+    """
+    size, found = int(str(entry["size"])), hashlib.new(find_hash(entry))
+    os.truncate(file, size)
+    spans = [(at, min(at + RANGE, size)) for at in range(0, size, RANGE)]
+
+    def bring(span: tuple[int, int]) -> None:
+        at = span[0]
+        for data in download(span).read():
+            os.pwrite(file, data, at)
+            at += len(data)
+            meter.moved(len(data))
+
+    parts = [pool.submit(bring, span) for span in spans]
+    try:
+        for number, (at, end) in enumerate(spans):
+            parts[number].result()
+            while at < end:
+                data = os.pread(file, min(CHUNK, end - at), at)
+                found.update(data)
+                at += len(data)
+    finally:
+        for part in parts:
+            part.cancel()
+        wait(parts)
+    check_content(name, entry, found.hexdigest())
 
 
 class ObjectUpload:

@@ -28,6 +28,7 @@ from cavvy.store.objects.base import (
 )
 from cavvy.store.objects.base import ObjectInfo as Object
 from cavvy.store.objects.http import SignedStorage, ask, check
+from cavvy.store.objects.hub import HubRepository
 from cavvy.store.objects.locations import KEYS, ObjectLocation, merge_keys, open_place
 from cavvy.store.objects.measures import FoundRegions, find_regions, find_sizes
 from cavvy.store.objects.threads import in_thread
@@ -47,6 +48,7 @@ class InputFile(Struct, frozen=True, kw_only=True):
     size: int | None
     tag: str = ""
     md5: str = ""
+    sha256: str = ""
     signed: SignedRequest | None = None
 
 
@@ -97,6 +99,8 @@ class SignedObjects:
         objects, following = place.list(prefix, after)
         if not objects and not after:
             raise ObjectMissing(f"no object exists at {key or 'this URL'}")
+        if isinstance(place, HubRepository):
+            place.sign_all([each.key for each in objects])
         files = [
             _file(place, each, each.key[len(prefix) :])
             for each in objects
@@ -108,7 +112,10 @@ class SignedObjects:
         """Sign a new request for one file."""
         if not isinstance(self.place, ObjectSigner):
             raise ObjectDenied("this storage can only be read through the control plane")
-        return self.place.sign_get(self.key(path), SIGNED_S)
+        signed = self.place.sign_get(self.key(path), SIGNED_S)
+        if signed is None:
+            raise ObjectDenied("this file can only be read through the control plane")
+        return signed
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         """Read some bytes of a file for a node that cannot reach the storage."""
@@ -294,4 +301,11 @@ class Transfers:
 
 def _file(place: ObjectReader, found: Object, path: str) -> InputFile:
     signed = place.sign_get(found.key, SIGNED_S) if isinstance(place, ObjectSigner) else None
-    return InputFile(path=path, size=found.size, tag=found.tag, md5=found.md5, signed=signed)
+    return InputFile(
+        path=path,
+        size=found.size,
+        tag=found.tag,
+        md5=found.md5,
+        sha256=found.sha256,
+        signed=signed,
+    )

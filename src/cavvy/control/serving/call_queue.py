@@ -150,7 +150,8 @@ class CallQueue:
         place = (await self._data.open_url(call.project, call.object.url)).place
         if not isinstance(place, ObjectSigner):
             return ""
-        return (await in_thread(place.sign_get, call.object.key, _SIGNED_S)).url
+        signed = await in_thread(place.sign_get, call.object.key, _SIGNED_S)
+        return "" if signed is None else signed.url
 
     def _start_listings(self, key: str, service: StoredService) -> list[timedelta]:
         """Start the bucket listings that are due. The listings run concurrently with the calls,

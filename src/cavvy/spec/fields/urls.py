@@ -17,7 +17,10 @@ _OTHERS = {
     **dict.fromkeys(("azure", "abfs", "abfss", "wasb", "wasbs"), "az"),
     **dict.fromkeys(("scp", "ssh"), "sftp"),
 }
-_READ_ONLY = ("http", "https")
+_READ_ONLY = ("http", "https", "hf")
+_HUB = re.compile(
+    r"hf://(datasets/)?[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._%@/+ -]*", re.ASCII
+)
 
 
 def read_source(text: str) -> str:
@@ -47,7 +50,8 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
         known = listed(f"{each}://" for each in schemes)
         if scheme in _READ_ONLY:
             raise WrongValue(
-                f"{shown(text)}: Cavvy cannot write to web servers",
+                f"{shown(text)}: Cavvy cannot write to "
+                f"{'the Hugging Face Hub' if scheme == 'hf' else 'web servers'}",
                 expected=f"an absolute path, {known}",
             )
         close = _OTHERS.get(scheme, "")
@@ -80,6 +84,11 @@ def _check(text: str, url: str, scheme: str) -> None:
         )
     if ".." in parts.path.split("/"):
         raise WrongValue(f"{shown(text)} contains ..", suggestion="write the path without ..")
+    if scheme == "hf" and not _HUB.fullmatch(url):
+        raise WrongValue(
+            f"{shown(text)} names no repository",
+            suggestion="write hf://ORGANISATION/NAME@REVISION/",
+        )
     if scheme in _READ_ONLY and parts.path in ("", "/"):
         raise WrongValue(f"{shown(text)} does not name a file")
     if scheme in ("s3", "gs", "az") and (parts.query or parts.fragment):

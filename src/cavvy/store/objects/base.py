@@ -36,14 +36,15 @@ class ObjectTryAgain(ObjectError):
 
 
 class ObjectInfo(Struct, frozen=True, kw_only=True):
-    """The properties of one object. `md5` is the MD5 of the object's content in hexadecimal, or ""
-    if it is not known. `tag` changes whenever the content changes.
+    """The properties of one object. `md5` and `sha256` are hashes of the object's content in
+    hexadecimal, or "" if they are not known. `tag` changes whenever the content changes.
     """
 
     key: str
     size: int | None  # None if the object is on a web server that does not report the size
     tag: str = ""
     md5: str = ""
+    sha256: str = ""
     changed_at: datetime | None = None
 
 
@@ -82,7 +83,8 @@ class ObjectReader(Protocol):
 class ObjectSigner(Protocol):
     """A store that signs requests, so that nodes can read its objects without credentials."""
 
-    def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
+    def sign_get(self, key: str, expires_s: int) -> SignedRequest | None:
+        """Return a signed request, or None if only the server can read the object."""
 
 
 @runtime_checkable

@@ -99,7 +99,7 @@ def parsing(what: str) -> Iterator[None]:
     """Raise ObjectTryAgain for an answer that cannot be parsed: users choose the storages."""
     try:
         yield
-    except (ValueError, LookupError, OverflowError, Xml.ParseError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, Xml.ParseError) as error:
         raise ObjectTryAgain(f"{what}: the answer cannot be read: {error!s:.200}") from error
 
 
@@ -122,7 +122,7 @@ class SignedStorage(ABC):
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
-        headers = _range(offset, length)
+        headers = make_range(offset, length)
         return check(self._ask("GET", key, headers=headers), self._say(key)).body
 
     def put(self, key: str, data: bytes) -> None:
@@ -189,7 +189,7 @@ class WebPages(Struct, frozen=True, kw_only=True):
         return (), ""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        headers = _range(offset, length)
+        headers = make_range(offset, length)
         answer = ask("GET", self._url(key), headers=headers, targets=self.targets)
         check(answer, self._url(key))
         if headers and answer.status == 200:
@@ -203,6 +203,7 @@ class WebPages(Struct, frozen=True, kw_only=True):
         return f"{self.root}/{key}"
 
 
-def _range(offset: int, length: int | None) -> Mapping[str, str]:
+def make_range(offset: int, length: int | None) -> Mapping[str, str]:
+    """Return the header that asks for a part of an object."""
     end = "" if length is None else str(offset + length - 1)
     return {"Range": f"bytes={offset}-{end}"} if offset or length is not None else {}

@@ -20,6 +20,7 @@ from cavvy.store.objects import azure_regions
 from cavvy.store.objects.azure import AzureContainer
 from cavvy.store.objects.base import ObjectDenied, ObjectReader
 from cavvy.store.objects.http import WebPages
+from cavvy.store.objects.hub import ENDPOINT, HubRepository
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.signing import AmazonKey, GoogleKey, NoSigner, RequestSigner
 
@@ -42,6 +43,7 @@ KEYS = (
         "AZURE_STORAGE_ENDPOINT",
     ),
     *azure_regions.KEYS,
+    *("HF_TOKEN", "HF_ENDPOINT"),
     *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
 )
 # The values of these names are paths of files on the server, so projects must not set them.
@@ -55,7 +57,7 @@ _NO_PROFILE = "no profile"
 # of a family follows.
 _TARGETS = "private targets of "
 _AWS_KEY = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
-SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
+SCHEMES = ("s3", "gs", "az", "hf", "sftp", "http", "https")
 _FAMILIES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
 
@@ -131,6 +133,11 @@ def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -
             raw = parts.path.lstrip("/") + (f"?{parts.query}" if parts.query else "")
             root, targets = f"{parts.scheme}://{parts.netloc}", _targets(keys, "HTTP")
             return ObjectLocation(place=WebPages(root=root, targets=targets), key=raw)
+        case "hf":
+            endpoint = _check_endpoint("HF_ENDPOINT", keys.get("HF_ENDPOINT") or ENDPOINT)
+            token, targets = keys.get("HF_TOKEN", ""), _targets(keys, "HF")
+            hub = HubRepository(url, token=token, endpoint=endpoint, targets=targets)
+            return ObjectLocation(place=hub, key=unquote(hub.key))
         case "sftp":
             from cavvy.store.objects.sftp import SftpServer
 

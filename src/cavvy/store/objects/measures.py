@@ -22,7 +22,8 @@ T = TypeVar("T")
 # the endpoints in the cloud whose accounts AzureDirectory can query
 _AZURE = ".blob.core.windows.net"
 _OWN_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-BUCKETS = ("s3://", "gs://", "az://")  # only data at URLs that start like this can be measured
+# only data at URLs that start like this can be measured
+BUCKETS = ("s3://", "gs://", "az://", "hf://")
 _MOST_PAGES = 50  # maximum number of listing pages, of 1,000 objects each
 _MIB = 1 << 20
 
