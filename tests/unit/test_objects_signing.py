@@ -34,7 +34,7 @@ def test_project_keys_put_out_the_servers_own_of_their_family() -> None:
         "AZURE_STORAGE_KEY": "a",
         "HOME": "/root",
     }
-    secrets = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "x"}
+    secrets = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s", "WANDB_API_KEY": "x"}
     assert merge_keys(environment, secrets) == {
         "AZURE_STORAGE_KEY": "a",
         "AWS_ACCESS_KEY_ID": "mine",

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -335,7 +336,11 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("inputs: [{source: ftp://b/x, target: x}]", "2:19", "the scheme ftp:// is not supported"),
         ("inputs: [{source: hf://gpt2, target: x}]", "2:19", "names no repository"),
         ("inputs: [{source: hf://a/b@x?y, target: x}]", "2:19", "names no repository"),
-        ("outputs: [{source: x, target: hf://a/b}]", "2:31", "cannot write to the Hugging Face Hub"),
+        (
+            "outputs: [{source: x, target: hf://a/b}]",
+            "2:31",
+            "cannot write to the Hugging Face Hub",
+        ),
         ("inputs: [{source: data, target: x}]", "2:19", "`workdir`"),
         ("inputs: [{source: /data, target: /etc}]", "2:34", "is a system path"),
         (
@@ -474,17 +479,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     if name in ("metric", "value") and path == "service.replicas.target":
         document["service"]["replicas"]["target"] = {"metric": "waiting", "value": 4, **beside}
     if "service" in document:  # which can be read, but not run
-        if path == "service.rate":
-            rate = {"each": "header"} if name == "header" else {}
-            document["service"]["rate"] = {"requests": 5, **rate, **document["service"]["rate"]}
-        if path == "service.update":
-            document["service"]["update"].setdefault("strategy", "canary")
-        if path == "service" and name in ("adapters", "engine", "model", "options"):
-            engine = {"engine": "vllm", "model": "m", **document["service"]}
-            document["service"] = engine
-        else:
-            document = {"run": "x", **document}
-            document["service"] = {"port": 80, **document["service"]}
+        document = _complete_service(document, path, name)
         (served,) = parse_file(json.dumps(document), now=NOW).tasks
         assert served.service is not None
         return
@@ -505,6 +500,38 @@ def test_outputs_may_be_sent_while_the_work_runs() -> None:
     assert task.outputs == (Transfer(source="a", target="s3://b/c", every=timedelta(minutes=1)),)
     with pytest.raises(SpecError, match="`every` needs a URL as the target"):
         parse_task("{run: x, outputs: [{source: a, target: /b, every: 1m}]}")
+
+
+def _complete_service(document: dict[str, Any], path: str, name: str) -> dict[str, Any]:
+    """Add the keys that a service needs beside the key of an example."""
+    if path == "service.rate":
+        rate = {"each": "header"} if name == "header" else {}
+        document["service"]["rate"] = {"requests": 5, **rate, **document["service"]["rate"]}
+    if path.startswith("service.slo"):
+        document["service"]["models"] = ["m"]
+    if path == "service.groups":  # by name
+        groups = {"prefill": {}, "decode": {}, "router": {"run": "r"}}
+        groups["router" if name == "router" else "decode"].update(document["service"]["groups"])
+        document["service"]["groups"] = groups
+    if path.startswith("service.fallback"):
+        _complete_fallback(document["service"]["fallback"])
+    if path == "service.update":
+        document["service"]["update"].setdefault("strategy", "canary")
+    if path == "service" and name in ("adapters", "engine", "model", "options"):
+        engine = {"engine": "vllm", "model": "m", **document["service"]}
+        return {**document, "service": engine}
+    return {"run": "x", "service": {"port": 80, **document["service"]}}
+
+
+def _complete_fallback(entry: dict[str, Any]) -> None:
+    """Add the keys that a fallback needs beside the key of an example."""
+    if "openai" not in entry:
+        entry.setdefault("service", "backup")
+        return
+    api = entry["openai"]
+    api.setdefault("model", "m")
+    if "price" in api:
+        api["price"] = {"input": 1, "output": 2, **api["price"]}
 
 
 def test_every_field_has_an_example() -> None:
