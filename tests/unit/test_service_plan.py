@@ -54,3 +54,30 @@ def test_mistakes_are_told(folder: Path) -> None:
     assert "day.csv: the columns a, b belong to no known format" in str(plan(folder))
     (folder / "day.csv").write_text("")
     assert "day.csv: the file has no requests" in str(plan(folder))
+
+
+def test_each_objective_of_a_language_model_has_its_price(folder: Path) -> None:
+    goals = "models: [m], concurrency: 16, slo: {ttft: {p95: 2s}, token_gap: {p90: 60ms}}"
+    service = SERVICE.replace("port: 80, replicas: {max: 4}", f"{goals}, replicas: {{max: 40}}")
+    (folder / "service.yaml").write_text(service)
+    rows = [
+        f"{number / 3},{500 + number % 7 * 300},{50 + number % 5 * 40}" for number in range(900)
+    ]
+    (folder / "day.csv").write_text("arrival_s,prompt_tokens,answer_tokens\n" + "\n".join(rows))
+    code, text = plan(folder, "-o", "json")
+    assert code == 0, text
+    found = json.loads(text[text.index("{") :])["objectives"]
+    assert [each["factor"] for each in found] == [0.5, 0.75, 1.0, 1.5, 2.0]
+    assert [each["ttft"]["limit_s"] for each in found] == [1.0, 1.5, 2.0, 3.0, 4.0]
+    hours = [each["replica_hours"] for each in found]
+    assert hours == sorted(hours, reverse=True)
+    assert hours[0] > hours[-1]
+    stated = found[2]
+    assert stated["ttft_s"] <= 2.0
+    assert stated["gap_s"] <= 0.066
+    assert stated["usd_month"] == pytest.approx(730.5 * stated["usd_hr"])
+    assert stated["history"]
+    (folder / "day.csv").write_text("start_s,requests\n0,8\n600,2\n1200,0\n")
+    assert "the requests state no tokens, which `slo.ttft` needs" in str(plan(folder))
+    (folder / "day.csv").write_text("arrival_s,prompt_tokens,answer_tokens\n1,-5,2\n")
+    assert "are not numbers of tokens" in str(plan(folder))

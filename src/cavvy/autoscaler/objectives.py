@@ -6,12 +6,17 @@ The gateway measures answers (`TokenTimes`). Two straight lines are fitted to th
     time of a prompt of p tokens           s(p) = c + a * p
     time between two tokens, r running     g(r) = b0 + b1 * r
 
-With N replicas, each gets rate / N requests a second, and the mean number r of requests that it
-serves follows from Little's law, r = rate / N * (E[s] + A * g(r)), where A is the mean number of
-tokens of an answer. The number varies about r as in a Poisson process with the unevenness of
-arrivals, so g at a quantile of r is the quantile of the gap. A prompt waits for the prompts before
-it as in a queue with one server (Pollaczek and Khinchine; the tail is exponential with this mean),
-and in the gateway for a free slot (`staffing.py`).
+With N replicas, each gets rate / N requests a second. The share u = rate / N * E[s] of its time
+goes to prompts, which delay the tokens of the other requests: their gap is g(r) / (1 - u). The mean
+number r of requests that a replica serves follows from Little's law, where A is the mean number of
+tokens of an answer:
+
+    r = rate / N * (E[s] + A * g(r) / (1 - u))
+
+The gaps of answers vary with the number of running requests and with the prompts that interrupt
+them, both as in a Poisson process with the unevenness of arrivals. A prompt waits for the prompts
+before it as in a queue with one server (Pollaczek and Khinchine; the tail is exponential with this
+mean), and in the gateway for a free slot (`staffing.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -30,11 +35,13 @@ _MEMORY_S = 3600.0  # the time over which lengths and speeds are averaged
 _ENOUGH = 20  # answers from which a speed is computed
 # Until the number of running requests has varied, the gap is assumed to grow by this share of the
 # mean gap for each further request. The assumption counts as much as this sum of squares.
-_GROWTH, _ASSUMED_SQUARES = 0.02, 20.0
-# An objective that no number of replicas meets is replaced by this multiple of the best value.
-_NEAR_BEST = 1.1
+_GROWTH, _ASSUMED_SQUARES = 0.02, 2000.0
+# An objective that no number of replicas meets is replaced by this multiple of the best value; the
+# stricter objective that follows late answers is at least the second multiple of its best value.
+_BEYOND_BEST, _NEAR_BEST = 1.5, 1.1
 _MOST = 10_000
-_LEAST_FACTOR, _MOST_FACTOR = 0.2, 2.0
+_LEAST_FACTOR, _MOST_FACTOR = 0.05, 2.0
+_MOST_TIMES = 20  # so many times the replicas that keep up: more would hardly be faster
 _PRECISION = 0.005  # of quantiles
 # the distribution of prompts is replaced by its quantiles at these shares
 _QUANTILES = (0.25, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
@@ -49,8 +56,8 @@ class TokenSpeeds(Struct, frozen=True, kw_only=True):
     A prompt takes `prompt_s` for each token and `base_s` in addition, with a standard deviation of
     `first_sd_s`. Two tokens are `gap_s` apart, and `running_s` more for each running request; the
     mean gaps of answers have a standard deviation of `gap_sd_s`. `prompt` and `prompt_sd` are the
-    mean and the standard deviation of the tokens of a prompt that are not cached, and `completion`
-    is the mean number of tokens of an answer.
+    mean and the standard deviation of the tokens of a prompt that are not cached, `completion` is
+    the mean number of tokens of an answer, and `inverse` the mean of 1 / tokens.
     """
 
     prompt_s: float
@@ -62,6 +69,12 @@ class TokenSpeeds(Struct, frozen=True, kw_only=True):
     prompt: float
     prompt_sd: float
     completion: float
+    inverse: float
+
+    def describe_prompts(self) -> tuple[float, float]:
+        """Return the mean and the standard deviation of the time of a prompt."""
+        spread_s = sqrt((self.prompt_s * self.prompt_sd) ** 2 + self.first_sd_s**2)
+        return self.base_s + self.prompt_s * self.prompt, spread_s
 
 
 class GoalEstimate(Struct, frozen=True, kw_only=True):
@@ -116,6 +129,7 @@ def find_speeds(times: TokenTimes) -> TokenSpeeds | None:
         prompt=mean,
         prompt_sd=sqrt(squares / count),
         completion=times.completion / count,
+        inverse=times.inverse / times.longer,
     )
 
 
@@ -137,15 +151,8 @@ def estimate_goals(
         ttft=None if terms.ttft is None else _relax(ttft, factor, model.find_ttft),
         gap=None if terms.token_gap is None else _relax(gap, factor, model.find_gap),
     )
-    low, high = 0, 1
-    while high < _MOST and not model.meets(limits, high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if model.meets(limits, middle):
-            high = middle
-        else:
-            low = middle
+    least = _find_least(model.keeps_up, _MOST)
+    high = _find_least(lambda count: model.meets(limits, count), _MOST_TIMES * least)
     return GoalEstimate(
         speeds=speeds,
         needed=high if load.rate else 0,
@@ -156,12 +163,29 @@ def estimate_goals(
     )
 
 
+def _find_least(is_enough: Callable[[int], bool], most: int) -> int:
+    """Return the smallest number that is enough, or `most`."""
+    low, high = 0, 1
+    while high < most and not is_enough(high):
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
 def _relax(
     goal: LatencyGoal, factor: float, find: Callable[[int, float], float]
 ) -> tuple[float, float]:
     """Return the limit in seconds that the number of replicas follows, and the share of answers
     that may exceed it. A limit that no number of replicas meets is replaced.
     """
+    best_s = find(_MOST, 1 - goal.share)
+    if goal.limit_s < best_s:
+        return _BEYOND_BEST * best_s, 1 - goal.share
     late = (1 - goal.share) * min(_MOST_FACTOR, max(_LEAST_FACTOR, factor))
     return max(goal.limit_s, _NEAR_BEST * find(_MOST, late)), late
 
@@ -180,9 +204,13 @@ class _Model(Struct, frozen=True, kw_only=True):
     load: ServiceLoad
     slots: int
 
+    def keeps_up(self, replicas: int) -> bool:
+        """Return whether requests are served as fast as they arrive."""
+        return find_running(self.speeds, self.load.rate / replicas) <= self.slots
+
     def meets(self, limits: _ReplicaLimits, replicas: int) -> bool:
-        if find_running(self.speeds, self.load.rate / replicas) > self.slots:
-            return False  # requests arrive faster than they are served
+        if not self.keeps_up(replicas):
+            return False
         ttft, gap = limits.ttft, limits.gap
         if gap is not None and self.find_gap(replicas, gap[1]) > gap[0]:
             return False
@@ -194,7 +222,7 @@ class _Model(Struct, frozen=True, kw_only=True):
         while self._late_first(replicas, high) > late:
             low, high = high, 2 * high
             if high > _MOST_S:
-                return inf
+                return _MOST_S
         while high - low > _PRECISION * high:
             middle = (low + high) / 2
             if self._late_first(replicas, middle) > late:
@@ -205,20 +233,22 @@ class _Model(Struct, frozen=True, kw_only=True):
 
     def find_gap(self, replicas: int, late: float) -> float:
         """Return the mean time between tokens that the share `late` of answers exceeds."""
-        speeds = self.speeds
-        running = find_running(speeds, self.load.rate / replicas)
+        speeds, rate = self.speeds, self.load.rate / replicas
+        mean_s, spread_s = speeds.describe_prompts()
+        running, spare = find_running(speeds, rate), 1 - rate * mean_s
         if running > self.slots:
-            return speeds.gap_s + speeds.running_s * self.slots
+            return _MOST_S
         # the request itself runs, and the others vary
+        gap_s = (speeds.gap_s + speeds.running_s * (1 + running)) / spare
         variance = running * self._thin(replicas) * speeds.running_s**2 + speeds.gap_sd_s**2
-        gap_s = speeds.gap_s + speeds.running_s * (1 + running)
+        squares = rate * self._thin(replicas) * (mean_s**2 + spread_s**2)
+        variance = variance / spare**2 + squares * gap_s * speeds.inverse
         return gap_s + max(0.0, _NORMAL.inv_cdf(1 - late)) * sqrt(variance)
 
     def _late_first(self, replicas: int, limit_s: float) -> float:
         """Return the share of answers whose first token comes after `limit_s`."""
         speeds, rate = self.speeds, self.load.rate / replicas
-        mean_s = speeds.base_s + speeds.prompt_s * speeds.prompt
-        spread_s = sqrt((speeds.prompt_s * speeds.prompt_sd) ** 2 + speeds.first_sd_s**2)
+        mean_s, spread_s = speeds.describe_prompts()
         busy, running = rate * mean_s, find_running(speeds, rate)
         if busy >= 1 or running > self.slots:
             return 1.0
@@ -229,16 +259,15 @@ class _Model(Struct, frozen=True, kw_only=True):
             unevenness=self.load.unevenness,
             burst=False,
         )
-        share = below = 0.0
+        share = below = shorter_s = 0.0
         for quantile, part_s in _list_quantiles(mean_s, spread_s):
             weight, below = quantile - below, quantile
-            left_s = limit_s - part_s
-            if left_s < 0:
-                share += weight
-                continue
+            # the prompts between two quantiles are as long as the longer one, or too long
+            within = min(1.0, max(0.0, limit_s - shorter_s) / max(part_s - shorter_s, 1e-9))
+            left_s, shorter_s = max(0.0, limit_s - part_s), part_s
             queued = busy * exp(-busy * left_s / wait_s) if wait_s > 0 else 0.0
             held = find_late_share(whole, self.slots * replicas, left_s) if rate else 0.0
-            share += weight * min(1.0, queued + held)
+            share += weight * (1 - within + within * min(1.0, queued + held))
         return share + 1 - below
 
     def _thin(self, replicas: int) -> float:
@@ -250,11 +279,11 @@ def find_running(speeds: TokenSpeeds, rate: float) -> float:
     """Return the mean number of requests on a replica that gets `rate` requests a second, or
     infinity if it cannot keep up.
     """
-    prompt_s = speeds.base_s + speeds.prompt_s * speeds.prompt
-    spare = 1 - rate * speeds.completion * speeds.running_s
-    if spare <= 0 or rate * prompt_s >= 1:
+    mean_s, _ = speeds.describe_prompts()
+    tokens = rate * speeds.completion / (1 - rate * mean_s) if rate * mean_s < 1 else inf
+    if tokens * speeds.running_s >= 1 or tokens == inf:
         return inf
-    return rate * (prompt_s + speeds.completion * speeds.gap_s) / spare
+    return (rate * mean_s + tokens * speeds.gap_s) / (1 - tokens * speeds.running_s)
 
 
 def _list_quantiles(mean_s: float, spread_s: float) -> Iterator[tuple[float, float]]:

@@ -27,10 +27,12 @@ class TokenTimes(Struct, frozen=True, kw_only=True):
     is the number of tokens of its prompt that the replica had to compute, and y the time from the
     request, or from the last first token of the replica if this is later, to the first token:
     `prompt` is the sum of all x, `first_s` of all y, `prompt2` of all x * x, `cross_s` of all x * y
-    and `first2` of all y * y. `gaps` answers had several tokens. For each of them, x is the number
-    of requests that the replica served meanwhile, and y the mean time between two tokens:
-    `running` is the sum of all x, `gap_s` of all y, `running2`, `running_gap_s` and `gap2` as
-    above. `late` answers missed an objective of the service.
+    and `first2` of all y * y. `gaps` is the number of tokens after the first ones. For each, x is
+    the mean number of requests that the replica served during the answer, and y the mean time
+    between its tokens without the time in which the replica computed other prompts: `running` is
+    the sum of all x, `gap_s` of all y, `running2`, `running_gap_s` and `gap2` as above. `inverse`
+    is the sum of 1 / gaps over the `longer` answers that had any. `late` answers missed an
+    objective of the service.
     """
 
     answers: float = 0.0
@@ -46,6 +48,8 @@ class TokenTimes(Struct, frozen=True, kw_only=True):
     running2: float = 0.0
     running_gap_s: float = 0.0
     gap2: float = 0.0
+    longer: float = 0.0
+    inverse: float = 0.0
     late: float = 0.0
 
 

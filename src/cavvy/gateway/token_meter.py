@@ -43,6 +43,7 @@ _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
 _ENDS = (b"\n\n", b"\r\n\r\n")  # of events
 _EVENT_MAX = 65_536  # bytes of an event that are held until it is complete
 _CHOICES_MAX, _ASKED_MAX = 128, 1 << 40  # what a request can ask for
+_LEAST_SHARE = 10  # a tenth of an answer's time is at least spent on tokens, not on prompts
 _REFUSALS = (400, 422)  # of a question that the engine does not know
 _REPEATS_MAX = 2  # of a request whose replica does not have its adapter
 
@@ -118,13 +119,15 @@ class AnswerTimes:
         ttft_s, limit_s = self.limits_s
         x, y = float(prompt), first.taken_s
         late = first.after_s > ttft_s
-        gap: tuple[float, ...] = (0.0,) * 6
+        gap: tuple[float, ...] = (0.0,) * 8
         if completion > 1 and now > first.at:
-            gap_s = (now - first.at) / (completion - 1)
+            taken_s, work, n = now - first.at, first.work, completion - 1.0
+            late = late or taken_s / n > limit_s
             # the harmonic mean: the divided time of the replica advances by dt / running
-            running = (now - first.at) / max(first.work.share_s(first.mark, now), 1e-9)
-            late = late or gap_s > limit_s
-            gap = (1.0, running, gap_s, running * running, running * gap_s, gap_s * gap_s)
+            r = taken_s / max(work.share_s(first.mark, now), 1e-9)
+            others_s = work.count_prompts_s(now) - first.prompts_s
+            g = max(taken_s - others_s, taken_s / _LEAST_SHARE) / n
+            gap = (n, n * r, n * g, n * r * r, n * r * g, n * g * g, 1.0, 1 / n)
         new = (1.0, completion, x, y, x * x, x * y, y * y, *gap, float(late))
         self._sums = list(map(add, self._sums, new))
 
@@ -134,16 +137,18 @@ class AnswerTimes:
 
 class FirstToken:
     """The first token of an answer. `taken_s` is the time in which the replica computed it, and
-    `after_s` the time since the request arrived.
+    `after_s` the time since the request arrived. `mark` and `prompts_s` are the divided time of the
+    replica and the time in which it had prompts until then.
     """
 
-    __slots__ = ("after_s", "at", "mark", "taken_s", "work")
+    __slots__ = ("after_s", "at", "mark", "prompts_s", "taken_s", "work")
 
-    def __init__(self, exchange: Exchange, work: ReplicaWork, now: float) -> None:
+    def __init__(self, arrived_at: float, started_at: float, work: ReplicaWork, now: float) -> None:
         self.at, self.work = now, work
         self.mark = work.share_s(0.0, now)
-        self.taken_s = now - max(exchange.started_at, work.first_token_at)
-        self.after_s = now - exchange.arrived_at
+        self.taken_s = now - max(started_at, work.first_token_at)
+        self.after_s = now - arrived_at
+        self.prompts_s = work.count_prompts_s(now)
         work.first_token_at = now
 
 
@@ -185,6 +190,8 @@ class TokenMeter:
         self._limit: KeyLimit | None = None
         self._limited = 0  # the tokens that are counted in the limit
         self._ready = self._wanted = False
+        self._asks_stream = False
+        self._work: ReplicaWork | None = None  # of the replica that computes the prompt of a stream
         self._former: tuple[bytes, list[bytes]] | None = None  # head and body without the question
         self._withdrawn = False
         self._whole: tuple[bytes, list[bytes]] | None = None  # if it may be sent again unchanged
@@ -198,7 +205,6 @@ class TokenMeter:
 
     def _begin_try(self) -> None:
         self._count: TokenCount | None = None
-        self._work: ReplicaWork | None = None
         self._first: FirstToken | None = None
         self._reader = UsageReader(self._route.name)
         self._counted = TokenUse()
@@ -251,7 +257,10 @@ class TokenMeter:
         if exchange.adapter and exchange.body_done and self._repeats < _REPEATS_MAX:
             self._whole = exchange.out_head, list(exchange.held)
         self._begin_try()
-        self._work = work
+        if self._asks_stream:
+            self._end_prompt()
+            self._work = work
+            work.change_prompts(1, monotonic())
         self._count = work.find_tokens(self._exchange.key_id, self._model)
 
     def withdraw(self) -> None:
@@ -272,6 +281,7 @@ class TokenMeter:
     def close(self) -> None:
         """Count what was delivered of an answer that ended early, and the prompt of a request whose
         client has left a replica that computes it."""
+        self._end_prompt()
         prompt, completion = self._open
         begun = self._reads or not self._exchange.responding
         if self._exchange.gone and begun and self._count is not None and not self._total:
@@ -372,6 +382,7 @@ class TokenMeter:
             return  # the engine says what is wrong
         self._model = self._name_model(asked.model)
         self._completion = asked.completion
+        self._asks_stream = asked.stream is True
         if asked.stream is not True or asked.stream_options is not msgspec.UNSET:
             return
         if self._route.asks and self._engine.asks_usage:
@@ -405,7 +416,10 @@ class TokenMeter:
         self._seen += len(data)
         waits = self._streams and self._first is None
         if waits and self._work is not None and self._route.token in data:
-            self._first = FirstToken(self._exchange, self._work, monotonic())
+            exchange, work = self._exchange, self._work
+            self._first = FirstToken(
+                exchange.arrived_at, exchange.started_at, work, self._end_prompt()
+            )
         if self._reader.feed(data):
             self._count_stated()
         elif self._streams and (tokens := data.count(self._route.token)):
@@ -421,6 +435,14 @@ class TokenMeter:
             self._set_open(0, 0)  # what the engine has stated is all
         self.close()
         return b"" if self._events is None else self._events.flush()
+
+    def _end_prompt(self) -> float:
+        """The replica no longer computes the prompt; return the time."""
+        now = monotonic()
+        if self._work is not None:
+            self._work.change_prompts(-1, now)
+            self._work = None
+        return now
 
     def _add_times(self, first: FirstToken) -> None:
         use = self._reader.use

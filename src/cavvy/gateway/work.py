@@ -27,6 +27,9 @@ class ReplicaWork:
         "_kept",
         "_kept_at",
         "_name",
+        "_prompts",
+        "_prompts_at",
+        "_prompts_s",
         "_tokens",
         "_virtual",
         "first_token_at",
@@ -42,7 +45,9 @@ class ReplicaWork:
     ) -> None:
         self._kept, self._name = kept, (service, replica)
         self._at = self._virtual = self._kept_at = 0.0
-        self.first_token_at = 0.0  # the last one of any answer of the replica
+        self.first_token_at = 0.0  # the last one of any stream of the replica
+        self._prompts = 0  # of streams whose first token has not come yet
+        self._prompts_at = self._prompts_s = 0.0
         self._in_flight = 0  # the sum of the weights
         self._counts = dict(former or {})  # by key
         self._tokens = dict(tokens or {})  # by key and model
@@ -89,6 +94,15 @@ class ReplicaWork:
         value that `begin` returned when the request began.
         """
         return weight * (self._pass(now) - mark)
+
+    def change_prompts(self, change: int, now: float) -> None:
+        """Count a prompt that the replica computes from now on; remove it if `change` is -1."""
+        self._prompts_s, self._prompts_at = self.count_prompts_s(now), now
+        self._prompts += change
+
+    def count_prompts_s(self, now: float) -> float:
+        """Return the time in which the replica had a prompt to compute."""
+        return self._prompts_s + (now - self._prompts_at if self._prompts else 0.0)
 
     def find_tokens(self, key: str, model: str) -> TokenCount:
         """Return the tokens of a client's key and a model; the caller increases them."""

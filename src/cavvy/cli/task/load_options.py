@@ -27,6 +27,26 @@ _OPTIONS = (
         help="With --load: the mean service time of a request, if the file states none.",
     ),
     click.option(
+        "--prompt-ms",
+        type=NumberRange(min=0),
+        default=0.2,
+        help="With --load: the time of each token of a prompt, if the file states tokens.",
+    ),
+    click.option(
+        "--answer-ms",
+        type=_POSITIVE,
+        default=25.0,
+        help="With --load: the time between two tokens of an answer.",
+    ),
+    click.option(
+        "--running-ms",
+        type=NumberRange(min=0),
+        default=0.3,
+        help="With --load and an objective such as `slo.ttft`: how much longer the time between "
+        "two tokens is for each running request. `cavvy services show` states the measured times "
+        "of a service.",
+    ),
+    click.option(
         "--cold-start",
         type=_POSITIVE,
         default=60.0,

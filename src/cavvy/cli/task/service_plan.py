@@ -19,7 +19,8 @@ from cavvy.sim.serving.comparison import (
     compare_ways,
     find_crossings,
 )
-from cavvy.sim.serving.requests import RequestOptions, RequestTrace, read_requests
+from cavvy.sim.serving.objectives import ObjectiveCost, compare_objectives
+from cavvy.sim.serving.requests import RequestOptions, RequestTrace, TokenSpeed, read_requests
 from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting, read_spot_markets
 from cavvy.sim.traces.readers import TraceError
 
@@ -42,10 +43,19 @@ def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
         text = f"{plot}: expected a name that ends in .svg, .png or .pdf"
         raise CommandFailure(text, exit_code=2)
     try:
-        trace = read_requests(options["load"], RequestOptions(service_s=options["service_time"]))
+        speed = TokenSpeed(prompt_ms=options["prompt_ms"], answer_ms=options["answer_ms"])
+        trace = read_requests(
+            options["load"], RequestOptions(speed=speed, service_s=options["service_time"])
+        )
+        _check_tokens(spec, trace)
         prices = _find_prices(task, options)
         terms = _make_terms(spec, task.nodes, options, prices)
         loads = [compare_ways(trace, terms, each) for each in _list_factors(trace)]
+        objectives: Sequence[ObjectiveCost] = ()
+        if spec.slo.ttft is not None or spec.slo.token_gap is not None:
+            speed = replace(speed, running_ms=options["running_ms"])
+            setting = replace(terms.setting, speed=speed)
+            objectives = compare_objectives(trace, terms.scaling, setting)
         if plot is not None:
             from cavvy.sim.serving.plots import plot_costs
 
@@ -55,7 +65,18 @@ def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
     except ModuleNotFoundError as error:
         text = f"plots need {error.name}, which is not installed"
         raise CommandFailure(text, extra_command("sim")) from error
-    service_ways.print_ways(loads, find_crossings(loads), prices, output)
+    service_ways.print_ways(loads, find_crossings(loads), prices, objectives, output)
+
+
+def _check_tokens(spec: ServiceSpec, trace: RequestTrace) -> None:
+    """Raise TraceError if the file has objectives for tokens, and the trace states none."""
+    goals = [name for name in ("ttft", "token_gap") if getattr(spec.slo, name) is not None]
+    if goals and not trace.tokens:
+        raise TraceError(
+            f"{trace.name}: the requests state no tokens, which `slo.{goals[0]}` needs; expected a "
+            "CSV file with arrival_s, prompt_tokens and answer_tokens, or a trace of Azure, "
+            "BurstGPT or Mooncake"
+        )
 
 
 def _find_prices(task: TaskSpec, options: Mapping[str, Any]) -> "WayPrices":

@@ -13,7 +13,9 @@ from cavvy.domain.values import Struct, asdict
 from cavvy.sim.serving.comparison import ServingWay
 
 if TYPE_CHECKING:
+    from cavvy.domain.services import LatencyGoal
     from cavvy.sim.serving.comparison import LoadCosts, WayCost, WayCrossing
+    from cavvy.sim.serving.objectives import ObjectiveCost
 
 _UNKNOWN = "the catalog has no price for it"
 _NO_SPOT = "no spot offer fits"
@@ -43,16 +45,28 @@ _COLUMNS = (
     TableColumn("source", below=True, drop=3),
     TableColumn("as_of", below=True, drop=4),
 )
+_OBJECTIVES = (
+    TableColumn("ttft"),
+    TableColumn("ttft_s", "REACHED", show=lambda value: f"{value:.2f}s"),
+    TableColumn("token_gap", "TOKEN GAP"),
+    TableColumn("gap_s", "REACHED", show=lambda value: f"{value:.3f}s"),
+    TableColumn("late_percent", "LATE", show=lambda value: f"{value:.1f}%", drop=2),
+    TableColumn("replicas", drop=1),
+    TableColumn("replica_hours", "REPLICA-HOURS", show=lambda value: f"{value:.1f}", drop=3),
+    TableColumn("usd_hr", "$/HOUR", show=show_dollars),
+    TableColumn("usd_month", "$/MONTH", show=show_dollars),
+)
 
 
 def print_ways(
     loads: "Sequence[LoadCosts]",
     crossings: "Sequence[WayCrossing]",
     prices: WayPrices,
+    objectives: "Sequence[ObjectiveCost]",
     output: str,
 ) -> None:
     """Print the cost of each way to run the service under the recorded load, and the loads at which
-    the cheapest way changes.
+    the cheapest way changes; for a language model with objectives, also the cost of each objective.
     """
     [recorded] = [each for each in loads if each.factor == 1]
     if output == "json":
@@ -61,6 +75,7 @@ def print_ways(
         others = {
             "loads": [asdict(each) for each in loads],
             "crossings": [asdict(each) for each in crossings],
+            "objectives": [_describe_objective(each) for each in objectives],
         }
         json_out({**document, **others})
         return
@@ -78,7 +93,37 @@ def print_ways(
         known = [each for each in recorded.costs if each.usd_month is not None]
         best = min(known, key=lambda each: each.usd_month or 0.0).way
         click.echo(f"{best} is the cheapest from {least:,.0f} to {most:,.0f} requests a day")
+    if objectives:
+        click.echo()
+        rows_out(_OBJECTIVES, [_objective_row(each) for each in objectives], output)
     _print_notes(prices)
+
+
+def _objective_row(each: "ObjectiveCost") -> tuple[object, ...]:
+    least, mean, most = each.replicas
+    return (
+        _say_goal(each.ttft),
+        None if each.ttft is None else each.ttft_s,
+        _say_goal(each.token_gap),
+        None if each.token_gap is None else each.gap_s,
+        100 * each.late,
+        f"{least} to {most}, mean {mean:.1f}",
+        each.replica_hours,
+        each.usd_hr,
+        each.usd_month,
+    )
+
+
+def _say_goal(goal: "LatencyGoal | None") -> str | None:
+    return None if goal is None else f"{100 * goal.share:g}% {goal.limit_s:.3g}s"
+
+
+def _describe_objective(each: "ObjectiveCost") -> dict[str, object]:
+    goals = {
+        name: None if goal is None else {"share": goal.share, "limit_s": goal.limit_s}
+        for name, goal in (("ttft", each.ttft), ("token_gap", each.token_gap))
+    }
+    return {**asdict(each), **goals, "usd_month": each.usd_month}
 
 
 def _print_notes(prices: WayPrices) -> None:

@@ -165,17 +165,18 @@ def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
     """
     if factor == 1:
         return trace
-    random, found = Random(seed), list[tuple[float, float]]()
-    for at, length in zip(trace.arrivals_s, trace.services_s, strict=True):
+    random, found = Random(seed), list[tuple[float, int]]()
+    for number, at in enumerate(trace.arrivals_s):
         copies = int(factor) + (random.random() < factor % 1)
-        for number in range(copies):
-            jitter = random.uniform(-_JITTER_S, _JITTER_S) if number else 0.0
-            found.append((min(max(0.0, at + jitter), trace.length_s), length))
-    found = sorted(found) or [(trace.arrivals_s[0], trace.services_s[0])]
+        for copy in range(copies):
+            jitter = random.uniform(-_JITTER_S, _JITTER_S) if copy else 0.0
+            found.append((min(max(0.0, at + jitter), trace.length_s), number))
+    found = sorted(found) or [(trace.arrivals_s[0], 0)]
     return RequestTrace(
         name=trace.name,
         arrivals_s=tuple(at for at, _ in found),
-        services_s=tuple(length for _, length in found),
+        services_s=tuple(trace.services_s[number] for _, number in found),
+        tokens=tuple(trace.tokens[number] for _, number in found) if trace.tokens else (),
     )
 
 

@@ -21,17 +21,21 @@ from cavvy.domain.values import Struct
 from cavvy.sim.traces.readers import TraceError
 
 _Row = Mapping[str, str]
-_Request = tuple[float, float]
+# the arrival, the service time, and the tokens of the prompt and of the answer; -1: not stated
+_Request = tuple[float, float, float, float]
 # a rate is recorded once in this many seconds; used only if a file has a single reading
 _READING_S = 60.0
 
 
 class RequestTrace(Struct, frozen=True, kw_only=True):
-    """Requests in the order of their arrival, in seconds since the first arrival."""
+    """Requests in the order of their arrival, in seconds since the first arrival. `tokens` contains
+    the tokens of each prompt and of its answer; () if the trace does not state them.
+    """
 
     name: str
     arrivals_s: tuple[float, ...]
     services_s: tuple[float, ...]
+    tokens: tuple[tuple[float, float], ...] = ()
 
     @property
     def length_s(self) -> float:
@@ -46,11 +50,15 @@ class RequestTrace(Struct, frozen=True, kw_only=True):
 class TokenSpeed(Struct, frozen=True, kw_only=True):
     """The times that a language model needs for each token of the prompt and of the response. The
     defaults have the magnitude of a 70B model on a node of H100s (Splitwise, ISCA 2024, figure 5),
-    but are not a measurement of such a model.
+    but are not a measurement of such a model. In addition, each prompt takes `base_ms`, and each
+    token of an answer `running_ms` for each request that runs; both are only used where several
+    requests on a replica slow each other down.
     """
 
     prompt_ms: float = 0.2
     answer_ms: float = 25.0
+    base_ms: float = 0.0
+    running_ms: float = 0.0
 
     def service_s(self, prompt: float, answer: float) -> float:
         return max(0.01, (prompt * self.prompt_ms + answer * self.answer_ms) / 1000.0)
@@ -92,8 +100,11 @@ def read_requests(path: Path, options: RequestOptions | None = None) -> RequestT
     name = path.name.partition(".")[0]
     return RequestTrace(
         name=name,
-        arrivals_s=tuple(at - first for at, _ in found),
-        services_s=tuple(length for _, length in found),
+        arrivals_s=tuple(at - first for at, *_ in found),
+        services_s=tuple(length for _, length, *_ in found),
+        tokens=tuple((prompt, answer) for *_, prompt, answer in found)
+        if all(prompt >= 0 for *_, prompt, _ in found)
+        else (),
     )
 
 
@@ -128,7 +139,19 @@ def _read_rows(path: Path, text: str, options: RequestOptions) -> Iterable[_Requ
 
 def _read_plain(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
     for row in rows:
-        yield float(row["arrival_s"]), float(row["service_s"])
+        yield float(row["arrival_s"]), float(row["service_s"]), -1, -1
+
+
+def _read_tokens(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
+    for row in rows:
+        at, tokens = float(row["arrival_s"]), (row["prompt_tokens"], row["answer_tokens"])
+        yield _of_tokens(at, float(tokens[0]), float(tokens[1]), options)
+
+
+def _of_tokens(at: float, prompt: float, answer: float, options: RequestOptions) -> _Request:
+    if not (0 <= prompt < inf and 0 <= answer < inf):
+        raise ValueError(f"{prompt:g} and {answer:g} are not numbers of tokens")
+    return at, options.speed.service_s(prompt, answer), prompt, answer
 
 
 def _read_counts(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
@@ -140,7 +163,8 @@ def _read_counts(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Req
     random = Random(options.seed)
     for start, count in counts:
         for _ in range(count):
-            yield start + step * random.random(), random.expovariate(1.0 / options.service_s)
+            at = start + step * random.random()
+            yield at, random.expovariate(1.0 / options.service_s), -1, -1
 
 
 def _read_azure(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
@@ -148,13 +172,13 @@ def _read_azure(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Requ
     for row in rows:
         at = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).timestamp()
         prompt, answer = float(row["ContextTokens"]), float(row["GeneratedTokens"])
-        yield at, options.speed.service_s(prompt, answer)
+        yield _of_tokens(at, prompt, answer, options)
 
 
 def _read_burst_gpt(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
     for row in rows:
         prompt, answer = float(row["Request tokens"]), float(row["Response tokens"])
-        yield float(row["Timestamp"]), options.speed.service_s(prompt, answer)
+        yield _of_tokens(float(row["Timestamp"]), prompt, answer, options)
 
 
 def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
@@ -170,7 +194,7 @@ def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_R
     random = Random(options.seed)
     for at, prompt, answer in found:
         spread = step * random.random() if step > 1 else 0.0
-        yield at + spread, options.speed.service_s(prompt, answer)
+        yield _of_tokens(at + spread, prompt, answer, options)
 
 
 def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
@@ -178,7 +202,7 @@ def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Reque
     for row in rows:
         length = float(row["exec_time_seconds"] or 0)
         if length > 0:
-            yield datetime.fromisoformat(row["gmt_create"]).timestamp(), length
+            yield datetime.fromisoformat(row["gmt_create"]).timestamp(), length, -1, -1
 
 
 def _read_rates(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
@@ -197,7 +221,7 @@ def _read_rates(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Requ
     for at in times:
         arrival = at + random.expovariate(rates[at]) if rates[at] > 0 else inf
         while arrival < at + step:
-            yield arrival, random.expovariate(1.0 / options.service_s)
+            yield arrival, random.expovariate(1.0 / options.service_s), -1, -1
             arrival += random.expovariate(rates[at])
 
 
@@ -205,6 +229,7 @@ _READERS: tuple[
     tuple[frozenset[str], Callable[[Iterable[_Row], RequestOptions], Iterator[_Request]]], ...
 ] = (
     (frozenset({"arrival_s", "service_s"}), _read_plain),
+    (frozenset({"arrival_s", "prompt_tokens", "answer_tokens"}), _read_tokens),
     (frozenset({"start_s", "requests"}), _read_counts),
     (frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _read_azure),
     (frozenset({"Timestamp", "Request tokens", "Response tokens"}), _read_burst_gpt),

@@ -19,14 +19,17 @@ from cavvy.autoscaler.observations import (
 )
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.units import HourlyRate
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, combine
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView, SpotHedge
+from cavvy.sim.serving.engines import EngineAnswers
 from cavvy.sim.serving.history import LoadHistory, LoadView, RuleState, ScalingRule
 from cavvy.sim.serving.requests import RequestTrace
 from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting, SimulatedService
 
 _WARM_S, _WARM_USE = 300.0, 0.8
+_WARM_PROMPTS = 0.5  # the share of time that engines of language models spend on prompts
 _MICROS = 1_000_000
 # the autoscaler decides this often
 DECISION_S = 5
@@ -79,6 +82,8 @@ class AutoscalerController:
         self._arrivals: list[int] = []
         self._arrived = 0
         self._before = (0, 0, 0, 0.0)
+        self._tokens = TokenTimes()
+        self.answers: EngineAnswers
         self._lost: list[int] = []
         self._refused: list[int] = []
         self._cold_starts = 0
@@ -95,11 +100,16 @@ class AutoscalerController:
     def _observe(self, service: SimulatedService) -> ServiceObservation:
         started, late, completed, completed_s = self._before
         self._before = (service.started, service.late, service.completed, service.completed_s)
+        self.answers = service.answers
+        before, self._tokens = self._tokens, service.answers.describe()
+        tokens = combine(self._tokens, before, -1)
+        goals = self._terms.ttft or self._terms.token_gap
         seen = ServiceObservation(
             now_s=service.now_s,
             arrivals=tuple(self._arrivals),
-            started=service.started - started,
-            late=service.late - late,
+            started=round(tokens.answers) if goals else service.started - started,
+            late=round(tokens.late) if goals else service.late - late,
+            tokens=tokens if tokens.answers else None,
             completed=service.completed - completed,
             completed_s=service.completed_s - completed_s,
             in_flight=service.in_flight,
@@ -255,6 +265,9 @@ def _start_warm(service: SimulatedService) -> None:
     first = bisect_right(trace.arrivals_s, _WARM_S)
     slots = service.setting.concurrency * _WARM_USE
     count = max(1, ceil(sum(trace.services_s[:first]) / _WARM_S / slots))
+    if (speed := service.setting.speed) is not None:
+        prompts_s = sum(speed.service_s(prompt, 0) for prompt, _ in trace.tokens[:first])
+        count = max(count, ceil(prompts_s / _WARM_S / _WARM_PROMPTS))
     service.start_warm(_find_demand(service), count)
 
 

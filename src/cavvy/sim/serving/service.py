@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 
 from cavvy.domain.values import Struct
-from cavvy.sim.serving.requests import RequestTrace
+from cavvy.sim.serving.engines import EngineAnswers, SimulatedEngine
+from cavvy.sim.serving.requests import RequestTrace, TokenSpeed
 from cavvy.sim.traces.readers import list_traces, read_series
 
 
@@ -23,7 +24,8 @@ class ServiceSetting(Struct, frozen=True, kw_only=True):
     time if it waits at most `slo_wait_s`.
 
     A cold start lasts `cold_start_s` times a factor between 1 - `cold_spread` and 1 +
-    `cold_spread`.
+    `cold_spread`. With `speed`, a replica is an engine of a language model (`engines.py`), and the
+    objectives `ttft_s` and `token_gap_s` are measured.
     """
 
     concurrency: int = 4
@@ -34,6 +36,9 @@ class ServiceSetting(Struct, frozen=True, kw_only=True):
     on_demand_usd_hr: float = 3.0
     spot_usd_hr: float = 1.0
     seed: int = 0
+    speed: TokenSpeed | None = None
+    ttft_s: float = inf
+    token_gap_s: float = inf
 
 
 class ReplicaMarket(Struct, frozen=True, kw_only=True):
@@ -58,7 +63,17 @@ class ReplicaMarket(Struct, frozen=True, kw_only=True):
 class SimulatedReplica:
     """One replica and the requests that it is processing."""
 
-    __slots__ = ("busy", "draining", "launched_s", "lost", "market", "number", "ready_s", "working")
+    __slots__ = (
+        "busy",
+        "draining",
+        "engine",
+        "launched_s",
+        "lost",
+        "market",
+        "number",
+        "ready_s",
+        "working",
+    )
 
     def __init__(self, number: int, market: int, launched_s: float, ready_s: float) -> None:
         self.number, self.market = number, market
@@ -66,6 +81,7 @@ class SimulatedReplica:
         self.busy = 0
         self.draining = self.lost = False
         self.working: set[int] = set()
+        self.engine: SimulatedEngine | None = None
 
 
 class WaitRecord:
@@ -111,6 +127,7 @@ class SimulatedService:
         self._draining: set[int] = set()
         self._again: set[int] = set()
         self._random = Random(setting.seed)
+        self.answers = EngineAnswers(trace, setting.ttft_s, setting.token_gap_s)
         # when the next replica becomes ready
         self._soonest_s = inf
 
@@ -188,6 +205,8 @@ class SimulatedService:
         factor = 0.0 if warm else self._random.uniform(1 - spread, 1 + spread)
         cold_s = self.setting.cold_start_s * factor
         replica = SimulatedReplica(self.launches, market, self.now_s, self.now_s + cold_s)
+        if self.setting.speed is not None:
+            replica.engine = SimulatedEngine(self.answers, self.setting.speed)
         self.launches += 1
         held = self.starting[market]
         held.append(replica)
@@ -234,19 +253,40 @@ class SimulatedService:
         replica.working.add(request)
         self.in_flight += 1
         self._begun_s += self.now_s
+        if replica.engine is not None:
+            replica.engine.add(request, self.now_s)
+            self._await_engine(replica, replica.engine)
+            return
         end_s = self.now_s + self.trace.services_s[request]
         heappush(self._ends, (end_s, request, replica.number, replica))
 
+    def _await_engine(self, replica: SimulatedReplica, engine: SimulatedEngine) -> None:
+        """Look at the engine again at its next step; earlier plans for it are void."""
+        engine.version += 1
+        if (next_s := engine.find_next()) < inf:
+            heappush(self._ends, (next_s, engine.version, replica.number, replica))
+
     def _end(self) -> None:
-        _, request, _, replica = heappop(self._ends)
+        _, mark, _, replica = heappop(self._ends)
         if replica.lost:
             return
+        engine = replica.engine
+        if engine is None:
+            self._end_request(mark, replica, self.trace.services_s[mark])
+        elif mark == engine.version:
+            for request in engine.advance(self.now_s):
+                waited_s = self.record.waits_s[request] or 0.0
+                taken_s = self.now_s - self.trace.arrivals_s[request] - waited_s
+                self._end_request(request, replica, taken_s)
+            self._await_engine(replica, engine)
+
+    def _end_request(self, request: int, replica: SimulatedReplica, taken_s: float) -> None:
         replica.busy -= 1
         replica.working.discard(request)
         self.in_flight -= 1
-        self._begun_s -= self.now_s - self.trace.services_s[request]
+        self._begun_s -= self.now_s - taken_s
         self.completed += 1
-        self.completed_s += self.trace.services_s[request]
+        self.completed_s += taken_s
         if not replica.draining:
             heappush(self._free, (replica.busy, replica.number, replica))
             self._dispatch()

@@ -1,0 +1,89 @@
+"""Compares what a language model costs under different objectives, on the same requests."""
+
+from collections.abc import Iterator, Sequence
+
+from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.services import LatencyGoal
+from cavvy.domain.values import Struct, replace
+from cavvy.sim.serving.comparison import MONTH_HOURS
+from cavvy.sim.serving.requests import RequestTrace
+from cavvy.sim.serving.run import AutoscalerController, on_demand_market, run_service
+from cavvy.sim.serving.service import ServiceSetting
+
+# the multiples of the stated objectives that are compared
+FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
+
+
+class ObjectiveCost(Struct, frozen=True, kw_only=True):
+    """A run with the objectives `ttft` and `token_gap`, `factor` times the stated ones. `ttft_s`
+    and `gap_s` are the percentiles that were reached, and `late` is the share of answers that
+    missed an objective. `replicas` contains the lowest number of replicas after each full minute,
+    the mean and the highest one, and `history` the number at each of these minutes.
+    """
+
+    factor: float
+    ttft: LatencyGoal | None
+    token_gap: LatencyGoal | None
+    ttft_s: float
+    gap_s: float
+    late: float
+    replicas: tuple[int, float, int]
+    replica_hours: float
+    usd_hr: float
+    history: tuple[tuple[float, int], ...]
+
+    @property
+    def usd_month(self) -> float:
+        return self.usd_hr * MONTH_HOURS
+
+
+def compare_objectives(
+    trace: RequestTrace, terms: ScalingTerms, setting: ServiceSetting
+) -> Sequence[ObjectiveCost]:
+    """Return the cost of each multiple of the objectives. The trace must state tokens, and the
+    setting the speed of the model.
+    """
+    return list(_run_all(trace, terms, setting))
+
+
+def _run_all(
+    trace: RequestTrace, terms: ScalingTerms, setting: ServiceSetting
+) -> Iterator[ObjectiveCost]:
+    for factor in FACTORS:
+        ttft, gap = _scale(terms.ttft, factor), _scale(terms.token_gap, factor)
+        own = replace(
+            setting,
+            ttft_s=setting.ttft_s if ttft is None else ttft.limit_s,
+            token_gap_s=setting.token_gap_s if gap is None else gap.limit_s,
+        )
+        controller = AutoscalerController(replace(terms, ttft=ttft, token_gap=gap), interval_s=1)
+        score = run_service("cavvy", trace, own, controller, [on_demand_market(own)])
+        answers = controller.answers
+        counts = [(at, ready + starting) for at, ready, starting, _ in score.history]
+        hours = max(trace.length_s, 1.0) / 3600
+        yield ObjectiveCost(
+            factor=factor,
+            ttft=ttft,
+            token_gap=gap,
+            ttft_s=_find_quantile(answers.first_s, ttft),
+            gap_s=_find_quantile(answers.gaps_s, gap),
+            late=answers.describe().late / len(trace.arrivals_s),
+            replicas=(
+                min((count for _, count in counts), default=0),
+                score.replica_hours / hours,
+                score.most,
+            ),
+            replica_hours=score.replica_hours,
+            usd_hr=score.usd / hours,
+            history=tuple(counts),
+        )
+
+
+def _scale(goal: LatencyGoal | None, factor: float) -> LatencyGoal | None:
+    return None if goal is None else replace(goal, limit=goal.limit * factor)
+
+
+def _find_quantile(values: Sequence[float], goal: LatencyGoal | None) -> float:
+    share = 0.95 if goal is None else goal.share
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
