@@ -139,9 +139,9 @@ class StandInServer:
 def bring(monkeypatch: pytest.MonkeyPatch, server: StandInServer, target: Path) -> list[str]:
     told: list[str] = []
     monkeypatch.setattr(fetch, "TransferClient", server)
-    fetch.fetch_input(
-        None, AllowedFolders([str(target.parent)]), 0, "s3://x/y", str(target), told.append
-    )  # type: ignore[arg-type]  # the client needs none
+    config: Any = SimpleNamespace(cache=str(target.parent / "cache"))
+    folders = AllowedFolders([str(target.parent)])
+    fetch.fetch_input(config, folders, 0, "s3://x/y", str(target), told.append)
     return told
 
 
@@ -510,12 +510,12 @@ def test_an_input_whose_storage_never_answers_is_told_of_and_given_up(
 ) -> None:
     told: list[str] = []
     where = deaf.signed["url"].split("/")[2]  # type: ignore[attr-defined]  # a text
+    config: Any = SimpleNamespace(cache=str(tmp_path / "cache"))
+    folders = AllowedFolders([str(tmp_path)])
     with pytest.raises(
         StorageTimeout, match=rf"deep/a: a request to {where} failed: no answer for 0.1 s$"
     ):
-        fetch.fetch_input(
-            None, AllowedFolders([str(tmp_path)]), 0, "s3://x/y", str(tmp_path / "in"), told.append
-        )  # type: ignore[arg-type]  # as above
+        fetch.fetch_input(config, folders, 0, "s3://x/y", str(tmp_path / "in"), told.append)
     waits = f"input s3://x/y waits: deep/a: a request to {where} failed: no answer for 0.1 s (for "
     assert told
     assert all(each.startswith(waits) for each in told)
