@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.api.api_state import Api, open_api, until
+from tests.contract.engine_stand_in import EngineStandIn
 
 from cavvy.client.state import host_name
 from cavvy.server.serving.front import GatewayFront
@@ -249,6 +250,40 @@ async def test_a_key_is_revoked_before_the_answer_though_the_gateway_is_not_reac
         assert (await client.get(f"{url}/", headers=headers)).status_code == 401
     await api.http.delete(SERVICE)
     await until(api.app_state.control_plane.idle)
+
+
+async def test_a_cold_service_is_answered_by_an_api_whose_key_is_in_no_file(
+    api: Api, tmp_path: Path
+) -> None:
+    secret = "sk-secret"  # of nobody
+    await api.http.put("/v1/projects/default/secrets/KEY", json={"value": secret})
+    engine = EngineStandIn("e1")
+    engine.start()
+    own = f"{{openai: {{model: big, base_url: 'http://127.0.0.1:{engine.port}/v1'}}}}"
+    other = "{openai: {model: big, base_url: 'https://127.0.0.1:1/v1', key: KEY}}"
+    terms = f"timeouts: {{fallback: 10ms}}, models: [tiny], fallback: [{other}, {own}]"
+    assert (await put(api, f"{{run: sleep 9, service: {{port: 80, {terms}}}}}")).status_code == 200
+    front = api.app_state.control_plane.services._front
+    assert isinstance(front, GatewayFront)
+
+    async def is_told() -> bool:
+        return front._told is not None
+
+    await until(is_told)
+    assert front._told is not None
+    assert front._told[1].values == {"default/": "", "default/KEY": secret}
+    url = (await api.http.get(SERVICE)).json()["url"]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    async with httpx.AsyncClient() as client:
+        reply = await client.post(f"{url}/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.json()["model"]) == (200, "big")
+    assert reply.headers["cavvy-served-by"] == f"127.0.0.1:{engine.port}"
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert any(each.name == "gateway.json" for each in files)
+    assert not any(secret.encode() in each.read_bytes() for each in files)
+    await api.http.delete(SERVICE)
+    await until(api.app_state.control_plane.idle)
+    engine.stop()
 
 
 async def test_webhooks_and_cron_lines_are_shown_with_their_url_and_next_time(api: Api) -> None:

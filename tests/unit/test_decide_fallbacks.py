@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from cavvy.control.decide.fallbacks import object_to_fallbacks
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.services import FallbackApi, FallbackRule, ServiceSpec
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
@@ -36,10 +37,13 @@ def test_what_would_loop_or_leave_its_places_is_refused(
     assert said in object_to_fallbacks(task, others)
 
 
-def test_an_api_is_refused_if_resources_name_places() -> None:
+def test_an_api_is_refused_if_resources_or_policies_name_places() -> None:
     rule = FallbackRule(api=FallbackApi(model="m"))
     task = TaskSpec(name="a", run="s", service=ServiceSpec(fallbacks=(rule,)))
     assert object_to_fallbacks(task, {}) == ""
+    policy = BoundPolicy(project="p", policy=ProjectPolicy(regions=("eu",)))
+    assert "a policy of the project names places" in object_to_fallbacks(task, {}, [policy])
+    assert object_to_fallbacks(task, {}, [replace(policy, policy=ProjectPolicy())]) == ""
     bound = replace(task, resources=ResourceSpec(regions=("eu",)))
     assert "may answer in any place" in object_to_fallbacks(bound, {})
 

@@ -129,7 +129,8 @@ class FallbackTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     service: Name | None = None  # the other service; None: an API
     url: ApiUrl = ""  # of the API, without the `/` at its end
     model: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{0,200}$")] = ""  # replaces the request's
-    credential: str = ""  # the name under which the control socket gives the API's key
+    # the name under which the control socket gives the API's key, or "" if it may be used without
+    credential: str = ""
     # micro-dollars for a million tokens of prompts and of completions; None: not known
     prices: tuple[int, int] | None = None
 

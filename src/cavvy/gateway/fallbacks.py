@@ -49,7 +49,7 @@ _MEDIA = re.compile(
     rb"\r\n(?i:content-type):[ \t]*((?i:application/(?:[a-z.-]+\+)?json|text/event-stream))[;\r]"
 )
 _CODED = re.compile(rb"\r\n(?i:content-encoding):[ \t]*(?!(?i:identity))[^\r]")
-_PLAIN = re.compile(r"[!-~]{1,4096}")  # what the value of a field may contain
+_PLAIN = re.compile(r"[!-~]{0,4096}")  # what the value of a field may contain
 _ANSWER_MAX = 64 << 20  # bytes of the answer of an API
 _IN_FLIGHT_MAX = 1000  # requests at an API
 _TRUST_S = 600  # certificates of authorities are read again after this time
@@ -65,7 +65,7 @@ class Fallbacks:
     def __init__(self, memo: HeadMemo, find: Callable[[str], ServiceQueue | None]) -> None:
         self._memo, self.find = memo, find
         self._apis: dict[tuple[str, FallbackTarget], ApiTarget] = {}
-        # what the control socket gives; without it, requests reach only public APIs without a key
+        # what the control socket gives; APIs with a credential are not used without it
         self.credentials: Mapping[str, str] = {}
         self.private_targets = ""
 
@@ -113,9 +113,10 @@ class ApiTarget:
         if pool.cooling or pool.in_flight >= _IN_FLIGHT_MAX:
             return False
         if target.credential:
-            secret = self._owner.credentials.get(target.credential, "")
-            if not _PLAIN.fullmatch(secret):
+            found = self._owner.credentials.get(target.credential)
+            if found is None or not _PLAIN.fullmatch(found):
                 return False
+            secret = found
         data = msgspec.json.encode({**body, "model": target.model})
         exchange.out_head = b"".join(
             (

@@ -290,9 +290,7 @@ def _make_control_plane(
         dependencies=replace(
             dependencies,
             share=parts.share,
-            front=parts.make_front(
-                relays, FallbackSecrets(dependencies.open_secrets, dependencies.read_targets)
-            ),
+            front=parts.make_front(relays, make_fallback_secrets(seen, dependencies)),
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
             retention=RetentionDays(
@@ -539,6 +537,20 @@ def make_dependencies(
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),
     )
+
+
+def make_fallback_secrets(store: Store, dependencies: ControlPlaneDependencies) -> FallbackSecrets:
+    """Return access to the keys of the APIs that fallbacks name. A project whose policies name
+    regions may not use APIs, which may answer anywhere.
+    """
+
+    async def find(project: str, name: str) -> str | None:
+        policies = (await store.policies()).find(project)
+        if any(each.policy.regions for each in policies):
+            return None
+        return (await dependencies.open_secrets(project, [name])).get(name) if name else ""
+
+    return FallbackSecrets(find, dependencies.read_targets)
 
 
 def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitable[None]]:

@@ -2,26 +2,31 @@
 the service's places, or from which requests would return to the service.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cavvy.control.decide.bound_requests import is_bound_to_places, list_possible_places
+from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.tasks import TaskSpec
 
 
-def object_to_fallbacks(task: TaskSpec, others: Mapping[str, TaskSpec]) -> str:
+def object_to_fallbacks(
+    task: TaskSpec, others: Mapping[str, TaskSpec], policies: Sequence[BoundPolicy] = ()
+) -> str:
     """Return what is wrong with the fallbacks of a service, or "". `others` are the tasks of the
-    project's other services by name.
+    project's other services by name, and `policies` those of the project.
     """
     spec = task.service
     assert spec is not None
+    by_policy = any(each.policy.regions for each in policies)
     bound, places = is_bound_to_places(task), set(list_possible_places(task))
     for each in spec.fallbacks:
         name = each.service
         if each.api is not None:
-            if bound:
+            if bound or by_policy:
+                what = "`resources.regions`" if bound else "a policy of the project"
                 return (
-                    f"the API at {each.api.host} may answer in any place, but `resources.regions` "
-                    "names places; delete one of the two"
+                    f"the API at {each.api.host} may answer in any place, but {what} names places; "
+                    "delete one of the two"
                 )
         elif name == task.name:
             return "a service cannot be its own fallback; name another service"

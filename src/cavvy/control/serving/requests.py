@@ -167,7 +167,8 @@ class ServiceRequests:
             return
         stored = await self._store.services.list(task.project)
         others = {each.name: each.task for each in stored if each.name != task.name}
-        if problem := object_to_fallbacks(task, others):
+        policies = (await self._store.policies()).find(task.project)
+        if problem := object_to_fallbacks(task, others, policies):
             raise NameTaken("fallback", problem)
 
     async def end(self, project: str, name: str) -> ServiceStatus:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -69,11 +69,12 @@ _log = logging.getLogger(__name__)
 
 
 class FallbackSecrets(Struct, frozen=True):
-    """What the gateway must know for the APIs that fallbacks name. `open` returns secrets of a
-    project by their names, and `read_targets` the private targets that users may name.
+    """What the gateway must know for the APIs that fallbacks name. `find` returns the secret of a
+    project with an API's key, "" if the secret is not named, or None if the project has none or may
+    not use APIs. `read_targets` returns the private targets that users may name.
     """
 
-    open: Callable[[str, Sequence[str]], Awaitable[Mapping[str, str]]]
+    find: Callable[[str, str], Awaitable[str | None]]
     read_targets: Callable[[], Awaitable[str]]
 
 
@@ -463,11 +464,12 @@ class GatewayFront:
         values: dict[str, str] = {}
         for project, name in sorted(wanted):
             try:
-                opened = await self._secrets.open(project, [name]) if name else {}
+                found = await self._secrets.find(project, name)
             except StoreUnusable as error:
                 _log.warning("a fallback cannot be used: %s", error)
                 continue
-            values |= {name_credential(project, name): text for text in opened.values()}
+            if found is not None:
+                values[name_credential(project, name)] = found
         line = SetCredentials(values=values, private_targets=await self._secrets.read_targets())
         if self._told != (link, line):
             await link.ask(line)

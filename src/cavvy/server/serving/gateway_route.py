@@ -176,7 +176,8 @@ def _list_fallbacks(
 
 
 def name_credential(project: str, secret: str | None) -> str:
-    return f"{project}/{secret}" if secret else ""
+    """Return the name of an API's key, which is "" if no secret is named."""
+    return f"{project}/{secret or ''}"
 
 
 def _make_keys(service: StoredService, queue_key: str) -> tuple[ClientKey, ...]:
