@@ -45,6 +45,7 @@ from cavvy.server.serving.probes import probe
 from cavvy.store.objects.azure import AzureContainer
 from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.http import WebPages
+from cavvy.store.objects.hub import HubRepository
 from cavvy.store.objects.locations import merge_keys, open_place
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.sftp import SftpServer
@@ -266,6 +267,7 @@ def test_answers_that_cannot_be_read_are_errors_of_the_caller() -> None:
         server.RequestHandlerClass.do_HEAD = server.RequestHandlerClass.do_GET  # type: ignore[attr-defined]
         bucket = XmlBucket("data", NoSigner(), now, endpoint=server.url)
         container = AzureContainer("data", "account", "a2V5", now, endpoint=server.url)
+        hub = HubRepository("hf://a/b", endpoint=server.url)
         image = f"{ALLOWED}:{server.server_port}/a"
         repository = ImageRepository(parse_image(image))
         reads: list[Callable[[], object]] = [
@@ -273,7 +275,7 @@ def test_answers_that_cannot_be_read_are_errors_of_the_caller() -> None:
             *(lambda: container.list(""), lambda: repository.read_manifest("x")),
             *(lambda: repository._log_in(f'Bearer realm="{server.url}/"'),),
             *(lambda: id_tokens.fetch_keys(server.url), lambda: OWN["iam"](server.url, "")),
-            lambda: OWN["ray"](server.url, ""),
+            *(lambda: OWN["ray"](server.url, ""), lambda: hub.head("x")),
         ]
         for answer[0] in BODIES:
             repository._left = 9
@@ -282,7 +284,7 @@ def test_answers_that_cannot_be_read_are_errors_of_the_caller() -> None:
                     read()
         answer[0] = b""
         for answer[1] in HEADERS:
-            for place in (bucket, container, WebPages(root=server.url)):
+            for place in (bucket, container, WebPages(root=server.url), hub):
                 with suppress(ObjectError):
                     place.head("x")
 
@@ -318,6 +320,14 @@ GOOGLE = {"STORAGE_EMULATOR_HOST": "127.0.0.1:9"}
         ("http://ann:word@127.0.0.1:9/x", {}),
         *(("sftp://127.0.0.1:9/x", {"SFTP_PRIVATE_KEY": each}) for each in ("", "junk")),
         ("sftp://127.0.0.1:9/x", {"SFTP_KNOWN_HOSTS": "junk"}),
+        *(
+            ("hf://a/b", {"HF_ENDPOINT": each})
+            for each in ("a", "file:///", "http://[", "http://a\nX: y", "http://127.0.0.1:9/\0")
+        ),
+        *(
+            ("hf://a/b", {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": each})
+            for each in ("a\r\nX: y", "é\u20ac")
+        ),
     ],
 )
 def test_values_of_users_that_mean_nothing_are_their_errors(
