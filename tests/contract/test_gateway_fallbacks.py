@@ -40,8 +40,12 @@ class ApiStandIn(EngineStandIn):
     """An API, or an engine, that may send any bytes."""
 
     sends: bytes | None = None
+    later: bytes | None = None  # what a request without a question for its usage gets
 
     async def _do_completions(self, request: Seen, _: dict[str, str], reader, writer) -> bool:
+        if self.later is not None and b"stream_options" not in request.body:
+            writer.write(self.later)
+            return False
         if self.sends is None:
             return await super()._do_completions(request, _, reader, writer)
         writer.write(self.sends)
@@ -111,7 +115,8 @@ def gateway(parts: tuple[GatewayProcess, ApiStandIn, ApiStandIn]) -> GatewayProc
     gateway, *stand_ins = parts
     for each in stand_ins:
         each.reset()
-        each.sends, each.speaks, each.mute = None, "vllm", False
+        each.sends = each.later = None
+        each.speaks, each.mute = "vllm", False
     allow(gateway)
     for each in make_services(0):
         gateway.set_replicas(each["name"], [])
@@ -271,6 +276,18 @@ def test_a_replica_that_fails_before_the_response_is_replaced(
     reply = chat(gateway)
     assert (reply.status, reply.json["model"]) == (200, "org/tiny")
     assert "cavvy-served-by" not in reply.headers
+
+
+def test_a_replica_may_fail_after_it_refused_to_state_its_usage(
+    gateway: GatewayProcess, api: ApiStandIn, engine: ApiStandIn
+) -> None:
+    gateway.set_replicas("both", [engine])
+    engine.speaks = "strict"
+    engine.later = HEAD.replace(b"200 OK", b"503 S") + b"Content-Length: 0\r\n\r\n"
+    reply = chat(gateway, "both", stream=True, max_tokens=3)
+    assert (reply.status, reply.headers["cavvy-served-by"]) == (200, "api.example")
+    assert [b"stream_options" in each.body for each in engine.seen] == [True, False]
+    assert reply.body.count(b'"delta"') == 3
 
 
 def test_nothing_is_repeated_after_the_first_byte(

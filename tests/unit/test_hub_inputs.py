@@ -249,6 +249,27 @@ def test_a_busy_hub_is_asked_again_later(bring: Bring, root: str) -> None:
         HubRepository(f"hf://{REPO}/", endpoint=root).list("")
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"rfilename": 1, "size": 1},
+        {"rfilename": "a"},
+        {"rfilename": "a", "size": -1},
+        {"rfilename": "a", "size": 1, "lfs": "x"},
+        {"rfilename": "a", "size": 1, "lfs": {"size": 1}},
+        {"rfilename": "a", "size": 1, "lfs": {"size": 1, "sha256": "../x"}},
+        "a",
+        None,
+    ],
+)
+def test_a_wrong_list_is_not_believed(
+    root: str, row: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.list_siblings", lambda: [row])
+    with pytest.raises(ObjectTryAgain, match="cannot be read"):
+        HubRepository(f"hf://{REPO}", endpoint=root).list("")
+
+
 def test_what_is_asked_is_one_commit_of_one_repository(root: str) -> None:
     place = HubRepository(f"hf://{REPO}/deep", endpoint=root)
     page = SignedObjects(place, place.key).page("")

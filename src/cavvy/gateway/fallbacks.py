@@ -230,8 +230,11 @@ class FallbackSink:
             return
         if self._at is not None:
             more += b"%b: %b\r\n" % (SERVED_BY, self._at.label.encode())
-        self._responds = True
         self._sink.respond(head, payload, done, more)
+        exchange = self._exchange
+        if not exchange.spoiled:  # otherwise, the meter has dropped the response
+            self._responds, self._body = True, None  # the body is not needed again
+            exchange.held, exchange.held_bytes, exchange.keep_bytes = [], 0, 0
 
     def send(self, payload: bytes, done: bool) -> None:
         self._size += len(payload)

@@ -178,8 +178,8 @@ class HubRepository:
 
 def _read(sibling: Any) -> ObjectInfo:
     """Raises ValueError, LookupError, TypeError."""
-    name, large = sibling["rfilename"], sibling.get("lfs")
-    size = (large or sibling).get("size")
+    name, large = sibling["rfilename"], sibling.get("lfs") or {}
+    size = large["size"] if large else sibling["size"]
     if not isinstance(name, str) or not isinstance(size, int) or size < 0:
         raise ValueError(f"a file has no name or size: {name!r:.100}")
     digest = _match(_SHA256, large["sha256"]) if large else ""
