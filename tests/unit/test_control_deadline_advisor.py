@@ -350,6 +350,29 @@ def test_the_policy_gets_what_the_attempts_and_their_nodes_tell() -> None:
         assert progress_of(replace(ready, progress={"fraction": wrong})).done == pytest.approx(0.3)
 
 
+def test_the_samples_of_the_whole_work_correct_its_length() -> None:
+    """The work of ten hours has run for one hour up to a lost gang's checkpoint and for two hours in
+    this gang: a tenth of it is done, so the rest takes about three times as long as estimated.
+    """
+    told = {"done": 3600.0, "total": 36_000.0, "unit": "samples"}
+    node = Node(attempt_id="j-2", project="p", rank=0, progress=told)
+    found = progress_of(node)
+    assert found.done == pytest.approx(0.1)
+    assert found.pace == pytest.approx(3, rel=0.06)
+    for changes in (
+        {"total": 18_000.0},  # of one of two epochs
+        {"unit": "tokens"},
+        {"done": -1.0},
+        {"done": 99_999.0},
+        {"done": "most"},
+        {"total": "all"},
+    ):
+        other = progress_of(replace(node, progress={**told, **changes}))
+        assert (other.done, other.pace) == (pytest.approx(0.3), 1.0), changes
+    assert progress_of(replace(node, progress={**told, "fraction": 0.25})).done == 0.25
+    assert progress_of(replace(node, progress={**told, "done": 0.0})).pace == 1.0
+
+
 def test_the_policy_is_told_of_no_gang_where_none_works() -> None:
     starts = replace(OWN, running_at=None, checkpoint_at=None, phase=AttemptPhase.BOOTING)
     assert progress_of(current=starts, attempts=(LOST, starts)).unsaved == timedelta(0)

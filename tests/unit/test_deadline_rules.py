@@ -27,6 +27,7 @@ from cavvy.planner.deadline.inputs import (
     JobProgress,
     PolicyInputs,
     find_inputs,
+    find_pace,
     is_about_as_cheap,
     run_time_on,
     share_done,
@@ -438,6 +439,23 @@ def test_work_is_done_until_its_checkpoint_and_by_the_gang_that_works_until_now(
     )
     assert share_done(TASK, [works], now + 99 * HOUR, 2) == 1
     assert share_done(replace(TASK, work=None), [works], now, 2) == 0
+
+
+def test_work_that_was_slower_than_its_estimate_stays_slower() -> None:
+    def pace(hours: float, done: float) -> float:
+        own = make_attempt_record(NOW, SPOT, id="j-1", number=1, running_at=NOW)
+        return find_pace(TASK, [own], NOW + hours * HOUR, 1, done)
+
+    assert pace(4, 0.2) == pytest.approx(2, rel=0.05)
+    assert pace(4, 0.4) == pytest.approx(1)
+    assert pace(1 / 60, 0.0001) < 1.2  # the first minute is mostly the program's start
+    assert pace(4, 0.9) == pytest.approx(0.67)  # it may have begun with another job's checkpoint
+    assert pace(90, 0.001) == 8
+    assert pace(4, 0) == 1
+    assert find_pace(TASK, [], NOW, 1, 0.5) == 1
+    slow, usual = inputs_of(at(40, pace=2.0)), inputs_of(at(40))
+    assert slow.run_time == 2 * usual.run_time
+    assert slow.terms.work_s == 2 * usual.terms.work_s
 
 
 @pytest.mark.parametrize(

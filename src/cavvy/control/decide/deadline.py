@@ -15,6 +15,7 @@ from cavvy.planner.deadline.inputs import (
     JobProgress,
     PolicyInputs,
     find_inputs,
+    find_pace,
     is_about_as_cheap,
     share_done,
 )
@@ -25,6 +26,8 @@ from cavvy.planner.spot.view import RunMode
 
 # if an offer's cooldown is longer than this, the job does not wait for the offer
 _LONG = timedelta(hours=2)
+# A task and its work mean the same number of samples if the numbers differ by at most this share.
+_SAME_WORK = 0.01
 
 PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
@@ -53,6 +56,7 @@ def make_facts(
         return None
     current, nodes = stored.current, stored.nodes
     own = (attempt.offer for attempt in stored.attempts if attempt.number == job.attempt)
+    counted = _count_done(job, nodes)
     progress = JobProgress(
         submitted_at=job.submitted_at,
         deadline=deadline,
@@ -66,6 +70,9 @@ def make_facts(
         setup=_setup_time(job, nodes),
         budget_left=stored.budget_left,
         saved_bytes=_saved_bytes(stored.attempts),
+        pace=find_pace(job.task, stored.attempts, now, job.attempt, counted)
+        if counted is not None
+        else 1.0,
         egress=stored.egress,
     )
     inputs = find_inputs(job.task, offers, knowledge, progress, floor=not stored.attempts)
@@ -149,7 +156,26 @@ def _done(
         )  # use only the progress of the whole job; `done` and `total` may refer to one epoch
         if isinstance(said, float) and 0 <= said <= 1:
             return said
+    counted = _count_done(job, nodes)
+    if counted is not None:
+        return counted
     return share_done(job.task, attempts, now, job.attempt)
+
+
+def _count_done(job: JobRecord, nodes: Sequence[Node]) -> float | None:
+    """Return the share of the work's samples that the task has reported as done, as `cavvy.train`
+    reports it every few seconds. The result is None if the task reports no samples, or if they are
+    only those of a part of the work, such as an epoch.
+    """
+    wanted = job.task.work.samples if job.task.work is not None else None
+    for node in nodes if wanted else ():
+        done, total, unit = (node.progress.get(name) for name in ("done", "total", "unit"))
+        if unit != "samples" or not isinstance(done, int | float) or not wanted:
+            continue
+        is_whole = isinstance(total, int | float) and abs(total / wanted - 1) <= _SAME_WORK
+        if is_whole and 0 <= done <= wanted * (1 + _SAME_WORK):
+            return min(done / wanted, 1.0)
+    return None
 
 
 def _saved_bytes(attempts: Sequence[Attempt]) -> int:

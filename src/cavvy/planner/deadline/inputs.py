@@ -28,6 +28,10 @@ MOST_MARKETS = 8  # maximum number of spot markets that a policy compares
 # machines that are slower than the reference by at most this factor are treated as equally fast
 _ALIKE = 1.02
 _SETUP_PRIOR = timedelta(seconds=60)  # assumed setup time of a task whose setup has not run yet
+# Measured work counts against an estimate that has the weight of this much work. A job that began
+# with another job's checkpoint seems fast, so little is deducted from an estimate.
+_PACE_PRIOR = timedelta(minutes=5)
+_FASTEST_PACE, _SLOWEST_PACE = 0.67, 8.0
 _MIB, _GB = 1 << 20, 10**9
 # the provider that each URL scheme of a bucket belongs to
 _BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure"}
@@ -51,6 +55,9 @@ class JobProgress(Struct, frozen=True, kw_only=True):
     budget_left: Money | None = None
     # the size of the checkpoint, which must be copied if the job moves to another market
     saved_bytes: int = 0
+    # The time that the work done so far took, as a multiple of its estimate. The rest of the work
+    # is expected to take the same multiple, on all machines.
+    pace: float = 1.0
     # The egress price per GB; the keys are "provider/region" or the provider
     egress: Mapping[str, Money] = field(default_factory=dict)
 
@@ -115,7 +122,7 @@ def find_inputs(
     if task.resources.spot is not SpotPolicy.AUTO:
         return None
     times = {
-        offer.key: length
+        offer.key: length * progress.pace
         for offer in offers
         if not offer.shared and (length := run_time_on(task, offer))
     }
@@ -191,6 +198,31 @@ def share_done(task: TaskSpec, attempts: Sequence[Attempt], now: datetime, curre
     """Return the share of the work that all attempts together have done. For an earlier attempt,
     the work up to its last checkpoint counts; for the current attempt, all work up to now counts.
     """
+    return min(_share_expected(task, attempts, now, current), 1.0)
+
+
+def find_pace(
+    task: TaskSpec, attempts: Sequence[Attempt], now: datetime, current: int, done: float
+) -> float:
+    """Return the time that the work done so far took, as a multiple of its estimate. `done` is the
+    share of the work that the task reports. The estimate counts like `_PACE_PRIOR` of measured
+    work, so the first minutes, which also contain the start of the program, change little.
+    """
+    own = next((attempt for attempt in attempts if attempt.number == current), None)
+    whole = run_time_on(task, own.offer) if own is not None else None
+    if not whole or not 0 < done <= 1:
+        return 1.0
+    prior = _PACE_PRIOR / whole
+    pace = (_share_expected(task, attempts, now, current) + prior) / (done + prior)
+    return min(max(pace, _FASTEST_PACE), _SLOWEST_PACE)
+
+
+def _share_expected(
+    task: TaskSpec, attempts: Sequence[Attempt], now: datetime, current: int
+) -> float:
+    """Return the share of the work that the attempts have done according to the estimate, which is
+    more than 1 if the work takes longer.
+    """
     done = 0.0
     for attempt in attempts:
         whole = run_time_on(task, attempt.offer)
@@ -201,7 +233,7 @@ def share_done(task: TaskSpec, attempts: Sequence[Attempt], now: datetime, curre
             until = now
         if until is not None and until > attempt.running_at:
             done += (until - attempt.running_at) / whole
-    return min(done, 1.0)
+    return done
 
 
 def _cost(offer: Offer, length: timedelta) -> float:
