@@ -13,6 +13,7 @@ vLLM probe.
 import argparse
 import asyncio
 import json
+import os
 from collections import OrderedDict
 from typing import Any
 
@@ -177,11 +178,11 @@ async def main() -> None:
     parser.add_argument("--prefill", type=float, default=20_000, help="tokens a second")
     parser.add_argument("--token-ms", type=float, default=10)
     options = parser.parse_args()
-    servers = []
+    servers, host = [], os.environ.get("SERVE_HOST", "127.0.0.1")
     for port in options.ports:
         engine = Engine(options.blocks, options.prefill, options.token_ms / 1000)
         server = Server(engine, options.model)
-        servers.append(await asyncio.start_server(server.serve, "127.0.0.1", port, limit=1 << 26))
+        servers.append(await asyncio.start_server(server.serve, host, port, limit=1 << 26))
     await asyncio.gather(*(each.serve_forever() for each in servers))
 
 

@@ -6,6 +6,7 @@ worker, and the answer is that of decode.
 """
 
 import json
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -70,4 +71,4 @@ class Router(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Router).serve_forever()
+    ThreadingHTTPServer((os.environ["SERVE_HOST"], int(sys.argv[1])), Router).serve_forever()

@@ -228,6 +228,18 @@ def test_the_first_replicas_become_ready_together() -> None:
     assert [each.id for each in list_serving(step.service)] == ["r1"]
 
 
+def test_a_replica_waits_for_a_node_in_the_network_of_the_others() -> None:
+    service = make("r starting", "p starting", "p starting", "d starting")
+    *others, last = service.replicas
+    last = replace(last, bound_to=("eu",), ordered_at=NOW - timedelta(hours=1), running_at=None)
+    step = decide(
+        replace(service, replicas=(*others, last)),
+        d4=ReplicaSeen(phase=JobPhase.QUEUED, reason="waits for free capacity"),
+    )
+    assert states(step)[-1] == "d4 starting"
+    assert not step.grouped, "nothing is ordered again and again"
+
+
 def test_a_router_without_an_api_needs_no_joined_workers() -> None:
     text = FILE.replace("{run: route", "{router: none, run: route")
     waiting = make("r starting", "p starting", "p starting", "d starting", text=text)

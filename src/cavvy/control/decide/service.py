@@ -325,12 +325,13 @@ def _follow(
 def _follow_start(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
-    if seen.phase is JobPhase.QUEUED and replica.bound_to:
+    waits = seen.phase is JobPhase.QUEUED and replica.role is None
+    if waits and replica.bound_to:
         if now - replica.ordered_at >= OFFER_WAIT:
             replica = replace(replica, loss=ReplicaLoss.REFUSED)
             where = " and ".join(replica.bound_to)
             return move(replica, ReplicaState.ENDING, f"no offer in {where}: {seen.reason}", now)
-    elif seen.phase is JobPhase.QUEUED and is_spot(replica):
+    elif waits and is_spot(replica):
         waited = now - replica.ordered_at >= _SPOT_WAITS
         if seen.tried or waited:
             replica = replace(replica, loss=ReplicaLoss.REFUSED)
