@@ -49,6 +49,31 @@ def test_an_api_is_refused_if_resources_or_policies_name_places() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "other", "stays"),
+    [
+        ("us-east-1", "us", False),  # anywhere in the country
+        ("eu-central-1", "de", False),
+        ("de", "eu", False),
+        ("us", "us-east-1", True),
+        ("eu", "eu-west-1", True),
+        ("EU", "de", True),
+        ("on-prem", "on-prem", True),
+        ("on-prem", "us", False),
+        ("", "us-east-1", True),
+        ("", "on-prem", True),
+        ("us-east-1", "", False),
+    ],
+)
+def test_a_fallback_runs_only_where_the_service_may(own: str, other: str, stays: bool) -> None:
+    def place(name: str, region: str, *fallbacks: str) -> TaskSpec:
+        resources = ResourceSpec(regions=(region,) if region else ())
+        return replace(make(name, *fallbacks), resources=resources)
+
+    said = object_to_fallbacks(place("a", own, "b"), by_name(place("b", other)))
+    assert ("may run outside of the places" not in said) == stays
+
+
+@pytest.mark.parametrize(
     ("task", "others"),
     [
         (make("a", "b", "c"), by_name(make("b", "c"), make("c", "none"), make("d", "a"))),

@@ -107,7 +107,8 @@ def test_fallbacks_are_services_that_exist_and_apis_that_the_places_permit() -> 
     assert (second.service, second.label) == ("b", "b")
     assert not is_direct(route)
     routes = {each.name: each.fallbacks for each in (route, other, stays)}
-    assert [each.service for each in routes["bound"]] == ["b"]
+    assert [(each.service, each.stays) for each in routes["bound"]] == [("b", False)]
+    assert second.stays
     named = replace(own, task=replace(own.task, resources=ResourceSpec(regions=("eu",))))
     assert list_routes([named])[0].fallbacks == ()
 

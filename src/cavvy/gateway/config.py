@@ -127,6 +127,7 @@ class FallbackTarget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     id: Name  # of an API: the name under which its tokens are counted
     label: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,255}$")]  # what the response says
     service: Name | None = None  # the other service; None: an API
+    stays: bool = False  # whether the other service's replicas run only in this service's places
     url: ApiUrl = ""  # of the API, without the `/` at its end
     model: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{0,200}$")] = ""  # replaces the request's
     # the name under which the control socket gives the API's key, or "" if it may be used without

@@ -388,7 +388,7 @@ class FallbackSink:
         exchange = self._exchange
         if target.service is not None:
             other = self._fallbacks.find(target.service)
-            return other is not None and _may_take(other, self._service.route, exchange)
+            return other is not None and _may_take(other, self._service.route, target, exchange)
         is_known = exchange.head.method == b"POST" and self._path in _ROUTES
         return is_known and not exchange.places and isinstance(exchange.meter, TokenMeter)
 
@@ -429,13 +429,14 @@ class FallbackSink:
         return False
 
 
-def _may_take(other: ServiceQueue, route: ServiceRoute, exchange: Exchange) -> bool:
+def _may_take(
+    other: ServiceQueue, route: ServiceRoute, target: FallbackTarget, exchange: Exchange
+) -> bool:
     """Return whether another service may answer the request of a service with this route."""
     theirs = other.route
     if theirs.closed or theirs.project != route.project or theirs.batch is not None:
         return False
-    stays = theirs.places is not None and set(theirs.places).issubset(route.places or ())
-    return (stays or route.places is None) and other.may_stay(exchange.places)
+    return (target.stays or route.places is None) and other.may_stay(exchange.places)
 
 
 def _read(body: bytes) -> Body | None:

@@ -31,6 +31,7 @@ from cavvy.catalog.regions import (
     list_places_around,
     list_places_within,
     places_of,
+    wished_place,
 )
 from cavvy.control.decide.replica_markets import ANYWHERE, ON_DEMAND, place_in_regions
 from cavvy.domain.offers import Offer
@@ -268,6 +269,18 @@ def find_places(offer: Offer) -> tuple[str, ...]:
 def is_bound_to_places(task: TaskSpec) -> bool:
     """Return whether the replicas of the service must run in some regions."""
     return all(each.regions for each in place_in_regions(task).resources.choices)
+
+
+def stays_within(task: TaskSpec, other: TaskSpec) -> bool:
+    """Return whether each replica of the service runs where replicas of the other service may."""
+    if not is_bound_to_places(other):
+        return True
+    wanted, theirs = (
+        [name for each in place_in_regions(one).resources.choices for name in each.regions]
+        for one in (task, other)
+    )
+    allowed = {wished_place(name) for name in theirs}
+    return is_bound_to_places(task) and all(allowed & list_places_around(name) for name in wanted)
 
 
 def list_possible_places(task: TaskSpec) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ the service's places, or from which requests would return to the service.
 
 from collections.abc import Mapping, Sequence
 
-from cavvy.control.decide.bound_requests import is_bound_to_places, list_possible_places
+from cavvy.control.decide.bound_requests import is_bound_to_places, stays_within
 from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.tasks import TaskSpec
 
@@ -18,7 +18,7 @@ def object_to_fallbacks(
     spec = task.service
     assert spec is not None
     by_policy = any(each.policy.regions for each in policies)
-    bound, places = is_bound_to_places(task), set(list_possible_places(task))
+    bound = is_bound_to_places(task)
     for each in spec.fallbacks:
         name = each.service
         if each.api is not None:
@@ -32,7 +32,7 @@ def object_to_fallbacks(
             return "a service cannot be its own fallback; name another service"
         elif name not in others:
             return f"the project has no service {name}; start it first, or correct the name"
-        elif not places.issuperset(list_possible_places(others[name])):
+        elif not stays_within(others[name], task):
             return (
                 f"replicas of {name} may run outside of the places of {task.name}; give {name} "
                 "the same `regions` or `residency`"

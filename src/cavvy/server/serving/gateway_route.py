@@ -7,7 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from cavvy.control.decide.bound_requests import is_bound_to_places, list_possible_places
+from cavvy.control.decide.bound_requests import (
+    is_bound_to_places,
+    list_possible_places,
+    stays_within,
+)
 from cavvy.control.decide.replica_groups import count_room
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
@@ -65,9 +69,9 @@ def list_routes(
     found: list[ServiceRoute] = []
     taken: set[str] = set()
     services = sorted(services, key=lambda each: (each.created_at, each.id))
-    ids = {(each.project, each.name): each.id for each in services}
+    others = {(each.project, each.name): each for each in services}
     for service in services:
-        route = make_route(service, hash_key(service.id), shared, ids)
+        route = make_route(service, hash_key(service.id), shared, others)
         own = tuple(each for each in route.hosts if each.lower() not in taken)
         taken.update(each.lower() for each in own)
         if own != route.hosts:
@@ -91,10 +95,10 @@ def make_route(
     service: StoredService,
     queue_key: str = "",
     shared: bool = False,
-    ids: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    others: Mapping[tuple[str, str], StoredService] = MappingProxyType({}),
 ) -> ServiceRoute:
-    """Return the route of a service. `ids` are those of the services to which its requests may go,
-    by project and name.
+    """Return the route of a service. `others` are the services to which its requests may go, by
+    project and name.
     """
     spec = service.spec
     canary = None
@@ -129,7 +133,7 @@ def make_route(
         body_max=spec.limits.body_mib * _MIB,
         batch=None if spec.batch is None else _make_batch(spec.batch),
         routing=_make_routing(spec.routing, shared),
-        fallbacks=tuple(_list_fallbacks(service, ids)),
+        fallbacks=tuple(_list_fallbacks(service, others)),
         fallback_s=spec.timeouts.fallback.total_seconds(),
         canary=canary,
         closed=_CLOSED if service.stopped_by else "",
@@ -156,12 +160,12 @@ def make_address(
 
 
 def _list_fallbacks(
-    service: StoredService, ids: Mapping[tuple[str, str], str]
+    service: StoredService, others: Mapping[tuple[str, str], StoredService]
 ) -> Iterator[FallbackTarget]:
     """Yield the fallbacks that exist and that the service's places permit."""
     bound = is_bound_to_places(service.task)
     for each in service.spec.fallbacks:
-        api, other = each.api, ids.get((service.project, each.service))
+        api, other = each.api, others.get((service.project, each.service))
         if api is not None and not bound:
             yield FallbackTarget(
                 id=api.id,
@@ -172,7 +176,13 @@ def _list_fallbacks(
                 prices=api.prices,
             )
         elif other is not None:
-            yield FallbackTarget(id=other, label=each.service, service=other, model=each.model)
+            yield FallbackTarget(
+                id=other.id,
+                label=each.service,
+                service=other.id,
+                model=each.model,
+                stays=stays_within(other.task, service.task),
+            )
 
 
 def name_credential(project: str, secret: str | None) -> str:
