@@ -48,6 +48,31 @@ def test_an_engine_gives_a_service_all_it_needs() -> None:
     assert (service.port, service.probe.path, service.models) == (8000, "/health", ("org/tiny",))
 
 
+@pytest.mark.parametrize(
+    ("model", "source", "path", "name"),
+    [
+        ("hf://org/tiny@main", "hf://org/tiny@main/", "model/tiny", "org/tiny"),
+        ("hf://org/tiny/", "hf://org/tiny/", "model/tiny", "org/tiny"),
+        ("hf://org/tiny@v1/q4.gguf", "hf://org/tiny@v1/q4.gguf", "model/q4.gguf", "org/tiny"),
+        ("s3://bucket/models/tiny/", "s3://bucket/models/tiny/", "model/tiny", "tiny"),
+    ],
+)
+def test_a_model_at_a_url_is_copied_before_its_engine_starts(
+    model: str, source: str, path: str, name: str
+) -> None:
+    (task,) = parse_file((FILE % "vllm").replace("org/tiny", model)).tasks
+    assert [(each.source, each.target) for each in task.inputs] == [(source, path)]
+    assert f"vllm serve {path} " in task.run
+    assert f"--served-model-name {name} " in task.run
+    assert task.service is not None
+    assert task.service.models == (name,)
+
+
+def test_a_model_at_a_wrong_url_is_refused() -> None:
+    with pytest.raises(SpecError, match="names no repository"):
+        parse_file((FILE % "vllm").replace("org/tiny", "hf://tiny"))
+
+
 def test_a_file_may_say_more_than_its_engine() -> None:
     text = "service: {engine: llama.cpp, model: a.gguf, models: [tiny], port: 9, probe: /v1/models}"
     (task,) = parse_file(text).tasks

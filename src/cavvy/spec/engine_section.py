@@ -2,6 +2,7 @@
 the port, probe and models of the service), and the image's own command.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -26,10 +27,12 @@ from cavvy.spec.engines import (
     write_command,
 )
 from cavvy.spec.fields.kinds import advise_point
+from cavvy.spec.model_files import MODEL_FOLDER
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 # An image's entry point with its arguments, and the entry point alone; they are filled in later.
+_REPOSITORY = re.compile(r"([^/@]+/([^/@]+))(?:@[^/]+)?(/.*)?")  # of the Hugging Face Hub
 _OWN_PROGRAMS = ("router", "prefill", "decode")  # roles whose command differs from the engine's
 OWN_COMMAND, OWN_ENTRYPOINT = "${{ image.command }}", "${{ image.entrypoint }}"
 
@@ -42,7 +45,8 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     engine = _find_engine(_text(service, "engine"), service.mark, notes)
     if engine is None:
         return root
-    model, optimisation = _read_model(service, engine, notes)
+    source, optimisation = _read_model(service, engine, notes)
+    model, name, url = _place_model(source)
     options = _read_options(service, notes)
     own = list_own_flags(engine)
     adapters = _read_adapters(service)
@@ -54,18 +58,18 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
         options = _add_adapters(service, adapters, options, notes)
     needs = root.get("resources")
     gpus = isinstance(needs, MapNode) and needs.get("gpu") is not None
-    names = _list_models(service) or (model,)
+    names = _list_models(service) or (name,)
 
     def write(gpus: bool) -> str:
         run = write_command(engine, model, names, options, gpus)
         return write_preparation(_text(service, "engine"), adapters, run) if adapters else run
 
     run = write(gpus)
-    if adapters:
-        root = _add_inputs(root, adapters)
+    copied = ((url, model), *((each.url, each.path) for each in adapters))
+    root = _add_inputs(root, [pair for pair in copied if pair[0]])
     more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
     if engine.chats:
-        more |= {"models": model, "concurrency": count_at_once(engine, options)}
+        more |= {"models": name, "concurrency": count_at_once(engine, options)}
     full = _complete(_add_roles(service, engine, write, gpus, notes), more)
     entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
     return _complete(replace(root, entries=entries), {"run": run})
@@ -211,13 +215,28 @@ def _add_adapters(
         return options
 
 
-def _add_inputs(root: MapNode, adapters: Sequence[LoraAdapter]) -> MapNode:
-    """Return the tree with an input for each adapter in a bucket."""
+def _place_model(source: str) -> tuple[str, str, str]:
+    """Return the path that the engine gets, the name of the model, and the URL from which the model
+    is copied to the path, or "" if the engine finds the model itself.
+    """
+    scheme, _, place = source.partition("://")
+    if scheme not in ("hf", "s3", "gs", "az"):
+        return source, source, ""
+    found = _REPOSITORY.fullmatch(place) if scheme == "hf" else None
+    if found is not None:
+        file = (found[3] or "/").rpartition("/")[2]
+        url = source if file or found[3] else f"{source}/"
+        return f"{MODEL_FOLDER}/{file or found[2]}", found[1], url
+    last = place.rstrip("/").rpartition("/")[2]
+    return f"{MODEL_FOLDER}/{last}", last, source
+
+
+def _add_inputs(root: MapNode, copied: Sequence[tuple[str, str]]) -> MapNode:
+    """Return the tree with an input for each pair of a URL and a path."""
     node, mark = root.get("inputs"), root.mark
     more = tuple(
-        _complete(MapNode(mark=mark, entries=()), {"source": each.url, "target": each.path})
-        for each in adapters
-        if each.url
+        _complete(MapNode(mark=mark, entries=()), {"source": url, "target": path})
+        for url, path in copied
     )
     if not more or not (node is None or isinstance(node, ListNode)):
         return root
