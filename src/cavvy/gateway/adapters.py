@@ -94,6 +94,7 @@ class ReplicaAdapters:
         if terms != self.terms:
             self.terms = terms
             self._failed.clear()
+            self._set_loaded(self.loaded)
 
     def is_ready(self, name: str) -> bool:
         """Return whether a request for this adapter may be sent without a look at the engine."""
@@ -148,9 +149,7 @@ class ReplicaAdapters:
         """Return the adapter that would make room; "": there is room, or each one is in use."""
         if len(self.loaded) < self.terms.slots:
             return ""
-        idle = [each for each in self.loaded if not self.users[each]]
-        removed = (each for each in idle if each not in self.terms.sources)
-        return next(removed, idle[0] if idle else "")
+        return next((each for each in self.loaded if each not in self.users), "")
 
     def _use(self, name: str, now: float) -> None:
         self.used_at[name] = now
@@ -241,7 +240,13 @@ class ReplicaAdapters:
         # what this gateway has loaded keeps its order; the rest was loaded since the last list
         known = {name: source for name, source in self.loaded.items() if name in found}
         more = {name: root or "" for name, root in found.items() if name not in known}
-        self.loaded = known | more
+        self._set_loaded(known | more)
+
+    def _set_loaded(self, loaded: Mapping[str, str]) -> None:
+        """Order what is loaded: adapters that the service does not have any longer leave first."""
+        sources = self.terms.sources
+        removed = {name: source for name, source in loaded.items() if name not in sources}
+        self.loaded = {**removed, **{name: loaded[name] for name in loaded if name in sources}}
 
     async def _call(self, method: str, path: str, body: object = None) -> "_EngineAnswer":
         address = self._address
@@ -335,23 +340,21 @@ def count_waits(
     replicas: Sequence[ReplicaAdapters | None], name: str, now: float
 ) -> Sequence[float]:
     """Return for each replica how many seconds it costs to send it a request for an adapter."""
-    known = [each for each in replicas if each is not None]
-    copies = sum(each.holds(name) for each in known)
-    users = sum(each.users[name] for each in known)
+    waits = [0.0 if each is None else each.wait_s(name, now) for each in replicas]
+    copies = sum(each is not None and each.holds(name) for each in replicas)
+    users = sum(each.users[name] for each in replicas if each is not None)
     heat = 1 + users / max(copies, 1)
-    victims = [(each.find_victim(), each) for each in known]
-    ages = {id(each): now - each.used_at.get(name, 0.0) for name, each in victims if name}
+    ages: dict[int, float] = {}
+    for at, each in enumerate(replicas):
+        if waits[at] and each is not None and (victim := each.find_victim()):
+            ages[at] = now - each.used_at.get(victim, 0.0)
     oldest = max(ages.values(), default=0.0)
-    waits = []
-    for each in replicas:
-        wait = 0.0 if each is None else each.wait_s(name, now)
-        if wait and each is not None:
-            load_s = each.times.mean_s
-            wait += _COPY * load_s if copies else 0.0
-            if id(each) in ages:
-                wait += _EVICTED * load_s * (1 - ages[id(each)] / max(oldest, 1e-9) / 2)
-            wait /= heat
-        waits.append(wait)
+    for at, each in enumerate(replicas):
+        if waits[at] and each is not None:
+            more = _COPY if copies else 0.0
+            if at in ages:
+                more += _EVICTED * (1 - ages[at] / max(oldest, 1e-9) / 2)
+            waits[at] = (waits[at] + more * each.times.mean_s) / heat
     return waits
 
 
