@@ -25,12 +25,15 @@ from cavvy.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
 from cavvy.gateway.heads import HeadError, parse_response
 
 _FIRST_LOAD_S = 1.0  # an estimate until a load was measured
+# a load costs at least this, because it also takes time, memory and bandwidth from other requests
+_LEAST_S = 1.0
 _NEWEST = 0.2  # the share of the newest load in the mean
 _FAILED_S = 10.0  # a failed load is not repeated at this replica for so long
 _COPY = 0.5  # of a load, if another replica has the adapter already
 _EVICTED = 0.5  # of a load, if the adapter that makes room was used most recently of all
-# a waiting request that needs a load is passed by so many that need none; so many are looked at
-_PASSES_MAX, _LOOKAHEAD = 3, 64
+# so many requests that need no load may pass a waiting one that needs one; so many are looked at.
+# More passes save loads only under overload, where they delay the last requests.
+_PASSES_MAX, _LOOKAHEAD = 1, 64
 _ANSWER_MAX = 4 << 20
 _TEXT_MAX = 300  # characters of an engine's error
 _LISTED = "/v1/models"
@@ -67,6 +70,10 @@ class LoadTimes:
         share = _NEWEST if self._measured else 1.0
         self.mean_s += (taken_s - self.mean_s) * share
         self._measured = True
+
+    @property
+    def cost_s(self) -> float:
+        return max(self.mean_s, _LEAST_S)
 
 
 class ReplicaAdapters:
@@ -143,7 +150,11 @@ class ReplicaAdapters:
         if name in self._loading:
             return max(0.0, self.times.mean_s - (now - self._loading[name]))
         failed_at, _ = self._failed.get(name, (now - _FAILED_S, ""))
-        return self.times.mean_s + max(0.0, failed_at + _FAILED_S - now) * 10
+        return self.times.cost_s + max(0.0, failed_at + _FAILED_S - now) * 10
+
+    def is_coming(self, name: str) -> bool:
+        """Return whether the replica has the adapter or loads it."""
+        return name in self._loading or self.holds(name)
 
     def find_victim(self) -> str:
         """Return the adapter that would make room; "": there is room, or each one is in use."""
@@ -341,20 +352,22 @@ def count_waits(
 ) -> Sequence[float]:
     """Return for each replica how many seconds it costs to send it a request for an adapter."""
     waits = [0.0 if each is None else each.wait_s(name, now) for each in replicas]
-    copies = sum(each is not None and each.holds(name) for each in replicas)
+    copies = sum(each is not None and each.is_coming(name) for each in replicas)
     users = sum(each.users[name] for each in replicas if each is not None)
     heat = 1 + users / max(copies, 1)
     ages: dict[int, float] = {}
     for at, each in enumerate(replicas):
-        if waits[at] and each is not None and (victim := each.find_victim()):
+        if each is None or each.is_coming(name):
+            continue
+        if victim := each.find_victim():
             ages[at] = now - each.used_at.get(victim, 0.0)
     oldest = max(ages.values(), default=0.0)
     for at, each in enumerate(replicas):
-        if waits[at] and each is not None:
+        if each is not None and not each.is_coming(name):
             more = _COPY if copies else 0.0
             if at in ages:
                 more += _EVICTED * (1 - ages[at] / max(oldest, 1e-9) / 2)
-            waits[at] = (waits[at] + more * each.times.mean_s) / heat
+            waits[at] = (waits[at] + more * each.times.cost_s) / heat
     return waits
 
 
