@@ -1,13 +1,18 @@
 """The gateway sends requests to fallbacks, and neither keys nor fields pass in either direction."""
 
 import json
+import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
+from tests.certificates import Authority
 from tests.contract.engine_stand_in import EngineStandIn
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.http_talk import Reply, Talk, ask, write_request
@@ -347,3 +352,60 @@ def test_a_full_queue_sends_requests_to_fallbacks(
         wait_for(lambda: gateway.facts("full")["backlog"])
         reply = chat(gateway, "full")
         assert (reply.status, reply.headers["cavvy-served-by"]) == (200, "api.example")
+
+
+class TlsApi(BaseHTTPRequestHandler):
+    """An API with TLS, which counts requests in `seen`."""
+
+    seen: ClassVar[list[str]] = []
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_POST(self) -> None:
+        self.seen.append(self.path)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+
+def test_an_api_needs_a_certificate_for_its_name_that_the_system_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted, stranger = tmp_path / "trusted", tmp_path / "stranger"
+    trusted.mkdir()
+    stranger.mkdir()
+    own, foreign = Authority(trusted), Authority(stranger)
+    monkeypatch.setenv("SSL_CERT_FILE", str(own.ca))
+    with ExitStack() as stack:
+        ports = [
+            stack.enter_context(serving_tls(*files))
+            for files in (own.issue(), own.issue("b", host="b.example"), foreign.issue())
+        ]
+        services = []
+        for number, port in enumerate(ports):
+            api = {"id": f"api-{number}", "label": "api", "model": "m"}
+            api["url"] = f"https://127.0.0.1:{port}/v1"
+            base = {"name": f"s{number}", "prefix": f"/default/s{number}", "models": ["org/tiny"]}
+            services.append({**base, "fallback_s": 0.01, "wait_s": 0.1, "fallbacks": [api]})
+        gateway = GatewayProcess(services=services)
+        stack.callback(gateway.remove)
+        allow(gateway)
+        assert [chat(gateway, f"s{number}").status for number in range(3)] == [200, 504, 504]
+        assert TlsApi.seen == ["/v1/chat/completions"]
+
+
+@contextmanager
+def serving_tls(certificate: Path, key: Path) -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), TlsApi)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(
+        server.socket, server_side=True, do_handshake_on_connect=False
+    )
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
