@@ -34,6 +34,7 @@ _EVICTED = 0.5  # of a load, if the adapter that makes room was used most recent
 # so many requests that need no load may pass a waiting one that needs one; so many are looked at.
 # More passes save loads only under overload, where they delay the last requests.
 _PASSES_MAX, _LOOKAHEAD = 1, 64
+_TRIES = 3  # of a load for which another gateway takes the slot
 _ANSWER_MAX = 4 << 20
 _TEXT_MAX = 300  # characters of an engine's error
 _LISTED = "/v1/models"
@@ -206,26 +207,36 @@ class ReplicaAdapters:
         self._failed.pop(name, None)
 
     async def _load(self, name: str) -> None:
-        await self._list()
-        if self.holds(name):
-            return
+        """Other gateways may load the adapter, or take the slot, at the same time."""
+        answer = _EngineAnswer(0, b"")
+        for _ in range(_TRIES):
+            await self._list()
+            if self.holds(name):
+                return
+            source = self.terms.sources.get(name, "")
+            if not source:
+                raise AdapterError("the service does not have it any longer")
+            await self._make_room(name)
+            started_at = monotonic()
+            load = APIS[self.terms.api].load
+            answer = await self._call("POST", load, {"lora_name": name, "lora_path": source})
+            if answer.status < 300 or name in answer.list_loaded():
+                self.loads += answer.status < 300
+                self.loaded[name] = source
+                self._use(name, monotonic())
+                self.times.add(monotonic() - started_at)
+                return
+            await self._list()
+            if len(self.loaded) < self.terms.slots:
+                break  # it was not for lack of a slot
+        if not self.holds(name):
+            raise AdapterError(answer.explain())
+
+    async def _make_room(self, name: str) -> None:
         if name in self.loaded:  # from another source
             await self._unload(name)
         while len(self.loaded) >= self.terms.slots and (victim := self.find_victim()):
             await self._unload(victim)
-        source, started_at = self.terms.sources.get(name, ""), monotonic()
-        if not source:
-            raise AdapterError("the service does not have it any longer")
-        api = APIS[self.terms.api]
-        answer = await self._call("POST", api.load, {"lora_name": name, "lora_path": source})
-        if answer.status >= 300:
-            await self._list()  # another gateway may have loaded it meanwhile
-            if not self.holds(name) and name not in answer.list_loaded():
-                raise AdapterError(answer.explain())
-        self.loads += 1
-        self.loaded[name] = source
-        self._use(name, monotonic())
-        self.times.add(monotonic() - started_at)
 
     async def _unload(self, name: str) -> None:
         """Unload an adapter. The engine may have unloaded it already."""

@@ -45,7 +45,7 @@ _EVENT_MAX = 65_536  # bytes of an event that are held until it is complete
 _CHOICES_MAX, _ASKED_MAX = 128, 1 << 40  # what a request can ask for
 _LEAST_SHARE = 10  # a tenth of an answer's time is at least spent on tokens, not on prompts
 _REFUSALS = (400, 422)  # of a question that the engine does not know
-_REPEATS_MAX = 2  # of a request whose replica does not have its adapter
+_REPEATS_MAX = 5  # of a request whose adapter another gateway has unloaded
 
 
 class TokenRoute(Struct, frozen=True, kw_only=True):
