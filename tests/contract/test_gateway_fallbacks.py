@@ -293,6 +293,11 @@ def test_a_replica_may_fail_after_it_refused_to_state_its_usage(
     assert (reply.status, reply.headers["cavvy-served-by"]) == (200, "api.example")
     assert [b"stream_options" in each.body for each in engine.seen] == [True, False]
     assert reply.body.count(b'"delta"') == 3
+    gateway.set_replicas("other", [api])
+    assert chat(gateway, "both", stream=True).headers["cavvy-served-by"] == "backup"
+    assert chat(gateway, "other", stream=True).status == 200
+    asked = [b"stream_options" in each.body for each in api.seen]
+    assert asked == [False, False, True]  # its engine has not refused
 
 
 def test_nothing_is_repeated_after_the_first_byte(

@@ -246,7 +246,7 @@ class TokenMeter:
 
     def move(self, engine: EngineTerms) -> None:
         """Count the answer of another engine from now on, which has not refused any question."""
-        self._engine = engine
+        self._engine, self._withdrawn = engine, False
 
     def limit_by(self, limit: KeyLimit) -> None:
         self._limit, self._limited = limit, self._prompt + self._completion
