@@ -1,5 +1,7 @@
 """Groups of replicas with roles: how a file states them, and what a service does with them."""
 
+import asyncio
+import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -40,6 +42,7 @@ from cavvy.domain.services import (
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec, take_role
 from cavvy.domain.values import replace
+from cavvy.server.serving.router_members import RouterMembers, RouterTarget
 from cavvy.spec.problems import SpecError
 from cavvy.spec.support import object_to_service, refusals
 from cavvy.task_files import parse_file
@@ -468,3 +471,47 @@ def test_whatever_happens_each_group_keeps_its_bounds(seed: int) -> None:
 
 
 _COUNTED = (ReplicaState.ORDERED, ReplicaState.STARTING, ReplicaState.READY, ReplicaState.UNHEALTHY)
+
+
+async def test_routers_with_odd_answers_get_their_workers_later() -> None:
+    """A router lists nonsense first, and refuses one of two workers."""
+    lists = [b"[" * 200_000, b'{"workers": [{"url": 5}]}', b'{"workers": ["a"]}', b"\xff"]
+    known: list[dict[str, Any]] = [{"id": "a/../b", "url": "http://gone:1"}]
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, path = head.split(" ")[:2]
+        status, body = b"200 OK", b""
+        if method == "GET":
+            body = lists.pop() if lists else json.dumps({"workers": known}).encode()
+        elif method == "DELETE":
+            asked.append(path)
+            known[:] = [each for each in known if each["id"] != "a/../b"]
+        else:
+            url = json.loads(await reader.readexactly(int(head.split("Length: ")[1].split()[0])))
+            if url["url"].endswith(":8002"):
+                status = b"400 Bad Request"
+            else:
+                known.append({"id": "w", "url": url["url"], "is_healthy": True})
+        writer.write(b"HTTP/1.0 %b\r\n\r\n%b" % (status, body))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    router, *workers = make("r ready", "w starting", "w starting").replicas
+    members = list_members(router, workers)
+    routers, joined = RouterMembers(), asyncio.Event()
+
+    def look() -> None:
+        if routers.joined("r"):
+            joined.set()
+
+    routers.keep("s", {"r": RouterTarget(lambda: port, members, lambda one: True)}, look)
+    try:
+        await asyncio.wait_for(joined.wait(), 30)
+        assert routers.joined("r") == {"w3"}
+    finally:
+        routers.close()
+        server.close()
+    assert asked == ["/workers/a%2F..%2Fb"]

@@ -9,6 +9,7 @@ has forgotten its workers, so the list is read and compared again and again.
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from urllib.parse import quote
 
 from cavvy.control.decide.replica_groups import url_of
@@ -17,6 +18,8 @@ from cavvy.domain.values import Struct
 
 _FIRST_S, _EVERY_S, _TIMEOUT_S = 0.2, 2.0, 5.0
 _ANSWER_MAX = 16 << 20
+# what a list raises that is no list of workers
+_ODD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _TYPES = {ReplicaRole.PREFILL: "prefill", ReplicaRole.DECODE: "decode"}
 
 
@@ -71,7 +74,7 @@ class RouterMembers:
                 try:
                     async with asyncio.timeout(_TIMEOUT_S):
                         joined = await _update(port, target)
-                except (OSError, ValueError, KeyError, TypeError):  # includes TimeoutError
+                except (OSError, *_ODD):  # includes TimeoutError
                     joined = frozenset()
             if joined != self.joined(router):
                 self._joined[router] = joined
@@ -82,16 +85,19 @@ class RouterMembers:
 
 async def _update(port: int, target: RouterTarget) -> frozenset[str]:
     """Add the workers that the router lacks, and remove those that it should not have. Returns the
-    IDs of the workers to which it sends requests. Raises OSError, ValueError, KeyError, TypeError.
+    IDs of the workers to which it sends requests. A worker that the router refuses does not keep
+    the others away. Raises OSError, and what is in `_ODD`.
     """
     known = {each["url"].rstrip("/"): each for each in (await _ask(port, "GET", ""))["workers"]}
     wanted = {url_of(each): each for each in target.members}
     for url, each in wanted.items():
         if url not in known and target.answers(each.id):
-            await _ask(port, "POST", "", _describe(each, url))
+            with suppress(ValueError):
+                await _ask(port, "POST", "", _describe(each, url))
     for url, found in known.items():
         if url not in wanted:
-            await _ask(port, "DELETE", f"/{found.get('id') or quote(url, safe='')}")
+            with suppress(ValueError):
+                await _ask(port, "DELETE", f"/{quote(found.get('id') or url, safe='')}")
     healthy = (url for url, each in known.items() if each.get("is_healthy", True))
     return frozenset(wanted[url].id for url in healthy if url in wanted)
 
