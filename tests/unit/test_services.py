@@ -207,7 +207,7 @@ service:
         url="https://a.example/v1", model="big", secret="K", prices=(150_000, 2_000_000)
     )
     assert last.api == FallbackApi(model="m")
-    assert read("run: s\nservice: {port: 1, fallback: backup}\n").fallbacks == (first,)
+    assert read("run: s\nservice: {fallback: backup}\n").fallbacks == (first,)
 
 
 def test_a_service_without_a_port_has_the_usual_one() -> None:

@@ -293,6 +293,7 @@ class ServiceTimeoutKeys(TypedDict, total=False):
     """The maximum waiting and response times of requests to a service."""
 
     queue: Length
+    fallback: Length
     response: Length
     silence: Length
 
@@ -330,6 +331,30 @@ class ServiceRouting(TypedDict, total=False):
     by: Literal["cache", "load", "session", "header"]
     header: str
     cache_tokens: Whole
+
+
+class ServiceFallbackPrice(TypedDict):
+    """The price of an API, in dollars for a million tokens."""
+
+    input: Number
+    output: Number
+
+
+class ServiceFallbackApi(TypedDict):
+    """An API in OpenAI's format that answers in place of a service."""
+
+    base_url: NotRequired[str]
+    model: str
+    key: NotRequired[str]
+    price: NotRequired[ServiceFallbackPrice]
+
+
+class ServiceFallback(TypedDict, total=False):
+    """Another service, or an API, that answers in place of a service."""
+
+    service: str
+    model: str
+    openai: ServiceFallbackApi
 
 
 class ServiceGoal(TypedDict, total=False):
@@ -420,6 +445,7 @@ class Service(TypedDict):
     limits: NotRequired[ServiceLimits]
     batch: NotRequired[Whole | ServiceBatch]
     routing: NotRequired[Literal["cache", "load", "session", "header"] | ServiceRouting]
+    fallback: NotRequired[str | ServiceFallback | Sequence[str | ServiceFallback]]
     slo: NotRequired[ServiceSlo]
     regions: NotRequired[str | Sequence[str]]
     residency: NotRequired[str]
