@@ -35,6 +35,7 @@ class LoraEngine(EngineStandIn):
     faults: list[str] = field(default_factory=list)  # what a gateway must never do
     broken_loads: bool = False
     load_s: float = 0.0
+    unload_s: float = 0.0
 
     def restart(self) -> None:
         self.has.clear()
@@ -64,6 +65,7 @@ class LoraEngine(EngineStandIn):
         self, request: Seen, _: dict[str, str], reader, writer
     ) -> bool:
         name = json.loads(request.body)["lora_name"]
+        await asyncio.sleep(self.unload_s)
         if name not in self.has:
             return self._refuse(writer, b"404 Not Found", f"{name} cannot be found")
         if self.used.get(name):
@@ -181,6 +183,21 @@ def test_requests_wait_for_a_slot_and_no_used_adapter_is_unloaded(
         done = list(pool.map(lambda model: send(gateway, model, stream=True).status, models))
     assert done == [200] * len(models)
     assert all(len(each.has) <= SLOTS for each in engines)
+
+
+def test_a_request_waits_while_its_adapter_is_unloaded(
+    gateway: GatewayProcess, engines: list[LoraEngine]
+) -> None:
+    gateway.set_replicas("lora", engines[:1])
+    (engine,) = engines[:1]
+    assert [send(gateway, each).status for each in ("one", "two")] == [200, 200]
+    engine.unload_s, engine.pause_s = 0.2, 0.1
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(send, gateway, "three")
+        wait_for(lambda: "unload" in engine.seen[-1].path)
+        second = pool.submit(send, gateway, "one", stream=True)
+        assert (first.result().status, second.result().status) == (200, 200)
+    assert engine.loads == ["one", "two", "three", "one"]
 
 
 def test_a_hot_adapter_gets_a_second_copy(

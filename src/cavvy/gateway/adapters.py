@@ -240,9 +240,9 @@ class ReplicaAdapters:
 
     async def _unload(self, name: str) -> None:
         """Unload an adapter. The engine may have unloaded it already."""
-        await self._call("POST", APIS[self.terms.api].unload, {"lora_name": name})
-        self.loaded.pop(name, None)
+        self.loaded.pop(name, None)  # first, so that no request for it is sent meanwhile
         self.used_at.pop(name, None)
+        await self._call("POST", APIS[self.terms.api].unload, {"lora_name": name})
 
     async def _list(self) -> None:
         answer = await self._call("GET", _LISTED)
