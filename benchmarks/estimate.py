@@ -1,9 +1,9 @@
-"""Measures the errors of `cavvy estimate`. Measured steps are estimated with their family of models
-or their GPU left out of the calibration, and published rates with their GPU left out.
+"""Measures the errors of `cavvy estimate` by families of models. The ranges of a family come from
+the other families. Published steps and rates are estimated with their GPU left out.
+
+    python benchmarks/estimate.py [--write]
 
 Reads ../shared/data/performance (or CAVVY_DATA). `--write` updates docs/reference/estimate.md.
-`--fit` prints the constants fitted to all measured steps, for planner/estimate/kernels.py and
-roofline.py.
 """
 
 import argparse
@@ -13,117 +13,116 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import product
+from math import ceil, log
 from pathlib import Path
-
-from cavvy.domain.values import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.estimate_steps import (
     DATA,
-    FAMILIES,
     Step,
     error_of,
-    fit,
+    read_measured,
     read_mpt,
     read_steps,
     read_vision,
 )
 
-from cavvy.catalog.accelerators import Vendor
+from cavvy.cli.task.profiles import measured_devices
 from cavvy.planner.device_rates import (
-    ACHIEVED_ELSEWHERE,
     DeviceRates,
     MeasuredRate,
     carry,
     device_of,
     spread_of,
 )
-from cavvy.planner.estimate.roofline import CALIBRATED, RooflineConstants
+from cavvy.planner.estimate.measured import DeviceProfile
+from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.table import estimate_memory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
 
 
-def check_steps(say: Callable[[str], None]) -> None:
-    """Estimate each step on the H200 with constants fitted to the other families of models."""
-    steps, others = read_steps(), [*read_vision(), *read_mpt()]
-    left_out = {
-        family: fit([s for s in (*steps, *others) if s.family != family], CALIBRATED, 3)
-        for family in FAMILIES
-    }
-    time_off, memory_off, within = [], [], 0
+def check_steps(steps: Sequence[Step], say: Callable[[str], None]) -> None:
+    """Estimate each step on the H200 and the H100. No constant was fitted to steps of these models,
+    except those of the host.
+    """
+    known, time_off, memory_off = read_devices(), [], []
     say(
-        "| model | batch, precision | step ms | estimated | off | peak GiB | estimated | off | "
-        "reserved | need |"
+        "| on | model | batch, precision | step ms | estimated | off | peak GiB | estimated | off "
+        "| reserved | need |"
     )
-    say("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for step in sorted(steps, key=lambda each: each.model):
-        time_off.append(error_of(step, left_out[step.family]))
+    say("|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for step in sorted(steps, key=lambda each: (each.model, each.source)):
+        time_off.append(error_of(step, known))
         memory = estimate_memory(step.profile, step.run)
         memory_off.append(memory.peak / step.allocated_mib - 1)
-        within += step.reserved_mib <= memory.needed <= 1.25 * step.reserved_mib + 1024
         say(
-            f"| {step.model} | {step.what} | {step.step_s * 1e3:.1f} | "
+            f"| {step.source} | {step.model} | {step.what} | {step.step_s * 1e3:.1f} | "
             f"{step.step_s * (1 + time_off[-1]) * 1e3:.1f} | {time_off[-1]:+.0%} | "
             f"{step.allocated_mib / 1024:.2f} | {memory.peak / 1024:.2f} | "
             f"{memory_off[-1]:+.1%} | "
             f"{step.reserved_mib / 1024:.2f} | {memory.needed / 1024:.2f} |"
         )
     say("")
-    say(
-        f"Step time: median {_median(time_off):.1%}, worst {_worst(time_off):.0%} off (bars: "
-        "10 % and 30 %)."
-    )
-    say(
-        f"Peak memory: median {_median(memory_off):.1%}, worst {_worst(memory_off):.1%} off (bars: "
-        "1 % and 10 %)."
-    )
-    say(
-        "The stated need of memory must be at least the measured reserved memory, and at most 1.25 "
-        f"times the measured memory plus 1 GiB: it is so for {within} of {len(steps)} steps."
-    )
-    _check_families(others, left_out, say)
-    _check_devices([*steps, *others], say)
+    say(f"Peak memory: median {_median(memory_off):.1%}, worst {_worst(memory_off):.1%} off.")
 
 
-def _check_families(
-    steps: Sequence[Step], left_out: dict[str, RooflineConstants], say: Callable[[str], None]
-) -> None:
+def check_families(steps: Sequence[Step], say: Callable[[str], None]) -> None:
+    """Compare the errors of each family with the range that the other families give."""
+    known, offs, inside, excess = read_devices(), list[float](), list[bool](), list[float]()
+    scores = {step: _score(step, known) for step in steps}
+    say("| family | steps | median error | worst | within 15 % | in the range | need covers |")
+    say("|---|--:|--:|--:|--:|--:|--:|")
+    for family in dict.fromkeys(step.family for step in steps):
+        mine = [step for step in steps if step.family == family]
+        limit = _quantile([scores[step] for step in steps if step.family != family])
+        off = [error_of(step, known) for step in mine]
+        held = [scores[step] <= limit for step in mine]
+        more = [
+            estimate_memory(step.profile, step.run).needed / step.reserved_mib - 1 for step in mine
+        ]
+        say(f"| {family} | {_row(off, held, more)} |")
+        offs, inside, excess = [*offs, *off], [*inside, *held], [*excess, *more]
+    say(f"| all | {_row(offs, inside, excess)} |")
     say("")
-    say("### Published steps, each family left out")
-    say("")
-    say("| measured on | family | steps | median error | nine of ten within | worst |")
-    say("|---|---|--:|--:|--:|--:|")
-    for family, constants in left_out.items():
-        for source in ("RTX3090", "MPT"):
-            off = [
-                error_of(step, constants)
-                for step in steps
-                if (step.family, step.source) == (family, source)
-            ]
-            if off:
-                where = "A100 and H100" if source == "MPT" else "RTX 3090"
-                say(f"| {where} | {family} | {_spread(off)} |")
+    say(
+        f"NEED exceeds the reserved memory by {statistics.median(excess):.0%} (median). Over all "
+        f"families, nine of ten errors are at most {_quantile(list(scores.values())):.3f} x "
+        "(1 + distance), as logarithms."
+    )
+
+
+def _row(off: Sequence[float], held: Sequence[bool], more: Sequence[float]) -> str:
+    near = sum(abs(each) <= 0.15 for each in off)
+    return (
+        f"{len(off)} | {_median(off):.1%} | {_worst(off):.0%} | {near} | "
+        f"{sum(held) / len(held):.0%} | {sum(each >= 0 for each in more)}"
+    )
+
+
+def _score(step: Step, known: Sequence[DeviceProfile]) -> float:
+    """The error as a logarithm, divided by 1 + the distance of the step's kernels."""
+    found = estimate_step(step.profile, step.device, step.run, measured=known)
+    return abs(log(found.total / step.step_s)) / (1 + found.distance)
+
+
+def _quantile(scores: Sequence[float]) -> float:
+    """The conformal limit of nine of ten further scores (Vovk et al. 2005)."""
+    return sorted(scores)[min(len(scores), ceil(0.9 * (len(scores) + 1))) - 1]
 
 
 def _check_devices(steps: Sequence[Step], say: Callable[[str], None]) -> None:
-    """Estimate the steps on each device with constants fitted to the other devices."""
-    say("")
-    say("### Step times, each accelerator left out")
-    say("")
+    """Estimate the steps on each device with the kernels that were measured on other devices."""
     say("| accelerator | steps | median error | nine of ten within | worst |")
     say("|---|--:|--:|--:|--:|")
     every: list[float] = []
-    unseen = ACHIEVED_ELSEWHERE[Vendor.NVIDIA]
     for name in ("H200", "H100", "A100", "RTX3090"):
-        constants = fit([each for each in steps if each.device.name != name], CALIBRATED, 3)
+        known = [each for each in read_devices() if each.device.name != name]
         mine = [each for each in steps if each.device.name == name]
-        # left out, because its fraction of the peak is fitted to these very steps
-        if name == "RTX3090":
-            mine = [replace(s, device=replace(s.device, achieved=unseen)) for s in mine]
-        off = [error_of(each, constants) for each in mine]
+        off = [error_of(each, known) for each in mine]
         say(f"| {name} | {_spread(off)} |")
         every += off
     say(f"| all | {_spread(every)} |")
@@ -132,6 +131,12 @@ def _check_devices(steps: Sequence[Step], say: Callable[[str], None]) -> None:
 def _spread(off: Sequence[float]) -> str:
     tenth = sorted(abs(each) for each in off)[int(0.9 * (len(off) - 1))]
     return f"{len(off)} | {_median(off):.1%} | {tenth:.0%} | {_worst(off):.0%}"
+
+
+@cache
+def read_devices() -> tuple[DeviceProfile, ...]:
+    """The built-in profiles of devices, not those that this user measured."""
+    return measured_devices(own=False)
 
 
 def _median(values: Sequence[float]) -> float:
@@ -289,14 +294,14 @@ TITLES: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--fit", action="store_true")
     given = parser.parse_args()
-    if given.fit:
-        print(fit([*read_steps(), *read_vision(), *read_mpt()]), "now:", CALIBRATED)
-        return
-    lines: list[str] = []
-    lines += ["### One H200, each family of models left out", ""]
-    check_steps(lines.append)
+    steps = [*read_steps(), *read_measured()]
+    lines = ["### Each family of models left out", ""]
+    check_families(steps, lines.append)
+    lines += ["", "### Each step", ""]
+    check_steps(steps, lines.append)
+    lines += ["", "### Step times, each accelerator left out", ""]
+    _check_devices([*steps, *read_vision(), *read_mpt()], lines.append)
     for title, read in TITLES:
         lines += ["", f"### {title}, each accelerator left out", ""]
         check_table(list(read()), lines.append)

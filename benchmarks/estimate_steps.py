@@ -1,107 +1,57 @@
-"""Reads measured training steps, and fits constants to them. `benchmarks/estimate.py` uses the
-steps to calibrate `cavvy estimate`, and to measure its errors.
+"""Reads measured training steps, on which `benchmarks/estimate.py` measures the errors of `cavvy
+estimate`.
 
-There are three sets. The steps on one H200, and llm-foundry's MPT runs on A100 and H100, are in
-../shared/data/performance (or CAVVY_DATA). The steps of vision models on one RTX 3090 are in
-benchmarks/estimate_vision.csv. `scripts/estimate/measured.py` traces the models of the last two
-sets.
+There are four sets. The steps on one H200, and llm-foundry's MPT runs on A100 and H100, are in
+../shared/data/performance (or CAVVY_DATA). Further steps on one H200 and one H100 are in
+benchmarks/estimate_measured.jsonl, and those of vision models on one RTX 3090 in
+benchmarks/estimate_vision.csv. `scripts/estimate/measured.py` traces the models that `cavvy
+estimate --model` does not know.
 """
 
 import csv
 import gzip
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
-from cavvy.cli.task.profiles import find_model
-from cavvy.domain.values import asdict, replace
+from cavvy.cli.task.profiles import find_model, list_models
+from cavvy.domain.values import replace
 from cavvy.planner.device_rates import DeviceRates, device_of
-from cavvy.planner.estimate.kernels import KernelConstants
+from cavvy.planner.estimate.measured import DeviceProfile
 from cavvy.planner.estimate.profile import StepSettings, WorkProfile, read_profile
-from cavvy.planner.estimate.roofline import RooflineConstants, estimate_step
+from cavvy.planner.estimate.roofline import estimate_step
 
 DATA = (
     Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     / "performance"
 )
+MEASURED = Path(__file__).with_name("estimate_measured.jsonl")
 VISION = Path(__file__).with_name("estimate_vision.csv")
 PROFILES = Path(__file__).with_name("estimate_profiles.jsonl.gz")
-_NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base"}
+_NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base", "vgg16": "vgg16 torchvision"}
 
-# The constants that are assumed before any measurement (the prior). The standard deviation of each
-# is a factor of e^0.3. The rate of the largest products is known better, from the MAMF tables that
-# `DeviceRates.achieved` cites.
-PRIOR = RooflineConstants(
-    kernels=KernelConstants(
-        half=0.93,
-        tf32=0.45,
-        fp32=0.90,
-        depth=300.0,
-        conv=0.90,
-        wide_conv=0.80,
-        conv_depth=100.0,
-        conv_columns=32.0,
-        grouped_conv=0.30,
-        attention=0.62,
-        attention_backward=0.532,
-        wide_attention=0.60,
-        depthwise_rate=0.15,
-        bandwidth_falloff=0.15,
-        operands=0.60,
-        depthwise=0.35,
-        pointwise=0.65,
-        copy=0.60,
-        batch_norm=0.45,
-        group_norm=0.35,
-        layer_norm=0.50,
-        softmax=0.50,
-        pooling=0.45,
-        look_up=0.40,
-        reduction=0.45,
-        layout=6.0,
-    ),
-    update=0.70,
-    host_us=16.0,
-    host_backward_us=16.0,
-    host_conv_us=60.0,
-    host_tensor_us=6.0,
-    host_step_us=2000.0,
-)
-_SPREAD, _NOISE = 0.3, 0.08
 # llm-foundry's MPT steps used FlashAttention in Triton (`attn_impl: triton` of its benchmarks),
 # while PyTorch has FlashAttention-2. That is 1.3 to 1.5 times faster in the forward pass and about
 # twice as fast in the backward pass (Dao 2023, "FlashAttention-2", section 4.1, on an A100). The
 # steps of MPT are estimated with this many times the time of attention.
 _TRITON, _TRITON_BACKWARD = 1.4, 2.0
-_SPREADS = {
-    "half": 0.15,
-    # known from measurements of kernels
-    "attention": 0.1,
-    "attention_backward": 0.1,
-    "bandwidth_falloff": 0.5,
-    "depth": 0.6,
-    "conv_depth": 0.6,
-}
-# The weight of each set. Published measurements weigh less, because they were made with other code
-# and other versions than those on the H200.
-_WEIGHT = {"H200": 1.0, "RTX3090": 0.5, "MPT": 0.5}
 
 # family of models -> how the names of its models start; each family is left out in turn
 FAMILIES = {
-    "GPT": "gpt mpt",
-    "BERT": "bert",
+    "decoders": "gpt mpt llama qwen",
+    "encoders": "bert distilbert",
+    "recurrent networks": "lstm gru rnn bilstm",
+    "U-Nets": "unet diffusion",
     "transformers for images": "vit deit beit cait xcit crossvit pit twins swin nest levit coat",
     "residual networks": "resne wide_resnet seresnet resnext skresnet nf_res res2net gernet",
     "depthwise networks": "mobilenet mnasnet efficientnet ghostnet lcnet tinynet rexnet fbnet "
     "mixnet hardcorenas xception convnext edgenext mobilevit convmixer",
-    "mixers": "mixer resmlp poolformer",
+    "mixers": "mixer resmlp poolformer mlp",
     "other convolutional networks": "vgg repvgg densenet dpn inception dla hrnet cspdarknet vovnet "
-    "darknet ese_vovnet selecsls",
+    "darknet ese_vovnet selecsls regnet",
 }
 
 
@@ -109,7 +59,7 @@ FAMILIES = {
 class Step:
     """One measured step. `allocated_mib` and `reserved_mib` are 0 if they were not measured."""
 
-    source: str  # H200, RTX3090 or MPT
+    source: str  # H200, H100, RTX3090 or MPT
     model: str
     profile: WorkProfile
     run: StepSettings
@@ -132,16 +82,20 @@ def read_steps() -> list[Step]:
     """The steps measured on the H200."""
     rows = [
         json.loads(line)
-        for line in (DATA / "h200_training_steps.jsonl").read_text().splitlines()[1:]
+        for name in ("h200_training_steps.jsonl", "h200_training_more.jsonl")
+        for line in (DATA / name).read_text().splitlines()[1:]
     ]
     return [_step(row) for row in rows]
 
 
 def _step(row: dict[str, object]) -> Step:
     name = str(row["model"])
-    profile = find_model(
-        _NAMES.get(name, name), str(row["precision"]), bool(row["activation_checkpointing"])
-    )
+    checkpointed = bool(row["activation_checkpointing"])
+    known = _NAMES.get(name, name)
+    if known in list_models():
+        profile = find_model(known, str(row["precision"]), checkpointed)
+    else:
+        profile = _profiles()[f"{known} checkpointed" if checkpointed else known]
     run = StepSettings(
         batch=int(str(row["batch"])),
         precision=str(row["precision"]),
@@ -152,7 +106,7 @@ def _step(row: dict[str, object]) -> Step:
     flags = [
         word for word, on in (("compiled", run.compile), ("channels-last", run.channels_last)) if on
     ]
-    flags += ["checkpointed"] if row["activation_checkpointing"] else []
+    flags += ["checkpointed"] if checkpointed else []
     flags += ["sgd"] if run.optimizer == "sgd" else []
     return Step(
         "H200",
@@ -165,6 +119,49 @@ def _step(row: dict[str, object]) -> Step:
         float(str(row["peak_reserved_gib"])) * 1024,
         f"{run.batch} {run.precision} {' '.join(flags)}".strip(),
     )
+
+
+def read_measured() -> list[Step]:
+    """The steps of further models, measured on an H200 and an H100."""
+    profiles, found = _profiles(), []
+    for line in MEASURED.read_text().splitlines()[1:]:
+        row = json.loads(line)
+        profile = profiles.get(name_measured(row))
+        if profile is None:
+            continue
+        run = StepSettings(
+            batch=row["batch"],
+            precision=row["precision"],
+            optimizer=row["optimizer"] + ("_fused" if row["fused"] else ""),
+            channels_last=row["channels_last"],
+        )
+        what = [str(row["batch"]), row["precision"]]
+        what += [
+            word
+            for word, key in (("channels-last", "channels_last"), ("fused", "fused"))
+            if row[key]
+        ]
+        found.append(
+            Step(
+                row["device"],
+                row["model"],
+                profile,
+                run,
+                _device(row["device"]),
+                row["step_ms"] / 1e3,
+                row["peak_allocated_gib"] * 1024,
+                row["peak_reserved_gib"] * 1024,
+                " ".join([*what, "checkpointed"] if row["activation_checkpointing"] else what),
+            )
+        )
+    return found
+
+
+def name_measured(row: Mapping[str, object]) -> str:
+    """The name of the profile of a row of `MEASURED`."""
+    name = f"measured {row['model']}"
+    name += " checkpointed" if row["activation_checkpointing"] else ""
+    return f"{name} wide" if row["precision"] in ("fp32", "tf32") else name
 
 
 def read_vision() -> list[Step]:
@@ -232,62 +229,7 @@ def _profiles() -> dict[str, WorkProfile]:
     return {each.name: each for each in (read_profile(json.loads(line)) for line in lines)}
 
 
-Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
-
-
-def fit(
-    steps: Sequence[Step], start: RooflineConstants = PRIOR, rounds: int = 12
-) -> RooflineConstants:
-    """The constants that fit `steps` best, with a penalty for the distance from PRIOR. The method
-    is Gauss-Newton on logarithms. It uses the pseudo-Huber loss, which limits the influence of
-    steps that fit badly. The fraction of its peak that the RTX 3090 reaches is also fitted but not
-    returned, because it is in `ACHIEVED`.
-    """
-    prior = np.append(np.log(list(flatten(PRIOR).values())), 0.0)
-    spreads = np.array([*(_SPREADS.get(name, _SPREAD) for name in flatten(PRIOR)), _SPREAD])
-    weights = np.array([_WEIGHT[step.source] / _NOISE for step in steps])
-
-    def residual(x: Vector) -> Vector:
-        constants, more = _unflatten(np.exp(x[:-1]).tolist()), float(np.exp(x[-1]))
-        off = np.array([np.log(_time(step, constants, more) / step.step_s) for step in steps])
-        off *= weights
-        huber = np.sign(off) * np.sqrt(8 * (np.sqrt(1 + off * off / 4) - 1))
-        return np.concatenate([huber, (x - prior) / spreads])
-
-    x, damping = np.append(np.log(list(flatten(start).values())), 0.0), 1e-2
-    f = residual(x)
-    for _ in range(rounds):
-        jacobian = np.array(
-            [(residual(x + np.eye(len(x))[i] * 1e-4) - f) / 1e-4 for i in range(len(x))]
-        ).T
-        move = np.linalg.solve(jacobian.T @ jacobian + damping * np.eye(len(x)), -jacobian.T @ f)
-        new = residual(x + move)
-        if new @ new < f @ f:
-            x, f, damping = x + move, new, damping / 5
-        else:
-            damping *= 10
-    return _unflatten(np.exp(x[:-1]).tolist())
-
-
-def _time(step: Step, constants: RooflineConstants, more: float) -> float:
-    device = step.device
-    if step.source == "RTX3090":
-        device = replace(device, achieved=device.achieved * more)
-    return estimate_step(step.profile, device, step.run, constants).total
-
-
-def error_of(step: Step, constants: RooflineConstants) -> float:
+def error_of(step: Step, measured: Sequence[DeviceProfile] = ()) -> float:
     """The relative error of the estimate: the estimate divided by the measurement, minus 1."""
-    return estimate_step(step.profile, step.device, step.run, constants).total / step.step_s - 1
-
-
-def flatten(constants: RooflineConstants) -> dict[str, float]:
-    """The constants by name."""
-    every = asdict(constants)
-    return {**every.pop("kernels"), **every}
-
-
-def _unflatten(values: Iterable[float]) -> RooflineConstants:
-    every = dict(zip(flatten(PRIOR), values, strict=True))
-    inner = {name: every.pop(name) for name in asdict(PRIOR.kernels)}
-    return RooflineConstants(kernels=KernelConstants(**inner), **every)
+    found = estimate_step(step.profile, step.device, step.run, measured=measured)
+    return found.total / step.step_s - 1

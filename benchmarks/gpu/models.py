@@ -352,6 +352,7 @@ CASES = (
 
 def estimate(case: Case, name: str, small: bool) -> dict[str, Any]:
     """The estimated milliseconds of a step, and the estimated and the needed memory."""
+    from cavvy.cli.task.profiles import measured_devices
     from cavvy.planner.device_rates import device_of
     from cavvy.planner.estimate.profile import StepSettings, read_profile
     from cavvy.planner.estimate.table import estimate_on
@@ -377,7 +378,7 @@ def estimate(case: Case, name: str, small: bool) -> dict[str, Any]:
         compile=case.compiled,
         channels_last=case.channels_last,
     )
-    found = estimate_on(read_profile(traced), device, run)
+    found = estimate_on(read_profile(traced), device, run, measured_devices())
     return {
         "estimated_ms": round(found.step.total * 1e3, 3),
         "estimated_gib": round(found.memory.peak / 1024, 3),

@@ -1,8 +1,8 @@
-"""Trace the models of the published measurements that `benchmarks/estimate.py` uses, and write
-their profiles to benchmarks/estimate_profiles.jsonl.gz.
+"""Trace the models of the measurements that `benchmarks/estimate.py` uses, and write their profiles
+to benchmarks/estimate_profiles.jsonl.gz.
 
-Needs torch, timm (1.0.31) and ../shared/data (or CAVVY_DATA). No weights are loaded: every tensor
-is fake. Run: python scripts/estimate/measured.py
+Needs torch, torchvision, timm (1.0.31) and ../shared/data (or CAVVY_DATA). No weights are loaded:
+every tensor is fake. Run: python scripts/estimate/measured.py
 """
 
 import csv
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.estimate_steps import MEASURED, name_measured
 
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.trace import trace_step
@@ -88,6 +93,129 @@ class Mpt(nn.Module):
         return F.linear(self.norm(x), self.embed.weight)
 
 
+class RmsNorm(nn.Module):
+    """A root-mean-square norm as Llama's published code writes it, which runs as many kernels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat((-high, low), -1) * sin
+
+
+class LlamaBlock(nn.Module):
+    """A layer of Llama, whose groups of query heads share a key head."""
+
+    def __init__(self, width: int, inner: int, heads: int, key_heads: int) -> None:
+        super().__init__()
+        self.wide = width // heads
+        self.first, self.second = RmsNorm(width), RmsNorm(width)
+        self.q, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, key_heads * self.wide, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        q, k, v = (
+            each(y).unflatten(-1, (-1, self.wide)).transpose(1, 2)
+            for each in (self.q, self.k, self.v)
+        )
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        y = self.second(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """The Llama of h200_training_more.jsonl."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.embed, self.checkpointed = nn.Embedding(32000, 2048), checkpointed
+        self.blocks = nn.ModuleList(LlamaBlock(2048, 5632, 32, 4) for _ in range(22))
+        self.norm, self.head = RmsNorm(2048), nn.Linear(2048, 32000, bias=False)
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.zeros(2048, 64))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x, more = self.embed(words), (self.cos, self.sin)
+        for block in self.blocks:
+            x = (
+                checkpoint(block, x, *more, use_reentrant=False)
+                if self.checkpointed
+                else block(x, *more)
+            )
+        return self.head(self.norm(x)).float()
+
+
+class Recurrent(nn.Module):
+    """The LSTM of h200_training_more.jsonl."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(256, 1024, 2, batch_first=True)
+        self.head = nn.Linear(1024, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x)[0][:, -1])
+
+
+def trace_more() -> Iterator[dict[str, Any]]:
+    """Trace the models of h200_training_more.jsonl for which `cavvy estimate` has no profile."""
+    import torchvision
+
+    words = torch.zeros(1, 2048, dtype=torch.long)
+    image, series = (64, 3, 224, 224), (64, 256, 256)
+    for name, make, size in (
+        ("vgg16 torchvision", torchvision.models.vgg16, image),
+        ("lstm_256", Recurrent, series),
+        ("llama_1b_2048", lambda: Llama(False), ()),
+        ("llama_1b_2048 checkpointed", lambda: Llama(True), ()),
+    ):
+        with fake_device():
+            model = make().train()
+            x = torch.randn(size) if size else words
+            y = torch.randint(0, 1000, (64,)) if size else words.flatten()
+            yield trace_step(
+                model,
+                lambda model=model, x=x, y=y: F.cross_entropy(model(x).flatten(0, -2), y),
+                batch=len(x),
+                precision="bf16",
+                name=name,
+            )
+
+
+def trace_measured() -> Iterator[dict[str, Any]]:
+    """Trace the models of benchmarks/estimate_measured.jsonl, which are at most eight samples."""
+    from benchmarks.gpu import models
+
+    seen = set()
+    for line in MEASURED.read_text().splitlines()[1:]:
+        case = models.find_case(json.loads(line))
+        name = name_measured(json.loads(line))
+        if name in seen:
+            continue
+        seen.add(name)
+        with fake_device():
+            model = models.make(case).train()
+            x, y = models.make_batch(replace(case, batch=min(8, case.batch)))
+            yield trace_step(
+                model,
+                lambda model=model, x=x, y=y: models.loss_of(model, x, y),
+                batch=len(x),
+                precision="fp32" if case.precision == "tf32" else case.precision,
+                name=name,
+            )
+
+
 def trace_vision() -> Iterator[dict[str, Any]]:
     import timm
 
@@ -131,7 +259,7 @@ def trace_mpt() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     lines = []
-    for trace in (trace_vision, trace_mpt):
+    for trace in (trace_more, trace_measured, trace_vision, trace_mpt):
         for profile in trace():
             lines.append(json.dumps(profile, separators=(",", ":")))
             print(profile["name"], len(lines[-1]), file=sys.stderr, flush=True)

@@ -360,6 +360,7 @@ def test_grouped_convolutions_count_their_own_channels_only() -> None:
         "conv",
         "aten.convolution",
         (given, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 8),
+        [given, weight],
         [torch.empty(1, 8, 4, 4)],
     )
     assert flops == 2 * 16 * 8 * 9
@@ -385,8 +386,12 @@ def test_recurrent_layers_are_a_few_kernels(
             return (out.data if packed else out).sum()
 
         profile = trace_step(model, step, batch=batch)
-    products = 2 * batch * steps * gates * width * (size + width) * directions
-    assert total(profile, "flops", kind="matmul", backward=False) == products
+    once = 2 * batch * steps * gates * width * directions
+    assert total(profile, "flops", kind="matmul", backward=False) == once * size
+    assert total(profile, "flops", kind="recurrent", backward=False) == once * width
+    assert total(profile, "flops", kind="recurrent", backward=True) == once * width
+    found = [op for op in profile["ops"] if op["kind"] == "recurrent"]  # type: ignore[attr-defined]
+    assert {op["size"][:2] for op in found} == {(steps, batch)}
     assert sum(op["count"] for op in profile["ops"]) < 60  # type: ignore[attr-defined]
 
 

@@ -31,7 +31,7 @@ def products(profile: dict[str, Any], *, backward: bool = False) -> float:
     flops: list[float] = [
         each["flops"] * each["count"]
         for each in profile["ops"]
-        if each["kind"] == "matmul" and each["backward"] == backward
+        if each["kind"] in ("matmul", "recurrent") and each["backward"] == backward
     ]
     return sum(flops)
 

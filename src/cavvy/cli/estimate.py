@@ -211,11 +211,12 @@ def _save(path: str, data: dict[str, Any] | None, run: "StepSettings") -> None:
 
 
 def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], output: str) -> None:
+    from cavvy.cli.task.profiles import measured_devices
     from cavvy.planner.estimate.table import estimate_on
 
-    prices = _cheapest(given["gpus"])
+    prices, measured = _cheapest(given["gpus"]), measured_devices()
     found = [
-        _row(estimate_on(profile, device, run), prices, given["samples"])
+        _row(estimate_on(profile, device, run, measured), prices, given["samples"])
         for device in _list_devices(given["only"], given["memory_mib"])
     ]
     found.sort(
@@ -278,14 +279,14 @@ def _title(profile: "WorkProfile", run: "StepSettings") -> str:
 def _notes(
     found: "Sequence[dict[str, Any]]", cut: bool, profile: "WorkProfile", run: "StepSettings"
 ) -> None:
-    assumed, names = profile.assumed, {row["accelerator"].split(":")[0] for row in found}
+    assumed = profile.assumed
     small = sum(1 for row in found if not row["fits"])
     more = "; --limit 0 shows all" if cut else ""
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
     click.echo(f"{kinds}, of which {small} do not have enough memory{more}.", err=True)
     click.echo(
         "NEED includes a margin for fragmentation and the driver. "
-        f"{_describe_error(profile, run, names)} `cavvy bench` measures the speed.",
+        f"{_describe_error(found, profile, run)} `cavvy bench` measures the speed.",
         err=True,
     )
     for each in assumed[:_ASSUMED]:
@@ -294,27 +295,24 @@ def _notes(
         click.echo(f"{len(assumed) - _ASSUMED} more assumptions; -o json lists all", err=True)
 
 
-def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "set[str]") -> str:
-    """Return a sentence on the measured error of estimates for this kind of step."""
-    from cavvy.planner.estimate.errors import ELSEWHERE, find_error, find_kind, list_unmeasured
+def _describe_error(
+    found: "Sequence[dict[str, Any]]", profile: "WorkProfile", run: "StepSettings"
+) -> str:
+    """Return a sentence on the range of the measured times of such steps."""
+    from cavvy.planner.estimate.errors import list_unmeasured
 
-    error = find_error(profile, run, accelerators)
-    if error is None:
-        what = " and ".join(list_unmeasured(profile, run))
+    most = max(row["step_ms_high"] / row["step_ms"] for row in found)
+    least = min(row["step_ms_high"] / row["step_ms"] for row in found)
+    much = f"{least - 1:.0%}" if most - least < 0.01 else f"{least - 1:.0%} to {most - 1:.0%}"
+    unmeasured = " and ".join(list_unmeasured(profile, run))
+    if unmeasured:
         return (
-            f"Step times of {what} were not measured: their error is unknown, and probably "
-            f"larger than the {ELSEWHERE.median * 100:.0f} % median error of measured steps."
-        )
-    median, most = f"{error.median * 100:.0f} %", f"{error.most * 100:.0f} %"
-    if error.is_share:
-        return (
-            "For accelerators that the calibration had not seen, the median error of step times "
-            f"was {median} over {error.steps} steps, and nine of ten errors were at most {most}."
+            f"Step times of {unmeasured} were not measured; they are assumed to exceed the "
+            f"estimate by at most {much} in nine of ten cases."
         )
     return (
-        f"In tests on an H200 with {error.steps} steps of {find_kind(profile)} that were not used "
-        f"for the calibration, the median error of the estimates was {median} and the largest "
-        f"error was {most}."
+        "Of measured steps of models that were left out, nine of ten exceeded their estimate by at "
+        f"most {much}, depending on the accelerator and on the step's kernels."
     )
 
 
@@ -360,6 +358,8 @@ def _row(
         "peak_mib": round(on.memory.peak),
         "needed_mib": round(on.memory.needed),
         "step_ms": round(on.step.total * 1e3, 3),
+        "step_ms_low": round(on.step.total * 1e3 / on.spread, 3),
+        "step_ms_high": round(on.step.total * 1e3 * on.spread, 3),
         "samples_per_s": round(on.step.samples_per_s, 2),
         "mfu": round(on.step.mfu, 4),
         "usd_hr": price,

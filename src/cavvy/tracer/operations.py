@@ -54,12 +54,14 @@ _FLOAT32 = _names(
 
 
 def classify(packet: str) -> str:
-    """Return "matmul", "conv", "attention", "reduction", "copy", "index" or "pointwise", or "" for
-    an operation that runs no kernel.
+    """Return "matmul", "recurrent", "conv", "attention", "reduction", "copy", "index" or
+    "pointwise", or "" for an operation that runs no kernel.
     """
     name = packet.removeprefix("aten.")
     if name in _FREE:
         return ""
+    if _sequence[0]:
+        return "recurrent" if name in _MATMUL else ""
     if name in _MATMUL:
         return "matmul"
     if "convolution" in name or "conv2d" in name:
@@ -94,18 +96,75 @@ def _bytes(tensor: torch.Tensor) -> int:
     )
 
 
-def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """Return the FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m,
-    n, k). FLOPs and shape are zero for operations that are not matrix products.
+def count_flops(
+    kind: str, packet: str, args: Any, ins: list[torch.Tensor], outs: list[torch.Tensor]
+) -> tuple[float, Size]:
+    """Return the FLOPs (a multiply-add counts as two) and the size that `KernelProfile` describes.
+    FLOPs are zero for operations that are not matrix products.
     """
     name = packet.removeprefix("aten.")
     if kind == "matmul":
         return _matmul(name, args, outs)
+    if kind == "recurrent":
+        flops, (_, rows, columns, depth) = _matmul(name, args, outs)
+        return flops, (_sequence[0], rows // _sequence[0], columns, depth)
     if kind == "conv":
         return _conv(name, args, outs)
     if kind == "attention":
         return _attention(name, args)
-    return 0.0, (0, 0, 0, 0)
+    if kind in ("pointwise", "copy"):
+        return 0.0, (outs[0].numel(), 0, 0, _find_order(kind, name, ins, outs[0]))
+    return 0.0, _normalized(name, args)
+
+
+def _find_order(kind: str, name: str, ins: list[torch.Tensor], out: torch.Tensor) -> int:
+    """Return 0 if a kernel handles its elements in the order of memory, 1 if it computes the
+    address of each element because operands are repeated, slices or of several types, and 2 if a
+    copy changes the innermost dimension.
+    """
+    given = [each for each in ins if each.numel() > 1 and each.layout is torch.strided]
+    if name in ("cat", "stack"):
+        return int(any(not each.is_contiguous() for each in given))
+    if name == "roll" or out.layout is not torch.strided:
+        return 1
+    if kind == "pointwise" and len({each.dtype for each in given if each.is_floating_point()}) > 1:
+        return 1
+    if all(each.shape == out.shape and each.stride() == out.stride() for each in given):
+        return 0
+    steps = {_innermost(each) for each in (*given, out) if each.shape == out.shape}
+    return 2 if kind == "copy" and len(steps) > 1 else 1
+
+
+def _innermost(tensor: torch.Tensor) -> int:
+    """Return the dimension whose elements are next to each other in memory, or -1."""
+    wide = [at for at, size in enumerate(tensor.shape) if size > 1]
+    return next((at for at in wide if tensor.stride(at) == 1), -1)
+
+
+def _normalized(name: str, args: Any) -> Size:
+    """Return the size of a normalization, softmax or sum, or zeros for other operations: (samples,
+    channels, pixels, 1 if in channels-last memory) for batch normalization, and (rows, columns, 0,
+    0) for others. A sum has as many columns as results. The last number is 1 if it sums over rows,
+    as for biases.
+    """
+    if "batch_norm" in name:
+        data = args[1] if "backward" in name else args[0]
+        samples, channels = data.shape[:2]
+        return samples, channels, data.numel() // max(1, samples * channels), int(_is_last(data))
+    if name == "sum" and args[0].dim() > 1:
+        dims = {each % args[0].dim() for each in (args[1] if len(args) > 1 else ())}
+        kept = prod(size for at, size in enumerate(args[0].shape) if at not in dims)
+        # The columns are summed if the innermost dimension remains.
+        is_kept = bool(dims) and args[0].dim() - 1 not in dims
+        return args[0].numel() // max(1, kept), kept, 0, int(is_kept)
+    if "softmax" in name:
+        columns = args[0].shape[args[2 if "backward" in name else 1]] if args[0].dim() else 1
+    elif "layer_norm" in name or "rms_norm" in name:
+        columns = prod(args[2] if name == "native_layer_norm_backward" else args[1])
+        columns = prod(args[2]) if name == "_fused_rms_norm_backward" else columns
+    else:
+        return 0, 0, 0, 0
+    return args[1 if "norm_backward" in name else 0].numel() // max(1, columns), columns, 0, 0
 
 
 def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
@@ -140,6 +199,40 @@ def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
     k = prod(weight.shape[1:])
     n = weight.shape[0]
     return 2.0 * passes * pixels * n * k, (int(groups), pixels, n // int(groups), k)
+
+
+def find_window(kind: str, name: str, args: Any, outs: list[torch.Tensor]) -> tuple[int, ...]:
+    """Return for a convolution: the input channels of a group, the elements of its window, the
+    pixels of a result, the step between windows, and 1 if its input is in channels-last memory.
+    Returns () for other operations.
+    """
+    if kind != "conv":
+        return ()
+    backward = "backward" in name
+    weight, result = (args[2], args[0]) if backward else (args[1], outs[0])
+    stride = args[4] if backward else args[3] if len(args) > 3 else (1,)
+    pixels = prod(result.shape[2:])
+    last = int(_is_last(args[1] if backward else args[0]))
+    return weight.shape[1], prod(weight.shape[2:]), pixels, max(stride, default=1), last
+
+
+def needs_conversion(window: tuple[int, ...], size: Size) -> bool:
+    """Return whether a convolution copies its operands and its result to channels-last memory, as
+    all dense convolutions in NCHW memory do except products of whole, aligned images.
+    """
+    if not window or (size[0] > 1 and size[2] <= 1):
+        return False
+    _, elements, pixels, stride, last = window
+    return not last and not (elements == 1 and stride == 1 and pixels % 8 == 0)
+
+
+def _is_last(data: torch.Tensor) -> bool:
+    """Return whether an image is in channels-last memory only."""
+    return (
+        data.dim() == 4
+        and not data.is_contiguous()
+        and data.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _attention(name: str, args: Any) -> tuple[float, Size]:
@@ -185,6 +278,8 @@ class GpuSemantics(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         elif name in _RECURRENT and len(args) > 7:
             return _recurrent(name, *args)
+        elif name == "rms_norm":
+            return _rms_norm(*args, **kwargs)
         elif func is torch.Tensor.pin_memory:
             return args[0]
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
@@ -231,19 +326,81 @@ def _recurrent(
     per = len(weights) // first.shape[0]
     out, width, directions = data, first.shape[-1], 2 if both else 1
     last = []  # of each layer and direction, computed as the states of the first rows
+    steps = second.shape[0] if packed else data.numel() // data.shape[-1] // first.shape[1]
     for layer in range(0, len(weights), per * directions):
         ways = []
         for way in range(layer, layer + per * directions, per):
-            kept = _run_direction(out, weights[way : way + per], width)
+            kept = _run_direction(out, weights[way : way + per], width, steps)
             ways.append(kept[..., :width])
             last.append(kept.reshape(-1, kept.shape[-1])[: first.shape[1]])
         out = torch.cat(ways, -1) if directions == 2 else ways[0]
     return out, *(torch.stack([row[:, : each.shape[-1]] for row in last]) for each in states)
 
 
-def _run_direction(data: torch.Tensor, weights: Any, width: int) -> torch.Tensor:
-    gates = F.linear(data, *weights[:4:2])
-    return torch.tanh(gates + F.linear(gates[..., :width], *weights[1:4:2]))
+def _run_direction(data: torch.Tensor, weights: Any, width: int, steps: int) -> torch.Tensor:
+    bias = weights[2] + weights[3] if len(weights) > 3 else None
+    gates = F.linear(data, weights[0], bias)
+    weight = weights[1].to(gates.dtype)
+    # torch declares it without types
+    out: torch.Tensor = _Cells.apply(gates, weight, width, steps)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Cells(torch.autograd.Function):
+    """Computes one direction of a recurrent layer from the product of its input. The forward pass
+    and the gradients of the states multiply one time step after the other. Saved are the tensors
+    that cuDNN keeps: the gates, the state and the cell's state of each time step.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: torch.Tensor, weight: torch.Tensor, width: int, steps: int
+    ) -> torch.Tensor:
+        with in_sequence(steps):
+            state = gates[..., :width].clone()
+            kept = (gates + F.linear(state, weight)).tanh_()
+            out, cell = state.clone(), state.clone()
+        ctx.save_for_backward(state, kept, weight, cell)
+        ctx.steps = steps
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        state, kept, weight, _ = ctx.saved_tensors
+        with in_sequence(ctx.steps):
+            grad = kept.clone()
+            grad @ weight
+        return grad, grad.flatten(0, -2).t() @ state.flatten(0, -2), None, None
+
+
+# The number of time steps of the recurrent layer whose product runs now, or 0.
+_sequence = [0]
+
+
+@contextmanager
+def in_sequence(steps: int) -> Iterator[None]:
+    """Record the matrix products in this context as `steps` products, each of which waits for the
+    product before it, and no other kernels: each time step contains them.
+    """
+    _sequence[0] = steps
+    try:
+        yield
+    finally:
+        _sequence[0] = 0
+
+
+def _rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Any,
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """Normalize with one kernel, as on CUDA. The kernel for layer normalization stands for it,
+    because it moves the same bytes.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        input, weight = _widen(input), _widen(weight)
+    return F.layer_norm(input, normalized_shape, weight, None, eps or 1e-5)
 
 
 def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -16,7 +16,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cavvy.tracer.operations import FUSIBLE, as_on_gpu, classify, count_flops, moved_bytes
+from cavvy.tracer.allocator import simulate
+from cavvy.tracer.operations import (
+    FUSIBLE,
+    as_on_gpu,
+    classify,
+    count_flops,
+    find_window,
+    moved_bytes,
+    needs_conversion,
+)
 
 _BATCHES = (
     1 / 64,
@@ -29,7 +38,10 @@ _BATCHES = (
     16,
     64,
 )  # multiples of the traced batch size for which the recorded peak is exact
+# multiples for which the memory that the allocator reserves is recorded
+_RESERVED = (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 8, 16)
 _SHARES = (1, 1 / 8, 0)  # shares of the gradients per rank for which the recorded peak is exact
+_PRODUCTS = ("matmul", "recurrent", "conv", "attention")
 _BLOCK = 512  # bytes; PyTorch's caching allocator rounds every request up to a multiple of this
 
 
@@ -48,6 +60,7 @@ class KernelEvent:
     size: tuple[int, int, int, int]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    window: tuple[int, ...] = ()  # of a convolution, as `operations.find_window` describes it
 
 
 @dataclass(slots=True)
@@ -68,6 +81,7 @@ class TraceTape:
     """The record of a traced step."""
 
     events: list[KernelEvent] = field(default_factory=list)
+    views: int = 0  # operations that run no kernel, but take time of the host
     storages: list[TracedStorage] = field(default_factory=list)
 
 
@@ -87,17 +101,19 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
         reads = tuple(self.see(each) for each in ins)
         writes = tuple(self.see(each) for each in outs)
         if not outs or (not func._schema.is_mutable and all(each in reads for each in writes)):
+            self.tape.views += bool(outs)
             return out  # This operation runs no kernel, for example a view.
         kind = classify(str(func.overloadpacket))
         if kind:
             name = str(func.overloadpacket).removeprefix("aten.")
-            flops, size = count_flops(kind, name, args, outs)
-            wide = ins[0] if ins and kind in ("matmul", "conv", "attention") else outs[0]
+            flops, size = count_flops(kind, name, args, ins, outs)
+            wide = ins[0] if ins and kind in _PRODUCTS else outs[0]
             moved = moved_bytes(kind, ins, outs)
             backward = torch._C._current_graph_task_id() != -1
             dtype = str(wide.dtype).removeprefix("torch.")
+            window = find_window(kind, name, args, outs)
             self.tape.events.append(
-                KernelEvent(kind, name, dtype, backward, flops, moved, size, reads, writes)
+                KernelEvent(kind, name, dtype, backward, flops, moved, size, reads, writes, window)
             )
         return out
 
@@ -205,12 +221,14 @@ def summarize(
         "optimizer": optimizer,
         "parameters": sum(each.numel() for each in parameters),
         "tensors": len(parameters),
+        "views": tape.views,
         "memory": {
             "parameters": kept["parameter"],
             "gradients": kept["gradient"],
             "buffers": kept["buffer"],
             "activations": eager,
             "activations_compiled": compiled,
+            "reserved": _list_reserved(tape),
         },
         "ops": _count_kernels(tape, fused),
         "collectives": [],
@@ -228,10 +246,10 @@ def _count_kernels(tape: TraceTape, fused: list[int]) -> list[dict[str, Any]]:
         fixed_bytes = sum(tape.storages[each].bytes for each in reads | writes)
         what = (event.kind, event.name, event.dtype, event.backward, event.flops, event.bytes)
         is_fixed = bool(writes) and len(writes) == len({*event.writes})
-        ops[*what, fixed_bytes, is_fixed, bytes_left, event.size] += 1
+        ops[*what, fixed_bytes, is_fixed, bytes_left, event.size, event.window] += 1
     names = (
         *("kind", "name", "dtype", "backward", "flops", "bytes"),
-        *("fixed_bytes", "fixed_result", "fused_bytes", "size"),
+        *("fixed_bytes", "fixed_result", "fused_bytes", "size", "window"),
     )
     return [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()]
 
@@ -359,6 +377,31 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
                 if height > best.get((batch, share), (-1.0, ()))[0]:
                     best[batch, share] = height, (alive[0] + alive[1], alive[1], alive[2])
     return sorted({moment for _, moment in best.values()})
+
+
+def _list_reserved(tape: TraceTape) -> list[tuple[float, int, int]]:
+    """Return for some multiples of the batch size: the multiple, the bytes that PyTorch's allocator
+    reserves beyond those in use at the peak, and the bytes of the largest tensor of the step.
+    """
+    fixed = _list_casts(tape) | _list_raw_gradients(tape)
+    found = []
+    for multiple in _RESERVED:
+        sizes = [
+            each.bytes if each.kept or number in fixed else max(_BLOCK, int(each.bytes * multiple))
+            for number, each in enumerate(tape.storages)
+        ]
+        spaces = {
+            index: int(event.bytes * multiple)
+            for index, event in enumerate(tape.events)
+            if needs_conversion(event.window, event.size)
+        }
+        reserved, used = simulate(tape.storages, sizes, spaces)
+        largest = max(
+            (size for size, each in zip(sizes, tape.storages, strict=True) if not each.kept),
+            default=0,
+        )
+        found.append((multiple, reserved - used, largest))
+    return found
 
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:

@@ -15,6 +15,7 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.packages import extra_command, install_command
 
 if TYPE_CHECKING:
+    from cavvy.planner.estimate.measured import DeviceProfile
     from cavvy.planner.estimate.profile import WorkProfile
 
 # packages of training scripts whose import name differs from the package name
@@ -168,7 +169,9 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
         if not needs
         or any(need.count_min <= count <= (need.count_max or need.count_min) for need in needs)
     ]
-    rates = make_rates(read(data, work.profile), run, counts) if "ops" in data else {}
+    rates = {}
+    if "ops" in data:
+        rates = make_rates(read(data, work.profile), run, counts, measured_devices())
     if data.get("measured"):
         rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
     rates |= data.get("machines", {})
@@ -203,16 +206,33 @@ def devices_folder() -> Path:
     return Path(default_home()) / "devices"
 
 
-def list_device_profiles() -> dict[str, dict[str, Any]]:
-    """Return the device profiles by the name of their accelerator: the built-in ones, replaced by
-    those that this user measured with `cavvy bench --kernels`. Raises CommandFailure.
+def list_device_profiles(own: bool = True) -> dict[str, dict[str, Any]]:
+    """Return the device profiles by the name of their accelerator: the built-in ones and, if `own`
+    is true, those that this user measured with `cavvy bench --kernels`, which replace the built-in
+    ones. Raises CommandFailure.
     """
     found = {str(each["accelerator"]): each for each in _read_packed("devices.jsonl.gz")}
-    for path in sorted(devices_folder().glob("*.json")):
+    for path in sorted(devices_folder().glob("*.json")) if own else ():
         profile = read_file(path)
         if profile.get("accelerator"):
             found[str(profile["accelerator"])] = profile
     return found
+
+
+@cache
+def measured_devices(own: bool = True) -> "tuple[DeviceProfile, ...]":
+    """Return the kernels that were measured on devices. Raises CommandFailure."""
+    from cavvy.planner.estimate.measured import read_device
+
+    found = []
+    for name, data in list_device_profiles(own).items():
+        try:
+            found.append(read_device(data))
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            where = f"the device profile of {name} in {devices_folder()}"
+            hint = f"`cavvy bench --kernels --gpu {name}` measures the device again"
+            raise CommandFailure(f"{where} is wrong: {error!r}", hint, exit_code=2) from error
+    return tuple(each for each in found if each is not None)
 
 
 @cache

@@ -1,6 +1,9 @@
-"""Estimates the time of one kernel on a device. The kernel's arithmetic operations run at a rate
-that depends on the kernel's kind and shape. Its memory traffic runs at a share of the memory
-bandwidth, which depends on the kind.
+"""Estimates the time of one kernel on a device. A kernel takes the time of its arithmetic at the
+rate of its shape, or of its memory traffic at the bandwidth of its shape, whichever is longer.
+
+The constants were read from the times of about 400 kernels alone on one H200 (`cavvy bench
+--kernels`, 2026-11-27, PyTorch 2.11), not from steps of models. The times of kernels that were
+measured correct this formula for similar shapes (`measured.py`).
 """
 
 from math import ceil
@@ -11,50 +14,89 @@ from cavvy.planner.estimate.profile import KernelProfile, StepSettings
 
 
 class KernelConstants(Struct, frozen=True, kw_only=True):
-    """The calibrated constants of kernels."""
+    """The constants of kernels. Rates per element are for an H200, and follow the fp32 peak on
+    other devices.
+    """
 
     # The rates of large matrix products, as shares of the best measured rate of any shape
     # (`DeviceRates.achieved`)
-    half: float = 0.8447
-    tf32: float = 0.4826
-    fp32: float = 0.93
+    half: float = 1.0
+    tf32: float = 1.0
+    fp32: float = 0.95
     # Half-precision products with inner length k reach k / (k + depth) of the rate. For a slower
     # precision, `depth` is multiplied by (its peak / the half-precision peak).
-    depth: float = 405
+    depth: float = 160
+    # shares of the rate if the rows of a matrix start at multiples of 8, 4 or 2 bytes only
+    aligned_8: float = 0.45
+    aligned_4: float = 0.24
+    aligned_2: float = 0.14
 
-    # rates as shares of the rate of large matrix products
-    conv: float = 0.8138  # convolutions in half precision
-    wide_conv: float = 0.71  # convolutions in tf32 and fp32
-    conv_depth: float = 102.6  # the same as `depth`, but for convolutions
-    # Convolutions with n results per pixel reach n / (n + conv_columns) of their rate.
-    conv_columns: float = 36.38
-    grouped_conv: float = 0.2977
+    # convolutions, as shares of the rate of large matrix products
+    conv: float = 0.95
+    conv_backward: float = 0.88
+    wide_conv: float = 0.75  # in tf32 and fp32
+    conv_depth: float = 90.0  # the same as `depth`
+    conv_columns: float = 32.0  # Convolutions with n results per pixel reach n / (n + columns).
+    grouped_columns: float = 155.0  # the channels of a group that would reach the full rate
+
     # the matrix products of fused attention in half precision on an H200, forward and backward
-    attention: float = 0.6154
-    attention_backward: float = 0.543
-    wide_attention: float = 0.6765  # attention in tf32 and fp32
-    # convolutions with one channel per group, as a share of the fp32 peak
-    depthwise_rate: float = 0.1455
+    attention: float = 0.78
+    attention_backward: float = 0.66
+    wide_attention: float = 0.42  # attention in tf32 and fp32, as a share of the fp32 peak
 
     # Real bandwidths grow more slowly than those of the data sheets: with the power (1 -
     # bandwidth_falloff).
-    bandwidth_falloff: float = 0.187
+    bandwidth_falloff: float = 0.03
     # shares of the bandwidth
-    # reading operands and writing results of products, dense convolutions and attention
-    operands: float = 0.5014
-    depthwise: float = 0.3277
-    pointwise: float = 0.5188
-    copy: float = 0.5194
-    batch_norm: float = 0.4395
-    group_norm: float = 0.3206
-    layer_norm: float = 0.4752
-    softmax: float = 0.501
-    pooling: float = 0.4027  # also interpolation
-    look_up: float = 0.3839  # embeddings, indexing and scatter operations
-    reduction: float = 0.4568  # sums, means, maxima and scans (cumulative sums)
-    # A half-precision convolution whose memory format is not channels-last moves its bytes this
-    # many more times, at the full bandwidth.
-    layout: float = 8.424
+    operands: float = 0.80  # reading operands and writing results of products
+    pointwise: float = 0.87
+    copy: float = 0.87
+    widening: float = 0.60  # pointwise kernels and copies with float32 results of narrow operands
+    layer_norm: float = 0.80
+    layer_norm_backward: float = 0.47
+    softmax: float = 0.55
+    pooling: float = 0.23  # also interpolation
+    pooling_backward: float = 0.09
+    look_up: float = 0.60  # embeddings and indexing
+    scatter: float = 0.23
+    look_up_backward: float = 0.15
+    reduction: float = 0.75  # sums, means, maxima and scans (cumulative sums)
+    group_norm: float = 0.13
+    group_norm_backward: float = 0.18
+    batch_norm: float = 0.60
+    batch_norm_backward: float = 0.60
+    batch_norm_last: float = 0.17  # in channels-last memory
+    batch_norm_last_backward: float = 0.30
+
+    # nanoseconds for an element or row
+    irregular: float = 0.0031  # an element whose address is computed
+    row: float = 1.36  # a row of a normalization
+    row_backward: float = 3.2
+    sum_element: float = 0.00075  # an element of sums over rows, as for biases
+    sum_narrow: float = 0.006  # the same, if a row has few elements
+    # Batch normalization in NCHW memory gives each channel to one block of threads, which takes
+    # this long for an element (aten/src/ATen/native/cuda/Normalization.cuh).
+    channel: float = 0.83
+    channel_backward: float = 1.73
+    channel_cudnn: float = 0.75  # times as long in float16, which cuDNN computes
+    # The conversion of convolutions between NCHW and channels-last memory
+    layout: float = 0.0018
+    image: float = 0.040  # an element of an image, whose channels are no multiple of 8
+    # Depthwise convolutions: a result, and an element of its window. PyTorch's own kernels compute
+    # those in NCHW, except in float16.
+    depthwise: float = 0.0035
+    depthwise_tap: float = 0.00065
+    depthwise_backward: float = 0.012
+    depthwise_tap_backward: float = 0.00205
+    last_depthwise: float = 0.0010  # by cuDNN, in channels-last
+    last_depthwise_tap: float = 0.00014
+    last_depthwise_backward: float = 0.0030
+    last_depthwise_tap_backward: float = 0.00043
+
+    # microseconds of a time step of a recurrent layer, without the arithmetic that exceeds them
+    recurrent: float = 9.0
+    recurrent_backward: float = 12.0
+    recurrent_rate: float = 0.45  # share of the rate of large matrix products
 
 
 class KernelSetting(Struct, frozen=True, kw_only=True):
@@ -69,16 +111,13 @@ class KernelSetting(Struct, frozen=True, kw_only=True):
     constants: KernelConstants
 
 
-PRODUCTS = frozenset({"matmul", "conv", "attention"})  # kinds whose time is limited by arithmetic
+SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatter_reduce"})
+# kinds whose time is limited by arithmetic
+PRODUCTS = frozenset({"matmul", "recurrent", "conv", "attention"})
 
-# Slower devices come closer to the FLOP/s of their data sheets. Real rates grow with the power 1 -
-# _FALLOFF = 0.9 of the data sheet's rates. In the three tables of docs/reference/estimate.md, the
-# exponents of arithmetic and bandwidth add up to about 0.9.
-_FALLOFF = 0.1
-_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12  # the device on which the constants were measured
+_H200_FLOPS, _H200_BANDWIDTH, _H200_FP32 = 989.4e12, 4.8e12, 67e12
 
-# Seconds from the end of one kernel to the start of the next on a busy device (assumed from the
-# times that profilers show for CUDA streams).
+# Seconds from the start of an empty kernel to the start of the next on a busy H200 (`gap_us`).
 _GAP_S = 2e-6
 # Arithmetic and memory traffic of one kernel overlap. If they alone take a and b, both together
 # take (a^3 + b^3)^(1/3).
@@ -90,6 +129,8 @@ _TILE, _SPLIT, _PROCESSORS = 128, 512, 132
 # (NVIDIA, "Matrix Multiplication Background User's Guide": dimensions aligned to 128 bytes).
 _PAD_HALF, _PAD_WIDE, _PAD_CONV = 64, 32, 32
 _PAD_DEPTH = 32  # the part of the inner length that one iteration of a library kernel multiplies
+_NARROW = 256  # a row of fewer elements is summed more slowly
+_BLOCKS = 220  # channels of a batch normalization that an H200 handles at the same time
 
 # Fused attention, from published measurements of the kernels of FlashAttention-2 alone, not from
 # steps of models: forward and backward on an H100 by number of keys and width of heads (Shah et al.
@@ -122,19 +163,28 @@ _NORMS = {
 
 def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the seconds of one kernel."""
-    moved = kernel.fused_bytes if setting.run.compile else kernel.bytes
-    fixed = min(kernel.fixed_bytes, moved)
-    moved = (moved - fixed) * setting.scale + fixed
+    moved = moved_bytes(kernel, setting)
     kind = name_kind(kernel)
-    seconds = moved / (
-        bandwidth_of(setting.device, setting.constants) * _share(kind, setting.constants)
-    )
+    if kernel.kind == "recurrent":
+        return _recurrent(kernel, setting)
+    if kind == "depthwise":
+        return _depthwise(kernel, moved, setting) + _GAP_S
+    bandwidth = bandwidth_of(setting.device, setting.constants)
+    seconds = moved / (bandwidth * _share(kind, kernel, setting))
     if kernel.kind in PRODUCTS:
         arithmetic = _arithmetic(kernel, kind, setting)
-        seconds = (arithmetic**_OVERLAP + seconds**_OVERLAP) ** (1 / _OVERLAP)
-    elif setting.run.compile:
+        seconds = float((arithmetic**_OVERLAP + seconds**_OVERLAP) ** (1 / _OVERLAP))
+        return seconds + _extra(kernel, moved, setting) + _GAP_S
+    if setting.run.compile:
         return seconds  # The compiler fuses many kernels into a few.
-    return seconds + _extra(kernel, moved, setting) + _GAP_S
+    return _elements(kernel, kind, seconds, setting) + _GAP_S
+
+
+def moved_bytes(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """Return the bytes that a kernel moves at the setting's batch."""
+    moved = kernel.fused_bytes if setting.run.compile else kernel.bytes
+    fixed = min(kernel.fixed_bytes, moved)
+    return (moved - fixed) * setting.scale + fixed
 
 
 def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
@@ -143,6 +193,14 @@ def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
     """
     ratio = _H200_BANDWIDTH / device.bandwidth
     return float(device.bandwidth * ratio**constants.bandwidth_falloff)
+
+
+def slower_than_h200(device: DeviceRates) -> float:
+    """Return how many times as long a device takes to compute the addresses of elements, and for
+    other work of its ordinary processors. The number of processors and their clock determine it,
+    which the fp32 peak shows roughly: it doubles where processors got twice as many fp32 units.
+    """
+    return float((_H200_FP32 / device.fp32) ** 0.5)
 
 
 def name_kind(kernel: KernelProfile) -> str:
@@ -159,28 +217,127 @@ def name_kind(kernel: KernelProfile) -> str:
     return kernel.kind
 
 
-def _share(kind: str, constants: KernelConstants) -> float:
+def is_half(kernel: KernelProfile, precision: str) -> bool:
+    """Return whether a kernel computes in half precision."""
+    return not kernel.wide and precision in ("bf16", "fp16", "fp8")
+
+
+def is_last(kernel: KernelProfile, setting: KernelSetting) -> bool:
+    """Return whether a convolution or batch normalization works in channels-last memory."""
+    if kernel.kind == "reduction":
+        return setting.run.channels_last or bool(kernel.size[3])
+    return setting.run.channels_last or bool(kernel.window and kernel.window[4])
+
+
+def _share(kind: str, kernel: KernelProfile, setting: KernelSetting) -> float:
+    """Return the share of the bandwidth that a kernel reaches."""
+    constants = setting.constants
     if kind in ("matmul", "conv", "grouped_conv", "attention"):
         return constants.operands
-    share: float = getattr(constants, kind, constants.pointwise)
-    return share
+    if kind in ("pointwise", "copy"):
+        elements = kernel.size[0]
+        # the bytes of an element show the conversion: 2 are read and 4 written
+        if kernel.name == "_to_copy" and kernel.wide and elements and kernel.bytes < 8 * elements:
+            return constants.widening
+        return constants.pointwise
+    if kernel.name in SCATTERS:
+        return constants.scatter
+    if kernel.name == "nll_loss_backward":  # It only writes, except at the targets.
+        return 2 * constants.pointwise
+    if kind == "batch_norm" and is_last(kernel, setting) and setting.precision != "fp16":
+        kind = "batch_norm_last"  # In float16, cuDNN computes it.
+    if kernel.backward or kernel.name.endswith("_backward"):
+        return float(getattr(constants, f"{kind}_backward", getattr(constants, kind, 1.0)))
+    return float(getattr(constants, kind, constants.pointwise))
+
+
+def _elements(kernel: KernelProfile, kind: str, seconds: float, setting: KernelSetting) -> float:
+    """Return the seconds of a kernel that moves data and takes at least `seconds`. Some kernels
+    take longer for the addresses of elements, or because few blocks of threads work.
+    """
+    constants = setting.constants
+    slower = 1e-9 * slower_than_h200(setting.device)
+    if kind in ("pointwise", "copy") and kernel.size[3]:
+        each = constants.irregular * kernel.size[3]
+        return max(seconds, kernel.size[0] * setting.scale * each * slower)
+    rows, columns = kernel.size[0] * setting.scale, kernel.size[1]
+    if kind == "layer_norm" and columns:
+        each = constants.row_backward if kernel.backward else constants.row
+        return seconds + rows * each * slower
+    if kernel.name == "sum" and kernel.size[3]:
+        each = constants.sum_narrow if columns < _NARROW else constants.sum_element
+        return max(seconds, rows * columns * each * slower) + 3 * _GAP_S
+    if kind == "batch_norm" and not is_last(kernel, setting):
+        return max(seconds, _channels(kernel, setting) * slower)
+    return seconds
+
+
+def _channels(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """Return the nanoseconds of batch normalization in NCHW memory, on an H200."""
+    constants = setting.constants
+    samples, channels, pixels, _ = kernel.size
+    if not channels:  # a profile of an earlier version: about the average of residual networks
+        channels, samples = 256, 1
+        pixels = int(kernel.bytes / (8 if kernel.backward else 4) / channels)
+    elements = samples * pixels * setting.scale
+    blocks = max(1.0, channels / _BLOCKS)
+    if setting.precision == "fp16" and not kernel.wide:
+        blocks *= constants.channel_cudnn
+    if kernel.backward:
+        return elements * constants.channel_backward * blocks
+    write = 4 * elements * channels / (_H200_BANDWIDTH * constants.pointwise) * 1e9
+    return elements * constants.channel * blocks + write
+
+
+def _recurrent(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """Return the seconds of a recurrent layer's products, one time step after the other."""
+    constants = setting.constants
+    steps, _, columns, depth = (max(1, each) for each in kernel.size)
+    latency = constants.recurrent_backward if kernel.backward else constants.recurrent
+    is_narrow = is_half(kernel, setting.precision)
+    if is_narrow and _alignment(min(columns, depth), 2) < 1:
+        latency *= 1.7  # cuBLAS has only slower kernels for such widths.
+    if not is_narrow:
+        latency *= 1.9 if setting.precision == "tf32" else 2.8
+    rate = _rate(kernel, setting) * constants.recurrent_rate
+    arithmetic = kernel.flops * setting.scale / rate
+    return steps * latency * 1e-6 * slower_than_h200(setting.device) + arithmetic
+
+
+def _depthwise(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
+    """Return the seconds of a convolution with one channel per group."""
+    constants = setting.constants
+    groups, pixels, columns, depth = kernel.size
+    results = groups * pixels * columns * setting.scale
+    if kernel.backward and kernel.window:  # The gradient of the input has more elements.
+        results *= kernel.window[3] ** 1.4
+    by_cudnn = is_last(kernel, setting) or setting.precision == "fp16"
+    name = "last_depthwise" if by_cudnn else "depthwise"
+    tail = "_backward" if kernel.backward else ""
+    each: float = getattr(constants, name + tail)
+    tap: float = getattr(constants, f"{name}_tap{tail}")
+    window = kernel.window[1] if kernel.window else depth
+    seconds = results * (each + tap * window) * 1e-9 * slower_than_h200(setting.device)
+    bandwidth = bandwidth_of(setting.device, constants)
+    return max(seconds, moved / (bandwidth * constants.operands))
 
 
 def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> float:
     """Return the seconds that the arithmetic of a kernel takes."""
-    constants, wide = setting.constants, not _is_half(kernel, setting.precision)
+    constants, wide = setting.constants, not is_half(kernel, setting.precision)
     groups, rows, columns, depth = _shape(kernel, setting.scale)
     rate = _rate(kernel, setting)
     flops = kernel.flops * setting.scale
     if kind == "attention":
-        return flops / (rate * constants.wide_attention) if wide else _attention(kernel, setting)
-    if kind == "depthwise":
-        return flops / (setting.device.fp32 * constants.depthwise_rate)
+        if wide:
+            return flops / (setting.device.fp32 * constants.wide_attention)
+        return _attention(kernel, setting)
     if kind == "grouped_conv":
-        return flops / (rate * constants.grouped_conv)
+        return flops / (rate * min(1.0, columns / constants.grouped_columns))
     slower = _peak(kernel, setting) / setting.device.half
     if kind == "conv":
-        rate *= constants.wide_conv if wide else constants.conv
+        narrow = constants.conv_backward if kernel.backward else constants.conv
+        rate *= constants.wide_conv if wide else narrow
         rate *= depth / (depth + constants.conv_depth * slower)
         rate *= columns / (columns + constants.conv_columns)
         return flops * _padded(columns, _PAD_CONV) * _padded(depth, _PAD_CONV) / rate
@@ -191,7 +348,31 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
     # length, occurs only for the results that are written.
     work = _padded(rows, pad) * _padded(columns, pad) * _padded(depth, _PAD_DEPTH)
     work += constants.depth * slower / depth
-    return flops * work / (rate * busy)
+    return flops * work / (rate * busy * align(kernel, setting))
+
+
+def align(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """Return the share of the rate that a matrix product reaches with the alignment of its
+    matrices' rows in memory. Those of a gradient of parameters are as long as its result is wide
+    and high (NVIDIA, "Matrix Multiplication Background User's Guide", section 4).
+    """
+    _, rows, columns, depth = (max(1, each) for each in kernel.size)
+    lengths = (rows, columns) if kernel.fixed_result else (columns, depth)
+    is_narrow = is_half(kernel, setting.precision)
+    if not is_narrow and setting.precision != "tf32":
+        return 1.0
+    width = 2 if is_narrow else 4
+    found = min(_alignment(each, width) for each in lengths)
+    constants = setting.constants
+    shares = {0.5: constants.aligned_8, 0.25: constants.aligned_4, 0.125: constants.aligned_2}
+    share = shares.get(found, 1.0)
+    return share**0.5 if setting.run.compile else share  # The compiler pads some matrices.
+
+
+def _alignment(length: int, width: int) -> float:
+    """Return the largest power of 2 that divides a row's bytes, at most 16, as a share of 16."""
+    size = length * width
+    return min(1.0, (size & -size) / 16)
 
 
 def _attention(kernel: KernelProfile, setting: KernelSetting) -> float:
@@ -200,19 +381,25 @@ def _attention(kernel: KernelProfile, setting: KernelSetting) -> float:
     each row to represent this time.
     """
     constants, device = setting.constants, setting.device
-    heads, queries, keys, width = (max(1, each) for each in kernel.size)
+    keys, width = max(1, kernel.size[2]), max(1, kernel.size[3])
     products = 5 if kernel.backward else 2
     flops = kernel.flops * setting.scale
-    whole = products * 2.0 * heads * queries * keys * width * setting.scale
     share = constants.attention_backward if kernel.backward else constants.attention
     share = min(1.0, share * (_H200_FLOPS / device.half) ** _ATTENTION_FALLOFF)
     more = _MORE_KEYS_BACKWARD if kernel.backward else _MORE_KEYS
-    if flops < 0.75 * whole:
+    if is_causal(kernel):
         more += _MORE_KEYS_CAUSAL
     scores = flops / (products * 2.0 * width)
     softmax = _SOFTMAX_BACKWARD if kernel.backward else _SOFTMAX
     seconds = flops / (_rate(kernel, setting) * share) + scores * softmax / device.fp32
     return float(seconds * (1 + more / keys))
+
+
+def is_causal(kernel: KernelProfile) -> bool:
+    """Return whether attention computes only half of its scores."""
+    heads, queries, keys, width = (max(1, each) for each in kernel.size)
+    products = 5 if kernel.backward else 2
+    return kernel.flops < 0.75 * products * 2.0 * heads * queries * keys * width
 
 
 def _padded(size: float, step: int) -> float:
@@ -239,42 +426,54 @@ def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, fl
 
 def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
     """Return how many seconds a kernel would save if the step used channels-last memory or fused
-    attention.
+    attention, and what the conversion of an image costs.
     """
     constants = setting.constants
-    bandwidth = bandwidth_of(setting.device, constants)
-    is_half = _is_half(kernel, setting.precision)
-    dense = kernel.kind == "conv" and name_kind(kernel) != "depthwise"
-    if dense and is_half and not setting.run.channels_last:
-        return constants.layout * moved / bandwidth
+    if kernel.kind == "conv" and is_half(kernel, setting.precision):
+        return _conversion(kernel, moved, setting)
     if kernel.kind == "attention" and setting.run.math_attention:
         heads, queries, keys, _ = kernel.size
         # Scores, mask, softmax and product are each written to memory and read back.
         passes = 10 if kernel.backward else 8
         scores = heads * queries * keys * setting.scale * (4 if kernel.wide else 2)
-        return passes * scores / (bandwidth * constants.softmax)
+        return passes * scores / (bandwidth_of(setting.device, constants) * constants.softmax)
     return 0.0
 
 
-def _is_half(kernel: KernelProfile, precision: str) -> bool:
-    return not kernel.wide and precision in ("bf16", "fp16", "fp8")
+def _conversion(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
+    """Return the seconds of the kernels that convert a convolution's operands and results. The
+    libraries multiply in channels-last memory. Only a product of whole images, whose rows are
+    aligned, needs no conversion.
+    """
+    constants = setting.constants
+    slower = 1e-9 * slower_than_h200(setting.device)
+    inputs, window, pixels, stride, _ = kernel.window or (64, 9, 64, 1, 0)
+    seconds, elements = 0.0, moved / 2
+    if kernel.backward:
+        elements *= 4 / 3  # Both gradients read the gradient of the result.
+    if (inputs * kernel.size[0]) % 8:
+        data = kernel.size[1] * setting.scale * stride * stride * inputs
+        seconds += data * constants.image * slower * (0.7 if kernel.backward else 1.0)
+    is_product = window == 1 and stride == 1 and pixels % 8 == 0
+    if is_last(kernel, setting) or is_product:
+        return seconds
+    return seconds + elements * constants.layout * slower + (8 if kernel.backward else 4) * _GAP_S
 
 
 def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the FLOP/s that a large matrix product reaches in the kernel's precision."""
     device, constants = setting.device, setting.constants
     share = constants.half
-    if not _is_half(kernel, setting.precision):
+    if not is_half(kernel, setting.precision):
         share = constants.tf32 if setting.precision == "tf32" else constants.fp32
         if device.tf32 == device.fp32:
             share = constants.fp32
-    rate = _peak(kernel, setting) * share * device.achieved
-    return float(rate * (_H200_FLOPS / device.half) ** _FALLOFF)
+    return _peak(kernel, setting) * share * device.achieved
 
 
 def _peak(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the peak FLOP/s of the data sheet in the kernel's precision."""
     device, precision = setting.device, setting.precision
-    if not _is_half(kernel, precision):
+    if not is_half(kernel, precision):
         return device.tf32 if precision == "tf32" else device.fp32
     return device.fp8 if precision == "fp8" and kernel.kind == "matmul" else device.half

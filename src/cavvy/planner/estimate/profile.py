@@ -2,7 +2,7 @@
 writes profiles as JSON-compatible data. A profile is evaluated with `StepSettings`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cavvy.domain.values import Struct
 
@@ -19,7 +19,7 @@ class KernelProfile(Struct, frozen=True, kw_only=True):
     writes.
     """
 
-    kind: str  # matmul, conv, attention, reduction, copy, index, pointwise
+    kind: str  # matmul, recurrent, conv, attention, reduction, copy, index, pointwise
     wide: bool  # float32 operands
     backward: bool
     flops: float
@@ -27,13 +27,22 @@ class KernelProfile(Struct, frozen=True, kw_only=True):
     # the part of `bytes` that belongs to parameters and gradients and does not grow with the batch
     fixed_bytes: float
     fused_bytes: float  # the bytes that are still moved if a compiler fuses kernels
-    # For matrix products: their number, rows, columns and inner length. For convolutions: groups,
-    # pixels, output channels, and inputs per output. For attention: heads x batch, queries, keys,
-    # and width of a head.
+    # For matrix products: their number, rows, columns and inner length. For recurrent layers: time
+    # steps, rows, columns and inner length of the product of one time step. For convolutions:
+    # groups, pixels, output channels, and inputs per output. For attention: heads x batch, queries,
+    # keys, and width of a head. For batch normalization: samples, channels, pixels, and 1 in
+    # channels-last memory. For other normalizations and softmax: rows, columns, 0, 0. For sums:
+    # summed elements, results, 0, and 1 for sums over rows. For pointwise kernels and copies:
+    # elements, 0, 0, and 1 if operands are repeated, slices or of several types, or 2 for
+    # transpositions. Zeros for others, and in profiles of earlier versions.
     size: tuple[int, int, int, int]
     count: int
     # Whether the size of the result does not grow with the batch, as for gradients of parameters.
     fixed_result: bool = False
+    # For convolutions: input channels of a group, elements of a window, pixels of a result, the
+    # step between windows, and 1 if the script uses channels-last memory. () for others, and in
+    # profiles of earlier versions.
+    window: tuple[int, ...] = ()
     name: str = ""  # PyTorch's name of the operation; "" in profiles of earlier versions
 
 
@@ -47,6 +56,16 @@ class PeakMemory(Struct, frozen=True, kw_only=True):
     # were cast to another type
     fixed: float
     gradients: float
+
+
+class ReservedMemory(Struct, frozen=True, kw_only=True):
+    """The memory that PyTorch's allocator reserves for steps with a multiple of the profile's batch
+    size, in bytes.
+    """
+
+    multiple: float
+    gaps: float  # reserved bytes beyond those in use at the peak
+    largest: float  # the largest tensor of the step
 
 
 class CollectiveProfile(Struct, frozen=True, kw_only=True):
@@ -76,6 +95,10 @@ class WorkProfile(Struct, frozen=True, kw_only=True):
     peaks: tuple[PeakMemory, ...]
     peaks_compiled: tuple[PeakMemory, ...]
     kernels: tuple[KernelProfile, ...]
+    # operations that run no kernel, such as views; 0 in profiles of earlier versions
+    views: int = 0
+    # by increasing multiple; empty in profiles of earlier versions
+    reserved: tuple[ReservedMemory, ...] = ()
     collectives: tuple[CollectiveProfile, ...] = ()
     # the optimizer's state, or None if the trace did not run the optimizer
     optimizer_bytes: float | None = None
@@ -108,6 +131,8 @@ def read_profile(data: object) -> WorkProfile:
             peaks=_peaks(memory["activations"]),
             peaks_compiled=_peaks(memory["activations_compiled"]),
             kernels=tuple(_kernel(each) for each in data["ops"]),
+            views=int(_number(data.get("views", 0))),
+            reserved=_reserved(memory.get("reserved", ())),
             optimizer_bytes=_number(memory["optimizer"]) if "optimizer" in memory else None,
             collectives=tuple(_collective(each) for each in data.get("collectives", ())),
             assumed=tuple(_text(each, "assumed") for each in data.get("assumed", ())),
@@ -139,6 +164,13 @@ def _peaks(rows: list[list[float]]) -> tuple[PeakMemory, ...]:
     )
 
 
+def _reserved(rows: Sequence[Sequence[float]]) -> tuple[ReservedMemory, ...]:
+    return tuple(
+        ReservedMemory(multiple=_number(row[0]), gaps=_number(row[1]), largest=_number(row[2]))
+        for row in sorted(rows, key=lambda row: row[0])
+    )
+
+
 def _kernel(data: Mapping[str, object]) -> KernelProfile:
     size = data["size"]
     assert isinstance(size, list | tuple)
@@ -156,8 +188,15 @@ def _kernel(data: Mapping[str, object]) -> KernelProfile:
         size=(int(size[0]), int(size[1]), int(size[2]), int(size[3])),
         count=int(_number(data["count"])),
         fixed_result=bool(data.get("fixed_result", is_gradient)),
+        window=_window(data.get("window", ())),
         name=str(data.get("name", "")),
     )
+
+
+def _window(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) not in (0, 5):
+        raise ValueError(f"window must contain 5 numbers, not {value!r}")
+    return tuple(int(_number(each)) for each in value)
 
 
 def _collective(data: Mapping[str, object]) -> CollectiveProfile:
@@ -181,6 +220,8 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
     "momentum": (4, 24),
     "adam": (8, 76),
     "adamw": (8, 84),
+    # `fused=True`: one pass reads the gradient, and reads and writes the rest
+    "adamwfused": (8, 28),
     "adamw8bit": (2, 22),
     "sparseadam": (8, 0),
     "adagrad": (4, 44),

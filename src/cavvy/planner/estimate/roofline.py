@@ -3,6 +3,9 @@ optimizer step and of the communication. The host's time to launch the kernels i
 of a step's time.
 """
 
+from collections.abc import Sequence
+from math import log
+
 from cavvy.domain.values import Struct, field
 from cavvy.planner.device_rates import DeviceRates, peak_of
 from cavvy.planner.estimate.kernels import (
@@ -11,37 +14,64 @@ from cavvy.planner.estimate.kernels import (
     KernelSetting,
     bandwidth_of,
     kernel_time,
+    name_kind,
 )
-from cavvy.planner.estimate.profile import StepSettings, WorkProfile, optimizer_costs
+from cavvy.planner.estimate.measured import FARTHEST, DeviceProfile
+from cavvy.planner.estimate.profile import (
+    KernelProfile,
+    StepSettings,
+    WorkProfile,
+    optimizer_costs,
+)
 
 
 class RooflineConstants(Struct, frozen=True, kw_only=True):
     """The calibrated constants of the time estimate."""
 
     kernels: KernelConstants = field(default_factory=KernelConstants)
-    update: float = 0.5695  # share of the bandwidth that the optimizer's step reaches
-    # Microseconds of the host, including Python and autograd: to launch one forward kernel, to
-    # launch one backward kernel, the additional time for a convolution, for each parameter tensor,
-    # and for each optimizer step.
-    host_us: float = 22.67
-    host_backward_us: float = 36.64
-    host_conv_us: float = 67.85
-    host_tensor_us: float = 6.294
-    host_step_us: float = 2250
+    update: float = 0.74  # share of the bandwidth that the optimizer's step reaches
+    # Microseconds of the host: for an operation without a kernel, for a time step of a recurrent
+    # layer, for each parameter tensor except its update, and for each step.
+    host_view_us: float = 5.5
+    host_recurrent_us: float = 21.0
+    host_tensor_us: float = 11.6
+    host_step_us: float = 500.0
 
 
-# Fitted by `benchmarks/estimate.py --fit` (2026-11-24) on the measured steps of
-# docs/reference/estimate.md.
 CALIBRATED = RooflineConstants()
+
+# Microseconds of the host, including Python and autograd, to launch one kernel in the forward and
+# in the backward pass. Fitted to the host times of steps of 24 models (`host_ms` in
+# benchmarks/estimate_measured.jsonl), between the times of single operations that `cavvy bench
+# --kernels` measures.
+_HOST_US = {
+    "matmul": (34.0, 28.0),
+    "attention": (34.0, 28.0),
+    "conv": (61.0, 74.0),
+    "batch_norm": (57.0, 48.0),
+    "layer_norm": (35.0, 52.0),
+    "group_norm": (35.0, 52.0),
+    "cast": (15.0, 15.0),
+    "in place": (15.0, 24.0),
+    "sum of gradients": (38.0, 8.5),
+    "other": (38.0, 24.0),
+}
+# Microseconds of the host for each tensor of an optimizer's step (`cavvy bench --kernels` on one
+# H200). Other optimizers take as long as AdamW.
+_HOST_TENSOR = {"sgd": 3.6, "momentum": 3.6, "adamwfused": 4.1}
+_HOST_TENSOR_ELSE = 14.7
 
 # The host's time for a compiled step, as a share of its time for the uncompiled step. A compiled
 # step has fewer kernels, and no Python runs between them.
 _COMPILED_LAUNCH = 0.3
-# Host and device work at the same time. If they alone take a and b, both together take (a^6 +
-# b^6)^(1/6), which is close to the larger of the two.
-_BLEND = 6
+# Host and device work at the same time. If they alone take a and b, both together take (a^12 +
+# b^12)^(1/12), which is close to the larger of the two.
+_BLEND = 12
 # share of the link's rate that ring collectives reach for large messages (assumed)
 _LINK_SHARE = 0.7
+# On several accelerators, kernels take this many times as long, because those of the communication
+# use processors and bandwidth at the same time (from llm-foundry's MPT runs on eight A100).
+_SHARED = 1.15
 _EXPOSED = 0.3  # share of the communication that does not overlap with the backward pass (assumed)
 
 
@@ -57,6 +87,9 @@ class StepTime(Struct, frozen=True, kw_only=True):
     arithmetic: float
     samples_per_s: float  # samples per second of all accelerators together
     mfu: float  # achieved FLOP/s as a share of the data sheet's peak
+    # How far the kernels of the step are from measured ones, by `DeviceProfile.correct`: from 0 to
+    # 3, or 3 if no device was measured. The host counts as a kernel at a distance of 1.
+    distance: float
 
 
 def estimate_step(
@@ -64,23 +97,34 @@ def estimate_step(
     device: DeviceRates,
     run: StepSettings,
     constants: RooflineConstants = CALIBRATED,
+    measured: Sequence[DeviceProfile] = (),
 ) -> StepTime:
-    """Return the time of one step of `accumulate` micro-batches on each accelerator."""
+    """Return the time of one step of `accumulate` micro-batches on each accelerator. The kernels
+    that were measured on the most similar of the `measured` devices correct it.
+    """
     batch = run.batch or profile.batch
     scale = batch / profile.batch
     precision = run.precision or profile.precision
     setting = KernelSetting(
         device=device, run=run, precision=precision, scale=scale, constants=constants.kernels
     )
-    busy = arithmetic = 0.0
+    busy = arithmetic = far = 0.0
+    nearest = find_device(measured, device)
     for kernel in profile.kernels:
         seconds = kernel_time(kernel, setting) * kernel.count
+        # A compiler fuses kernels, so those of a compiled step are not measured ones.
+        away = 1.0 if run.compile and nearest is not None else FARTHEST
+        if nearest is not None and not run.compile:
+            factor, away = nearest.correct(kernel, setting)
+            seconds *= factor
+        far += seconds * away
         busy += seconds
         if kernel.kind in PRODUCTS:
             arithmetic += seconds
     shards = run.accelerators if run.shard else 1
     _, moved = optimizer_costs(profile, run)
     update = moved / shards / (bandwidth_of(device, constants.kernels) * constants.update)
+    busy *= _SHARED if run.accelerators > 1 else 1.0
     device_s = busy * run.accumulate + update
     host_s = _host_time(profile, run, constants)
     waited = _EXPOSED * _communication(profile, device, run)
@@ -95,20 +139,46 @@ def estimate_step(
         arithmetic=arithmetic * run.accumulate,
         samples_per_s=samples / total,
         mfu=flops / total / peak_of(device, precision),
+        distance=1.0 if host_s > device_s else far / (busy or 1.0),
     )
+
+
+def find_device(measured: Sequence[DeviceProfile], device: DeviceRates) -> DeviceProfile | None:
+    """Return the measured device whose data sheet is most similar, or None if none was measured."""
+
+    def differ(other: DeviceRates) -> tuple[bool, float]:
+        ratios = (other.half / device.half, other.bandwidth / device.bandwidth)
+        return other.name != device.name, sum(abs(log(each)) for each in ratios)
+
+    return min(measured, key=lambda each: differ(each.device), default=None)
 
 
 def _host_time(profile: WorkProfile, run: StepSettings, constants: RooflineConstants) -> float:
     """Return the seconds that the host needs to launch all kernels of one step."""
-    micro = 0.0
+    micro = profile.views * constants.host_view_us
     for kernel in profile.kernels:
-        each = constants.host_backward_us if kernel.backward else constants.host_us
-        if kernel.kind == "conv":
-            each += constants.host_conv_us
+        each = _HOST_US.get(_host_kind(kernel), _HOST_US["other"])[kernel.backward]
+        if kernel.kind == "recurrent":
+            each = constants.host_recurrent_us * kernel.size[0]
         micro += each * kernel.count
-    step = profile.tensors * constants.host_tensor_us + constants.host_step_us
+    name = (run.optimizer or profile.optimizer).lower().replace("_", "")
+    tensor = constants.host_tensor_us + _HOST_TENSOR.get(name, _HOST_TENSOR_ELSE)
+    step = profile.tensors * tensor + constants.host_step_us
     seconds = (micro * run.accumulate + step) * 1e-6
     return seconds * _COMPILED_LAUNCH if run.compile else seconds
+
+
+def _host_kind(kernel: KernelProfile) -> str:
+    """Return the kind of a kernel that determines the host's time."""
+    if kernel.kind == "conv":
+        return "conv"
+    if kernel.name == "_to_copy":
+        return "cast"
+    if kernel.kind == "pointwise":
+        if kernel.backward and kernel.name in ("add", "add_"):
+            return "sum of gradients"
+        return "in place" if kernel.name.endswith("_") else "other"
+    return name_kind(kernel)
 
 
 def _communication(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from cavvy.catalog.accelerators import list_accelerators
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.device_rates import DeviceRates, MeasuredRate, carry, device_of
+from cavvy.planner.estimate.errors import find_spread
+from cavvy.planner.estimate.measured import DeviceProfile
 from cavvy.planner.estimate.profile import PeakMemory, StepSettings, WorkProfile, optimizer_costs
 from cavvy.planner.estimate.roofline import StepTime, estimate_step
 
@@ -23,12 +25,15 @@ WORKSPACE_MIB = 64
 # nothing to recompute.
 KEPT_COMPILED = 0.15
 
-# Because of fragmentation, the allocator reserves more memory than the tensors use at their peak:
-# on an H200, at most 25 % more than the tensors of the step itself (docs/reference/estimate.md).
-# Parameters and optimizer state are allocated only once, so a smaller margin is assumed for them.
-# CONTEXT_MIB is added for the driver's context, loaded kernels and cuDNN's workspaces.
+# Because of fragmentation, the allocator reserves more memory than the tensors use at their peak.
+# A trace simulates these gaps (`cavvy.tracer.allocator`). Added are the largest tensor, for which
+# another order of requests may leave no block, this share of the memory in use, and CONTEXT_MIB for
+# the driver's context and loaded kernels.
+GAPS = 0.025
+CONTEXT_MIB = 400
+# The gaps for profiles of earlier versions, as shares of the tensors of the step, and of parameters
+# and optimizer state, which are allocated only once.
 MARGIN, STATE_MARGIN = 0.25, 0.10
-CONTEXT_MIB = 1024
 COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # the numbers of accelerators per node that providers offer
 # The part of the nominal memory that drivers and error correction use: about the difference
 # that the vendors' tools show.
@@ -55,6 +60,8 @@ class DeviceEstimate(Struct, frozen=True, kw_only=True):
     device: DeviceRates
     memory: MemoryEstimate
     step: StepTime
+    # nine of ten such steps take between the estimated time / spread and the time * spread
+    spread: float
 
     @property
     def fits(self) -> bool:
@@ -70,12 +77,22 @@ def list_devices() -> tuple[DeviceRates, ...]:
     return tuple(device for device in found if device is not None)
 
 
-def estimate_on(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> DeviceEstimate:
-    """Estimate the profile with these settings on accelerators of this kind."""
+def estimate_on(
+    profile: WorkProfile,
+    device: DeviceRates,
+    run: StepSettings,
+    measured: Sequence[DeviceProfile] = (),
+) -> DeviceEstimate:
+    """Estimate the profile with these settings on accelerators of this kind. The kernels that were
+    measured on the most similar device correct the time.
+    """
+    step = estimate_step(profile, device, run, measured=measured)
+    known = any(each.device.name == device.name for each in measured)
     return DeviceEstimate(
         device=device,
         memory=estimate_memory(profile, run),
-        step=estimate_step(profile, device, run),
+        step=step,
+        spread=find_spread(profile, run, step, is_measured=known),
     )
 
 
@@ -85,7 +102,10 @@ def device_key(device: DeviceRates, count: int) -> str:
 
 
 def make_rates(
-    profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
+    profile: WorkProfile,
+    run: StepSettings,
+    counts: Iterable[int] = COUNTS,
+    measured: Sequence[DeviceProfile] = (),
 ) -> dict[str, float]:
     """Return the samples per second of a node, for each device and number of accelerators that
     have enough memory for the step. The keys have the format of the keys in `work.rates`.
@@ -93,7 +113,7 @@ def make_rates(
     rates = {}
     for device in list_devices():
         for count in counts:
-            found = estimate_on(profile, device, replace(run, accelerators=count))
+            found = estimate_on(profile, device, replace(run, accelerators=count), measured)
             if found.fits:
                 rates[device_key(device, count)] = found.step.samples_per_s
     return rates
@@ -158,18 +178,34 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     step = whole_gradients * (2 if state and moved else 1)
     dynamic = max(high, step)
     held = (parameters + state + profile.buffer_bytes) / MIB
+    peak = held + dynamic * ROUNDING / MIB + WORKSPACE_MIB
     return MemoryEstimate(
         parameters=parameters / MIB,
         gradients=whole_gradients / MIB,
         optimizer=state / MIB,
         activations=made / MIB,
         workspace=WORKSPACE_MIB,
-        peak=held + dynamic * ROUNDING / MIB + WORKSPACE_MIB,
-        needed=held * (1 + STATE_MARGIN)
-        + dynamic * ROUNDING * (1 + MARGIN) / MIB
-        + WORKSPACE_MIB
-        + CONTEXT_MIB,
+        peak=peak,
+        needed=peak + _gaps(profile, run, held, dynamic / MIB) + CONTEXT_MIB,
     )
+
+
+def _gaps(profile: WorkProfile, run: StepSettings, held: float, dynamic: float) -> float:
+    """Return the MiB that the allocator reserves beyond those in use at the peak, at most. A
+    profile of an earlier version does not contain them.
+    """
+    if not profile.reserved:
+        return held * STATE_MARGIN + dynamic * ROUNDING * MARGIN
+    multiple = (run.batch or profile.batch) / profile.batch
+    rows = [(each.multiple, each.gaps + each.largest) for each in profile.reserved]
+    below = [row for row in rows if row[0] <= multiple] or rows[:1]
+    above = [row for row in rows if row[0] >= multiple] or rows[-1:]
+    # The gaps of the nearest recorded batches grow in proportion to the batch, or less.
+    found = [gaps * max(1.0, multiple / each) for each, gaps in (below[-1], above[0])]
+    gaps = sum(found) / 2 / MIB
+    if run.shard and run.accelerators > 1:
+        gaps /= run.accelerators
+    return float(gaps + GAPS * (held + dynamic))
 
 
 def _passes(
