@@ -364,6 +364,7 @@ class RouterApi(StrEnum):
     """How a router learns which workers exist."""
 
     SGLANG = "sglang"  # Cavvy adds and removes them through the API of SGLang's router
+    LIST = "list"  # it is started with their addresses, and replaced when they change
     NONE = "none"  # the router and the workers find each other, without Cavvy
 
 
@@ -514,6 +515,7 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     counted: bool = False  # whether the autoscaler has recorded the loss
     group: str = ""  # the name of its group, if the service has groups
     role: ReplicaRole | None = None
+    members: tuple[str, ...] = ()  # the IDs of the workers with which a router was started
     # of the node: for the bootstrap server of prefill, or the metrics of a router
     second_port: int = 0
     address: str = ""  # at which the other replicas of its network reach its node

@@ -413,7 +413,7 @@ class ServiceGroup(TypedDict):
 
     role: NotRequired[Literal["router", "prefill", "decode", "worker"]]
     replicas: NotRequired[Whole | ServiceReplicas]
-    router: NotRequired[Literal["sglang", "none"]]
+    router: NotRequired[Literal["sglang", "list", "none"]]
     resources: NotRequired[Resources]
     nodes: NotRequired[Whole]
     run: NotRequired[str]

@@ -17,9 +17,11 @@ from cavvy.control.decide.service import (
     count_wanted,
     decide_service,
     find_absent,
+    list_serving,
 )
 from cavvy.control.decide.traffic import ServiceTraffic, scale
 from cavvy.domain.credentials import split_account
+from cavvy.domain.jobs import JobPhase
 from cavvy.domain.services import (
     ROLE_TAG,
     SERVING,
@@ -39,6 +41,7 @@ SECOND_PORTS: Mapping[ReplicaRole, str] = {
     ReplicaRole.PREFILL: "CAVVY_BOOTSTRAP_PORT",
     ReplicaRole.ROUTER: "CAVVY_METRICS_PORT",
 }
+_OUTDATED = -1  # the revision of a router that has other workers than the present ones
 _OTHER = ReplicaGroup(name="", role=ReplicaRole.WORKER)  # replicas that belong to no present group
 
 
@@ -132,6 +135,13 @@ def decide_replicas(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     if not groups and all(not each.group for each in service.open):
         return decide_service(view, now)
     service = replace(service, stopped_by=view.stop.hard)
+    serves = any(each.revision == service.revision for each in list_serving(service))
+    others = tuple(
+        each
+        for each in service.replicas
+        if each.group not in named or (each.revision != service.revision and not serves)
+    )
+    service = replace(service, replicas=tuple(e for e in service.replicas if e not in others))
     wanted = count_groups(service, view.backlog)
     parts = list[tuple[str | None, ServiceStep]]()
     for group in groups:
@@ -139,33 +149,81 @@ def decide_replicas(view: ServiceSnapshot, now: datetime) -> ServiceStep:
         count = wanted[group.name]
         spec = replace(alone.spec, replicas=ReplicaCount(least=count, most=max(1, count)))
         alone = replace(alone, task=replace(alone.task, service=spec), target=count)
-        parts.append((group.name, decide_service(replace(view, service=alone, places={}), now)))
+        part = replace(view, service=alone, places={})
+        if group.role is ReplicaRole.ROUTER and group.router is RouterApi.LIST:
+            parts.append((group.name, _decide_listed(part, service, now)))
+        else:
+            parts.append((group.name, decide_service(part, now)))
     if not groups:
-        alone = _take(service, {""})
-        parts.append(("", decide_service(replace(view, service=alone), now)))
-    parts.append((None, _decide_others(view, service, named, now)))
+        parts.append(("", decide_service(replace(view, service=service), now)))
+    rest = replace(view, service=replace(service, replicas=others), places={})
+    parts.append((None, _decide_others(rest, now, serves=serves)))
     return _merge(service, parts)
 
 
-def _take(service: StoredService, names: set[str], *, others: bool = False) -> StoredService:
-    mine = tuple(each for each in service.replicas if (each.group in names) != others)
-    return replace(service, replicas=mine)
+def _decide_listed(view: ServiceSnapshot, whole: StoredService, now: datetime) -> ServiceStep:
+    """Return the step for routers that are started with a list of workers. A router with another
+    list than the present workers is replaced like a replica of an older revision. Without a worker
+    of each role, none starts.
+    """
+    workers = [
+        each
+        for each in whole.open
+        if each.revision == whole.revision
+        and each.role not in (None, ReplicaRole.ROUTER)
+        and each.address
+        and _is_up(each, view.seen)
+    ]
+    if find_absent({each.role for each in workers}):
+        return replace(decide_service(view, now), orders=())
+    present = tuple(sorted(each.id for each in workers))
+    service, wanted = view.service, view.service.spec.replicas.least
+    was = {each.id: each.revision for each in service.replicas}
+    ours = [each for each in service.open if each.revision == service.revision]
+    ready = [each for each in ours if each.state in SERVING and each.members == present]
+    others = [each for each in ours if each.members != present]
+    # routers with another list serve until enough with the present list are ready
+    serving = [each.id for each in others if each.state in SERVING]
+    kept = serving[-wanted:] if wanted and len(ready) < wanted else []
+    marked = tuple(
+        replace(each, revision=_OUTDATED) if each in others and each.id not in kept else each
+        for each in service.replicas
+    )
+    count = ReplicaCount(least=wanted + len(kept), most=max(1, wanted + len(kept)))
+    task = replace(service.task, service=replace(service.spec, replicas=count))
+    service = replace(service, task=task, replicas=marked)
+    step = decide_service(replace(view, service=service), now)
+
+    def restore(replicas: Sequence[ServiceReplica]) -> tuple[ServiceReplica, ...]:
+        return tuple(replace(each, revision=was[each.id]) for each in replicas)
+
+    return replace(
+        step,
+        service=replace(step.service, replicas=restore(step.service.replicas)),
+        start=restore(step.start),
+        stop=restore(step.stop),
+        members={service.revision: present},
+    )
 
 
-def _decide_others(
-    view: ServiceSnapshot, service: StoredService, named: set[str], now: datetime
-) -> ServiceStep:
-    """Return the step for replicas of groups that the service no longer has. They serve until the
-    newest revision can."""
-    alone = _take(service, named, others=True)
-    newest = [each for each in service.open if each.revision == service.revision]
-    roles = {each.role for each in newest if each.state in SERVING}
-    serves = roles and (roles == {None} or not find_absent(roles))
-    count = 0 if serves or not (service.wanted and not service.stopped_by) else len(alone.open)
-    spec = replace(alone.spec, replicas=ReplicaCount(least=count, most=max(1, count)))
-    alone = replace(alone, task=replace(alone.task, service=spec), target=count, markets=())
-    step = decide_service(replace(view, service=replace(alone, placement={}), places={}), now)
-    return replace(step, orders=(), bound=())
+def _is_up(worker: ServiceReplica, seen: Mapping[str, ReplicaSeen]) -> bool:
+    """Return whether a worker answers its probe, even if it waits for others."""
+    found = seen.get(worker.id, ReplicaSeen())
+    starts = worker.state is ReplicaState.STARTING and (found.answers or found.held)
+    return found.phase is JobPhase.RUNNING and (starts or worker.state in SERVING)
+
+
+def _decide_others(view: ServiceSnapshot, now: datetime, *, serves: bool) -> ServiceStep:
+    """Return the step for replicas of earlier revisions, and of groups that the service no longer
+    has. All of them are needed until the newest revision serves.
+    """
+    service = view.service
+    ended = serves or not service.wanted or service.stopped_by
+    count = 0 if ended else len(service.open)
+    spec = replace(service.spec, replicas=ReplicaCount(least=count, most=max(1, count)))
+    task = replace(service.task, service=spec)
+    alone = replace(service, task=task, target=count, markets=(), placement={})
+    return replace(decide_service(replace(view, service=alone), now), orders=(), bound=())
 
 
 def _merge(service: StoredService, parts: Sequence[tuple[str | None, ServiceStep]]) -> ServiceStep:
@@ -190,6 +248,7 @@ def _merge(service: StoredService, parts: Sequence[tuple[str | None, ServiceStep
         service=merged,
         orders=tuple(market for name, step in parts if not name for market in step.orders),
         grouped=tuple(name for name, step in parts if name for _ in step.orders),
+        members={revision: ids for step in steps for revision, ids in step.members.items()},
         bound=tuple(each for step in steps for each in step.bound),
         start=tuple(each for step in steps for each in step.start),
         stop=tuple(each for step in steps for each in step.stop),
@@ -259,6 +318,8 @@ def prepare_role(
     """
     group = find_group(task, replica.group)
     others = [each for each in replicas if each.revision == replica.revision and each.address]
+    if replica.members:
+        others = [each for each in others if each.id in replica.members]
     found = {
         role: ",".join(sorted(url_of(each) for each in others if each.role is role))
         for role in ReplicaRole

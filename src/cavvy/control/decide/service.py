@@ -111,7 +111,8 @@ class ServiceStep(Struct, frozen=True, kw_only=True):
     and stop the jobs of existing replicas. `orders` lists the market of each new replica; for "",
     the planner chooses the market. `grouped` lists the group of each new replica of a service with
     groups. `candidates` and `candidate_groups` are the number of new replicas of the candidate
-    revision, and their groups. `bound` are additional replicas to order, for requests that must
+    revision, and their groups. `members` are the workers of new routers, by revision, if routers
+    start with a list of workers. `bound` are additional replicas to order, for requests that must
     stay in certain places. `finished` means that the service was ended and has no replicas left.
     The next decision is due after the time `after`.
     """
@@ -121,6 +122,7 @@ class ServiceStep(Struct, frozen=True, kw_only=True):
     grouped: tuple[str, ...] = ()
     candidates: int = 0
     candidate_groups: tuple[str, ...] = ()
+    members: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     bound: tuple[BoundOrder, ...] = ()
     start: tuple[ServiceReplica, ...] = ()
     stop: tuple[ServiceReplica, ...] = ()
@@ -190,7 +192,8 @@ def _gets_requests(replica: ServiceReplica, service: StoredService) -> bool:
     ours = [each for each in service.open if each.revision == replica.revision]
     if replica.role is ReplicaRole.WORKER:
         return not any(each.role is ReplicaRole.ROUTER for each in ours)
-    ready = {each.role for each in ours if each.state in SERVING}
+    known = [each for each in ours if not replica.members or each.id in replica.members]
+    ready = {each.role for each in known if each.state in SERVING}
     return replica.role is ReplicaRole.ROUTER and not find_absent(ready)
 
 
@@ -235,6 +238,7 @@ def order_replica(
     providers: tuple[str, ...] = (),
     group: ReplicaGroup | None = None,
     second_port: int = 0,
+    members: tuple[str, ...] = (),
 ) -> StoredService:
     """Return the service with one more replica, of the given revision or, by default, of the newest
     revision. The replica's row is stored before its job is submitted under the replica's ID, so
@@ -252,6 +256,7 @@ def order_replica(
         group="" if group is None else group.name,
         role=None if group is None else group.role,
         second_port=second_port,
+        members=members,
     )
     return replace(service, replicas=(*service.replicas, replica), ordered=replica.number)
 

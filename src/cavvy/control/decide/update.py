@@ -116,6 +116,7 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
         grouped=old.grouped,
         candidates=len(new.orders),
         candidate_groups=new.grouped,
+        members={**old.members, **new.members},
         start=(*old.start, *new.start),
         stop=(*old.stop, *new.stop),
         finished=old.finished and new.finished,

@@ -353,9 +353,9 @@ class ServiceReconciler:
         for _ in range(step.candidates):
             service = await self._order(service, service.tried, ANYWHERE, front, now)
         for name in step.grouped:
-            service = self._order_of_group(service, service.revision, name, front, now)
+            service = self._order_of_group(service, service.revision, name, front, now, step)
         for name in step.candidate_groups:
-            service = self._order_of_group(service, service.tried, name, front, now)
+            service = self._order_of_group(service, service.tried, name, front, now, step)
         return service
 
     @property
@@ -364,7 +364,13 @@ class ServiceReconciler:
         return {split_account(each)[0] for each in self._pool.providers} == {HERE}
 
     def _order_of_group(
-        self, service: StoredService, revision: int, name: str, front: ServiceFront, now: datetime
+        self,
+        service: StoredService,
+        revision: int,
+        name: str,
+        front: ServiceFront,
+        now: datetime,
+        step: ServiceStep,
     ) -> StoredService:
         """Return the service with one more replica of a group. If the service has a router, the
         first replica decides in which network the others run.
@@ -388,6 +394,7 @@ class ServiceReconciler:
             providers=() if near is None else (near[0],),
             group=group,
             second_port=second,
+            members=step.members.get(revision, ()) if group.role is ReplicaRole.ROUTER else (),
         )
         return service if near is None else bind_last(service, near[1])
 
@@ -470,7 +477,7 @@ def _hold_back(
     service: StoredService, seen: Mapping[str, ReplicaSeen], front: ServiceFront
 ) -> Mapping[str, ReplicaSeen]:
     joined = {
-        each.id: front.list_joined(each.id)
+        each.id: front.list_joined(each.id) | {*each.members}
         for each in service.open
         if each.role is ReplicaRole.ROUTER
     }
