@@ -11,13 +11,15 @@ from cavvy.domain.services import (
     FallbackApi,
     FallbackRule,
     RateScope,
+    ReplicaCount,
+    ReplicaRole,
     ReplicaState,
     RequestRate,
     ServiceReplica,
     ServiceSpec,
 )
 from cavvy.domain.stored_services import ServiceKey, StoredService
-from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.tasks import ReplicaGroup, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
@@ -111,6 +113,19 @@ def test_fallbacks_are_services_that_exist_and_apis_that_the_places_permit() -> 
     assert second.stays
     named = replace(own, task=replace(own.task, resources=ResourceSpec(regions=("eu",))))
     assert list_routes([named])[0].fallbacks == ()
+
+
+def test_groups_state_how_many_requests_they_may_have() -> None:
+    one, two = ReplicaCount(least=1, most=1), ReplicaCount(least=0, most=2)
+    groups = (
+        ReplicaGroup(name="r", role=ReplicaRole.ROUTER, replicas=one, concurrency=500),
+        ReplicaGroup(name="a", role=ReplicaRole.WORKER, replicas=two, concurrency=100),
+        ReplicaGroup(name="b", role=ReplicaRole.WORKER, replicas=one),
+    )
+    plain = make("g", 0, concurrency=4, replicas=ReplicaCount(most=3))
+    grouped = replace(plain, task=replace(plain.task, replica_groups=groups))
+    assert [each.slots_max for each in list_routes([plain])] == [12]
+    assert [each.slots_max for each in list_routes([grouped])] == [204]
 
 
 def test_the_gateway_knows_what_replicas_cost() -> None:

@@ -257,6 +257,7 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
             for url in (
                 *("ftp://a/v1", "https://u:p@a/v1", "https://a/v1?x=1", "https://a/../v1"),
                 *("https://a:99999/v1", "https://a/v 1", "https://a/%0d%0aX", "https:///v1"),
+                *("https://a:00000443/v1", f"https://{'a.' * 124}b/v1", f"https://a{'/b' * 250}"),
             )
         ),
         ("{port: 1, residency: eu, fallback: {openai: {model: m}}}", "may answer in any place"),

@@ -49,6 +49,8 @@ class RequestBills:
         # the cost of replicas according to their newest charges
         self.rates: dict[str, HourlyRate] = {}
         self._replicas: dict[str, dict[str, ServiceReplica]] = {}  # by the ID of the service
+        # APIs that fallbacks name or have named, whose answers may not be billed yet; by service
+        self._apis: dict[str, dict[str, FallbackApi]] = {}
         self._left: set[str] = set()  # replicas whose service no longer exists
         self._since: datetime | None = None  # when requests began to be counted
         # when a service's bills were last divided, by the service's ID
@@ -74,6 +76,8 @@ class RequestBills:
             known[each.id] = each
         for old in list(known)[: -max(_REMEMBERED, len(service.replicas))]:
             del known[old]
+        apis = self._apis.setdefault(service.id, {})
+        apis |= {rule.api.id: rule.api for rule in service.spec.fallbacks if rule.api is not None}
         done = self._done.get(service.id)
         due = done is None or now - done >= ACCRUE
         if not last and not due:
@@ -85,15 +89,14 @@ class RequestBills:
             return
         self._done[service.id] = now
         await self._divide_all(service, bills, work or {}, last=last)
-        for rule in service.spec.fallbacks:
-            if rule.api is not None:
-                await self._bill_api(service, rule.api, work or {}, now)
+        for api in apis.values():
+            await self._bill_api(service, api, work or {}, now)
         for each in known.values():
             if last or each.state is ReplicaState.ENDED:
                 self.rates.pop(each.id, None)
         if last:
             self._left.update(known)
-            del self._replicas[service.id], self._done[service.id]
+            del self._replicas[service.id], self._done[service.id], self._apis[service.id]
 
     async def _divide_all(
         self, service: StoredService, bills: Sequence[ReplicaBill], work: RequestWork, *, last: bool

@@ -19,12 +19,14 @@ from cavvy.control.decide.update import as_revision
 from cavvy.domain.services import (
     AdapterRule,
     BatchRule,
+    ReplicaRole,
     RequestRate,
     RoutingKind,
     RoutingRule,
     ServiceReplica,
 )
 from cavvy.domain.stored_services import ServiceKey, StoredService
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
     AdapterTerms,
@@ -115,7 +117,7 @@ def make_route(
         concurrency=spec.concurrency,
         queue_max=spec.limits.waiting,
         wait_s=spec.timeouts.queue.total_seconds(),
-        slots_max=spec.replicas.most * spec.concurrency,
+        slots_max=_count_slots(service.task),
         response_s=spec.timeouts.response.total_seconds(),
         silence_s=spec.timeouts.silence.total_seconds(),
         late_s=make_terms(spec).wait_s,
@@ -139,6 +141,18 @@ def make_route(
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
     )
+
+
+def _count_slots(task: TaskSpec) -> int:
+    """Return how many requests all replicas may have that the service may have. Of groups behind a
+    router, this is more than the gateway sends at the same time.
+    """
+    assert task.service is not None
+    usual = task.service.concurrency
+    groups = [each for each in task.replica_groups if each.role is not ReplicaRole.ROUTER]
+    if not groups:
+        return task.service.replicas.most * usual
+    return sum(each.replicas.most * (each.concurrency or usual) for each in groups)
 
 
 def make_address(
