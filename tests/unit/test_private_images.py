@@ -5,7 +5,7 @@ registry permits the task to pull it: against stand-ins of the engines with a re
 import hashlib
 import json
 import os
-import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +117,7 @@ class Machine:
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
     text, bring = (DOCKER, bring_image) if request.param == "docker" else (APPTAINER, bring_sif)
     program = tmp_path / request.param
-    program.write_text(f"#!{shutil.which('python3')}\n{text}")
+    program.write_text(f"#!{sys.executable} -IS\n{text}")  # starts without what is installed
     program.chmod(0o755)
     state = {"here": [], "image": IMAGE, "id": ID, "permits": [OWN], "pulls": 0, "builds": []}
     (tmp_path / "state").write_text(json.dumps(state))
