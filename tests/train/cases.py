@@ -1,4 +1,4 @@
-"""Training scripts that run one after another in the ranks of one torchrun.
+"""Training scripts that run one after another in the same two ranks.
 
 Each case gets a folder of its own and returns what a rank saw, as JSON.
 """
@@ -8,14 +8,23 @@ import json
 import os
 import resource
 import shutil
-import sys
+import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.train.programs import CLASSES, WIDTH, Normed, digest, full_state, make_samples
+from tests.train.programs import (
+    CLASSES,
+    WIDTH,
+    Normed,
+    Say,
+    digest,
+    full_state,
+    make_samples,
+)
 from tests.train.storage import UnreliableStorage, use_unreliable_storage
 from tests.waits import START_S
 from torch import nn
@@ -542,16 +551,14 @@ CASES: dict[str, Case] = {
 }
 
 
-def main(folder: Path, known: dict[str, Case]) -> None:
+def play(say: Say, module: str, folder: Path) -> None:
+    """Run the cases of a module; what each rank returns becomes a file."""
+    known: dict[str, Case] = import_module(module).CASES
+    warnings.simplefilter("default")  # as in a script
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     faulthandler.dump_traceback_later(START_S - 20, exit=True)  # before the test gives up
-    chosen = sys.argv[2:] or known
-    for name, case in ((name, known[name]) for name in chosen):
+    for name, case in known.items():
         found = case(folder / name.replace(" ", "-").replace(",", ""))
         (folder / f"{name}.{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), CASES)

@@ -1,11 +1,8 @@
-"""Loops that differ from the documented one: cases that run in the ranks of one torchrun, as those
-of `cases.py` do.
-"""
+"""Loops that differ from the documented one: cases that run as those of `cases.py` do."""
 
 import os
 import random
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.train.cases import Branches, Case, main, start
+from tests.train.cases import Branches, Case, start
 from tests.train.programs import CLASSES, WIDTH, Normed, Say, digest, make_samples
 from torch import nn
 from torch.nn import functional as F
@@ -298,6 +295,3 @@ CASES: dict[str, Case] = {
     "skipped between": skipped_between,
     "two data sets": two_data_sets,
 }
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), CASES)

@@ -1,4 +1,4 @@
-"""Loops that differ from the documented one, under torchrun: they learn what a plain loop learns, and
+"""Loops that differ from the documented one, on two ranks: they learn what a plain loop learns, and
 continue with exactly the next samples.
 """
 
@@ -14,7 +14,7 @@ from cavvy import train
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return run_cases("loops.py", tmp_path_factory.mktemp("loops"))
+    return run_cases("loops", tmp_path_factory.mktemp("loops"))
 
 
 @pytest.mark.parametrize(
