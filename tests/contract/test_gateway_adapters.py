@@ -36,6 +36,7 @@ class LoraEngine(EngineStandIn):
     broken_loads: bool = False
     load_s: float = 0.0
     unload_s: float = 0.0
+    refuses: str = ""  # why it refuses all prompts
 
     def restart(self) -> None:
         self.has.clear()
@@ -84,6 +85,8 @@ class LoraEngine(EngineStandIn):
         if name not in (None, BASE) and name not in self.has:
             status = b"404 Not Found" if self.api == "vllm" else b"400 Bad Request"
             return self._refuse(writer, status, f"The model {name} does not exist.")
+        if self.refuses:
+            return self._refuse(writer, b"400 Bad Request", self.refuses)
         self.used[name] = self.used.get(name, 0) + 1
         try:
             return await super()._do_completions(request, _, reader, writer)
@@ -269,6 +272,23 @@ def test_a_restarted_replica_loads_again(
         reply = send(gateway, "one", stream=stream)
         assert (reply.status, b"word" in reply.body) == (200, True)
     assert engines[0].loads == ["one"] * 3
+
+
+def test_a_refusal_for_another_reason_is_passed_on_after_one_more_try(
+    gateway: GatewayProcess, engines: list[LoraEngine]
+) -> None:
+    gateway.set_services()
+    gateway.set_services(describe("sglang"))
+    gateway.set_replicas("lora", engines[:1])
+    engine = engines[0]
+    engine.api = "sglang"
+    assert send(gateway, "one").status == 200
+    engine.refuses = "the prompt is too long"
+    before = count_prompts(engines)
+    reply = send(gateway, "one")
+    assert (reply.status, reply.json["error"]["message"]) == (400, engine.refuses)
+    assert count_prompts(engines) == before + 2
+    assert engine.loads == ["one"]
 
 
 def test_two_gateways_share_the_slots_of_a_replica(

@@ -11,6 +11,7 @@ from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.control.decide.queued_calls import count_at_once
 from cavvy.control.decide.traffic import make_terms
+from cavvy.domain.stored_services import find_open_models
 from cavvy.spec import SpecError
 from cavvy.spec.engines import ENGINES, write_command
 from cavvy.task_files import parse_file
@@ -222,6 +223,7 @@ def test_adapters_are_options_and_models_of_the_engine(
         **{"c": ".cavvy/adapters/c", "d": ".cavvy/adapters/d"},
     }
     assert service.model_names == ("org/base", "a", "b", "c", "d")
+    assert find_open_models(service) == set(service.model_names), "no other service may have them"
 
 
 def test_llama_cpp_loads_files_when_it_starts() -> None:

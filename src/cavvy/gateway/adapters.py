@@ -170,18 +170,18 @@ class ReplicaAdapters:
 
     # calls of the engine
 
-    async def load(self, name: str) -> None:
-        """Load an adapter, unless the replica has it. Raises AdapterError, or OSError if the
-        replica accepts no connections."""
+    async def load(self, name: str) -> bool:
+        """Load an adapter, unless the replica has it; return whether it was loaded now. Raises
+        AdapterError, or OSError if the replica accepts no connections."""
         self._refuse_failed(name)
         self._loading.setdefault(name, monotonic())
         try:
             async with self._turn:
                 if self.is_ready(name):
-                    return
+                    return False
                 self._refuse_failed(name)  # while this call waited
                 async with asyncio.timeout(self.terms.load_s):
-                    await self._load(name)
+                    return await self._load(name)
         except AdapterError as error:
             self._failed[name] = (monotonic(), str(error))
             raise
@@ -206,13 +206,13 @@ class ReplicaAdapters:
             raise AdapterError(why)
         self._failed.pop(name, None)
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str) -> bool:
         """Other gateways may load the adapter, or take the slot, at the same time."""
         answer = _EngineAnswer(0, b"")
         for _ in range(_TRIES):
             await self._list()
             if self.holds(name):
-                return
+                return False
             source = self.terms.sources.get(name, "")
             if not source:
                 raise AdapterError("the service does not have it any longer")
@@ -225,12 +225,13 @@ class ReplicaAdapters:
                 self.loaded[name] = source
                 self._use(name, monotonic())
                 self.times.add(monotonic() - started_at)
-                return
+                return True
             await self._list()
             if len(self.loaded) < self.terms.slots:
                 break  # it was not for lack of a slot
         if not self.holds(name):
             raise AdapterError(answer.explain())
+        return True
 
     async def _make_room(self, name: str) -> None:
         if name in self.loaded:  # from another source

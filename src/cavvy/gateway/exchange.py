@@ -92,6 +92,7 @@ class Exchange:
     is_cut = False  # only the beginning of the body was read
     fields = b""  # members of JSON that the engine gets at the beginning of the body
     misses = False  # the replica has answered that it does not have the adapter
+    blames = False  # such an answer has another reason, because the engine lists the adapter
     passed = 0  # requests behind it that started before it, because their adapters were loaded
     unloaded = 0  # replicas that could not load the adapter
     key_id = ""  # of the client's key

@@ -255,7 +255,8 @@ class TokenMeter:
         """Prepare for the response of a replica, which is about to get the request."""
         exchange = self._exchange
         if exchange.adapter and exchange.body_done and self._repeats < _REPEATS_MAX:
-            self._whole = exchange.out_head, list(exchange.held)
+            again = self._repeats and exchange.blames
+            self._whole = None if again else (exchange.out_head, list(exchange.held))
         self._begin_try()
         if self._asks_stream:
             self._end_prompt()

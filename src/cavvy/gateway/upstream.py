@@ -291,7 +291,7 @@ class ReplicaPool:
 
     async def _load(self, exchange: Exchange, adapters: ReplicaAdapters) -> None:
         try:
-            await adapters.load(exchange.adapter)
+            exchange.blames = not await adapters.load(exchange.adapter)
         except AdapterError as error:
             self.end(exchange, Outcome.UNLOADED, str(error))
             return
