@@ -362,6 +362,25 @@ def test_with_the_defaults_long_requests_get_replicas_before_any_has_ended() -> 
     assert wanted[-1] == 15, "one for each request, and three that arrive in a cold start"
 
 
+@pytest.mark.parametrize(("concurrency", "wanted"), [(1, 12), (4, 3)])
+def test_twelve_long_requests_get_their_replicas_at_the_next_decision(
+    concurrency: int, wanted: int
+) -> None:
+    """How long requests take is known from completed ones; none has arrived for a while."""
+    record = LoadRecord(slow=0.01, slow_span_s=150.0, completed=500, service_s=60.0)
+    state = ScalingState(began_s=0.0, wanted=1, load=record)
+    seen = ServiceObservation(
+        now_s=900.0,
+        arrivals=(12,),
+        in_flight=concurrency,
+        in_flight_s=0.5,
+        backlog=12 - concurrency,
+        markets=(market(1),),
+    )
+    decision, _ = decide(replace(TERMS, concurrency=concurrency), state, seen)
+    assert wanted <= decision.wanted <= wanted + 5, "some more for those of a cold start"
+
+
 def test_requests_that_never_end_do_not_make_the_others_longer() -> None:
     record = LoadRecord(
         slow=1500.0, slow_span_s=150.0, fast=300.0, fast_span_s=30.0, completed=500, service_s=0.05
