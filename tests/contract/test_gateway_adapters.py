@@ -291,6 +291,24 @@ def test_a_refusal_for_another_reason_is_passed_on_after_one_more_try(
     assert engine.loads == ["one"]
 
 
+def test_a_request_that_no_fallback_answers_gets_its_adapter(
+    gateway: GatewayProcess, engines: list[LoraEngine]
+) -> None:
+    engine, api = engines  # which refuses the model
+    url = f"http://127.0.0.1:{api.port}/v1"
+    target = {"id": "api-1", "label": "api", "url": url, "model": "big"}
+    allowed = {"type": "credentials", "values": {}, "private_targets": "127.0.0.1"}
+    assert gateway.control(**allowed) == {}
+    gateway.set_services(describe(fallbacks=[target], fallback_s=0.01, wait_s=20))
+    gateway.set_replicas("lora", [])
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(send, gateway, "one")
+        wait_for(lambda: count_prompts([api]) and gateway.facts("lora")["backlog"])
+        gateway.set_replicas("lora", [engine])
+        assert waits.result().status == 200
+    assert engine.loads == ["one"]
+
+
 def test_two_gateways_share_the_slots_of_a_replica(
     gateway: GatewayProcess, engines: list[LoraEngine]
 ) -> None:

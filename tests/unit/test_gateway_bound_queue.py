@@ -82,9 +82,12 @@ class Guard:
         return False
 
 
-async def refuse_late(slots_max: int, guard: Guard | None = None) -> tuple[int, OwnAnswer | None]:
+async def refuse_late(
+    slots_max: int, guard: Guard | None = None, elsewhere: int = 0
+) -> tuple[int, OwnAnswer | None]:
     """Return how many requests may wait at a busy replica that needs 10 s for each, while each
-    waits for at most 30 s, and the answer to the next request.
+    waits for at most 30 s, and the answer to the next request. Others wait for a replica that is
+    elsewhere.
     """
     queue = ServiceQueue(
         ServiceRoute(name="chat", wait_s=30, concurrency=1, slots_max=slots_max),
@@ -94,6 +97,7 @@ async def refuse_late(slots_max: int, guard: Guard | None = None) -> tuple[int, 
     queue._replicas[0].in_flight = 1
     queue._set_load(queue._replicas[0])
     parsed, waiting = queue.memo.parse_request(ANYWHERE), []
+    bound = [admit(queue, EU) for _ in range(elsewhere)]
     for _ in range(100):
         sink = ToldSink()
         made = Exchange(sink, queue.entry, parsed, b"", monotonic())  # type: ignore[arg-type]  # nothing else is called
@@ -105,7 +109,7 @@ async def refuse_late(slots_max: int, guard: Guard | None = None) -> tuple[int, 
         if len(waiting) == 1:
             for _ in range(20):
                 queue._line.record(1, 10.0)
-    for each in waiting:
+    for each in [*waiting, *bound]:
         queue.leave(each)
         each.timer.cancel() if each.timer else None
     assert queue._line.predict_s(1) is None
@@ -118,6 +122,10 @@ async def test_a_request_is_refused_at_once_if_it_would_surely_wait_too_long() -
     assert refused is not None
     assert (refused.status, refused.code, refused.retry_s) == (429, AnswerCode.QUEUE_FULL, 5)
     assert refused.message == "the request would wait for about 35 s, and may wait for 30 s"
+
+
+async def test_requests_that_wait_for_another_place_are_not_ahead() -> None:
+    assert (await refuse_late(slots_max=1, elsewhere=50))[0] == 3
 
 
 async def test_replicas_that_may_start_count_unless_a_fallback_answers_now() -> None:

@@ -205,6 +205,7 @@ class FallbackSink:
         self._responds = self._excused = self._waits_on = False
         self._body: bytes | None = None  # as it was sent to the service
         self._out_head = b""
+        self._model: str | None = None  # that the body names
         self._wait_s = exchange.wait_s
         exchange.sink = exchange.guard = self
         exchange.keep_bytes = exchange.entry.replay_bytes
@@ -349,7 +350,7 @@ class FallbackSink:
         if exchange.arrived_at + self._wait_s <= monotonic():
             return False
         if self._body is not None:
-            exchange.out_head = self._out_head
+            exchange.out_head, exchange.model = self._out_head, self._model
             exchange.replace_body(self._body)
         self._at = self._api = None
         self._reset(service)
@@ -378,6 +379,7 @@ class FallbackSink:
             if self._body is None:
                 return False
             self._out_head = self._exchange.out_head
+            self._model = self._model or self._exchange.model
         while self._left:
             target = self._left.pop(0)
             if self._may_use(target) and self._send(target, self._body):
@@ -400,9 +402,9 @@ class FallbackSink:
         other = None if target.service is None else self._fallbacks.find(target.service)
         if other is None:
             return asked is not None and self._send_to_api(target, asked)
+        exchange.model = target.model or self._model
         if asked is not None:
             body = msgspec.json.encode({**asked, "model": target.model})
-            exchange.model = target.model
         exchange.out_head = self._out_head
         exchange.replace_body(body)
         self._at, self._api = target, None

@@ -200,9 +200,9 @@ class ServiceQueue:
 
     def wait_again(self, exchange: Exchange) -> bool:
         """Let a request wait at the front of the queue, because no fallback has answered it. Return
-        False if too many wait already.
+        False if too many wait already, or if an update has removed the request's model.
         """
-        if len(self._waiting) >= self.route.queue_max:
+        if len(self._waiting) >= self.route.queue_max or self._find_adapter(exchange) is not None:
             return False
         self._requeue(exchange, monotonic())
         return True
@@ -750,7 +750,8 @@ class ServiceQueue:
             exchange.sink.answer(refused)
             return
         self._waiting[exchange] = None
-        self._line.enter(_count_tokens(exchange))
+        if not exchange.places:  # those that wait for another place are not ahead of others
+            self._line.enter(_count_tokens(exchange))
         self._unbound += not exchange.is_bound
         if first:
             self._waiting.move_to_end(exchange, last=False)
@@ -826,7 +827,8 @@ class ServiceQueue:
         if exchange not in self._waiting:
             return False
         del self._waiting[exchange]
-        self._line.leave(_count_tokens(exchange))
+        if not exchange.places:
+            self._line.leave(_count_tokens(exchange))
         if self._fair is not None:
             self._fair.leave(exchange)
         self._unbound -= not exchange.is_bound
