@@ -141,6 +141,16 @@ def test_a_group_inherits_what_it_does_not_state() -> None:
     assert (prefill.service.replicas.most, decode.service.replicas.most) == (2, 4)
 
 
+def test_each_role_keeps_the_objectives_that_it_can() -> None:
+    text = FILE.replace(
+        "  groups:", "  models: m\n  slo: {ttft: {p95: 1s}, token_gap: {p95: 60ms}}\n  groups:"
+    )
+    task = read(text)
+    found = [take_role(task, each).service for each in task.replica_groups]
+    kept = [(each.slo.ttft is not None, each.slo.token_gap is not None) for each in found if each]
+    assert kept == [(False, False), (True, False), (False, True)]
+
+
 def test_a_task_needs_no_command_if_each_group_has_one() -> None:
     text = FILE.replace("run: serve\n", "").replace("decode: {", "decode: {run: d, ")
     assert [each.run for each in read(text).replica_groups] == ["route", "fill", "d"]

@@ -571,6 +571,12 @@ def can_sleep(groups: Sequence[ReplicaGroup]) -> bool:
     return not any(each.replicas.least for each in groups if each.role is not ReplicaRole.ROUTER)
 
 
+# the objectives that only replicas of another role can keep
+_OTHERS_GOALS = {
+    ReplicaRole.ROUTER: ("ttft", "token_gap"),
+    ReplicaRole.PREFILL: ("token_gap",),
+    ReplicaRole.DECODE: ("ttft",),
+}
 # of SGLang's router: answered also while the router has no workers
 _ROUTER_PROBE = ReadinessProbe(path="/liveness")
 
@@ -600,6 +606,7 @@ def take_role(task: TaskSpec, group: ReplicaGroup) -> TaskSpec:
         task.service,
         replicas=group.replicas,
         concurrency=group.concurrency or task.service.concurrency,
+        slo=replace(task.service.slo, **dict.fromkeys(_OTHERS_GOALS.get(group.role, ()))),
         probe=group.probe or (_ROUTER_PROBE if has_api(group) else task.service.probe),
     )
     return replace(task, service=spec, **stated)
