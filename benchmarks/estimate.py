@@ -114,6 +114,26 @@ def _quantile(scores: Sequence[float]) -> float:
     return sorted(scores)[min(len(scores), ceil(0.9 * (len(scores) + 1))) - 1]
 
 
+def check_carried(steps: Sequence[Step], say: Callable[[str], None]) -> list[float]:
+    """Predict each step from the same step on another device: the time there, multiplied by
+    the ratio of the two estimates. This is what `cavvy bench` on one accelerator does for others.
+    Returns the errors.
+    """
+    known, every = read_devices(), list[float]()
+    found: dict[tuple[str, str], dict[str, Step]] = defaultdict(dict)
+    for step in steps:
+        found[step.model, step.what][step.device.name] = step
+    say("| measured on | predicted for | steps | median error | nine of ten within | worst |")
+    say("|---|---|--:|--:|--:|--:|")
+    for source, target in (("H100", "H200"), ("H200", "H100")):
+        pairs = [(each[source], each[target]) for each in found.values() if len(each) == 2]
+        # The measured times cancel: each estimate is its measured time * (1 + its error).
+        off = [(1 + error_of(b, known)) / (1 + error_of(a, known)) - 1 for a, b in pairs]
+        say(f"| {source} | {target} | {_spread(off)} |")
+        every += off
+    return every
+
+
 def _check_devices(steps: Sequence[Step], say: Callable[[str], None]) -> None:
     """Estimate the steps on each device with the kernels that were measured on other devices."""
     say("| accelerator | steps | median error | nine of ten within | worst |")
@@ -302,6 +322,8 @@ def main() -> None:
     check_steps(steps, lines.append)
     lines += ["", "### Step times, each accelerator left out", ""]
     _check_devices([*steps, *read_vision(), *read_mpt()], lines.append)
+    lines += ["", "### Step times, predicted from one other accelerator", ""]
+    check_carried(steps, lines.append)
     for title, read in TITLES:
         lines += ["", f"### {title}, each accelerator left out", ""]
         check_table(list(read()), lines.append)
