@@ -465,33 +465,13 @@ def _is_narrow(value: Any) -> bool:
 def _cross_entropy(
     input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Compute the cross entropy as on CUDA: the kernel for log-softmax converts to float32 without
-    a copy, and converts its gradient back.
+    """Compute the cross entropy as on CUDA: autocast leaves log-softmax in half precision, because
+    `cross_entropy` states the type, and converts its result for the loss to float32
+    (aten/src/ATen/autocast_mode.h, fp32_set_opt_dtype and fp32).
     """
     kwargs.pop("label_smoothing", None)
-    # torch declares it without types
-    wide: torch.Tensor = _WideLogSoftmax.apply(input)  # type: ignore[no-untyped-call]
-    return F.nll_loss(wide, target, *args[:5], **kwargs)
-
-
-class _WideLogSoftmax(torch.autograd.Function):
-    """Computes log-softmax with a float32 result, as on CUDA. On the CPU, the kernel with a float32
-    result exists only for float16, so the float16 kernel is also used for bfloat16.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, narrow: torch.Tensor) -> torch.Tensor:
-        out = torch.ops.aten._log_softmax(narrow.view(torch.float16), 1, True)
-        ctx.save_for_backward(out)
-        ctx.narrow = narrow.dtype
-        return out  # type: ignore[no-any-return]  # an operator's type is not known
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> torch.Tensor:
-        (out,) = ctx.saved_tensors
-        grad = torch.ops.aten._log_softmax_backward_data(grads[0], out, 1, torch.float16)
-        # an operator's type is not known
-        return grad.view(ctx.narrow)  # type: ignore[no-any-return]
+    narrow = torch.ops.aten._log_softmax(input, 1, False)
+    return F.nll_loss(narrow.float(), target, *args[:5], **kwargs)
 
 
 def _dropout(
