@@ -53,6 +53,8 @@ async def test_figures_of_a_job_and_its_node(api: Api) -> None:
     assert calls["launch", "ok"] == 1
     assert found["cavvy_provider_call_seconds"]
     assert found["process_cpu_seconds"]
+    odd = {"Accept": "application/openmetrics-text; version=a.b"}
+    assert (await api.http.get("/metrics", headers=odd)).status_code == 200
 
 
 async def test_a_caller_reads_only_the_figures_of_its_own_projects(api: Api) -> None:

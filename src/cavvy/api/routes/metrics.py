@@ -81,7 +81,10 @@ async def metrics(request: Request, app_state: AppState, projects: ProjectFilter
     registry.register(figures)
     if projects is None:
         client.ProcessCollector(registry=registry)
-    encode, kind = client.exposition.choose_encoder(request.headers.get("accept", ""))
+    try:
+        encode, kind = client.exposition.choose_encoder(request.headers.get("accept", ""))
+    except (TypeError, ValueError):  # at a version that is no number
+        encode, kind = client.exposition.choose_encoder("")
     return Response(encode(registry), media_type=kind)
 
 
