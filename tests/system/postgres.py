@@ -50,6 +50,7 @@ _OPTIONS = {
     "wal_writer_delay": "10s",
 }
 MOST_USES = 25  # of a database: nothing removes its dead rows
+NEWEST = 3  # databases that are tried before another is made
 _numbers = count(1)
 _used: dict[str, int] = {}  # how often each database was used that no present test has
 _servers: "dict[Path, subprocess.Popen[bytes]]" = {}  # by the folders of their sockets
@@ -69,8 +70,9 @@ def opened_database() -> str:
     PostgresMissing.
     """
     model = _model()
-    for name in [name for name, uses in _used.items() if uses < MOST_USES]:
-        if model.restore(name):
+    # Connections that a test has forgotten may keep others in use.
+    for name in list(_used)[-NEWEST:]:
+        if _used[name] < MOST_USES and model.restore(name):
             uses = _used.pop(name)
             break
     else:
