@@ -15,7 +15,7 @@ from cavvy.control.serving.request_bills import COUNTED_SINCE, RequestBills
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.ledger import QuantityUnit
-from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
+from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse, name_api
 from cavvy.domain.services import (
     FallbackApi,
     FallbackRule,
@@ -120,7 +120,7 @@ async def test_what_an_api_answered_is_billed_once(store: Store) -> None:
     def told(prompt: int, requests: int) -> Callable[[], Awaitable[RequestWork | None]]:
         use = TokenUse(prompt=prompt, cached=1, completion=50)
         count = KeyWork(requests=requests, work_us=1, tokens={"tiny": use})
-        return tell({"g": {api.id: {"k1": count}}})
+        return tell({"g": {name_api(api.url, api.model): {"k1": count}}})
 
     bills = RequestBills(store)
     await bills.divide(service, told(100, 1), after(100))
@@ -141,7 +141,7 @@ async def test_what_an_api_answered_is_billed_once(store: Store) -> None:
     service = replace(service, task=replace(TASK, service=replace(spec, fallbacks=(free,))))
     other = KeyWork(requests=2, work_us=1, tokens={"tiny": TokenUse(prompt=7)})
     assert free.api is not None
-    told_free = tell({"g": {free.api.id: {"": other}}})
+    told_free = tell({"g": {name_api(free.api.url, free.api.model): {"": other}}})
     await RequestBills(store).divide(service, told_free, after(500))
     assert await count_requests(store) == 5
     assert (await store.spent("p")).micros == 450

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from hashlib import sha256
 
 from cavvy.domain.ledger import EntryKind
 from cavvy.domain.units import HourlyRate
@@ -33,6 +34,11 @@ class TokenUse(Struct, frozen=True, kw_only=True):
 
 
 _NO_TOKENS = TokenUse()
+
+
+def name_api(url: str, model: str) -> str:
+    """Return the name under which the tokens of an API are counted, in place of a replica's ID."""
+    return f"api-{sha256(f'{url} {model}'.encode()).hexdigest()[:16]}"
 
 
 class KeyWork(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from hashlib import sha256
 
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
@@ -148,11 +147,6 @@ class FallbackApi(Struct, frozen=True, kw_only=True):
     @property
     def host(self) -> str:
         return self.url.split("/")[2]
-
-    @property
-    def id(self) -> str:
-        """The name under which its tokens are counted."""
-        return f"api-{sha256(f'{self.url} {self.model}'.encode()).hexdigest()[:16]}"
 
 
 class FallbackRule(Struct, frozen=True, kw_only=True):

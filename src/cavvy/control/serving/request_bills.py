@@ -14,6 +14,7 @@ from cavvy.domain.request_bills import (
     RequestCounts,
     RequestWork,
     find_counts,
+    name_api,
     share_counts,
 )
 from cavvy.domain.services import (
@@ -77,7 +78,8 @@ class RequestBills:
         for old in list(known)[: -max(_REMEMBERED, len(service.replicas))]:
             del known[old]
         apis = self._apis.setdefault(service.id, {})
-        apis |= {rule.api.id: rule.api for rule in service.spec.fallbacks if rule.api is not None}
+        named = [each.api for each in service.spec.fallbacks if each.api is not None]
+        apis |= {name_api(api.url, api.model): api for api in named}
         done = self._done.get(service.id)
         due = done is None or now - done >= ACCRUE
         if not last and not due:
@@ -89,8 +91,8 @@ class RequestBills:
             return
         self._done[service.id] = now
         await self._divide_all(service, bills, work or {}, last=last)
-        for api in apis.values():
-            await self._bill_api(service, api, work or {}, now)
+        for name, api in apis.items():
+            await self._bill_api(service, name, api, work or {}, now)
         for each in known.values():
             if last or each.state is ReplicaState.ENDED:
                 self.rates.pop(each.id, None)
@@ -118,14 +120,19 @@ class RequestBills:
             await self._divide(bill, replica, service, counts, final=final, earlier=earlier)
 
     async def _bill_api(
-        self, service: StoredService, api: FallbackApi, work: RequestWork, now: datetime
+        self,
+        service: StoredService,
+        name: str,
+        api: FallbackApi,
+        work: RequestWork,
+        now: datetime,
     ) -> None:
         """Add the requests that an API has answered for the service to the ledger."""
-        counts = find_counts(work, api.id)
+        counts = find_counts(work, name)
         if not counts:
             return
         subject = LedgerSubject(
-            id=f"{service.id}:{api.id}",
+            id=f"{service.id}:{name}",
             project=service.project,
             user=service.user,
             service=service.name,

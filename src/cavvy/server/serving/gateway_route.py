@@ -16,6 +16,7 @@ from cavvy.control.decide.replica_groups import count_room
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
+from cavvy.domain.request_bills import name_api
 from cavvy.domain.services import (
     AdapterRule,
     BatchRule,
@@ -182,7 +183,7 @@ def _list_fallbacks(
         api, other = each.api, others.get((service.project, each.service))
         if api is not None and not bound:
             yield FallbackTarget(
-                id=api.id,
+                id=name_api(api.url, api.model),
                 label=api.host,
                 url=api.url,
                 model=api.model,

@@ -656,8 +656,8 @@ def _check_fallbacks(table: SectionReader, spec: ServiceSpec) -> None:
             expected="other services with the same places",
             suggestion=f"delete `openai`, or `{bound}`",
         )
-    names = [each.service for each in spec.fallbacks if each.service]
-    names += [each.id for each in apis]
+    names = [(each.service, "") for each in spec.fallbacks if each.service]
+    names += [(each.url, each.model) for each in apis]
     if len(set(names)) < len(names):
         table.wrong("fallback", "a fallback is named twice", suggestion="delete one of the two")
 
