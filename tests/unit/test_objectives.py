@@ -12,6 +12,8 @@ from cavvy.autoscaler.objectives import estimate_goals, find_speeds, record_toke
 from cavvy.autoscaler.observations import MarketObservation, ScaleReason, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.cli.services import _show_objective, _show_speed
+from cavvy.client.service_wire import ObjectiveView, TokenSpeedView
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.service_loads import TokenTimes
@@ -172,7 +174,27 @@ def test_odd_objectives_get_a_clear_error(slo: str, said: str) -> None:
     assert said in str(raised.value)
 
 
+def test_what_is_expected_of_an_objective_is_said() -> None:
+    asked = ObjectiveView(name="ttft", share=0.95, limit_s=0.8)
+    assert "95% within 0.8 s; not measured yet" in _show_objective(asked, 8)
+    known = replace(asked, needed=5, expected_s=0.74, best_s=0.41)
+    said = "95% within 0.8 s; 0.74 s expected with 5 replicas, at best 0.41 s"
+    assert _show_objective(known, 8) == said
+    assert _show_objective(known, 4) == f"{said}; `replicas.max` permits only 4"
+    missed = _show_objective(replace(known, best_s=0.9), 8)
+    assert "no number of replicas meets this: the best is 0.9 s" in missed
+    speed = TokenSpeedView(
+        prompt_s=2e-4, base_s=0.02, gap_s=0.02, running_s=1e-3, prompt=1506.2, completion=200.0
+    )
+    assert _show_speed(speed) == (
+        "20 ms for a prompt and 0.2 ms more for each of its tokens; 20 ms between tokens and 1 ms "
+        "more for each running request; 1,506 tokens in a prompt and 200 in an answer on average"
+    )
+
+
 def test_objectives_for_tokens_need_a_model() -> None:
+    with pytest.raises(SpecError, match="joined requests are not streamed"):
+        parse_file("run: x\nservice: {models: m, batch: 8, slo: {ttft: {p95: 1s}}}\n")
     with pytest.raises(SpecError, match="`ttft` is for language models"):
         parse_file("run: x\nservice: {slo: {ttft: {p95: 1s}}}\n")
     (task,) = parse_file("service: {engine: vllm, model: m, slo: {ttft: {p99: 1s}}}\n").tasks

@@ -77,6 +77,12 @@ def test_each_objective_of_a_language_model_has_its_price(folder: Path) -> None:
     assert stated["gap_s"] <= 0.066
     assert stated["usd_month"] == pytest.approx(730.5 * stated["usd_hr"])
     assert stated["history"]
+    (folder / "service.yaml").write_text(service.replace("60ms", "20ms"))
+    rows = [f"{number / 3},500,50" for number in range(150)]
+    (folder / "day.csv").write_text("arrival_s,prompt_tokens,answer_tokens\n" + "\n".join(rows))
+    code, text = plan(folder)
+    assert "90% 0.02s" in text
+    assert "no number of replicas meets token_gap, 90% 0.02s: the best is 0.02" in text
     (folder / "day.csv").write_text("start_s,requests\n0,8\n600,2\n1200,0\n")
     assert "the requests state no tokens, which `slo.ttft` needs" in str(plan(folder))
     (folder / "day.csv").write_text("arrival_s,prompt_tokens,answer_tokens\n1,-5,2\n")

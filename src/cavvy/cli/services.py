@@ -121,8 +121,9 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
     pairs += [("", _show_replica(each)) for each in found.replicas]
     pairs += [] if found.traffic is None else _list_traffic(found.traffic)
     if found.slo is not None:
-        pairs.append(("slo, last hour", _show_level(found.slo, found.slo.hour)))
-        pairs.append(("slo, last day", _show_level(found.slo, found.slo.day)))
+        periods = (("slo, last hour", found.slo.hour), ("slo, last day", found.slo.day))
+        asked = (found.slo.availability, found.slo.p95_s)
+        pairs += [(name, _show_level(found.slo, each)) for name, each in periods if any(asked)]
         pairs += [(each.name, _show_objective(each, found.most)) for each in found.slo.objectives]
         pairs += [] if found.slo.speed is None else [("speed", _show_speed(found.slo.speed))]
     if found.trial is not None:

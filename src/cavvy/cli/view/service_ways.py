@@ -96,7 +96,23 @@ def print_ways(
     if objectives:
         click.echo()
         rows_out(_OBJECTIVES, [_objective_row(each) for each in objectives], output)
+        _note_missed(next(each for each in objectives if each.factor == 1))
     _print_notes(prices)
+
+
+def _note_missed(stated: "ObjectiveCost") -> None:
+    """Say which of the stated objectives no number of replicas meets."""
+    pairs = (
+        ("ttft", stated.ttft, stated.best_ttft_s),
+        ("token_gap", stated.token_gap, stated.best_gap_s),
+    )
+    for name, goal, best_s in pairs:
+        if goal is not None and best_s is not None and best_s > goal.limit_s:
+            click.echo(
+                f"note: no number of replicas meets {name}, {_say_goal(goal)}: the best is "
+                f"{best_s:.3g}s, because of the speed of the model and the lengths of prompts",
+                err=True,
+            )
 
 
 def _objective_row(each: "ObjectiveCost") -> tuple[object, ...]:

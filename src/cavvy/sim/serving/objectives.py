@@ -16,9 +16,11 @@ FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
 
 class ObjectiveCost(Struct, frozen=True, kw_only=True):
     """A run with the objectives `ttft` and `token_gap`, `factor` times the stated ones. `ttft_s`
-    and `gap_s` are the percentiles that were reached, and `late` is the share of answers that
-    missed an objective. `replicas` contains the lowest number of replicas after each full minute,
-    the mean and the highest one, and `history` the number at each of these minutes.
+    and `gap_s` are the percentiles that were reached. `best_ttft_s` and `best_gap_s` are those that
+    the autoscaler expects of any number of replicas, or None if it measured too few answers. `late`
+    is the share of answers that missed an objective. `replicas` contains the lowest number of
+    replicas after each full minute, the mean and the highest one, and `history` the number at each
+    of these minutes.
     """
 
     factor: float
@@ -26,6 +28,8 @@ class ObjectiveCost(Struct, frozen=True, kw_only=True):
     token_gap: LatencyGoal | None
     ttft_s: float
     gap_s: float
+    best_ttft_s: float | None
+    best_gap_s: float | None
     late: float
     replicas: tuple[int, float, int]
     replica_hours: float
@@ -67,6 +71,8 @@ def _run_all(
             token_gap=gap,
             ttft_s=_find_quantile(answers.first_s, ttft),
             gap_s=_find_quantile(answers.gaps_s, gap),
+            best_ttft_s=None if controller.goals is None else controller.goals.best_ttft_s,
+            best_gap_s=None if controller.goals is None else controller.goals.best_gap_s,
             late=answers.describe().late / len(trace.arrivals_s),
             replicas=(
                 min((count for _, count in counts), default=0),

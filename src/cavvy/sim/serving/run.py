@@ -12,6 +12,7 @@ from math import ceil
 from typing import Protocol
 
 from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.autoscaler.observations import (
     MarketObservation,
     ScalingDecision,
@@ -84,6 +85,7 @@ class AutoscalerController:
         self._before = (0, 0, 0, 0.0)
         self._tokens = TokenTimes()
         self.answers: EngineAnswers
+        self.goals: GoalEstimate | None = None  # of the last decision
         self._lost: list[int] = []
         self._refused: list[int] = []
         self._cold_starts = 0
@@ -95,6 +97,7 @@ class AutoscalerController:
     def order(self, service: SimulatedService) -> Sequence[int]:
         decision, self._state = decide(self._terms, self._state, self._observe(service))
         self.decisions.append((service.now_s, decision))
+        self.goals = self._state.goals or self.goals
         return decision.placement
 
     def _observe(self, service: SimulatedService) -> ServiceObservation:

@@ -727,13 +727,7 @@ def _build(table: SectionReader) -> tuple[ServiceSpec, tuple[ReplicaGroup, ...]]
         _check_batch(table)
     if spec.fallbacks:
         _check_fallbacks(table, spec)
-    for name, goal in (("ttft", spec.slo.ttft), ("token_gap", spec.slo.token_gap)):
-        if goal is not None and not spec.models:
-            table.wrong(
-                "slo",
-                f"`{name}` is for language models, and the service has no `models`",
-                suggestion="add `models: [NAME]`, or use `p95`",
-            )
+    _check_goals(table, spec)
     if table.has("adapters"):
         spec = replace(spec, adapters=_build_adapters(table, spec))
     engine = ENGINES.get(str(table.get("engine")))
@@ -797,6 +791,23 @@ def _build_routing(table: SectionReader) -> RoutingRule | None:
             suggestion="write `by: cache` or delete `cache_tokens`",
         )
     return rule
+
+
+def _check_goals(table: SectionReader, spec: ServiceSpec) -> None:
+    """Refuse objectives for tokens of services whose answers are not measured."""
+    for name, goal in (("ttft", spec.slo.ttft), ("token_gap", spec.slo.token_gap)):
+        if goal is not None and not spec.models:
+            table.wrong(
+                "slo",
+                f"`{name}` is for language models, and the service has no `models`",
+                suggestion="add `models: [NAME]`, or use `p95`",
+            )
+        elif goal is not None and spec.batch is not None:
+            table.wrong(
+                "slo",
+                f"`{name}` is measured in streams, and joined requests are not streamed",
+                suggestion="delete `batch`, or use `p95`",
+            )
 
 
 def _check_batch(table: SectionReader) -> None:
