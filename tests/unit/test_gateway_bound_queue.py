@@ -1,15 +1,24 @@
 """The work of the gateway's queue grows in proportion to what arrives."""
 
+import asyncio
 from heapq import heappop, heappush
 from random import Random
 from time import monotonic
 
-from cavvy.gateway.config import GatewayLimits, ReplicaAddress, RoutingTerms, ServiceRoute
+from cavvy.gateway.config import (
+    FallbackTarget,
+    GatewayLimits,
+    ReplicaAddress,
+    RoutingTerms,
+    ServiceRoute,
+)
 from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.fallbacks import Fallbacks
 from cavvy.gateway.heads import HeadMemo
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.statistics import WaitingLine
+from cavvy.gateway.upstream import UpstreamConnection
 
 EU = b"GET / HTTP/1.1\r\nHost: a\r\nCavvy-Residency: eu\r\n\r\n"
 ANYWHERE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -182,3 +191,30 @@ def test_predicted_waits_are_those_of_a_busy_service() -> None:
     assert 1500 < refused < 1900  # the slots can serve 2,270 of 4,000
     assert late < 0.1 * (4000 - refused)
     assert worse < 20
+
+
+class CountedFallbacks(Fallbacks):
+    """Counts the look-ups of hosts."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "private_targets":
+            CountedFallbacks.looks += 1
+        return super().__getattribute__(name)
+
+
+async def test_connections_to_an_api_share_a_look_up_of_its_host() -> None:
+    target = FallbackTarget(id="api-1", label="a", url="http://127.0.0.1:9/v1", model="m")
+    memo = HeadMemo(GatewayLimits())
+    service = ServiceQueue(ServiceRoute(name="chat", fallbacks=(target,)), memo)
+    api = CountedFallbacks(memo, lambda name: None).find_api(service, target)
+
+    def make() -> UpstreamConnection:
+        raise AssertionError("the address is private")
+
+    for looks in (1, 2):
+        tries = [api._dial(make) for _ in range(50)]
+        denied = await asyncio.gather(*tries, return_exceptions=True)
+        assert {type(each) for each in denied} == {OSError}
+        assert CountedFallbacks.looks == looks

@@ -101,6 +101,7 @@ class ApiTarget:
         self._host, self._path = parts.hostname or "", parts.path.encode()
         self._port = parts.port or (443 if self._tls else 80)
         self._authority = parts.netloc.encode()
+        self._looking: asyncio.Task[list[str]] | None = None
         route = ServiceRoute(name=service.route.name, concurrency=_IN_FLIGHT_MAX)
         address = ReplicaAddress(id=target.id, host="api", port=self._port)
         work = service.current.find_work(target.id)
@@ -138,8 +139,7 @@ class ApiTarget:
         """Connect to an address that may be called for users. Raises OSError."""
         loop = asyncio.get_running_loop()
         try:
-            targets = self._owner.private_targets
-            addresses = await asyncio.to_thread(list_allowed, self._host, self._port, targets)
+            addresses = await self._look_up()
         except (TargetDenied, ValueError) as error:
             raise OSError(str(error)) from error
         tls = _make_tls(monotonic() // _TRUST_S) if self._tls else None
@@ -155,6 +155,18 @@ class ApiTarget:
             else:
                 return found[1]
         raise problem
+
+    async def _look_up(self) -> list[str]:
+        """Return the addresses of the host. Connections that are opened together share a look-up,
+        because those of a slow name server would otherwise occupy the threads of all services.
+        Raises OSError, TargetDenied, ValueError.
+        """
+        if self._looking is None or self._looking.done():
+            targets = self._owner.private_targets
+            work = asyncio.to_thread(list_allowed, self._host, self._port, targets)
+            self._looking = asyncio.create_task(work)
+            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._looking)
 
     def _settle(
         self, exchange: Exchange, pool: ReplicaPool, outcome: Outcome, now: float, what: str
