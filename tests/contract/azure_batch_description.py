@@ -102,10 +102,10 @@ def _describe() -> Mapping[str, tuple[str, str, Mapping[str, str]]]:
 
 
 def _check(value: Any, kind: Any, where: str, writes: bool) -> None:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments, is_model = _parts(kind)
     if origin in (typing.Union, types.UnionType):
         return _check_any(value, arguments, where, writes)
-    if any(base.__name__ == "Model" for base in getattr(kind, "__mro__", ())):
+    if is_model:
         return _check_model(value, kind, where, writes)
     plain = _PLAIN.get(origin or kind)
     if plain is not None and (
@@ -115,6 +115,13 @@ def _check(value: Any, kind: Any, where: str, writes: bool) -> None:
     if origin is list:
         for number, each in enumerate(value):
             _check(each, arguments[0], f"{where}[{number}]", writes)
+
+
+@cache  # a list of 200 nodes asks for each field of each node
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """The origin and the arguments of a type, and whether it is a model."""
+    is_model = any(base.__name__ == "Model" for base in getattr(kind, "__mro__", ()))
+    return typing.get_origin(kind), typing.get_args(kind), is_model
 
 
 def _check_any(value: Any, kinds: tuple[Any, ...], where: str, writes: bool) -> None:
@@ -146,9 +153,8 @@ def _check_model(value: Any, model: Any, where: str, writes: bool) -> None:
         if writes and not writable:
             raise ValueError(f"{where}: {name} is only for reading")
         _check(each, kind, f"{where}.{name}", writes)
-    for name, (kind, _) in fields.items():
-        optional = type(None) in typing.get_args(kind)
-        if writes and not optional and name not in value:
+    for name, (kind, _) in fields.items() if writes else ():
+        if name not in value and type(None) not in typing.get_args(kind):
             raise ValueError(f"{where}: {name} is missing")
 
 

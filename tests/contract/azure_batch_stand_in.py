@@ -131,7 +131,10 @@ class AzureBatchStandIn(RestStandIn):
                 return 202, None
             case "add tasks":
                 return 200, self._add(job, request.body["value"])
-        return 200, self._page([self._show_task(job, each) for each in job.tasks], request)
+        tasks = self._page(list(job.tasks), request)
+        rented = self._rented(job)
+        tasks["value"] = [self._show_task(job, each, rented[int(each)]) for each in tasks["value"]]
+        return 200, tasks
 
     def start_job(self, body: dict[str, Any], nodes: int) -> list[Rented]:
         """Start the machines of a job's pool. Raises CloudFault."""
@@ -242,8 +245,7 @@ class AzureBatchStandIn(RestStandIn):
         others = [] if prefix else self.others
         return self._page([*shown, *others], request)
 
-    def _show_task(self, job: BatchJob, name: str) -> dict[str, Any]:
-        rented = self._rented(job)[int(name)]
+    def _show_task(self, job: BatchJob, name: str, rented: Rented) -> dict[str, Any]:
         code = self.exit_code(rented)
         if rented.ended or job.ended or code is not None:
             state = "completed"
@@ -353,7 +355,7 @@ class AzureBatchStandIn(RestStandIn):
         ]
         return {"Items": items, "NextPageLink": None}
 
-    def _page(self, items: list[dict[str, Any]], request: RestRequest) -> dict[str, Any]:
+    def _page(self, items: list[Any], request: RestRequest) -> dict[str, Any]:
         number = int(request.query.get("$skiptoken", 1))
         size = int(request.query.get("maxresults", 1000))
         size = min(size, self.page if len(items) <= _FEW else 100)
