@@ -38,7 +38,8 @@ from cavvy.gateway.haproxy.configuration import (
     list_direct,
     write_configuration,
 )
-from cavvy.server.serving.gateway_route import list_routes, make_address
+from cavvy.server.serving.front import PublishedService
+from cavvy.server.serving.gateway_route import list_routes, make_address, make_route
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -113,6 +114,19 @@ def test_fallbacks_are_services_that_exist_and_apis_that_the_places_permit() -> 
     assert second.stays
     named = replace(own, task=replace(own.task, resources=ResourceSpec(regions=("eu",))))
     assert list_routes([named])[0].fallbacks == ()
+
+
+def test_other_regions_change_the_routes_of_other_services() -> None:
+    """Both may run in the same known places, but only one of them stays in the region."""
+    published = []
+    for regions in (("us-east-1",), ("us-east-1", "us")):
+        plain = make("b", 0)
+        bound = replace(plain, task=replace(plain.task, resources=ResourceSpec(regions=regions)))
+        published.append(PublishedService(service=bound, route=make_route(bound), replicas=()))
+    one, other = published
+    assert one.route == other.route
+    assert one.is_same_route(one)
+    assert not one.is_same_route(other)
 
 
 def test_groups_state_how_many_requests_they_may_have() -> None:

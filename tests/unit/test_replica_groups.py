@@ -151,6 +151,16 @@ def test_each_role_keeps_the_objectives_that_it_can() -> None:
     assert kept == [(False, False), (True, False), (False, True)]
 
 
+def test_groups_stay_in_the_regions_of_their_task() -> None:
+    task = read(FILE + "resources: {gpu: L4, regions: [eu]}\n")
+    for group, regions in zip(task.replica_groups, (("eu",),) * 3, strict=True):
+        for each in take_role(task, group).resources.choices:
+            assert each.regions == regions, group.name
+    text = FILE.replace("cpu: 2", "cpu: 2, regions: [us]")
+    router = read(text + "resources: {gpu: L4, regions: [eu]}\n").replica_groups[0]
+    assert take_role(task, router).resources.regions == ("us",)
+
+
 def test_a_task_needs_no_command_if_each_group_has_one() -> None:
     text = FILE.replace("run: serve\n", "").replace("decode: {", "decode: {run: d, ")
     assert [each.run for each in read(text).replica_groups] == ["route", "fill", "d"]

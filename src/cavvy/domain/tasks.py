@@ -594,6 +594,8 @@ def take_role(task: TaskSpec, group: ReplicaGroup) -> TaskSpec:
         for name in ("run", "setup", "resources", "nodes")
         if (value := getattr(group, name)) is not None
     }
+    if group.resources is not None:
+        stated["resources"] = _keep_regions(group.resources, task.resources)
     if group.image is not None:
         stated |= {
             "image": group.image,
@@ -610,6 +612,16 @@ def take_role(task: TaskSpec, group: ReplicaGroup) -> TaskSpec:
         probe=group.probe or (_ROUTER_PROBE if has_api(group) else task.service.probe),
     )
     return replace(task, service=spec, **stated)
+
+
+def _keep_regions(needs: ResourceSpec, of_task: ResourceSpec) -> ResourceSpec:
+    """Return what a group needs, in the regions of its task if it names none."""
+    theirs = [each.regions for each in of_task.choices]
+    if not all(theirs) or any(each.regions for each in needs.choices):
+        return needs
+    regions = tuple(dict.fromkeys(name for names in theirs for name in names))
+    choices = tuple(replace(each, regions=regions) for each in needs.any_of)
+    return replace(needs, regions=regions, any_of=choices)
 
 
 def list_missing(task: TaskSpec, known: Collection[str]) -> Sequence[str]:

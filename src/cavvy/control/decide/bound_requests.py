@@ -44,7 +44,7 @@ from cavvy.domain.services import (
     UnplacedRequests,
 )
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, take_role
 from cavvy.domain.values import Struct, replace
 
 OFFER_WAIT = timedelta(seconds=30)
@@ -275,12 +275,17 @@ def stays_within(task: TaskSpec, other: TaskSpec) -> bool:
     """Return whether each replica of the service runs where replicas of the other service may."""
     if not is_bound_to_places(other):
         return True
-    wanted, theirs = (
-        [name for each in place_in_regions(one).resources.choices for name in each.regions]
-        for one in (task, other)
+    allowed = {wished_place(name) for name in _list_regions(other)}
+    parts = [take_role(task, each) for each in task.replica_groups] or [task]
+    return all(
+        is_bound_to_places(each)
+        and all(allowed & list_places_around(name) for name in _list_regions(each))
+        for each in parts
     )
-    allowed = {wished_place(name) for name in theirs}
-    return is_bound_to_places(task) and all(allowed & list_places_around(name) for name in wanted)
+
+
+def _list_regions(task: TaskSpec) -> Sequence[str]:
+    return [name for each in place_in_regions(task).resources.choices for name in each.regions]
 
 
 def list_possible_places(task: TaskSpec) -> tuple[str, ...]:

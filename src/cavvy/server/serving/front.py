@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 
 from cavvy.api.wire import view
+from cavvy.control.decide.bound_requests import stays_within
 from cavvy.control.decide.gateways import GatewayCount
 from cavvy.control.decide.replica_groups import as_group, find_group, list_members
 from cavvy.control.decide.service import list_serving
@@ -87,10 +88,13 @@ class PublishedService(Struct, frozen=True, kw_only=True):
 
     def is_same_route(self, other: "PublishedService") -> bool:
         """Return whether the gateway has the other route, too. Routes of single services do not
-        name fallbacks.
+        name fallbacks, nor the regions by which they may be fallbacks.
         """
         fallbacks = self.service.spec.fallbacks == other.service.spec.fallbacks
-        return fallbacks and self.route == other.route
+        regions = stays_within(self.service.task, other.service.task) and stays_within(
+            other.service.task, self.service.task
+        )
+        return fallbacks and regions and self.route == other.route
 
 
 class GatewayFront:
