@@ -5,6 +5,8 @@ from heapq import heappop, heappush
 from random import Random
 from time import monotonic
 
+import pytest
+
 from cavvy.gateway.config import (
     FallbackTarget,
     GatewayLimits,
@@ -62,6 +64,19 @@ async def test_a_new_request_is_not_compared_with_all_that_wait() -> None:
         queue.leave(each)
         each.timer.cancel() if each.timer else None
     assert queue.describe().backlog == 0
+
+
+@pytest.mark.parametrize(("size", "repeated"), [(2 << 20, False), (1 << 20, True)])
+def test_a_request_is_not_repeated_without_its_body(size: int, repeated: bool) -> None:
+    queue = ServiceQueue(ServiceRoute(name="chat"), HeadMemo(GatewayLimits()))
+    head = b"PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size
+    parsed = queue.memo.parse_request(head)
+    for pieces in ([size], [size // 2] * 2):
+        request = Exchange(SilentSink(), queue.entry, parsed, b"head", monotonic())  # type: ignore[arg-type]  # as above
+        for number, length in enumerate(pieces, 1):
+            request.feed(bytes(length), number == len(pieces))
+        assert len(request.take_bytes()) == size + len(b"head")  # the first replica has all
+        assert request.can_retry() is repeated
 
 
 def test_a_body_that_arrives_byte_by_byte_is_not_copied_for_each_byte() -> None:

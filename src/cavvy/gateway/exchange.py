@@ -112,6 +112,7 @@ class Exchange:
     spoiled = False  # the response of the batch could not be divided
     may_halve = False  # the replica refused the batch, perhaps because of one member
     _begun = False
+    _forgot = False  # the held body was dropped
     _size = 0
     _read: "list[bytes] | None" = None  # the body, if the replica depends on it
 
@@ -220,6 +221,7 @@ class Exchange:
         if self.held_bytes > self.keep_bytes:
             self.held.clear()
             self.keep_bytes = self.held_bytes = 0
+            self._forgot = True
 
     @property
     def is_bound(self) -> bool:
@@ -253,7 +255,8 @@ class Exchange:
         return (self.carrier or self).replica is not None
 
     def can_retry(self) -> bool:
-        return self.head.idempotent and self.attempts < 2 and self.held_bytes <= self.keep_bytes
+        kept = not self._forgot and self.held_bytes <= self.keep_bytes
+        return self.head.idempotent and self.attempts < 2 and kept
 
     def list_present(self) -> "list[Exchange]":
         """Return the members of the batch whose clients still wait."""
