@@ -232,6 +232,19 @@ def test_a_deadline_counts_from_the_submission() -> None:
     assert late.misses[0].text == "would take 1h02m, but your deadline leaves 1h00m"
 
 
+def test_limits_are_compared_with_the_time_that_the_work_may_take() -> None:
+    limits = JobLimits(deadline_after=timedelta(minutes=70), budget=Money(1_300_000))
+    offers = [make_offer("a", 1)]
+    sure = plan(make_task(HOURLY, limits), offers, now=NOW)
+    assert sure.placements[0].run_time == HOUR
+    doubtful = plan(make_task(replace(HOURLY, margin=1.2), limits), offers, now=NOW)
+    assert doubtful.misses[0].text.startswith("would take 1h14m, but your deadline leaves 1h10m")
+    cheap = JobLimits(budget=Money(1_300_000))
+    assert plan(make_task(replace(HOURLY, margin=1.2), cheap), offers, now=NOW).placements
+    dear = plan(make_task(replace(HOURLY, margin=1.3), cheap), offers, now=NOW)
+    assert dear.misses[0].limit is PlanLimit.BUDGET
+
+
 def test_a_deadline_that_has_passed_rejects_even_what_has_no_estimate() -> None:
     made = plan(make_task(limits=JobLimits(deadline=NOW)), [make_offer("a", 1)], now=NOW)
     assert made.misses[0].text == "your deadline has passed"

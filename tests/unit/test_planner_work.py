@@ -14,6 +14,7 @@ from cavvy.planner.work import (
     MACHINE_START,
     SHARED_HOST_START,
     estimate,
+    margin_of,
     shape_of,
     start_time,
 )
@@ -323,3 +324,13 @@ def test_a_rate_of_a_part_of_a_node_is_not_used_for_another_part() -> None:
     cpus = Workload(samples=36_000.0, rates={"p/t:8": 10.0, "cpu": 5.0})
     assert seconds(make_task(cpus, accelerated=False), make_offer(vcpus=8)) == pytest.approx(3600)
     assert seconds(make_task(cpus, accelerated=False), make_offer(vcpus=16)) == pytest.approx(7200)
+
+
+def test_a_margin_applies_to_rates_that_were_not_measured_on_the_machine() -> None:
+    work = Workload(samples=1e6, rates={"H100": 10.0}, margin=1.3)
+    offer = make_offer("H100")
+    assert margin_of(make_task(work), offer) == 1.3
+    assert seconds(make_task(work), offer) == 1e5
+    measured = replace(work, rates={"H100": 10.0, "p/t:1": 8.0})
+    assert margin_of(make_task(measured), offer) == 1.0
+    assert margin_of(make_task(Workload(flops=1e20, margin=1.3)), offer) == 1.0

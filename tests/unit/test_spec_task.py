@@ -445,6 +445,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         "samples": {"rates": {"cpu": 1}},
         "rates": {"samples": 1},
         "profile": {"samples": 1},
+        "margin": {"samples": "1e6", "rates": {"H100": 5200}},
         "measured_on": {"duration": "10h"},
     }.get(name) or BESIDE.get(f"{path}: {name}", BESIDE.get(path, {}))
     if path == "work" and name in ("precision", "efficiency"):

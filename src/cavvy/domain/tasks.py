@@ -367,6 +367,9 @@ class Workload(Struct, frozen=True, kw_only=True):
     efficiency: float = 0.4
     samples: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    # The factor by which jobs may take longer than `rates` of accelerators state. Plans compare
+    # limits with the longer time.
+    margin: float = 1.0
     profile: str | None = (
         # path of a work profile, relative to the task file, which contains the rates that are
         # missing in `rates`

@@ -43,7 +43,7 @@ from cavvy.planner.risk import (
 from cavvy.planner.shared_hosts import note_share
 from cavvy.planner.slices import note_slice
 from cavvy.planner.transfers import TransferEstimate, estimate_transfers, find_egress
-from cavvy.planner.work import estimate, shape_of, start_time
+from cavvy.planner.work import estimate, margin_of, shape_of, start_time
 
 _LONG = timedelta.max
 _MIB = 1 << 20
@@ -158,9 +158,7 @@ def plan(
     misses = _Misses()
     for offer in offers:
         scored = _score(task, offer, course(offer), known, copies)
-        broken = tuple(
-            limiter.broken(offer, scored.course.run_time, scored.course.wall_time, scored.cost)
-        )
+        broken = tuple(limiter.broken(offer, *_at_most(task, scored)))
         if broken:
             misses.add(scored, broken)
         else:
@@ -171,7 +169,9 @@ def plan(
         considered=len(kept) + misses.rejected.total(),
         kept=len(kept),
         rejected={which: misses.rejected[which] for which in misses.limits()},
-        misses=tuple(_explain(limiter, misses.nearest[which][1]) for which in misses.limits()),
+        misses=tuple(
+            _explain(limiter, task, misses.nearest[which][1]) for which in misses.limits()
+        ),
     )
 
 
@@ -333,10 +333,21 @@ def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Ne
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
 
 
-def _explain(limiter: TaskLimiter, scored: _Scored) -> LimitMiss:
-    return limiter.explain(
-        scored.offer, scored.course.run_time, scored.course.wall_time, scored.cost
-    )
+def _explain(limiter: TaskLimiter, task: TaskSpec, scored: _Scored) -> LimitMiss:
+    return limiter.explain(scored.offer, *_at_most(task, scored))
+
+
+def _at_most(
+    task: TaskSpec, scored: _Scored
+) -> tuple[timedelta | None, timedelta | None, Money | None]:
+    """Return the running time, the time to the end and the cost, if the work takes as long as it
+    may.
+    """
+    course, cost, margin = scored.course, scored.cost, margin_of(task, scored.offer)
+    if margin == 1 or course.run_time is None:
+        return course.run_time, course.wall_time, cost
+    wall = course.wall_time and course.wall_time + course.run_time * (margin - 1)
+    return course.run_time * margin, wall, cost and Money(round(cost.micros * margin))
 
 
 def _score(

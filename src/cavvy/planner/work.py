@@ -246,6 +246,16 @@ def _by_rate(work: Workload, offer: Offer, task: TaskSpec) -> TimeEstimate:
     return TimeEstimate(run_time=_length(work.samples / (rate * task.nodes)), notes=notes)
 
 
+def margin_of(task: TaskSpec, offer: Offer) -> float:
+    """Return the factor by which the work may take longer on the offer than estimated, for the
+    comparison with limits.
+    """
+    work = task.work
+    if work is None or work.samples is None or _machine_rate(work, _as_used(offer, task), task):
+        return 1.0
+    return work.margin
+
+
 def _node_rate(
     work: Workload, offer: Offer, task: TaskSpec
 ) -> tuple[float | None, tuple[str, ...]]:

@@ -232,6 +232,7 @@ class Work(TypedDict, total=False):
     efficiency: Number
     samples: Number
     rates: Mapping[str, Number]
+    margin: Number
     duration: Length
     measured_on: str
     profile: LocalPath

@@ -158,7 +158,7 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     if work is None or work.profile is None:
         return task
     from cavvy.planner.estimate.profile import StepSettings
-    from cavvy.planner.estimate.table import COUNTS, correct_rates, make_rates
+    from cavvy.planner.estimate.table import COUNTS, correct_rates, find_margin, make_rates
 
     data = read_file(folder / work.profile)
     run = StepSettings(**data.get("run", {}))
@@ -169,15 +169,19 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
         if not needs
         or any(need.count_min <= count <= (need.count_max or need.count_min) for need in needs)
     ]
-    rates = {}
+    rates, margin = {}, work.margin
     if "ops" in data:
-        rates = make_rates(read(data, work.profile), run, counts, measured_devices())
+        profile, devices = read(data, work.profile), measured_devices()
+        rates = make_rates(profile, run, counts, devices)
+        margin = max(margin, find_margin(profile, run, devices))
     if data.get("measured"):
         rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
+        margin = work.margin
     rates |= data.get("machines", {})
     if not rates:
         raise CommandFailure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
-    return replace(task, work=replace(work, rates={**rates, **work.rates}))
+    rates = {**rates, **work.rates}
+    return replace(task, work=replace(work, rates=rates, margin=round(margin, 3)))
 
 
 def text_with_rates(text: str, task: "TaskSpec", folder: Path) -> str:
@@ -196,7 +200,8 @@ def text_with_rates(text: str, task: "TaskSpec", folder: Path) -> str:
         return text
     rates = {name: float(f"{rate:.4g}") for name, rate in full.rates.items()}
     kept = {name: value for name, value in work.items() if name != "profile"}
-    return write_text({**data, "work": {**kept, "rates": rates}})
+    margin = {"margin": full.margin} if full.margin != 1 else {}
+    return write_text({**data, "work": {**kept, "rates": rates, **margin}})
 
 
 def devices_folder() -> Path:

@@ -119,6 +119,16 @@ def make_rates(
     return rates
 
 
+def find_margin(
+    profile: WorkProfile, run: StepSettings, measured: Sequence[DeviceProfile] = ()
+) -> float:
+    """Return the factor that nine of ten steps do not exceed on any accelerator whose memory is
+    large enough, or 1 if no accelerator's is.
+    """
+    found = (estimate_on(profile, device, run, measured) for device in list_devices())
+    return max((each.spread for each in found if each.fits), default=1.0)
+
+
 def correct_rates(
     rates: Mapping[str, float],
     measured: Mapping[str, float],

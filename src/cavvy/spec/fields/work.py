@@ -105,6 +105,7 @@ WORK = section(
         _check_rate_name,
         number("a rate in samples per second of one node", 0, 1e18, above=True),
     ),
+    margin=number("a factor of at least 1, such as 1.2", 1, 100),
     duration=length_kind(),
     measured_on=text_kind("the accelerators of a node such as A100:8, or cpu", read_device),
     profile=text_kind("the path of a work profile, such as work.json", lambda path: path),
