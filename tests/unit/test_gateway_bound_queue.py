@@ -176,6 +176,18 @@ async def test_a_measured_cold_start_sends_requests_to_fallbacks_at_once() -> No
     waits.timer.cancel()
 
 
+def test_an_image_in_a_body_does_not_count_as_a_book() -> None:
+    """No request is expected to take longer than the longest that was measured."""
+    line = WaitingLine()
+    line.enter(2_500_000)  # an image of 10 MB in base64
+    for number in range(40):
+        tokens = 500 + 50 * number
+        line.record(tokens, 1 + tokens / 1000)
+    wait_s = line.predict_s(1)
+    assert wait_s is not None
+    assert wait_s <= 1.5 * (1 + 2.45)
+
+
 def test_predicted_waits_are_those_of_a_busy_service() -> None:
     """Prompts of very different lengths arrive at twice the rate that 4 slots can serve."""
     draw, line, limit_s = Random(7), WaitingLine(), 20.0

@@ -246,11 +246,12 @@ class WaitingLine:
     usual completion. Requests without tokens have n = 1.
     """
 
-    __slots__ = ("_count", "_times", "_tokens")
+    __slots__ = ("_count", "_longest_s", "_times", "_tokens")
 
     def __init__(self) -> None:
         self._times = BatchTimes()
         self._count = self._tokens = 0  # of those that wait
+        self._longest_s = 0.0  # of those that were measured
 
     def enter(self, tokens: int) -> None:
         self._count += 1
@@ -264,6 +265,7 @@ class WaitingLine:
         """Record the time for which a slot was busy with a request."""
         if self._count:
             self._times.add(tokens, taken_s)
+            self._longest_s = max(self._longest_s, taken_s)
 
     def predict_s(self, slots: int, share: float = 1.0) -> float | None:
         """Return how long another request would wait behind the given share of those that wait, or
@@ -274,6 +276,8 @@ class WaitingLine:
             return None
         slope, base = self._times.fit()
         ahead_s = slope * self._tokens + base * self._count
+        # the tokens of a body with an image are too many
+        ahead_s = min(ahead_s, self._longest_s * self._count)
         return share * ahead_s / slots + ahead_s / self._count / (slots + 1)
 
 
