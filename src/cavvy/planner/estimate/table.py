@@ -29,7 +29,7 @@ KEPT_COMPILED = 0.15
 # A trace simulates these gaps (`cavvy.tracer.allocator`). Added are the largest tensor, for which
 # another order of requests may leave no block, this share of the memory in use, and CONTEXT_MIB for
 # the driver's context and loaded kernels.
-GAPS = 0.015
+GAPS = 0.01
 CONTEXT_MIB = 400
 # The gaps for profiles of earlier versions, as shares of the tensors of the step, and of parameters
 # and optimizer state, which are allocated only once.
