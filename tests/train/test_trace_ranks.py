@@ -212,7 +212,7 @@ def forward_flops(profile: dict[str, Any]) -> float:
     flops: list[float] = [
         each["flops"] * each["count"]
         for each in profile["ops"]
-        if each["kind"] == "matmul" and not each["backward"]
+        if each["kind"] in ("matmul", "recurrent") and not each["backward"]
     ]
     return sum(flops)
 
