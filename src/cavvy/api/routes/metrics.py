@@ -23,6 +23,7 @@ from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import Attempt, JobPhase, Node
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import MICROS_PER_USD
+from cavvy.packages import extra_command
 from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
 
 router = RouteGroup("server")
@@ -94,7 +95,7 @@ def _load() -> ModuleType:
     try:
         import prometheus_client.core
     except ImportError as error:
-        hint = "install it where the server runs: pip install 'cavvy[metrics]'"
+        hint = f"install it where the server runs: {extra_command('metrics')}"
         raise ApiProblem("extra-missing", "the server lacks prometheus_client", hint) from error
     return prometheus_client
 
