@@ -301,3 +301,17 @@ async def test_webhooks_and_cron_lines_are_shown_with_their_url_and_next_time(ap
     assert (cron["cron"], cron["time_zone"], cron["path"]) == ("0 3 * * *", "UTC", "/night")
     assert cron["next_at"].endswith("T03:00:00Z")
     assert found["queue"] == {"waiting": 0, "running": 0, "done": 0, "dead": 0}
+
+
+async def test_an_update_must_not_number_the_adapters_of_llama_cpp_anew(api: Api) -> None:
+    def write(adapters: str) -> str:
+        engine = f"{{engine: llama.cpp, model: /m/base.gguf, adapters: {{{adapters}}}}}"
+        return f"{{name: other, resources: {{cpu: 0.1}}, service: {engine}}}"
+
+    first, second, third = (f"{name}: /m/{name}.gguf" for name in "abc")
+    assert (await put(api, write(f"{first}, {second}"))).status_code == 200
+    assert (await put(api, write(f"{first}, {second}, {third}"))).status_code == 200
+    assert (await put(api, write(first))).status_code == 200
+    refused = await put(api, write(f"{second}, {first}"))
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid-task")
+    assert "a would get another number" in refused.json()["message"]

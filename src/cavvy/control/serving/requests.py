@@ -31,9 +31,9 @@ _REVOKED_WITHIN_S = 10.0
 
 
 class NameTaken(Exception):
-    """Raised if the `service` section of a task contains a host name, a model name or a fallback
-    that the service must not use. `key` is the key of the section with this name: `hosts`, `models`
-    or `fallback`.
+    """Raised if the `service` section of a task contains a host name, a model name, a fallback or
+    an adapter that the service must not use. `key` is the key of the section with this name:
+    `hosts`, `models`, `fallback` or `adapters`.
     """
 
     def __init__(self, key: str, message: str) -> None:
@@ -114,6 +114,7 @@ class ServiceRequests:
             )
             with suppress(RowNotFound):
                 new = await self._store.services.get(task.project, task.name)
+                _check_numbers(new.task, task)
             same = new.version and (new.task, new.origin.snapshot) == (task, origin.snapshot)
             service = begin_update(new, asked) or replace(
                 new,
@@ -240,3 +241,19 @@ class ServiceRequests:
 def make_admitted(task: TaskSpec) -> TaskSpec:
     """Return the job whose offers decide whether a replica can run."""
     return make_replica_task(task, task.name, 0)
+
+
+def _check_numbers(before: TaskSpec, after: TaskSpec) -> None:
+    """Raise NameTaken if replicas that run and replicas that start would know an adapter by
+    different numbers: llama.cpp numbers adapters by their order."""
+    rules = [task.service.adapters if task.service else None for task in (before, after)]
+    if any(each is None or each.engine != "llama.cpp" for each in rules):
+        return
+    for old, new in zip(*(each.sources for each in rules if each is not None), strict=False):
+        if old != new:
+            raise NameTaken(
+                "adapters",
+                f"llama.cpp numbers adapters by their order, and {old} would get another number "
+                "while replicas run; keep the order and add new adapters at the end, or end the "
+                "service first",
+            )
