@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers.hosts import bundles
+from cavvy.providers.hosts.ssh_link import UNPACK
 from cavvy.providers.hosts.supervisor.programs import ChangedProgram, check_programs
 from cavvy.providers.join.remote.calls import _is_intact
 
@@ -134,3 +135,14 @@ def test_a_joined_machine_fetches_a_changed_program_again(tmp_path: Path, how: s
     change(path, how)
     assert not _is_intact(str(path), digest)
     assert not os.path.lexists(path)
+
+
+def test_a_python_that_is_sent_twice_at_the_same_time_stays_as_it_is(tmp_path: Path) -> None:
+    """The first try took longer than its time limit, and ends beside the second one."""
+    packed = pack()
+    target = tmp_path / (bundles._hash_files(packed)[:20] + ".python")
+    for _ in range(2):
+        script = f'cat >"$1.$$"; {UNPACK}'
+        subprocess.run(["sh", "-euc", script, "sh", target], input=packed, check=True)
+    check_programs([f"{target}/bin/python3"])
+    assert list(tmp_path.iterdir()) == [target]

@@ -34,6 +34,13 @@ _COUNTED_S = 60.0
 # `ssh -R PATH:TARGET`, where `%`, `$`, `:` and `[` have special meanings.
 _FOLDER = re.compile(r"/[\w ./@+,=~-]*")
 _LONGEST_SOCKET = 100  # maximum bytes of a Unix socket's path; the kernel's limit is 108
+# Unpacks a sent Python beside $1 and renames it. If an earlier try, which took longer than its time
+# limit, has meanwhile made the folder $1, mv moves the new one into it, where it would count as a
+# change.
+UNPACK = (
+    'mkdir "$1.d$$" && gzip -dc "$1.$$" | tar xf - -C "$1.d$$" && rm "$1.$$" && '
+    'mv "$1.d$$" "$1" && rm -rf "$1/${1##*/}.d$$"'
+)
 
 
 class LinkedHost(Protocol):
@@ -281,11 +288,7 @@ class SshLink(Generic[_H]):
             )
         bundle = await asyncio.to_thread(bundles.pack_python, self._base.cache)
         if bundle.name not in has:
-            unpack = (
-                'mkdir "$1.d$$" && gzip -dc "$1.$$" | tar xf - -C "$1.d$$" && rm "$1.$$" && '
-                'mv "$1.d$$" "$1"'
-            )
-            await self._bring(bundle, folder, unpack)
+            await self._bring(bundle, folder, UNPACK)
         # remembered locally, so that the next setup asks the host for this file
         (self._base.cache / bundle.name).touch()
         return bundles.python_command(f"{folder}/{bundle.name}")
