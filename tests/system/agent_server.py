@@ -71,6 +71,7 @@ class Stub:
         self.put_status = 200
         self.parts: dict[str, bytearray] = {}
         self.requests: list[str] = []
+        self.answered: list[str] = []
         self.uploads: list[dict[str, object]] = []  # signed, for results
         self.faults: list[str] = []
         self.lock = threading.Condition()
@@ -343,6 +344,7 @@ class _Handler(BaseHTTPRequestHandler):
         with stub.lock:
             status, answer = self._route(stub, url.path, query, data)
         self._answer(status, answer)
+        stub.answered.append(url.path)
 
     def _route(
         self, stub: Stub, path: str, query: dict[str, str], data: bytes

@@ -218,7 +218,7 @@ def test_results_of_work_that_ended_go_to_the_bucket_while_the_server_is_away(
     with make_rig(run=run, outputs=outputs, deposit_after_s=0.5) as rig:
         rig.stub.uploads = sign_uploads()
         agent = rig.launch()
-        rig.until(lambda: rig.output() == "up\n" and "/agent/v1/data/deposit" in rig.stub.requests)
+        rig.until(lambda: rig.output() == "up\n" and "/agent/v1/data/deposit" in rig.stub.answered)
         rig.stub.stop()
         (rig.home / "work" / "go").touch()
         assert agent.wait(PATIENCE_S) == 0
@@ -238,7 +238,7 @@ def test_results_that_no_bucket_takes_wait_for_the_server(uploads: int) -> None:
         nowhere: dict[str, object] = {"method": "PUT", "url": "http://127.0.0.1:1/x", "headers": {}}
         rig.stub.uploads = [nowhere] * uploads
         agent = rig.launch()
-        rig.until(lambda: rig.output() == "up\n" and "/agent/v1/data/deposit" in rig.stub.requests)
+        rig.until(lambda: rig.output() == "up\n" and "/agent/v1/data/deposit" in rig.stub.answered)
         rig.stub.stop()
         (rig.home / "work" / "go").touch()
         rig.until((rig.home / "exit.json").exists)
