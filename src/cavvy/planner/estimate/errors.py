@@ -7,7 +7,6 @@ from math import exp, hypot
 from cavvy.planner.device_rates import device_of
 from cavvy.planner.estimate.kernels import (
     SCATTERS,
-    KernelConstants,
     KernelSetting,
     kernel_time,
 )
@@ -78,7 +77,6 @@ def _shares(profile: WorkProfile) -> Mapping[str, float]:
         run=StepSettings(),
         precision=profile.precision,
         scale=1.0,
-        constants=KernelConstants(),
     )
     shares: dict[str, float] = defaultdict(float)
     seconds = [kernel_time(each, setting) * each.count for each in profile.kernels]

@@ -6,97 +6,12 @@ The constants were read from the times of about 400 kernels alone on one H200 (`
 measured correct this formula for similar shapes (`measured.py`).
 """
 
+from collections.abc import Mapping
 from math import ceil
 
 from cavvy.domain.values import Struct
 from cavvy.planner.device_rates import DeviceRates
 from cavvy.planner.estimate.profile import KernelProfile, StepSettings
-
-
-class KernelConstants(Struct, frozen=True, kw_only=True):
-    """The constants of kernels. Rates per element are for an H200, and follow the fp32 peak on
-    other devices.
-    """
-
-    # The rates of large matrix products, as shares of the best measured rate of any shape
-    # (`DeviceRates.achieved`)
-    half: float = 1.0
-    tf32: float = 1.0
-    fp32: float = 0.95
-    # Half-precision products with inner length k reach k / (k + depth) of the rate. For a slower
-    # precision, `depth` is multiplied by (its peak / the half-precision peak).
-    depth: float = 160
-    # shares of the rate if the rows of a matrix start at multiples of 8, 4 or 2 bytes only
-    aligned_8: float = 0.45
-    aligned_4: float = 0.24
-    aligned_2: float = 0.14
-
-    # convolutions, as shares of the rate of large matrix products
-    conv: float = 0.95
-    conv_backward: float = 0.88
-    wide_conv: float = 0.75  # in tf32 and fp32
-    conv_depth: float = 90.0  # the same as `depth`
-    conv_columns: float = 32.0  # Convolutions with n results per pixel reach n / (n + columns).
-    grouped_columns: float = 155.0  # the channels of a group that would reach the full rate
-
-    # the matrix products of fused attention in half precision on an H200, forward and backward
-    attention: float = 0.78
-    attention_backward: float = 0.66
-    wide_attention: float = 0.42  # attention in tf32 and fp32, as a share of the fp32 peak
-
-    # Real bandwidths grow more slowly than those of the data sheets: with the power (1 -
-    # bandwidth_falloff).
-    bandwidth_falloff: float = 0.03
-    # shares of the bandwidth
-    operands: float = 0.80  # reading operands and writing results of products
-    pointwise: float = 0.87
-    copy: float = 0.87
-    widening: float = 0.60  # pointwise kernels and copies with float32 results of narrow operands
-    layer_norm: float = 0.80
-    layer_norm_backward: float = 0.47
-    softmax: float = 0.55
-    pooling: float = 0.23  # also interpolation
-    pooling_backward: float = 0.09
-    look_up: float = 0.60  # embeddings and indexing
-    scatter: float = 0.23
-    look_up_backward: float = 0.15
-    reduction: float = 0.75  # sums, means, maxima and scans (cumulative sums)
-    group_norm: float = 0.13
-    group_norm_backward: float = 0.18
-    batch_norm: float = 0.60
-    batch_norm_backward: float = 0.60
-    batch_norm_last: float = 0.17  # in channels-last memory
-    batch_norm_last_backward: float = 0.30
-
-    # nanoseconds for an element or row
-    irregular: float = 0.0031  # an element whose address is computed
-    row: float = 1.36  # a row of a normalization
-    row_backward: float = 3.2
-    sum_element: float = 0.00075  # an element of sums over rows, as for biases
-    sum_narrow: float = 0.006  # the same, if a row has few elements
-    # Batch normalization in NCHW memory gives each channel to one block of threads, which takes
-    # this long for an element (aten/src/ATen/native/cuda/Normalization.cuh).
-    channel: float = 0.83
-    channel_backward: float = 1.73
-    channel_cudnn: float = 0.75  # times as long in float16, which cuDNN computes
-    # The conversion of convolutions between NCHW and channels-last memory
-    layout: float = 0.0018
-    image: float = 0.040  # an element of an image, whose channels are no multiple of 8
-    # Depthwise convolutions: a result, and an element of its window. PyTorch's own kernels compute
-    # those in NCHW, except in float16.
-    depthwise: float = 0.0035
-    depthwise_tap: float = 0.00065
-    depthwise_backward: float = 0.012
-    depthwise_tap_backward: float = 0.00205
-    last_depthwise: float = 0.0010  # by cuDNN, in channels-last
-    last_depthwise_tap: float = 0.00014
-    last_depthwise_backward: float = 0.0030
-    last_depthwise_tap_backward: float = 0.00043
-
-    # microseconds of a time step of a recurrent layer, without the arithmetic that exceeds them
-    recurrent: float = 9.0
-    recurrent_backward: float = 12.0
-    recurrent_rate: float = 0.45  # share of the rate of large matrix products
 
 
 class KernelSetting(Struct, frozen=True, kw_only=True):
@@ -108,12 +23,75 @@ class KernelSetting(Struct, frozen=True, kw_only=True):
     run: StepSettings
     precision: str
     scale: float
-    constants: KernelConstants
 
 
 SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatter_reduce"})
 # kinds whose time is limited by arithmetic
 PRODUCTS = frozenset({"matmul", "recurrent", "conv", "attention"})
+
+# Shares of the rate of large matrix products (`DeviceRates.achieved`), which fp32 reaches least
+_FP32 = 0.95
+# Half-precision products with inner length k reach k / (k + depth) of the rate. For a slower
+# precision, the depth is multiplied by (its peak / the half-precision peak).
+_DEPTH = 160
+# shares of the rate if the rows of a matrix start at multiples of 8, 4 or 2 bytes only
+_ALIGNED = {0.5: 0.45, 0.25: 0.24, 0.125: 0.14}
+
+# convolutions, as shares of the rate of large matrix products
+_CONV, _CONV_BACKWARD = 0.95, 0.88
+_WIDE_CONV = 0.75  # in tf32 and fp32
+_CONV_DEPTH = 90.0  # the same as `_DEPTH`
+_CONV_COLUMNS = 32.0  # Convolutions with n results per pixel reach n / (n + columns).
+_GROUPED_COLUMNS = 155.0  # the channels of a group that would reach the full rate
+
+# the matrix products of fused attention in half precision on an H200
+_ATTENTION, _ATTENTION_BACKWARD = 0.78, 0.66
+_WIDE_ATTENTION = 0.42  # attention in tf32 and fp32, as a share of the fp32 peak
+
+# Real bandwidths grow more slowly than those of the data sheets: with the power (1 - falloff).
+_BANDWIDTH_FALLOFF = 0.03
+# shares of the bandwidth
+_OPERANDS = 0.80  # reading operands and writing results of products
+_POINTWISE = 0.87  # also copies
+_WIDENING = 0.60  # pointwise kernels and copies with float32 results of narrow operands
+_SCATTER = 0.23
+_STORED_SCORES = 0.55  # the kernels of attention that is not fused
+# the same, forward and backward, by kind
+_SHARES: Mapping[str, tuple[float, float]] = {
+    "layer_norm": (0.80, 0.47),
+    "softmax": (0.55, 0.55),
+    "pooling": (0.23, 0.09),  # also interpolation
+    "look_up": (0.60, 0.15),  # embeddings and indexing
+    "reduction": (0.75, 0.75),  # sums, means, maxima and scans (cumulative sums)
+    "group_norm": (0.13, 0.18),
+    "batch_norm": (0.60, 0.60),
+    "batch_norm_last": (0.17, 0.30),  # in channels-last memory
+}
+
+# Nanoseconds for an element or row on an H200; on other devices, they follow `slower_than_h200`.
+_IRREGULAR = 0.0031  # an element whose address is computed
+_ROW, _ROW_BACKWARD = 1.36, 3.2  # a row of a normalization
+_SUM_ELEMENT = 0.00075  # an element of sums over rows, as for biases
+_SUM_NARROW = 0.006  # the same, if a row has few elements
+# Batch normalization in NCHW memory gives each channel to one block of threads, which takes this
+# long for an element (aten/src/ATen/native/cuda/Normalization.cuh).
+_CHANNEL, _CHANNEL_BACKWARD = 0.83, 1.73
+_CHANNEL_CUDNN = 0.75  # times as long in float16, which cuDNN computes
+# The conversion of convolutions between NCHW and channels-last memory
+_LAYOUT = 0.0018
+_IMAGE = 0.040  # an element of an image, whose channels are no multiple of 8
+# Depthwise convolutions, by cuDNN (in float16 or channels-last memory) or by PyTorch's own kernels,
+# forward and backward: a result, and an element of its window
+_DEPTHWISE = {
+    (False, False): (0.0035, 0.00065),
+    (False, True): (0.012, 0.00205),
+    (True, False): (0.0010, 0.00014),
+    (True, True): (0.0030, 0.00043),
+}
+
+# microseconds of a time step of a recurrent layer, without the arithmetic that exceeds them
+_RECURRENT, _RECURRENT_BACKWARD = 9.0, 12.0
+_RECURRENT_RATE = 0.45  # share of the rate of large matrix products
 
 _H200_FLOPS, _H200_BANDWIDTH, _H200_FP32 = 989.4e12, 4.8e12, 67e12
 
@@ -169,7 +147,7 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
         return _recurrent(kernel, setting)
     if kind == "depthwise":
         return _depthwise(kernel, moved, setting) + _GAP_S
-    bandwidth = bandwidth_of(setting.device, setting.constants)
+    bandwidth = bandwidth_of(setting.device)
     seconds = moved / (bandwidth * _share(kind, kernel, setting))
     if kernel.kind in PRODUCTS:
         arithmetic = _arithmetic(kernel, kind, setting)
@@ -187,12 +165,10 @@ def moved_bytes(kernel: KernelProfile, setting: KernelSetting) -> float:
     return (moved - fixed) * setting.scale + fixed
 
 
-def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
-    """Return the bandwidth in bytes per second. `constants` contains the shares of this bandwidth
-    that kernels reach.
-    """
+def bandwidth_of(device: DeviceRates) -> float:
+    """Return the bandwidth in bytes per second, of which kernels reach some share."""
     ratio = _H200_BANDWIDTH / device.bandwidth
-    return float(device.bandwidth * ratio**constants.bandwidth_falloff)
+    return float(device.bandwidth * ratio**_BANDWIDTH_FALLOFF)
 
 
 def slower_than_h200(device: DeviceRates) -> float:
@@ -231,41 +207,38 @@ def is_last(kernel: KernelProfile, setting: KernelSetting) -> bool:
 
 def _share(kind: str, kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the share of the bandwidth that a kernel reaches."""
-    constants = setting.constants
     if kind in ("matmul", "conv", "grouped_conv", "attention"):
-        return constants.operands
+        return _OPERANDS
     if kind in ("pointwise", "copy"):
         elements = kernel.size[0]
         # the bytes of an element show the conversion: 2 are read and 4 written
         if kernel.name == "_to_copy" and kernel.wide and elements and kernel.bytes < 8 * elements:
-            return constants.widening
-        return constants.pointwise
+            return _WIDENING
+        return _POINTWISE
     if kernel.name in SCATTERS:
-        return constants.scatter
+        return _SCATTER
     if kernel.name == "nll_loss_backward":  # It only writes, except at the targets.
-        return 2 * constants.pointwise
+        return 2 * _POINTWISE
     if kind == "batch_norm" and is_last(kernel, setting) and setting.precision != "fp16":
         kind = "batch_norm_last"  # In float16, cuDNN computes it.
-    if kernel.backward or kernel.name.endswith("_backward"):
-        return float(getattr(constants, f"{kind}_backward", getattr(constants, kind, 1.0)))
-    return float(getattr(constants, kind, constants.pointwise))
+    is_backward = kernel.backward or kernel.name.endswith("_backward")
+    return _SHARES.get(kind, (_POINTWISE, _POINTWISE))[is_backward]
 
 
 def _elements(kernel: KernelProfile, kind: str, seconds: float, setting: KernelSetting) -> float:
     """Return the seconds of a kernel that moves data and takes at least `seconds`. Some kernels
     take longer for the addresses of elements, or because few blocks of threads work.
     """
-    constants = setting.constants
     slower = 1e-9 * slower_than_h200(setting.device)
     if kind in ("pointwise", "copy") and kernel.size[3]:
-        each = constants.irregular * kernel.size[3]
+        each = _IRREGULAR * kernel.size[3]
         return max(seconds, kernel.size[0] * setting.scale * each * slower)
     rows, columns = kernel.size[0] * setting.scale, kernel.size[1]
     if kind == "layer_norm" and columns:
-        each = constants.row_backward if kernel.backward else constants.row
+        each = _ROW_BACKWARD if kernel.backward else _ROW
         return seconds + rows * each * slower
     if kernel.name == "sum" and kernel.size[3]:
-        each = constants.sum_narrow if columns < _NARROW else constants.sum_element
+        each = _SUM_NARROW if columns < _NARROW else _SUM_ELEMENT
         return max(seconds, rows * columns * each * slower) + 3 * _GAP_S
     if kind == "batch_norm" and not is_last(kernel, setting):
         return max(seconds, _channels(kernel, setting) * slower)
@@ -274,7 +247,6 @@ def _elements(kernel: KernelProfile, kind: str, seconds: float, setting: KernelS
 
 def _channels(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the nanoseconds of batch normalization in NCHW memory, on an H200."""
-    constants = setting.constants
     samples, channels, pixels, _ = kernel.size
     if not channels:  # a profile of an earlier version: about the average of residual networks
         channels, samples = 256, 1
@@ -282,64 +254,58 @@ def _channels(kernel: KernelProfile, setting: KernelSetting) -> float:
     elements = samples * pixels * setting.scale
     blocks = max(1.0, channels / _BLOCKS)
     if setting.precision == "fp16" and not kernel.wide:
-        blocks *= constants.channel_cudnn
+        blocks *= _CHANNEL_CUDNN
     if kernel.backward:
-        return elements * constants.channel_backward * blocks
-    write = 4 * elements * channels / (_H200_BANDWIDTH * constants.pointwise) * 1e9
-    return elements * constants.channel * blocks + write
+        return elements * _CHANNEL_BACKWARD * blocks
+    write = 4 * elements * channels / (_H200_BANDWIDTH * _POINTWISE) * 1e9
+    return elements * _CHANNEL * blocks + write
 
 
 def _recurrent(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the seconds of a recurrent layer's products, one time step after the other."""
-    constants = setting.constants
     steps, _, columns, depth = (max(1, each) for each in kernel.size)
-    latency = constants.recurrent_backward if kernel.backward else constants.recurrent
+    latency = _RECURRENT_BACKWARD if kernel.backward else _RECURRENT
     is_narrow = is_half(kernel, setting.precision)
     if is_narrow and _alignment(min(columns, depth), 2) < 1:
         latency *= 1.7  # cuBLAS has only slower kernels for such widths.
     if not is_narrow:
         latency *= 1.9 if setting.precision == "tf32" else 2.8
-    rate = _rate(kernel, setting) * constants.recurrent_rate
+    rate = _rate(kernel, setting) * _RECURRENT_RATE
     arithmetic = kernel.flops * setting.scale / rate
     return steps * latency * 1e-6 * slower_than_h200(setting.device) + arithmetic
 
 
 def _depthwise(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
     """Return the seconds of a convolution with one channel per group."""
-    constants = setting.constants
     groups, pixels, columns, depth = kernel.size
     results = groups * pixels * columns * setting.scale
     if kernel.backward and kernel.window:  # The gradient of the input has more elements.
         results *= kernel.window[3] ** 1.4
     by_cudnn = is_last(kernel, setting) or setting.precision == "fp16"
-    name = "last_depthwise" if by_cudnn else "depthwise"
-    tail = "_backward" if kernel.backward else ""
-    each: float = getattr(constants, name + tail)
-    tap: float = getattr(constants, f"{name}_tap{tail}")
+    each, tap = _DEPTHWISE[by_cudnn, kernel.backward]
     window = kernel.window[1] if kernel.window else depth
     seconds = results * (each + tap * window) * 1e-9 * slower_than_h200(setting.device)
-    bandwidth = bandwidth_of(setting.device, constants)
-    return max(seconds, moved / (bandwidth * constants.operands))
+    return max(seconds, moved / (bandwidth_of(setting.device) * _OPERANDS))
 
 
 def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> float:
     """Return the seconds that the arithmetic of a kernel takes."""
-    constants, wide = setting.constants, not is_half(kernel, setting.precision)
+    wide = not is_half(kernel, setting.precision)
     groups, rows, columns, depth = _shape(kernel, setting.scale)
     rate = _rate(kernel, setting)
     flops = kernel.flops * setting.scale
     if kind == "attention":
         if wide:
-            return flops / (setting.device.fp32 * constants.wide_attention)
+            return flops / (setting.device.fp32 * _WIDE_ATTENTION)
         return _attention(kernel, setting)
     if kind == "grouped_conv":
-        return flops / (rate * min(1.0, columns / constants.grouped_columns))
+        return flops / (rate * min(1.0, columns / _GROUPED_COLUMNS))
     slower = _peak(kernel, setting) / setting.device.half
     if kind == "conv":
-        narrow = constants.conv_backward if kernel.backward else constants.conv
-        rate *= constants.wide_conv if wide else narrow
-        rate *= depth / (depth + constants.conv_depth * slower)
-        rate *= columns / (columns + constants.conv_columns)
+        narrow = _CONV_BACKWARD if kernel.backward else _CONV
+        rate *= _WIDE_CONV if wide else narrow
+        rate *= depth / (depth + _CONV_DEPTH * slower)
+        rate *= columns / (columns + _CONV_COLUMNS)
         return flops * _padded(columns, _PAD_CONV) * _padded(depth, _PAD_CONV) / rate
     pad = _PAD_WIDE if wide else _PAD_HALF
     tiles = groups * ceil(rows / _TILE) * ceil(columns / _TILE) * max(1.0, depth / _SPLIT)
@@ -347,7 +313,7 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
     # Padding is multiplied like data. The fixed cost of a result, which `depth` states as an inner
     # length, occurs only for the results that are written.
     work = _padded(rows, pad) * _padded(columns, pad) * _padded(depth, _PAD_DEPTH)
-    work += constants.depth * slower / depth
+    work += _DEPTH * slower / depth
     return flops * work / (rate * busy * align(kernel, setting))
 
 
@@ -363,9 +329,7 @@ def align(kernel: KernelProfile, setting: KernelSetting) -> float:
         return 1.0
     width = 2 if is_narrow else 4
     found = min(_alignment(each, width) for each in lengths)
-    constants = setting.constants
-    shares = {0.5: constants.aligned_8, 0.25: constants.aligned_4, 0.125: constants.aligned_2}
-    share = shares.get(found, 1.0)
+    share = _ALIGNED.get(found, 1.0)
     return share**0.5 if setting.run.compile else share  # The compiler pads some matrices.
 
 
@@ -380,18 +344,17 @@ def _attention(kernel: KernelProfile, setting: KernelSetting) -> float:
     of its scores. Each row of queries costs additional time. The formula adds a number of keys to
     each row to represent this time.
     """
-    constants, device = setting.constants, setting.device
     keys, width = max(1, kernel.size[2]), max(1, kernel.size[3])
     products = 5 if kernel.backward else 2
     flops = kernel.flops * setting.scale
-    share = constants.attention_backward if kernel.backward else constants.attention
-    share = min(1.0, share * (_H200_FLOPS / device.half) ** _ATTENTION_FALLOFF)
+    share = _ATTENTION_BACKWARD if kernel.backward else _ATTENTION
+    share = min(1.0, share * (_H200_FLOPS / setting.device.half) ** _ATTENTION_FALLOFF)
     more = _MORE_KEYS_BACKWARD if kernel.backward else _MORE_KEYS
     if is_causal(kernel):
         more += _MORE_KEYS_CAUSAL
     scores = flops / (products * 2.0 * width)
     softmax = _SOFTMAX_BACKWARD if kernel.backward else _SOFTMAX
-    seconds = flops / (_rate(kernel, setting) * share) + scores * softmax / device.fp32
+    seconds = flops / (_rate(kernel, setting) * share) + scores * softmax / setting.device.fp32
     return float(seconds * (1 + more / keys))
 
 
@@ -428,7 +391,6 @@ def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float
     """Return how many seconds a kernel would save if the step used channels-last memory or fused
     attention, and what the conversion of an image costs.
     """
-    constants = setting.constants
     if kernel.kind == "conv" and is_half(kernel, setting.precision):
         return _conversion(kernel, moved, setting)
     if kernel.kind == "attention" and setting.run.math_attention:
@@ -436,7 +398,7 @@ def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float
         # Scores, mask, softmax and product are each written to memory and read back.
         passes = 10 if kernel.backward else 8
         scores = heads * queries * keys * setting.scale * (4 if kernel.wide else 2)
-        return passes * scores / (bandwidth_of(setting.device, constants) * constants.softmax)
+        return passes * scores / (bandwidth_of(setting.device) * _STORED_SCORES)
     return 0.0
 
 
@@ -445,7 +407,6 @@ def _conversion(kernel: KernelProfile, moved: float, setting: KernelSetting) -> 
     libraries multiply in channels-last memory. Only a product of whole images, whose rows are
     aligned, needs no conversion.
     """
-    constants = setting.constants
     slower = 1e-9 * slower_than_h200(setting.device)
     inputs, window, pixels, stride, _ = kernel.window or (64, 9, 64, 1, 0)
     seconds, elements = 0.0, moved / 2
@@ -453,21 +414,18 @@ def _conversion(kernel: KernelProfile, moved: float, setting: KernelSetting) -> 
         elements *= 4 / 3  # Both gradients read the gradient of the result.
     if (inputs * kernel.size[0]) % 8:
         data = kernel.size[1] * setting.scale * stride * stride * inputs
-        seconds += data * constants.image * slower * (0.7 if kernel.backward else 1.0)
+        seconds += data * _IMAGE * slower * (0.7 if kernel.backward else 1.0)
     is_product = window == 1 and stride == 1 and pixels % 8 == 0
     if is_last(kernel, setting) or is_product:
         return seconds
-    return seconds + elements * constants.layout * slower + (8 if kernel.backward else 4) * _GAP_S
+    return seconds + elements * _LAYOUT * slower + (8 if kernel.backward else 4) * _GAP_S
 
 
 def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the FLOP/s that a large matrix product reaches in the kernel's precision."""
-    device, constants = setting.device, setting.constants
-    share = constants.half
-    if not is_half(kernel, setting.precision):
-        share = constants.tf32 if setting.precision == "tf32" else constants.fp32
-        if device.tf32 == device.fp32:
-            share = constants.fp32
+    device = setting.device
+    is_fast = setting.precision == "tf32" and device.tf32 != device.fp32
+    share = 1.0 if is_fast or is_half(kernel, setting.precision) else _FP32
     return _peak(kernel, setting) * share * device.achieved
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from cavvy.domain.values import Struct
 from cavvy.planner.device_rates import DeviceRates, device_of
 from cavvy.planner.estimate.kernels import (
-    KernelConstants,
     KernelSetting,
     align,
     is_causal,
@@ -209,5 +208,4 @@ def read_row(row: Mapping[str, Any], device: DeviceRates) -> tuple[KernelProfile
         run=run,
         precision=row["precision"],
         scale=1.0,
-        constants=KernelConstants(),
     )

@@ -6,11 +6,10 @@ of a step's time.
 from collections.abc import Sequence
 from math import log
 
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct
 from cavvy.planner.device_rates import DeviceRates, peak_of
 from cavvy.planner.estimate.kernels import (
     PRODUCTS,
-    KernelConstants,
     KernelSetting,
     bandwidth_of,
     kernel_time,
@@ -24,22 +23,10 @@ from cavvy.planner.estimate.profile import (
     optimizer_costs,
 )
 
-
-class RooflineConstants(Struct, frozen=True, kw_only=True):
-    """The calibrated constants of the time estimate."""
-
-    kernels: KernelConstants = field(default_factory=KernelConstants)
-    update: float = 0.74  # share of the bandwidth that the optimizer's step reaches
-    # Microseconds of the host: for an operation without a kernel, for a time step of a recurrent
-    # layer, for each parameter tensor except its update, and for each step.
-    host_view_us: float = 5.5
-    host_recurrent_us: float = 21.0
-    host_tensor_us: float = 11.6
-    host_step_us: float = 500.0
-
-
-CALIBRATED = RooflineConstants()
-
+_UPDATE = 0.74  # share of the bandwidth that the optimizer's step reaches
+# Microseconds of the host: for an operation without a kernel, for a time step of a recurrent layer,
+# for each parameter tensor except its update, and for each step.
+_HOST_VIEW_US, _HOST_RECURRENT_US, _HOST_TENSOR_US, _HOST_STEP_US = 5.5, 21.0, 11.6, 500.0
 # Microseconds of the host, including Python and autograd, to launch one kernel in the forward and
 # in the backward pass. Fitted to the host times of steps of 24 models (`host_ms` in
 # benchmarks/estimate_measured.jsonl), between the times of single operations that `cavvy bench
@@ -96,7 +83,6 @@ def estimate_step(
     profile: WorkProfile,
     device: DeviceRates,
     run: StepSettings,
-    constants: RooflineConstants = CALIBRATED,
     measured: Sequence[DeviceProfile] = (),
 ) -> StepTime:
     """Return the time of one step of `accumulate` micro-batches on each accelerator. The kernels
@@ -105,9 +91,7 @@ def estimate_step(
     batch = run.batch or profile.batch
     scale = batch / profile.batch
     precision = run.precision or profile.precision
-    setting = KernelSetting(
-        device=device, run=run, precision=precision, scale=scale, constants=constants.kernels
-    )
+    setting = KernelSetting(device=device, run=run, precision=precision, scale=scale)
     busy = arithmetic = far = 0.0
     nearest = find_device(measured, device)
     for kernel in profile.kernels:
@@ -123,10 +107,10 @@ def estimate_step(
             arithmetic += seconds
     shards = run.accelerators if run.shard else 1
     _, moved = optimizer_costs(profile, run)
-    update = moved / shards / (bandwidth_of(device, constants.kernels) * constants.update)
+    update = moved / shards / (bandwidth_of(device) * _UPDATE)
     busy *= _SHARED if run.accelerators > 1 else 1.0
     device_s = busy * run.accumulate + update
-    host_s = _host_time(profile, run, constants)
+    host_s = _host_time(profile, run)
     waited = _EXPOSED * _communication(profile, device, run)
     total = (device_s**_BLEND + host_s**_BLEND) ** (1 / _BLEND) + waited
     samples = batch * run.accumulate * run.accelerators
@@ -153,17 +137,17 @@ def find_device(measured: Sequence[DeviceProfile], device: DeviceRates) -> Devic
     return min(measured, key=lambda each: differ(each.device), default=None)
 
 
-def _host_time(profile: WorkProfile, run: StepSettings, constants: RooflineConstants) -> float:
+def _host_time(profile: WorkProfile, run: StepSettings) -> float:
     """Return the seconds that the host needs to launch all kernels of one step."""
-    micro = profile.views * constants.host_view_us
+    micro = profile.views * _HOST_VIEW_US
     for kernel in profile.kernels:
         each = _HOST_US.get(_host_kind(kernel), _HOST_US["other"])[kernel.backward]
         if kernel.kind == "recurrent":
-            each = constants.host_recurrent_us * kernel.size[0]
+            each = _HOST_RECURRENT_US * kernel.size[0]
         micro += each * kernel.count
     name = (run.optimizer or profile.optimizer).lower().replace("_", "")
-    tensor = constants.host_tensor_us + _HOST_TENSOR.get(name, _HOST_TENSOR_ELSE)
-    step = profile.tensors * tensor + constants.host_step_us
+    tensor = _HOST_TENSOR_US + _HOST_TENSOR.get(name, _HOST_TENSOR_ELSE)
+    step = profile.tensors * tensor + _HOST_STEP_US
     seconds = (micro * run.accumulate + step) * 1e-6
     return seconds * _COMPILED_LAUNCH if run.compile else seconds
 
