@@ -33,6 +33,7 @@ TYPES = {
     "fp32": torch.float32,
 }
 Call = Callable[[], Any]
+Run = Callable[[], tuple[Call, Sequence[torch.Tensor]]]  # a call, and what gets gradients
 _aten = torch.ops.aten
 
 _WARM_S = 0.5  # the clock of an idle device rises in this time
@@ -192,6 +193,24 @@ def _read(text: str) -> list[list[Any]]:
     ]
 
 
+def _both(case: Case, run: Run, *, moved: float, flops: float = 0.0) -> Iterator[Case]:
+    """The forward pass of an operation that `case` describes, and its backward pass, which moves
+    `moved` bytes.
+    """
+
+    def backward() -> Call:
+        call, inputs = run()
+        out = call()
+        grad = torch.randn_like(out)
+        return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+
+    end = "_backward_data" if "softmax" in case.name else "_backward"
+    yield case
+    yield replace(
+        case, name=case.name + end, make=backward, flops=flops, bytes=moved, backward=True
+    )
+
+
 # Matrix products: m, n and the inner length k. "nt" is the forward pass of a linear layer, whose
 # weights are stored as (n, k); "nn" is the gradient of its input and "tn" that of its weights.
 _SQUARES = (256, 512, 1024, 2048, 4096, 8192)
@@ -321,25 +340,26 @@ def _convolution(
     depth, pixels = inputs // groups * kernel * kernel, batch * out * out
     counts = (batch * inputs * side * side, outputs * depth, batch * outputs * out * out)
     item = TYPES[precision].itemsize
-    read = sum(counts) * item
-    passes = 1 if first else 2
-    again = read + (counts[1] + (0 if first else counts[0])) * item
-    for name, make, flops, moved in (
-        ("convolution", forward, 1.0, read),
-        ("convolution_backward", backward, float(passes), again),
-    ):
-        yield Case(
-            kind="conv",
-            name=name,
-            precision=precision,
-            make=make,
-            size=(groups, pixels, outputs // groups, depth),
-            shape=(batch, inputs, side, side, outputs, kernel, stride, groups),
-            flops=flops * 2.0 * pixels * outputs * depth,
-            bytes=moved,
-            backward=name.endswith("backward"),
-            layout=layout,
-        )
+    case = Case(
+        kind="conv",
+        name="convolution",
+        precision=precision,
+        make=forward,
+        size=(groups, pixels, outputs // groups, depth),
+        shape=(batch, inputs, side, side, outputs, kernel, stride, groups),
+        flops=2.0 * pixels * outputs * depth,
+        bytes=sum(counts) * item,
+        layout=layout,
+    )
+    yield case
+    yield replace(
+        case,
+        name="convolution_backward",
+        make=backward,
+        flops=case.flops * (1 if first else 2),
+        bytes=case.bytes + (counts[1] + (0 if first else counts[0])) * item,
+        backward=True,
+    )
 
 
 # batch, heads, heads of keys, queries, keys, width of a head; 1 if causal, 2 with a given mask
@@ -371,56 +391,39 @@ def _attention(
     mask: int,
 ) -> Iterator[Case]:
     batch, queries, keys = (device.number(each) for each in (batch, queries, keys))
-    grouped: dict[str, Any] = {"enable_gqa": True} if heads != key_heads else {}
-
+    options: dict[str, Any] = {"is_causal": mask == 1}
+    if heads != key_heads:
+        options["enable_gqa"] = True
     if mask == 2:
-        grouped["attn_mask"] = torch.ones(
-            batch, 1, queries, keys, dtype=torch.bool, device=device.kind
-        )
+        size = batch, 1, queries, keys
+        options["attn_mask"] = torch.ones(size, dtype=torch.bool, device=device.kind)
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=mask == 1, **grouped)
-
-    def run(grad: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        wanted = [
+    def run() -> tuple[Call, Sequence[torch.Tensor]]:
+        q, k, v = (
             # as a linear layer writes them: the heads of one position are adjacent
             device.random(batch, count, number, width, precision=precision)
             .transpose(1, 2)
-            .requires_grad_(grad)
+            .requires_grad_()
             for count, number in ((queries, heads), (keys, key_heads), (keys, key_heads))
-        ]
-        return attend(*wanted), wanted
-
-    def forward() -> Call:
-        _, wanted = run(True)
-        return lambda: attend(*wanted)
-
-    def backward() -> Call:
-        return _backward(*run(True))
+        )
+        return lambda: F.scaled_dot_product_attention(q, k, v, **options), (q, k, v)
 
     item = TYPES[precision].itemsize
     ends = batch * heads * queries * width * item
     middle = 2 * batch * key_heads * keys * width * item
     whole = 2.0 * batch * heads * queries * keys * width * (0.5 if mask == 1 else 1.0)
-    for is_backward, make in ((False, forward), (True, backward)):
-        yield Case(
-            kind="attention",
-            name="scaled_dot_product_attention" + ("_backward" if is_backward else ""),
-            precision=precision,
-            make=make,
-            size=(batch * heads, queries, keys, width),
-            shape=(batch, heads, key_heads, queries, keys, width),
-            flops=whole * (5 if is_backward else 2),
-            bytes=(4 * ends + 2 * middle) if is_backward else (2 * ends + middle),
-            backward=is_backward,
-            more={"causal": mask == 1, "mask": mask == 2},
-        )
-
-
-def _backward(out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> Call:
-    """The backward pass of one operation."""
-    grad = torch.randn_like(out)
-    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    case = Case(
+        kind="attention",
+        name="scaled_dot_product_attention",
+        precision=precision,
+        make=lambda: run()[0],
+        size=(batch * heads, queries, keys, width),
+        shape=(batch, heads, key_heads, queries, keys, width),
+        flops=whole * 2,
+        bytes=2 * ends + middle,
+        more={"causal": mask == 1, "mask": mask == 2},
+    )
+    yield from _both(case, run, moved=4 * ends + 2 * middle, flops=whole * 5)
 
 
 # kind, steps, batch, inputs, width, layers
@@ -432,8 +435,8 @@ _CELLS = _read(
 
 
 def _recurrent(device: Device) -> Iterator[Case]:
-    for name, steps, batch, inputs, width, layers in _CELLS:
-        yield from _cell(device, "bf16", name, steps, batch, inputs, width, layers)
+    for cell in _CELLS:
+        yield from _cell(device, "bf16", *cell)
     for precision in ("fp16", "tf32", "fp32"):
         yield from _cell(device, precision, *_CELLS[0])
 
@@ -451,31 +454,26 @@ def _cell(
     steps, batch, inputs, width = (device.number(each) for each in (steps, batch, inputs, width))
     made = torch.nn.LSTM if name == "lstm" else torch.nn.GRU
 
-    def run() -> tuple[Call, torch.nn.Module, torch.Tensor]:
+    def run() -> tuple[Call, Sequence[torch.Tensor]]:
         cell = made(inputs, width, layers, device=device.kind, dtype=TYPES[precision])
         data = device.random(steps, batch, inputs, precision=precision, grad=True)
-        return lambda: cell(data)[0], cell, data
-
-    def backward() -> Call:
-        call, cell, data = run()
-        return _backward(call(), [data, *cell.parameters()])
+        return lambda: cell(data)[0], [data, *cell.parameters()]
 
     gates, item = 4 if name == "lstm" else 3, TYPES[precision].itemsize
     weights = gates * width * (inputs + width + (layers - 1) * 2 * width)
     moved = (weights + steps * batch * (inputs + layers * width * (gates + 2))) * item
-    for is_backward, make in ((False, lambda: run()[0]), (True, backward)):
-        yield Case(
-            kind="recurrent",
-            name=name + ("_backward" if is_backward else ""),
-            precision=precision,
-            make=make,
-            size=(steps, batch, width, inputs),
-            shape=(steps, batch, inputs, width, layers),
-            flops=2.0 * weights * steps * batch * (2 if is_backward else 1),
-            bytes=moved * (2 if is_backward else 1),
-            backward=is_backward,
-            more={"layers": layers},
-        )
+    case = Case(
+        kind="recurrent",
+        name=name,
+        precision=precision,
+        make=lambda: run()[0],
+        size=(steps, batch, width, inputs),
+        shape=(steps, batch, inputs, width, layers),
+        flops=2.0 * weights * steps * batch,
+        bytes=moved,
+        more={"layers": layers},
+    )
+    yield from _both(case, run, moved=2 * moved, flops=2 * case.flops)
 
 
 # rows and columns
@@ -483,8 +481,6 @@ _NORMED = _read(
     """8192x768 16384x2048 200704x96 100352x192 50176x192 25088x384 12544x384 6272x768 8192x1024
     4096x1024 4096x4096 1024x768"""
 )
-
-
 _IMAGE_SIZES = _read("64x64x112 128x32x112 64x256x56 128x144x56 64x1024x14 128x480x14 64x2048x7")
 
 
@@ -523,7 +519,7 @@ def _rows(device: Device, name: str, precision: str, rows: int, columns: int) ->
     """A reduction over the last dimension, with a result for each element."""
     rows = device.number(rows)
 
-    def run() -> tuple[Call, list[torch.Tensor]]:
+    def run() -> tuple[Call, Sequence[torch.Tensor]]:
         data = device.random(rows, columns, precision=precision, grad=True)
         weight, bias = (device.random(columns, precision=precision, grad=True) for _ in range(2))
         if name == "native_layer_norm":
@@ -533,7 +529,7 @@ def _rows(device: Device, name: str, precision: str, rows: int, columns: int) ->
         call = torch.softmax if name == "_softmax" else torch.log_softmax
         return lambda: call(data, -1), [data]
 
-    yield from _both(device, name, precision, (rows, columns), run)
+    yield from _normalized(name, precision, (rows, columns), run)
 
 
 def _channels(
@@ -543,7 +539,7 @@ def _channels(
     batch = device.number(batch)
     form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
 
-    def run() -> tuple[Call, list[torch.Tensor]]:
+    def run() -> tuple[Call, Sequence[torch.Tensor]]:
         data = device.random(batch, channels, side, side, precision=precision)
         data = data.contiguous(memory_format=form).requires_grad_()
         weight, bias = (device.random(channels, precision="fp32", grad=True) for _ in range(2))
@@ -556,36 +552,24 @@ def _channels(
             [data, weight, bias],
         )
 
-    yield from _both(device, name, precision, (batch, channels, side, side), run, layout)
+    yield from _normalized(name, precision, (batch, channels, side, side), run, layout)
 
 
-def _both(
-    device: Device,
-    name: str,
-    precision: str,
-    shape: tuple[int, ...],
-    run: Callable[[], tuple[Call, list[torch.Tensor]]],
-    layout: str = "",
+def _normalized(
+    name: str, precision: str, shape: tuple[int, ...], run: Run, layout: str = ""
 ) -> Iterator[Case]:
-    """Forward and backward pass of an operation whose result has the shape of its operand."""
-
-    def backward() -> Call:
-        call, inputs = run()
-        return _backward(call(), inputs)
-
+    """An operation whose result has the shape of its operand."""
     each = prod(shape) * TYPES[precision].itemsize
-    for is_backward, make in ((False, lambda: run()[0]), (True, backward)):
-        end = "_backward" if is_backward else ""
-        yield Case(
-            kind="reduction",
-            name=name + (f"{end}_data" if end and "softmax" in name else end),
-            precision=precision,
-            make=make,
-            shape=shape,
-            bytes=each * (3 if is_backward else 2),
-            backward=is_backward,
-            layout=layout,
-        )
+    case = Case(
+        kind="reduction",
+        name=name,
+        precision=precision,
+        make=lambda: run()[0],
+        shape=shape,
+        bytes=each * 2,
+        layout=layout,
+    )
+    return _both(case, run, moved=each * 3)
 
 
 def _plain(
@@ -624,9 +608,9 @@ def _pointwise(device: Device) -> Iterator[Case]:
             ("add", torch.add, 3, 2),
             ("mul", torch.mul, 3, 2),
             ("gelu", F.gelu, 2, 1),
-            ("gelu_backward", torch.ops.aten.gelu_backward, 3, 2),
+            ("gelu_backward", _aten.gelu_backward, 3, 2),
             ("silu", F.silu, 2, 1),
-            ("silu_backward", torch.ops.aten.silu_backward, 3, 2),
+            ("silu_backward", _aten.silu_backward, 3, 2),
             ("relu", torch.relu, 2, 1),
             ("threshold_backward", lambda x, y: _aten.threshold_backward(x, y, 0), 3, 2),
             ("tanh", torch.tanh, 2, 1),
@@ -645,8 +629,7 @@ def _pointwise(device: Device) -> Iterator[Case]:
         yield _plain(device, "pointwise", "add", "bf16", (rows, 2048), torch.add, 3, 2)
         yield _plain(device, "pointwise", "gelu", "bf16", (rows, 2048), F.gelu, 2, 1)
     yield _plain(device, "pointwise", "hardswish", "bf16", wide, F.hardswish, 2, 1)
-    bias = (16384, 4096)
-    yield _plain(device, "pointwise", "add_bias", "bf16", bias, lambda x: x + x[0], 2, 1)
+    yield _plain(device, "pointwise", "add_bias", "bf16", wide, lambda x: x + x[0], 2, 1)
     images = (64, 480, 14, 14)
     yield _plain(
         device, "pointwise", "mul_images", "bf16", images, lambda x: x * x[:, :, :1, :1], 2, 1
@@ -654,9 +637,9 @@ def _pointwise(device: Device) -> Iterator[Case]:
     mixed = _plain(device, "pointwise", "add_mixed", "fp32", (8192, 1024), torch.add, 2.5)
 
     def add_mixed() -> Call:
-        wide = device.random(*mixed.shape, precision="fp32")
-        narrow = device.random(*mixed.shape)
-        return lambda: wide + narrow
+        left = device.random(*mixed.shape, precision="fp32")
+        right = device.random(*mixed.shape)
+        return lambda: left + right
 
     yield replace(mixed, make=add_mixed)
 
@@ -768,31 +751,25 @@ def _pool(device: Device, name: str, layout: str) -> Iterator[Case]:
     }
     call = calls[name]
 
-    def run() -> tuple[Call, torch.Tensor]:
+    def run() -> tuple[Call, Sequence[torch.Tensor]]:
         data = device.random(*shape).contiguous(memory_format=form).requires_grad_()
-        return lambda: call(data), data
-
-    def backward() -> Call:
-        forward, data = run()
-        return _backward(forward(), [data])
+        return lambda: call(data), [data]
 
     shares = {
         "max_pool2d_with_indices": 0.25 * 5,
         "avg_pool2d": 0.25,
         "_adaptive_avg_pool2d": 1 / 49,
     }
-    results = shares.get(name, 4.0)
-    for is_backward, make in ((False, lambda: run()[0]), (True, backward)):
-        yield Case(
-            kind="index",
-            name=name + ("_backward" if is_backward else ""),
-            precision="bf16",
-            make=make,
-            shape=shape,
-            bytes=prod(shape) * 2 * (1 + results),
-            backward=is_backward,
-            layout=layout,
-        )
+    case = Case(
+        kind="index",
+        name=name,
+        precision="bf16",
+        make=lambda: run()[0],
+        shape=shape,
+        bytes=prod(shape) * 2 * (1 + shares.get(name, 4.0)),
+        layout=layout,
+    )
+    return _both(case, run, moved=case.bytes)
 
 
 def _losses(device: Device) -> Iterator[Case]:
@@ -808,7 +785,7 @@ def _losses(device: Device) -> Iterator[Case]:
 def _loss(device: Device, precision: str, rows: int, columns: int) -> Iterator[Case]:
     """The whole cross entropy, as a model calls it: with autocast its input has half precision."""
 
-    def run() -> tuple[Call, torch.Tensor]:
+    def run() -> tuple[Call, Sequence[torch.Tensor]]:
         data = device.random(rows, columns, precision=precision, grad=True)
         words = torch.randint(0, columns, (rows,), device=device.kind)
         narrow = precision == "bf16" and device.kind != "mps"
@@ -817,23 +794,18 @@ def _loss(device: Device, precision: str, rows: int, columns: int) -> Iterator[C
             with torch.autocast(device.kind, torch.bfloat16) if narrow else nullcontext():
                 return F.cross_entropy(data, words)
 
-        return call, data
-
-    def backward() -> Call:
-        forward, data = run()
-        return _backward(forward(), [data])
+        return call, [data]
 
     moved = rows * columns * (TYPES[precision].itemsize + 4.0)
-    for is_backward, make in ((False, lambda: run()[0]), (True, backward)):
-        yield Case(
-            kind="reduction",
-            name="cross_entropy" + ("_backward" if is_backward else ""),
-            precision=precision,
-            make=make,
-            shape=(rows, columns),
-            bytes=moved + (rows * columns * 4.0 if is_backward else 0),
-            backward=is_backward,
-        )
+    case = Case(
+        kind="reduction",
+        name="cross_entropy",
+        precision=precision,
+        make=lambda: run()[0],
+        shape=(rows, columns),
+        bytes=moved,
+    )
+    return _both(case, run, moved=moved + rows * columns * 4.0)
 
 
 # optimizer, tensors, elements of each; the bytes per parameter are those of `profile.OPTIMIZERS`
