@@ -515,6 +515,11 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     address: str = ""  # at which the other replicas of its network reach its node
 
     @property
+    def is_worker(self) -> bool:
+        """Whether the replica belongs to a group that is not its service's router."""
+        return self.role not in (None, ReplicaRole.ROUTER)
+
+    @property
     def start_parts(self) -> Mapping[str, timedelta]:
         """The duration of each finished phase of the replica's start: finding an offer, starting
         the machine, preparing the machine (image, files, setup), and loading the program (engine

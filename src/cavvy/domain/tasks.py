@@ -584,6 +584,13 @@ _OTHERS_GOALS = {
 _ROUTER_PROBE = ReadinessProbe(path="/liveness")
 
 
+def find_router(task: TaskSpec) -> ReplicaGroup | None:
+    """Return the group of the routers. A service with routers has one such group, and its replicas
+    must reach each other over a network.
+    """
+    return next((each for each in task.replica_groups if each.role is ReplicaRole.ROUTER), None)
+
+
 def has_api(group: ReplicaGroup) -> bool:
     """Return whether Cavvy adds workers to the routers of this group."""
     return group.role is ReplicaRole.ROUTER and group.router is RouterApi.SGLANG

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cavvy.catalog.regions import locate
-from cavvy.domain.services import HERE, ReplicaRole, ServiceSpec, TargetKind
+from cavvy.domain.services import HERE, ServiceSpec, TargetKind
 from cavvy.domain.tasks import (
     NetworkNeed,
     Objection,
@@ -17,6 +17,7 @@ from cavvy.domain.tasks import (
     SpotPolicy,
     TaskSpec,
     VolumeKind,
+    find_router,
     take_role,
 )
 
@@ -38,7 +39,7 @@ def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
     asked = (
         ("spot", "resources.spot", need.spot is SpotPolicy.ONLY),
         ("gang", "nodes", task.nodes > 1),
-        ("gang", "service.groups", has_router(task)),
+        ("gang", "service.groups", find_router(task) is not None),
         ("image", "image", task.image is not None or task.image_build is not None),
         ("build", "image.build", task.image_build is not None),
         ("login", "image.login", task.image_login is not None),
@@ -53,11 +54,6 @@ def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
         for feature, field, wanted in asked
         if wanted and feature in unsupported
     ]
-
-
-def has_router(task: TaskSpec) -> bool:
-    """Return whether the replicas of a service must reach each other over a network."""
-    return any(each.role is ReplicaRole.ROUTER for each in task.replica_groups)
 
 
 def read_options(need: ResourceSpec, provider: str) -> dict[str, Any]:

@@ -32,7 +32,14 @@ from cavvy.domain.services import (
     ServiceReplica,
 )
 from cavvy.domain.stored_services import KEPT_ENDED, GroupScale, StoredService
-from cavvy.domain.tasks import ReplicaGroup, TaskSpec, can_sleep, count_all, take_role
+from cavvy.domain.tasks import (
+    ReplicaGroup,
+    TaskSpec,
+    can_sleep,
+    count_all,
+    find_router,
+    take_role,
+)
 from cavvy.domain.values import replace
 
 _JOINS = frozenset({ReplicaState.STARTING, ReplicaState.READY})
@@ -60,6 +67,12 @@ def as_group(service: StoredService, group: ReplicaGroup) -> StoredService:
         placement={},
         unplaced=(),
     )
+
+
+def fix_count(service: StoredService, count: int) -> StoredService:
+    """Return the service with this wanted number of replicas, whatever its traffic is."""
+    spec = replace(service.spec, replicas=ReplicaCount(least=count, most=max(1, count)))
+    return replace(service, task=replace(service.task, service=spec), target=count)
 
 
 def scale_replicas(
@@ -145,10 +158,7 @@ def decide_replicas(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     wanted = count_groups(service, view.backlog)
     parts = list[tuple[str | None, ServiceStep]]()
     for group in groups:
-        alone = as_group(service, group)
-        count = wanted[group.name]
-        spec = replace(alone.spec, replicas=ReplicaCount(least=count, most=max(1, count)))
-        alone = replace(alone, task=replace(alone.task, service=spec), target=count)
+        alone = fix_count(as_group(service, group), wanted[group.name])
         part = replace(view, service=alone, places={})
         if group.role is ReplicaRole.ROUTER and group.router is RouterApi.LIST:
             parts.append((group.name, _decide_listed(part, service, now)))
@@ -170,7 +180,7 @@ def _decide_listed(view: ServiceSnapshot, whole: StoredService, now: datetime) -
         each
         for each in whole.open
         if each.revision == whole.revision
-        and each.role not in (None, ReplicaRole.ROUTER)
+        and each.is_worker
         and each.address
         and _is_up(each, view.seen)
     ]
@@ -189,9 +199,7 @@ def _decide_listed(view: ServiceSnapshot, whole: StoredService, now: datetime) -
         replace(each, revision=_OUTDATED) if each in others and each.id not in kept else each
         for each in service.replicas
     )
-    count = ReplicaCount(least=wanted + len(kept), most=max(1, wanted + len(kept)))
-    task = replace(service.task, service=replace(service.spec, replicas=count))
-    service = replace(service, task=task, replicas=marked)
+    service = fix_count(replace(service, replicas=marked), wanted + len(kept))
     step = decide_service(replace(view, service=service), now)
 
     def restore(replicas: Sequence[ServiceReplica]) -> tuple[ServiceReplica, ...]:
@@ -220,9 +228,7 @@ def _decide_others(view: ServiceSnapshot, now: datetime, *, serves: bool) -> Ser
     service = view.service
     ended = serves or not service.wanted or service.stopped_by
     count = 0 if ended else len(service.open)
-    spec = replace(service.spec, replicas=ReplicaCount(least=count, most=max(1, count)))
-    task = replace(service.task, service=spec)
-    alone = replace(service, task=task, target=count, markets=(), placement={})
+    alone = fix_count(replace(service, markets=(), placement={}), count)
     return replace(decide_service(replace(view, service=alone), now), orders=(), bound=())
 
 
@@ -282,7 +288,7 @@ def list_members(
         each
         for each in replicas
         if each.revision == router.revision
-        and each.role not in (None, ReplicaRole.ROUTER)
+        and each.is_worker
         and each.state in _JOINS
         and each.address
     )
@@ -324,8 +330,8 @@ def prepare_role(
         role: ",".join(sorted(url_of(each) for each in others if each.role is role))
         for role in ReplicaRole
     }
-    routers = [each for each in task.replica_groups if each.role is ReplicaRole.ROUTER]
-    waits = routers and routers[0].router is RouterApi.NONE
+    router = find_router(task)
+    waits = router is not None and router.router is RouterApi.NONE
     if waits and group.role is not ReplicaRole.ROUTER and not found[ReplicaRole.ROUTER]:
         return None
     env = {"CAVVY_ROLE": str(group.role), "SERVE_HOST": host}
@@ -354,8 +360,8 @@ def hold_back(
     do not have the worker yet. `joined` are the IDs of the workers that each router has.
     """
     ours = [each for each in replicas if each.revision == revision and each.role is not None]
-    routers = [each for each in task.replica_groups if each.role is ReplicaRole.ROUTER]
-    if not ours or not routers:
+    router = find_router(task)
+    if not ours or router is None:
         return seen
     answering = [
         each
@@ -365,8 +371,8 @@ def hold_back(
     ]
     live = [each.id for each in answering if each.role is ReplicaRole.ROUTER]
     known = frozenset[str]().union(*(joined.get(each, frozenset()) for each in live))
-    alone = routers[0].router is RouterApi.NONE
-    workers = [each for each in answering if each.role is not ReplicaRole.ROUTER]
+    alone = router.router is RouterApi.NONE
+    workers = [each for each in answering if each.is_worker]
     present = {each.role for each in workers if alone or each.id in known}
     absent = find_absent(present) if live else str(ReplicaRole.ROUTER)
     held = {}

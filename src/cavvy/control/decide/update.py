@@ -13,6 +13,7 @@ from cavvy.control.decide.replica_groups import (
     count_groups,
     count_replicas,
     decide_replicas,
+    fix_count,
     fix_counts,
 )
 from cavvy.control.decide.service import (
@@ -28,7 +29,6 @@ from cavvy.domain.service_updates import (
     UpdateOutcome,
 )
 from cavvy.domain.services import (
-    ReplicaCount,
     ReplicaState,
     ServiceReplica,
     ServiceUpdate,
@@ -264,15 +264,7 @@ def _as_candidate(
         return replace(fix_counts(service, counts, percent), replicas=replicas)
     if is_canary(service):
         wanted = -(-wanted * service.spec.update.weight // 100)
-    spec = replace(service.spec, replicas=ReplicaCount(least=wanted, most=max(1, wanted)))
-    return replace(
-        service,
-        task=replace(service.task, service=spec),
-        replicas=replicas,
-        target=wanted,
-        markets=(),
-        placement={},
-    )
+    return fix_count(replace(service, replicas=replicas, markets=(), placement={}), wanted)
 
 
 def _follow(

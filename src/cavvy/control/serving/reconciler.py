@@ -48,8 +48,8 @@ from cavvy.domain.services import (
     name_replica,
 )
 from cavvy.domain.stored_services import GroupScale, StoredService
+from cavvy.domain.tasks import find_router
 from cavvy.domain.values import Struct, replace
-from cavvy.spec.support import has_router
 from cavvy.store.base import RowNotFound, StaleVersion
 
 _PREFIX = "service:"
@@ -375,16 +375,14 @@ class ServiceReconciler:
         """Return the service with one more replica of a group. If the service has a router, the
         first replica decides in which network the others run.
         """
-        task = as_revision(service, revision).task
-        group, near = find_group(task, name), None
-        if has_router(task) and not self._is_alone:
+        wanted = as_revision(service, revision)
+        group, near = find_group(wanted.task, name), None
+        if find_router(wanted.task) is not None and not self._is_alone:
             near = find_network(service, revision)
             if near is None and any(each.revision == revision for each in service.open):
                 return service  # until the first one has a node
-        spec = as_revision(service, revision).spec
-        port = spec.port if spec.fixed_port else front.find_port()
+        port = wanted.spec.port if wanted.spec.fixed_port else front.find_port()
         second = front.find_port() if group.role in SECOND_PORTS else 0
-        second = group.bootstrap_port or second
         service = order_replica(
             service,
             self._jobs.make_id(),
@@ -393,7 +391,7 @@ class ServiceReconciler:
             revision=revision,
             providers=() if near is None else (near[0],),
             group=group,
-            second_port=second,
+            second_port=group.bootstrap_port or second,
             members=step.members.get(revision, ()) if group.role is ReplicaRole.ROUTER else (),
         )
         return service if near is None else bind_last(service, near[1])
@@ -496,6 +494,6 @@ def _count_in_flight(
     if traffic is None or not traffic.whole:
         return None
     ours = {each.role for each in service.open if each.revision == replica.revision}
-    if replica.role not in (None, ReplicaRole.ROUTER) and ReplicaRole.ROUTER in ours:
+    if replica.is_worker and ReplicaRole.ROUTER in ours:
         return None
     return traffic.replicas.get(replica.id, 0)

@@ -221,7 +221,7 @@ def _list_routers(
     replica: ServiceReplica | None, known: Iterable[ServiceReplica]
 ) -> list[ServiceReplica]:
     """Return the routers that send requests to a worker; [] for other replicas."""
-    if replica is None or replica.role in (None, ReplicaRole.ROUTER):
+    if replica is None or not replica.is_worker:
         return []
     return [
         each
