@@ -95,7 +95,10 @@ def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) 
         idle_since_s=None if busy else idle_since_s,
     )
     allowed = _allow(terms, state)
-    budget = state.budget + (1 - terms.on_time) * seen.started - seen.late
+    started, late = float(seen.started), float(seen.late)
+    if terms.has_objectives:
+        started, late = seen.tokens.answers, seen.tokens.late
+    budget = state.budget + (1 - terms.on_time) * started - late
     return replace(state, budget=min(allowed, max(-terms.weights.debt * allowed, budget)))
 
 

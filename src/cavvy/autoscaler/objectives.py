@@ -92,11 +92,11 @@ class GoalEstimate(Struct, frozen=True, kw_only=True):
     best_gap_s: float
 
 
-def record_tokens(before: TokenTimes, seen: TokenTimes | None, elapsed_s: float) -> TokenTimes:
+def record_tokens(before: TokenTimes, seen: TokenTimes, elapsed_s: float) -> TokenTimes:
     """Return the sums, in which older answers have less weight, with the new answers."""
     keep = exp(-max(0.0, elapsed_s) / _MEMORY_S)
     kept = TokenTimes(**{name: keep * value for name, value in asdict(before).items()})
-    return kept if seen is None else combine(kept, seen)
+    return combine(kept, seen)
 
 
 def find_speeds(times: TokenTimes) -> TokenSpeeds | None:
@@ -140,7 +140,7 @@ def estimate_goals(
     or no speeds yet. `factor` is below 1 if too many of the last answers were late; then the share
     of answers that may be late is multiplied by it.
     """
-    if terms.ttft is None and terms.token_gap is None:
+    if not terms.has_objectives:
         return None
     speeds = find_speeds(times)
     if speeds is None:

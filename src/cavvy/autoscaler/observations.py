@@ -40,7 +40,8 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
 
     `arrivals` contains the number of requests that arrived in each second since the last decision,
     oldest first. `started` is the number of requests that replicas have started to process since
-    the last decision, and `late` is the number of these requests that waited too long. `completed`
+    the last decision, and `late` is the number of these requests that waited too long; with
+    objectives for tokens, those of `tokens` count instead. `completed`
     is the number of requests that ended, and `completed_s` is their total service time in seconds.
     Replicas are serving `in_flight` requests, on which they have spent `in_flight_s` seconds in
     total so far. `backlog` requests wait. `reading` is the mean of the GPU utilisation or of the
@@ -60,7 +61,7 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     backlog: int = 0
     reading: float | None = None
     batch: BatchFit | None = None
-    tokens: TokenTimes | None = None
+    tokens: TokenTimes = TokenTimes()
     markets: tuple[MarketObservation, ...] = ()
 
     @property

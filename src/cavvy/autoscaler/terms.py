@@ -66,3 +66,7 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
     ttft: LatencyGoal | None = None
     token_gap: LatencyGoal | None = None
     weights: ScalingWeights = ScalingWeights()
+
+    @property
+    def has_objectives(self) -> bool:
+        return self.ttft is not None or self.token_gap is not None

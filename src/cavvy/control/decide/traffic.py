@@ -145,20 +145,18 @@ def observe(
     arrived = traffic.arrivals - before.arrivals
     seconds = round(traffic.at_s - before.at_s)
     seconds = max(seconds, 1) if arrived else seconds
-    tokens = combine(traffic.tokens, before.tokens, -1)
-    goals = service.spec.slo.ttft or service.spec.slo.token_gap
     return ServiceObservation(
         now_s=now.timestamp(),
         arrivals=_spread(arrived, seconds),
-        started=round(tokens.answers) if goals else traffic.started - before.started,
-        late=round(tokens.late) if goals else traffic.late - before.late,
+        started=traffic.started - before.started,
+        late=traffic.late - before.late,
         completed=traffic.answered - before.answered,
         completed_s=traffic.service_s - before.service_s,
         in_flight=traffic.in_flight,
         in_flight_s=traffic.in_flight_s,
         backlog=traffic.backlog,
         batch=traffic.batch,
-        tokens=tokens if tokens.answers else None,
+        tokens=combine(traffic.tokens, before.tokens, -1),
         markets=_observe_markets(service, now),
     )
 

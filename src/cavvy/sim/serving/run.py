@@ -105,14 +105,12 @@ class AutoscalerController:
         self._before = (service.started, service.late, service.completed, service.completed_s)
         self.answers = service.answers
         before, self._tokens = self._tokens, service.answers.describe()
-        tokens = combine(self._tokens, before, -1)
-        goals = self._terms.ttft or self._terms.token_gap
         seen = ServiceObservation(
             now_s=service.now_s,
             arrivals=tuple(self._arrivals),
-            started=round(tokens.answers) if goals else service.started - started,
-            late=round(tokens.late) if goals else service.late - late,
-            tokens=tokens if tokens.answers else None,
+            started=service.started - started,
+            late=service.late - late,
+            tokens=combine(self._tokens, before, -1),
             completed=service.completed - completed,
             completed_s=service.completed_s - completed_s,
             in_flight=service.in_flight,
