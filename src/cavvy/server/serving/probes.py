@@ -127,24 +127,36 @@ def _make_request(port: int, how: ReadinessProbe) -> bytes:
 
 async def read_metric(port: int, name: str, timeout_s: float) -> float | None:
     """Request a program's metrics in Prometheus's text format, and return the sum of the samples of
-    one metric, or None if no sample arrives in time. The request uses HTTP/1.0, so that the answer
-    is not chunked.
+    one metric, or None if no sample arrives in time.
     """
-    writer = None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
-            answer = await reader.read(_METRICS_MAX)
-            while (more := await reader.read(_METRICS_MAX)) and len(answer) < _METRICS_MAX:
-                answer += more
-    except OSError:  # includes TimeoutError
+            status, body = await ask_program(port, "GET", "/metrics", most=_METRICS_MAX)
+    except (OSError, ValueError):  # includes TimeoutError
         return None
+    return sum_samples(body.decode(errors="replace"), name) if status == 200 else None
+
+
+async def ask_program(
+    port: int, method: str, path: str, body: bytes | None = None, *, most: int
+) -> tuple[int, bytes]:
+    """Send a request, perhaps with JSON, to a program at a port of this machine. Return the status
+    and about `most` bytes of the body. The request uses HTTP/1.0, so that the answer is not
+    chunked. Raises OSError, ValueError.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        head = f"{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n"
+        if body is not None:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        writer.write(f"{head}\r\n".encode() + (body or b""))
+        answer = b""
+        while len(answer) < most and (more := await reader.read(most)):
+            answer += more
     finally:
-        if writer is not None:
-            writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return sum_samples(body.decode(errors="replace"), name) if b" 200 " in head[:16] else None
+        writer.close()
+    status, _, text = answer.partition(b"\r\n\r\n")
+    return int(status.partition(b" ")[2][:3]), text
 
 
 def sum_samples(text: str, name: str) -> float | None:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from cavvy.control.decide.replica_groups import url_of
 from cavvy.domain.services import ReplicaRole, ServiceReplica
 from cavvy.domain.values import Struct
+from cavvy.server.serving.probes import ask_program
 
 _FIRST_S, _EVERY_S, _TIMEOUT_S = 0.2, 2.0, 5.0
 _ANSWER_MAX = 16 << 20
@@ -114,21 +115,9 @@ def _describe(worker: ServiceReplica, url: str) -> Mapping[str, object]:
 async def _ask(
     port: int, method: str, below: str, body: Mapping[str, object] | None = None
 ) -> Mapping[str, Sequence[Mapping[str, str]]]:
-    """Return the router's answer. The request uses HTTP/1.0, so that the answer is not chunked.
-    Raises OSError, ValueError.
-    """
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} /workers{below} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
-        answer = b""
-        while (more := await reader.read(1 << 16)) and len(answer) < _ANSWER_MAX:
-            answer += more
-    finally:
-        writer.close()
-    status, _, text = answer.partition(b"\r\n\r\n")
-    if not status.partition(b" ")[2].startswith(b"2"):
-        raise ValueError(f"the router refused {method}: {status[:40]!r}")
+    """Return the router's answer. Raises OSError, ValueError."""
+    data = None if body is None else json.dumps(body).encode()
+    status, text = await ask_program(port, method, f"/workers{below}", data, most=_ANSWER_MAX)
+    if not 200 <= status < 300:
+        raise ValueError(f"the router refused {method}: {status}")
     return json.loads(text) if text else {}
