@@ -70,11 +70,14 @@ class RoutingTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shared: bool = False  # by cache: gateways of other servers have the same replicas
 
 
+AdapterApi = Literal["vllm", "sglang", "llama.cpp", "tgi"]
+
+
 class AdapterTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The LoRA adapters of a service: their sources by their names. `slots` is how many a replica
     holds at the same time, for engines that load adapters on demand; see `adapters.py`."""
 
-    api: Literal["vllm", "sglang", "llama.cpp", "tgi"]
+    api: AdapterApi
     sources: dict[str, str]
     slots: Count = 8
     load_s: Seconds = 300  # maximum seconds until an adapter is loaded

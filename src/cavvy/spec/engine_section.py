@@ -31,9 +31,9 @@ from cavvy.spec.model_files import MODEL_FOLDER
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
-# An image's entry point with its arguments, and the entry point alone; they are filled in later.
 _REPOSITORY = re.compile(r"([^/@]+/([^/@]+))(?:@[^/]+)?(/.*)?")  # of the Hugging Face Hub
 _OWN_PROGRAMS = ("router", "prefill", "decode")  # roles whose command differs from the engine's
+# An image's entry point with its arguments, and the entry point alone; they are filled in later.
 OWN_COMMAND, OWN_ENTRYPOINT = "${{ image.command }}", "${{ image.entrypoint }}"
 
 

@@ -6,7 +6,7 @@ process's own figures. The names are listed in docs/reference/metrics.md.
 
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -27,12 +27,8 @@ from cavvy.packages import extra_command
 from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
 
 router = RouteGroup("server")
-_ENDINGS = {
-    "answered": "answered",
-    "late": "late",
-    "lost": "lost",
-    "unserved": "refused",
-}
+# the results of requests, each with its field of `ServiceTraffic`
+_RESULTS = {"answered": "answered", "late": "late", "lost": "lost", "refused": "unserved"}
 
 
 class _Figures:
@@ -142,14 +138,11 @@ async def _add_gangs(figures: _Figures, app_state: AppState, projects: ProjectFi
             attempt.nodes * offer.rate.micros_per_hour / MICROS_PER_USD,
             **place,
         )
-    names = {each.id: each.name for each in await store.find_jobs(_jobs_of(attempts.values()))}
+    jobs = await store.find_jobs(list({each.job_id for each in attempts.values()}))
+    names = {each.id: each.name for each in jobs}
     for node in await store.open_nodes(projects):
         if known := attempts.get(node.attempt_id):
             _add_node(figures, known, node, names.get(known.job_id, ""))
-
-
-def _jobs_of(attempts: Iterable[Attempt]) -> Sequence[str]:
-    return list(dict.fromkeys(each.job_id for each in attempts))
 
 
 def _add_node(figures: _Figures, attempt: Attempt, node: Node, job: str) -> None:
@@ -210,14 +203,14 @@ def _add_service(figures: _Figures, status: ServiceStatus) -> None:
         figures.add("cavvy_service_replicas", "Replicas by state.", count, **labels, state=state)
     if traffic is None:
         return
-    for name, ending in _ENDINGS.items():
+    for result, name in _RESULTS.items():
         figures.add(
             "cavvy_service_requests",
             "Requests that have ended, since the gateway started.",
             getattr(traffic, name),
             kind="counter",
             **labels,
-            result=ending,
+            result=result,
         )
     for name, text, value in (
         ("cavvy_service_in_flight", "Requests that replicas work on.", traffic.in_flight),
@@ -239,12 +232,10 @@ def _add_service(figures: _Figures, status: ServiceStatus) -> None:
 
 
 def _add_calls(figures: _Figures, calls: Mapping[tuple[str, str, str], tuple[int, float]]) -> None:
-    labels = ("provider", "operation", "result")
-    told: tuple[tuple[str, str, Callable[[tuple[int, float]], float]], ...] = (
-        ("cavvy_provider_calls", "Calls of providers.", lambda each: each[0]),
-        ("cavvy_provider_call_seconds", "Time that these calls took.", lambda each: each[1]),
-    )
-    for key, counted in calls.items():
-        for name, text, of in told:
-            named = dict(zip(labels, key, strict=True))
-            figures.add(name, text, of(counted), kind="counter", **named)
+    for (provider, operation, result), (count, seconds) in calls.items():
+        for name, text, value in (
+            ("cavvy_provider_calls", "Calls of providers.", count),
+            ("cavvy_provider_call_seconds", "Time that these calls took.", seconds),
+        ):
+            labels = {"provider": provider, "operation": operation, "result": result}
+            figures.add(name, text, value, kind="counter", **labels)

@@ -54,7 +54,6 @@ class DeviceProfile(Struct, frozen=True, kw_only=True):
     """The kernels measured on one device."""
 
     device: DeviceRates
-    source: str
     kernels: Mapping[str, tuple[MeasuredKernel, ...]]  # by kind
 
     def correct(self, kernel: KernelProfile, setting: KernelSetting) -> tuple[float, float]:
@@ -167,7 +166,7 @@ def read_device(data: Mapping[str, Any]) -> DeviceProfile | None:
         )
         found.setdefault(made.kind, []).append(made)
     kernels = {kind: tuple(each) for kind, each in found.items()}
-    return DeviceProfile(device=device, source=str(data.get("source", "")), kernels=kernels)
+    return DeviceProfile(device=device, kernels=kernels)
 
 
 def read_row(row: Mapping[str, Any], device: DeviceRates) -> tuple[KernelProfile, KernelSetting]:

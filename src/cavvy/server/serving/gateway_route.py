@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -30,6 +30,7 @@ from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
+    AdapterApi,
     AdapterTerms,
     BatchTerms,
     CanaryShare,
@@ -49,12 +50,7 @@ _ROUTING: Mapping[RoutingKind, Literal["cache", "header", "session"]] = {
     RoutingKind.HEADER: "header",
     RoutingKind.SESSION: "session",
 }
-_ADAPTERS: Mapping[str, Literal["vllm", "sglang", "llama.cpp", "tgi"]] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "llama.cpp": "llama.cpp",
-    "tgi": "tgi",
-}
+_ADAPTERS: Mapping[str, AdapterApi] = {each: each for each in get_args(AdapterApi)}
 _log = logging.getLogger(__name__)
 
 

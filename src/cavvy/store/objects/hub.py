@@ -23,8 +23,8 @@ from cavvy.http_client import (
     InvalidRequest,
     NoReply,
     TargetDenied,
+    is_same_server,
 )
-from cavvy.http_client import is_same_server as is_same
 from cavvy.store.objects.base import (
     ObjectDenied,
     ObjectInfo,
@@ -154,7 +154,7 @@ class HubRepository:
                 if answer.status not in (301, 302, 303, 307, 308) or not place:
                     return answer, url
                 following = urljoin(url, place)
-                if not is_same(following, self._root):
+                if not is_same_server(following, self._root):
                     self._check_other(following)
                     return answer, url
                 url = following
