@@ -20,7 +20,7 @@ from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
-    bind_last,
+    change_last,
     decide_service,
     list_serving,
     make_replica_task,
@@ -89,7 +89,7 @@ class World:
             self.step = decide_service(view, self.now)
             service = self.step.service
             for each in self.step.bound:
-                service = bind_last(self.order(service, each.market), each.places)
+                service = change_last(self.order(service, each.market), bound_to=each.places)
             for market in self.step.orders:
                 service = self.order(service, market)
             self.service = service

@@ -22,6 +22,7 @@ from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
+    change_last,
     list_serving,
     order_replica,
     state_of,
@@ -515,11 +516,11 @@ def test_whatever_happens_each_group_keeps_its_bounds(seed: int) -> None:
         for revision, name in orders:
             task = as_revision(service, revision).task
             group = next((each for each in task.replica_groups if each.name == name), None)
-            made = order_replica(service, f"x{service.ordered}", 80, now, "", revision, (), group)
-            is_router = group is not None and group.role is ReplicaRole.ROUTER
-            listed = step.members.get(revision, ()) if is_router else ()
-            last = replace(made.replicas[-1], address="10.0.0.1", members=listed)
-            service = replace(made, replicas=(*made.replicas[:-1], last))
+            made = order_replica(service, f"x{service.ordered}", 80, now, "", revision)
+            role = None if group is None else group.role
+            listed = step.members.get(revision, ()) if role is ReplicaRole.ROUTER else ()
+            changes = {"group": name, "role": role, "members": listed}
+            service = change_last(made, address="10.0.0.1", **changes)
         counted = Counter(
             (each.revision, each.group) for each in service.open if each.state in _COUNTED
         )

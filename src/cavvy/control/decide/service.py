@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
+from typing import Any
 
 from cavvy.control.decide.bound_requests import (
     OFFER_WAIT,
@@ -50,7 +51,7 @@ from cavvy.domain.services import (
     UpdateStrategy,
 )
 from cavvy.domain.stored_services import KEPT_ENDED, StoredService
-from cavvy.domain.tasks import ReplicaGroup, RetryPolicy, TaskSpec
+from cavvy.domain.tasks import RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field, replace
 
@@ -235,10 +236,6 @@ def order_replica(
     now: datetime,
     market: str = ANYWHERE,
     revision: int = 0,
-    providers: tuple[str, ...] = (),
-    group: ReplicaGroup | None = None,
-    second_port: int = 0,
-    members: tuple[str, ...] = (),
 ) -> StoredService:
     """Return the service with one more replica, of the given revision or, by default, of the newest
     revision. The replica's row is stored before its job is submitted under the replica's ID, so
@@ -251,22 +248,15 @@ def order_replica(
         revision=revision or service.revision,
         market=market,
         port=port,
-        providers=providers,
         ordered_at=now,
-        group="" if group is None else group.name,
-        role=None if group is None else group.role,
-        second_port=second_port,
-        members=members,
     )
     return replace(service, replicas=(*service.replicas, replica), ordered=replica.number)
 
 
-def bind_last(service: StoredService, places: tuple[str, ...]) -> StoredService:
-    """Return the service with a restriction for the replica that was ordered last: it may run only
-    in `places`.
-    """
+def change_last(service: StoredService, **changes: Any) -> StoredService:
+    """Return the service with these fields changed in the replica that was ordered last."""
     *others, last = service.replicas
-    return replace(service, replicas=(*others, replace(last, bound_to=places)))
+    return replace(service, replicas=(*others, replace(last, **changes)))
 
 
 def make_replica_task(

@@ -25,7 +25,7 @@ from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
-    bind_last,
+    change_last,
     list_serving,
     make_replica_task,
     order_replica,
@@ -347,7 +347,7 @@ class ServiceReconciler:
             before = len(service.replicas)
             service = await self._order(service, service.revision, each.market, front, now)
             if len(service.replicas) > before:
-                service = bind_last(service, each.places)
+                service = change_last(service, bound_to=each.places)
         for market in step.orders:
             service = await self._order(service, service.revision, market, front, now)
         for _ in range(step.candidates):
@@ -383,18 +383,16 @@ class ServiceReconciler:
                 return service  # until the first one has a node
         port = wanted.spec.port if wanted.spec.fixed_port else front.find_port()
         second = front.find_port() if group.role in SECOND_PORTS else 0
-        service = order_replica(
-            service,
-            self._jobs.make_id(),
-            port,
-            now,
-            revision=revision,
-            providers=() if near is None else (near[0],),
-            group=group,
+        provider, places = (None, ()) if near is None else near
+        return change_last(
+            order_replica(service, self._jobs.make_id(), port, now, revision=revision),
+            group=group.name,
+            role=group.role,
             second_port=group.bootstrap_port or second,
             members=step.members.get(revision, ()) if group.role is ReplicaRole.ROUTER else (),
+            providers=() if provider is None else (provider,),
+            bound_to=places,
         )
-        return service if near is None else bind_last(service, near[1])
 
     async def _order(
         self,
@@ -428,7 +426,8 @@ class ServiceReconciler:
         names = {split_account(each)[0] for each in self._pool.providers}
         elsewhere = list_elsewhere(wanted.task, names)
         if elsewhere:
-            return order_replica(service, replica_id, port, now, market, revision, elsewhere)
+            service = order_replica(service, replica_id, port, now, market, revision)
+            return change_last(service, providers=elsewhere)
         problem = f"port {port} of the server's machine is used by a replica of {holder}, and this "
         problem += "service permits no provider except the server's own machine"
         return replace(service, problem=problem)
