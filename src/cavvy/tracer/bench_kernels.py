@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, prod
 from time import perf_counter, strftime
 from typing import Any
@@ -581,7 +582,6 @@ def _plain(
     call: Callable[..., Any],
     moved: float,
     operands: int = 1,
-    backward: bool = False,
 ) -> Case:
     """An operation without parameters. `moved` is the number of tensors that it moves."""
     shape = (device.number(shape[0]), *shape[1:])
@@ -597,11 +597,12 @@ def _plain(
         make=make,
         shape=shape,
         bytes=moved * prod(shape) * TYPES[precision].itemsize,
-        backward=backward,
+        backward=name.endswith("backward"),
     )
 
 
 def _pointwise(device: Device) -> Iterator[Case]:
+    plain = partial(_plain, device, "pointwise")
     wide = (16384, 4096)
     for precision in ("bf16", "fp32"):
         for name, call, moved, operands in (
@@ -621,19 +622,14 @@ def _pointwise(device: Device) -> Iterator[Case]:
             ("native_dropout", lambda x: torch.native_dropout(x, 0.1, True), 2.5, 1),
             ("fill_", lambda x: x.fill_(1.0), 1, 1),
         ):
-            is_backward = name.endswith("backward")
-            yield _plain(
-                device, "pointwise", name, precision, wide, call, moved, operands, is_backward
-            )
+            yield plain(name, precision, wide, call, moved, operands)
     for rows in (16, 128, 1024, 4096):
-        yield _plain(device, "pointwise", "add", "bf16", (rows, 2048), torch.add, 3, 2)
-        yield _plain(device, "pointwise", "gelu", "bf16", (rows, 2048), F.gelu, 2, 1)
-    yield _plain(device, "pointwise", "hardswish", "bf16", wide, F.hardswish, 2, 1)
-    yield _plain(device, "pointwise", "add_bias", "bf16", wide, lambda x: x + x[0], 2, 1)
+        yield plain("add", "bf16", (rows, 2048), torch.add, 3, 2)
+        yield plain("gelu", "bf16", (rows, 2048), F.gelu, 2, 1)
+    yield plain("hardswish", "bf16", wide, F.hardswish, 2, 1)
+    yield plain("add_bias", "bf16", wide, lambda x: x + x[0], 2, 1)
     images = (64, 480, 14, 14)
-    yield _plain(
-        device, "pointwise", "mul_images", "bf16", images, lambda x: x * x[:, :, :1, :1], 2, 1
-    )
+    yield plain("mul_images", "bf16", images, lambda x: x * x[:, :, :1, :1], 2, 1)
     mixed = _plain(device, "pointwise", "add_mixed", "fp32", (8192, 1024), torch.add, 2.5)
 
     def add_mixed() -> Call:
@@ -645,52 +641,34 @@ def _pointwise(device: Device) -> Iterator[Case]:
 
 
 def _copies(device: Device) -> Iterator[Case]:
+    plain = partial(_plain, device, "copy")
     for power in (16, 18, 20, 22, 24, 26, 28, 30):
         shape = (max(1, 2**power // 4096), 1024)
-        yield _plain(device, "copy", "clone", "fp32", shape, torch.clone, 2)
+        yield plain("clone", "fp32", shape, torch.clone, 2)
     for rows in (512, 16384):
         shape = (rows, 4096)
-        yield _plain(device, "copy", "_to_copy", "fp32", shape, lambda x: x.bfloat16(), 1.5)
-        yield _plain(device, "copy", "_to_copy", "bf16", shape, lambda x: x.float(), 3)
+        yield plain("_to_copy", "fp32", shape, lambda x: x.bfloat16(), 1.5)
+        yield plain("_to_copy", "bf16", shape, lambda x: x.float(), 3)
     for precision in ("bf16", "fp32"):
-        heads = (32, 1024, 16, 64)
-        yield _plain(
-            device,
-            "copy",
-            "transpose",
-            precision,
-            heads,
-            lambda x: x.transpose(1, 2).contiguous(),
-            2,
-        )
-        halves = (16384, 4096)
-        yield _plain(
-            device, "copy", "cat", precision, halves, lambda x, y: torch.cat((x, y), -1), 4, 2
-        )
+        heads, halves = (32, 1024, 16, 64), (16384, 4096)
+        yield plain("transpose", precision, heads, lambda x: x.transpose(1, 2).contiguous(), 2)
+        yield plain("cat", precision, halves, lambda x, y: torch.cat((x, y), -1), 4, 2)
         for channels, side in ((64, 112), (256, 56), (1024, 14)):
             yield _layout(device, precision, "nchw>nhwc", channels, side)
             yield _layout(device, precision, "nhwc>nchw", channels, side)
 
 
 def _layout(device: Device, precision: str, layout: str, channels: int, side: int) -> Case:
-    shape = (device.number(64), channels, side, side)
+    shape = (64, channels, side, side)
+    case = _plain(device, "copy", "contiguous", precision, shape, torch.clone, 2.0)
     forms = torch.contiguous_format, torch.channels_last
     before, after = forms if layout.startswith("nchw") else forms[::-1]
 
     def make() -> Call:
-        data = device.random(*shape, precision=precision).contiguous(memory_format=before)
+        data = device.random(*case.shape, precision=precision).contiguous(memory_format=before)
         return lambda: data.contiguous(memory_format=after)
 
-    moved = 2.0 * prod(shape) * TYPES[precision].itemsize
-    return Case(
-        kind="copy",
-        name="contiguous",
-        precision=precision,
-        make=make,
-        shape=shape,
-        bytes=moved,
-        layout=layout,
-    )
+    return replace(case, make=make, layout=layout)
 
 
 def _indexes(device: Device) -> Iterator[Case]:
