@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from cavvy.domain.values import Struct
+from cavvy.spec.problems import listed
 
 _FOLDER = ".cavvy/adapters"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -102,12 +103,8 @@ def read_adapter(name: str, source: str, engine: str) -> LoraAdapter:
             raise ValueError(f"{engine} loads adapters from files; write the URL of a .gguf file")
         return LoraAdapter(name, f"{folder}/{file}" if options.files else folder, url=source)
     if "://" in source:
-        raise ValueError(f"write a path, hf://ORGANIZATION/NAME, or a URL with {_say(_BUCKETS)}")
+        raise ValueError(f"write a path, hf://ORGANIZATION/NAME, or a URL with {listed(_BUCKETS)}")
     return LoraAdapter(name, source)
-
-
-def _say(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def count_slots(engine: str, options: Mapping[str, str], adapters: int) -> int:
