@@ -70,7 +70,7 @@ def as_group(service: StoredService, group: ReplicaGroup) -> StoredService:
 
 
 def fix_count(service: StoredService, count: int) -> StoredService:
-    """Return the service with this wanted number of replicas, whatever its traffic is."""
+    """Return the service with this wanted number of replicas, regardless of its traffic."""
     spec = replace(service.spec, replicas=ReplicaCount(least=count, most=max(1, count)))
     return replace(service, task=replace(service.task, service=spec), target=count)
 

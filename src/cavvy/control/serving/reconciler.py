@@ -47,7 +47,7 @@ from cavvy.domain.services import (
     ServiceReplica,
     name_replica,
 )
-from cavvy.domain.stored_services import GroupScale, StoredService
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import find_router
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StaleVersion
@@ -59,6 +59,7 @@ _BILLED_EVERY = timedelta(seconds=0.5)  # until the bills of a service that ends
 # a signal of the server that reconciles the service may be lost
 _FOLLOWED_EVERY = timedelta(seconds=5)
 _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
+_DECIDED = ("target", "why", "scaling", "placement", "groups")
 
 
 def service_key(project: str, name: str) -> str:
@@ -71,19 +72,12 @@ def is_service_key(key: str) -> bool:
 
 
 class _Scaled(Struct, frozen=True, kw_only=True):
-    """The autoscaler's last decision on a service."""
+    """The autoscaler's last decision, in the fields `_DECIDED` and `level` of the service."""
 
-    id: str
-    revision: int
+    service: StoredService
     at: datetime
     stored_at: datetime
     traffic: ServiceTraffic
-    target: int
-    why: str
-    scaling: str
-    level: str
-    placement: dict[str, int]
-    groups: tuple[GroupScale, ...]
 
 
 class ServiceReconciler:
@@ -270,19 +264,13 @@ class ServiceReconciler:
         with the last decision, which may not be stored yet.
         """
         known = self._scaled.get(key)
-        if known is not None and known.id != service.id:
+        if known is not None and known.service.id != service.id:
             known = None
         if known is not None:
-            service = replace(service, level=known.level)
-        if known is not None and known.revision == service.revision:
-            service = replace(
-                service,
-                target=known.target,
-                why=known.why,
-                scaling=known.scaling,
-                placement=known.placement,
-                groups=known.groups,
-            )
+            service = replace(service, level=known.service.level)
+        if known is not None and known.service.revision == service.revision:
+            decided = {name: getattr(known.service, name) for name in _DECIDED}
+            service = replace(service, **decided)
             waits = traffic.backlog and not service.target
             if now - known.at < SCALED_EVERY and not waits:
                 return service
@@ -290,17 +278,10 @@ class ServiceReconciler:
         service = scale_replicas(service, before, traffic, now, seen)
         service = record_level(service, before, traffic, now)
         self._scaled[key] = _Scaled(
-            id=service.id,
-            revision=service.revision,
+            service=service,
             at=now,
             stored_at=now if known is None else known.stored_at,
             traffic=traffic,
-            target=service.target,
-            why=service.why,
-            scaling=service.scaling,
-            level=service.level,
-            placement=service.placement,
-            groups=service.groups,
         )
         return service
 
