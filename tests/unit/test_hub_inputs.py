@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from cavvy.agent.allowed_folders import AllowedFolders
-from cavvy.agent.data import fetch, transfer
+from cavvy.agent.data import fetch
 from cavvy.agent.data.transfer import TransferProgress
 from cavvy.agent.http_client import TransferFailed
 from cavvy.control.agents.transfers import SignedObjects
@@ -163,7 +163,6 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cavvy.agent.http_client.FIRST_DELAY_S", 0.001)
     monkeypatch.setattr(fetch, "CACHED", 1 << 16)
     monkeypatch.setattr(fetch, "RANGE", 1 << 18)
-    monkeypatch.setattr(transfer, "RANGE", 1 << 18)
 
 
 Bring = Callable[..., Path]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from ..allowed_folders import AllowedFolders, check_regular
@@ -19,14 +19,13 @@ from ..work.cache import touch
 from ..work.folder import inside
 from ..work.trees import remove_below
 from .transfer import (
-    RANGE,
     ObjectDownload,
     RangesRefused,
     TransferProgress,
+    check_content,
     find_hash,
     save_anew,
     save_object,
-    write_ranges,
 )
 
 TYPE_CHECKING = False
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
 WORKERS = 8
+RANGE = 64 * 1024 * 1024  # bytes of the parts of large files
 RANGES = 8  # parts of large files at a time
 # maximum files queued for the workers; while the queue is full, no more files are listed
 PENDING = 256
@@ -75,22 +75,43 @@ class InputFetcher:
     def _download(self, entry: Entry, path: str) -> None:
         size = entry["size"]
         if isinstance(size, int) and size > RANGE and isinstance(entry["signed"], dict):
-
-            def open_part(span: tuple[int, int]) -> ObjectDownload:
-                return open_input(self._connect(), entry, path, self._meter, span)
-
-            name = str(entry["path"]) or os.path.basename(path)
             with suppress(RangesRefused):
                 save_anew(
-                    self._folders,
-                    path,
-                    lambda file: write_ranges(
-                        file, entry, name, self._ranges, open_part, self._meter
-                    ),
+                    self._folders, path, lambda file: self._write_ranges(file, entry, size, path)
                 )
                 return
         download = open_input(self._connect(), entry, path, self._meter)
         save_object(self._folders, path, download, self._meter)
+
+    def _write_ranges(self, file: int, entry: Entry, size: int, path: str) -> None:
+        """Download the parts of a large file at the same time into an open file. The content is
+        hashed while later parts arrive, from the memory that holds the file's pages. Raises
+        TransferFailed, RangesRefused, OSError.
+        """
+        found = hashlib.new(find_hash(entry))
+        os.truncate(file, size)
+        spans = [(at, min(at + RANGE, size)) for at in range(0, size, RANGE)]
+
+        def bring(span: tuple[int, int]) -> None:
+            at = span[0]
+            for data in open_input(self._connect(), entry, path, self._meter, span).read():
+                os.pwrite(file, data, at)
+                at += len(data)
+                self._meter.moved(len(data))
+
+        parts = [self._ranges.submit(bring, span) for span in spans]
+        try:
+            for number, (at, end) in enumerate(spans):
+                parts[number].result()
+                while at < end:
+                    data = os.pread(file, min(CHUNK, end - at), at)
+                    found.update(data)
+                    at += len(data)
+        finally:
+            for part in parts:
+                part.cancel()
+            wait(parts)
+        check_content(_name(entry, path), entry, found.hexdigest())
 
     def _find_digest(self, entry: Entry) -> str:
         """Return the name of a file in the cache, or "" if it is not kept there."""
@@ -222,11 +243,15 @@ def open_input(
     return ObjectDownload(
         transfers,
         entry,
-        str(entry["path"]) or os.path.basename(path),
+        _name(entry, path),
         meter.waits,
         sign=lambda: transfers.read("GET", "/signed", path=entry["path"]),
         span=span,
     )
+
+
+def _name(entry: Entry, path: str) -> str:
+    return str(entry["path"]) or os.path.basename(path)
 
 
 def has_content(path: str, entry: Entry) -> bool:

@@ -14,7 +14,6 @@ import os
 import threading
 import time
 import urllib.error
-from concurrent.futures import ThreadPoolExecutor, wait
 
 from ..disk import name_part
 from ..http_client import (
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 LINE = 2000  # maximum bytes of a message; a pipe never splits a write of up to 4096 bytes
 EXPIRED = (400, 401, 403)  # statuses that storages send for an expired request
-RANGE = 64 * 1024 * 1024  # bytes of the parts of large objects that are downloaded together
 RELAY = 4 * 1024 * 1024  # maximum bytes of one answer that the control plane relays
 
 
@@ -219,44 +217,6 @@ def save_anew(folders: AllowedFolders, path: str, write: Callable[[int], None]) 
         os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.close(folder)
-
-
-def write_ranges(
-    file: int,
-    entry: Entry,
-    name: str,
-    pool: ThreadPoolExecutor,
-    download: Callable[[tuple[int, int]], ObjectDownload],
-    meter: TransferProgress,
-) -> None:
-    """Download the parts of a large object at the same time into an open file. The content is
-    hashed while later parts arrive, from the memory that holds the file's pages. Raises
-    TransferFailed, RangesRefused, OSError.
-    """
-    size, found = int(str(entry["size"])), hashlib.new(find_hash(entry))
-    os.truncate(file, size)
-    spans = [(at, min(at + RANGE, size)) for at in range(0, size, RANGE)]
-
-    def bring(span: tuple[int, int]) -> None:
-        at = span[0]
-        for data in download(span).read():
-            os.pwrite(file, data, at)
-            at += len(data)
-            meter.moved(len(data))
-
-    parts = [pool.submit(bring, span) for span in spans]
-    try:
-        for number, (at, end) in enumerate(spans):
-            parts[number].result()
-            while at < end:
-                data = os.pread(file, min(CHUNK, end - at), at)
-                found.update(data)
-                at += len(data)
-    finally:
-        for part in parts:
-            part.cancel()
-        wait(parts)
-    check_content(name, entry, found.hexdigest())
 
 
 class ObjectUpload:
