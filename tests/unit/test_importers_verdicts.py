@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from cavvy.importers import WAIT
 from cavvy.spec import SpecError
+from cavvy.spec.translation import WAIT
 from cavvy.task_files import ReadOptions, parse_file
 from cavvy.task_files.detect import Dialect
 

@@ -65,7 +65,7 @@ class DevCommand(TaskCommand):
         if "--" in args:
             raise click.UsageError("`cavvy dev` takes no command; use `cavvy run --machine NAME`")
         rest = super().parse_args(ctx, args)  # `--help` ends here
-        from cavvy.importers import WAIT
+        from cavvy.spec.translation import WAIT
 
         replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT)
         return rest

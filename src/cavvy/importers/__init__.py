@@ -13,12 +13,6 @@ if TYPE_CHECKING:
     from cavvy.spec.problems import ProblemNotes
     from cavvy.spec.tree import Node
 
-# The commands for a file without commands: the job waits until it is stopped.
-WAIT = """\
-trap 'exit 143' TERM
-while :; do sleep 3600 & wait $!; done
-"""
-
 
 def translate(
     dialect: Dialect,

@@ -7,6 +7,12 @@ from enum import StrEnum
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
 
+# The commands for a file without commands: the job waits until it is stopped.
+WAIT = """\
+trap 'exit 143' TERM
+while :; do sleep 3600 & wait $!; done
+"""
+
 
 class Dialect(StrEnum):
     """The tool that a file was written for."""

@@ -19,7 +19,6 @@ from cavvy.domain.tasks import (
     VolumeKind,
     Workdir,
 )
-from cavvy.importers import WAIT
 from cavvy.importers.common_fields import (
     move_to_secret,
     read_commit,
@@ -51,7 +50,7 @@ from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
 from cavvy.spec.fields.service import object_to_groups
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
-from cavvy.spec.translation import Translation
+from cavvy.spec.translation import WAIT, Translation
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "dstack"

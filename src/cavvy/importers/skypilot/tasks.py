@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from cavvy.domain.tasks import JobGroup, TaskSpec, Workdir
 from cavvy.domain.values import Struct, replace
-from cavvy.importers import WAIT
 from cavvy.importers.common_fields import read_commit, read_name, tell_value
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
@@ -29,7 +28,7 @@ from cavvy.importers.skypilot.serving import read_service
 from cavvy.importers.translation_header import WAITS, write_secrets
 from cavvy.spec.fields.after import LONGEST_LINGER
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
-from cavvy.spec.translation import Translation
+from cavvy.spec.translation import WAIT, Translation
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
 KIND = "SkyPilot"
