@@ -128,18 +128,18 @@ async def test_a_refused_abort_is_listed_and_tried_again(
 async def test_a_secret_that_cannot_be_read_holds_up_no_other_abort(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    control = api.app_state.control_plane.uploads
-    secrets = control._open_secrets
+    control, data = api.app_state.control_plane.uploads, api.app_state.control_plane.data
+    secrets = data._open_secrets
 
     async def fail_once(project: str, names: Sequence[str]) -> dict[str, str]:
-        monkeypatch.setattr(control, "_open_secrets", secrets)
+        monkeypatch.setattr(data, "_open_secrets", secrets)
         raise StoreUnusable("the secret GS_KEY cannot be read")
 
     # Only the requests of this test abort uploads.
     monkeypatch.setattr(control, "is_recorded", lambda attempt: False)
     gang, _ = await begin_uploads(api)
     await end(api, gang)
-    monkeypatch.setattr(control, "_open_secrets", fail_once)
+    monkeypatch.setattr(data, "_open_secrets", fail_once)
     found = await list_found(api, remove=True)
     assert sorted(each["done"] for each in found) == [False, True]
     [left] = [each["why"] for each in found if not each["done"]]

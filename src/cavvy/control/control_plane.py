@@ -243,14 +243,14 @@ class ControlPlane:
 
     def _make_transfers(self) -> tuple[Transfers, UnfinishedUploads]:
         dependencies = self._outside
-        given = (
+        transfers = Transfers(
             self._store,
             self._clock,
             dependencies.open_secrets,
             dependencies.environment,
             dependencies.read_targets,
         )
-        return Transfers(*given), UnfinishedUploads(*given)
+        return transfers, UnfinishedUploads(self._store, self._clock, transfers)
 
     def _make_deposits(self) -> Deposits:
         return Deposits(

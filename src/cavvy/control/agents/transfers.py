@@ -252,23 +252,24 @@ class Transfers:
 
     async def open_url(self, project: str, url: str) -> ObjectLocation:
         """Open the store that a URL names, with the project's keys. Raises ObjectDenied."""
-        keys = await self._read_keys(project)
+        keys = await self.read_keys(project)
         return open_place(url, keys, self._clock.now)
 
     async def find_regions(self, project: str, urls: Sequence[str]) -> FoundRegions:
         """Find the regions of buckets with the project's keys, within REGIONS_S seconds."""
-        keys = await self._read_keys(project)
+        keys = await self.read_keys(project)
         return await in_thread(find_regions, urls, keys, self._clock.now, REGIONS_S)
 
     async def find_sizes(self, project: str, urls: Sequence[str]) -> Mapping[str, int]:
         """Return, by URL, the sizes in MiB of the data in buckets. The buckets are listed with the
         project's keys. URLs that cannot be listed within SIZES_S seconds are omitted.
         """
-        keys = await self._read_keys(project)
+        keys = await self.read_keys(project)
         found = await in_thread(find_sizes, urls, keys, self._clock.now, SIZES_S)
         return {url: each for url, each in found.items() if isinstance(each, int)}
 
-    async def _read_keys(self, project: str) -> Mapping[str, str]:
+    async def read_keys(self, project: str) -> Mapping[str, str]:
+        """Return the keys and private targets with which a project opens storages."""
         secrets = await self._open_secrets(project, KEYS)
         return merge_keys(self._environment, secrets, await self._read_targets())
 
@@ -291,7 +292,7 @@ class Transfers:
             raise ObjectMissing(f"{url} is no URL")
         known = self._pool.get((attempt.id, url))
         if known is None:
-            place = open_place(url, await self._read_keys(job.project), self._clock.now)
+            place = open_place(url, await self.read_keys(job.project), self._clock.now)
             known = SignedObjects(place.place, place.key, url)
             if len(self._pool) >= _KNOWN:
                 del self._pool[next(iter(self._pool))]

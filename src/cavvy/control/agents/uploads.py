@@ -7,26 +7,21 @@ the server is killed just after it starts an upload, the upload has no record.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Event
 from urllib.parse import urlsplit
 
 import msgspec
 
-from cavvy.control.agents.transfers import (
-    ReadTargets,
-    SignedObjects,
-    TransferUpload,
-    read_every,
-)
+from cavvy.control.agents.transfers import SignedObjects, Transfers, TransferUpload
 from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound, StoreError
 from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing, ObjectTryAgain
-from cavvy.store.objects.locations import KEYS, merge_keys, open_place
+from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 from cavvy.store.sql import Store
 
@@ -62,24 +57,10 @@ class LeftUpload(Struct, frozen=True, kw_only=True):
 
 
 class UnfinishedUploads:
-    """Starts, completes and aborts uploads, and records the incomplete uploads. `environment`
-    contains the server's environment variables, with storage keys. The secrets of a project take
-    precedence over the environment variables.
-    """
+    """Starts, completes and aborts uploads, and records the incomplete uploads."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: ControlClock,
-        open_secrets: Callable[[str, Sequence[str]], Awaitable[dict[str, str]]],
-        environment: Mapping[str, str],
-        read_targets: ReadTargets = read_every,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._open_secrets = open_secrets
-        self._environment = environment
-        self._read_targets = read_targets
+    def __init__(self, store: Store, clock: ControlClock, transfers: Transfers) -> None:
+        self._store, self._clock, self._transfers = store, clock, transfers
         # IDs of the attempts for which this process has recorded uploads
         self._recorded: set[str] = set()
 
@@ -197,8 +178,7 @@ class UnfinishedUploads:
         if storage in silent:
             return silent[storage]
         try:
-            secrets = await self._open_secrets(record.project, KEYS)
-            keys = merge_keys(self._environment, secrets, await self._read_targets())
+            keys = await self._transfers.read_keys(record.project)
             place = (await in_thread(open_place, record.url, keys, self._clock.now)).place
             if isinstance(place, ObjectBucket):
                 await in_thread(place.abort, record.key, record.upload)
