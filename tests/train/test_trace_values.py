@@ -52,6 +52,12 @@ def trace(folder: Path, script: str) -> dict[str, Any]:
             "graph = torch.arange(3).repeat_interleave(torch.tensor([1, 2, 3]))\nx = torch.ones(len(graph), 8)",
             6,
         ),
+        # widths of layers from a few real numbers, as in torchvision's regnet
+        (
+            "widths = (torch.log(torch.arange(4) * 0.8 + 1.0).round() * 8).int() - 2\nx = torch.randn(widths.tolist()[3], 8)",
+            6,
+        ),
+        ("x = torch.randn(int(torch.linspace(2, 10, 3)[1].item()), 8)", 6),
         ("n = torch.arange(12)\nn = n[n > 5]\nx = torch.randn(len(n), 8)", 6),
         # known values are forgotten when unknown values are written
         (
@@ -59,15 +65,23 @@ def trace(folder: Path, script: str) -> dict[str, Any]:
             6,
         ),
         ("n = torch.zeros(4, dtype=torch.long)\nn[1:3] += 5\nx = torch.randn(n.max() + 1, 8)", 6),
+        # and so are real numbers
+        (
+            "n = torch.linspace(2, 10, 3)\nn[1:] = torch.randn(2)\nx = torch.randn(int(n.sum()) + 5, 8)",
+            6,
+        ),
         # a large result of known values is not computed
         (
             "big = torch.nn.functional.one_hot(torch.arange(9) * 10**8, 10**9)\nx = torch.randn(6, 8)",
             6,
         ),
     ],
-    ids=["windows", "largest", "mask", "repeats", "known-mask", "overwritten", "written", "large"],
+    ids=[
+        *("windows", "largest", "mask", "repeats", "real", "grid", "known-mask"),
+        *("overwritten", "written", "real-overwritten", "large"),
+    ],
 )
-def test_known_integers_keep_their_values(tmp_path: Path, lines: str, rows: int) -> None:
+def test_known_numbers_keep_their_values(tmp_path: Path, lines: str, rows: int) -> None:
     profile = trace(tmp_path, lines + STEP)
     assert (profile["batch"], profile["assumed"]) == (rows, [])
     assert forward_flops(profile) == 2 * rows * 8 * 4
@@ -121,6 +135,22 @@ def test_checks_and_loops_take_the_common_branch(tmp_path: Path, check: str) -> 
 )
 def test_numbers_are_computed_from_ones(tmp_path: Path, number: str, value: int) -> None:
     script = f"x = torch.randn(16, 8)\nn = x.argmax()\nassert float({number}) == {value}\n" + STEP
+    assert trace(tmp_path, script)["batch"] == 16
+
+
+def test_a_number_that_is_a_part_of_a_vector_is_traced(tmp_path: Path) -> None:
+    """LBFGS takes the update of a single bias from one vector of all updates."""
+    script = """
+x, model = torch.randn(16, 8), nn.Linear(8, 1)
+optimizer = torch.optim.LBFGS(model.parameters())
+
+def close():
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+optimizer.step(close)
+"""
     assert trace(tmp_path, script)["batch"] == 16
 
 

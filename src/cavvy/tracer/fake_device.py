@@ -53,8 +53,10 @@ _TURN = threading.RLock()
 
 # Integers and booleans with at most so many elements keep their values, if these are known.
 _KNOWN = 2**16
+_KNOWN_REAL = 2**8  # the same for other numbers, from which models compute the widths of layers
 _KNOWN_OWN = 2**22  # the same for results of the functions below that make tensors of integers
-_MAKERS = frozenset({"arange", "randint", "randperm", "zeros", "ones", "full"})
+_MAKERS = frozenset({"arange", "linspace", "randint", "randperm", "zeros", "ones", "full"})
+_GRIDS = frozenset({"arange", "linspace"})  # those whose real numbers keep their values, too
 _DEPENDS_ON_VALUES = (
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.DataDependentOutputException,
@@ -132,7 +134,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         """Return whether the fake copy of a tensor also stores the tensor's values.
         `FakeTensorMode` calls this method.
         """
-        limit = 1 if t.is_floating_point() or t.is_complex() else _KNOWN
+        limit = _KNOWN_REAL if t.is_floating_point() or t.is_complex() else _KNOWN
         is_plain = t.layout is torch.strided and t.device.type == "cpu"
         return is_plain and t.numel() <= limit and not self.is_our_fake(t)
 
@@ -141,8 +143,10 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         real run.
         """
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
-        is_inexact = out.is_floating_point() or out.is_complex()
-        if not is_inexact and out.numel() <= _KNOWN_OWN and out.device.type == "cpu":
+        limit = _KNOWN_OWN
+        if out.is_floating_point() or out.is_complex():
+            limit = _KNOWN_REAL if func._schema.name.removeprefix("aten::") in _GRIDS else 0
+        if 0 < out.numel() <= limit and out.device.type == "cpu":
             with no_dispatch():
                 known = func(*args, **{**kwargs, "pin_memory": False})
             self._keep(out, known)
