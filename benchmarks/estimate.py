@@ -39,7 +39,12 @@ from cavvy.planner.device_rates import (
     spread_of,
 )
 from cavvy.planner.estimate.measured import DeviceProfile
-from cavvy.planner.estimate.roofline import estimate_step
+from cavvy.planner.estimate.roofline import (
+    StepTime,
+    correct_step,
+    estimate_step,
+    find_correction,
+)
 from cavvy.planner.estimate.table import estimate_memory
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
@@ -115,23 +120,27 @@ def _quantile(scores: Sequence[float]) -> float:
 
 
 def check_carried(steps: Sequence[Step], say: Callable[[str], None]) -> list[float]:
-    """Predict each step from the same step on another device: the time there, multiplied by
-    the ratio of the two estimates. This is what `cavvy bench` on one accelerator does for others.
-    Returns the errors.
+    """Predict each step from the same step on another device, as a rate that `cavvy bench` measured
+    on one accelerator corrects the estimates of others. Returns the errors.
     """
-    known, every = read_devices(), list[float]()
-    found: dict[tuple[str, str], dict[str, Step]] = defaultdict(dict)
+    every, found = list[float](), defaultdict[tuple[str, str], dict[str, Step]](dict)
     for step in steps:
         found[step.model, step.what][step.device.name] = step
     say("| measured on | predicted for | steps | median error | nine of ten within | worst |")
     say("|---|---|--:|--:|--:|--:|")
     for source, target in (("H100", "H200"), ("H200", "H100")):
         pairs = [(each[source], each[target]) for each in found.values() if len(each) == 2]
-        # The measured times cancel: each estimate is its measured time * (1 + its error).
-        off = [(1 + error_of(b, known)) / (1 + error_of(a, known)) - 1 for a, b in pairs]
+        off = []
+        for one, other in pairs:
+            factors = find_correction(_estimate(one), one.step_s)
+            off.append(correct_step(_estimate(other), factors) / other.step_s - 1)
         say(f"| {source} | {target} | {_spread(off)} |")
         every += off
     return every
+
+
+def _estimate(step: Step) -> StepTime:
+    return estimate_step(step.profile, step.device, step.run, measured=read_devices())
 
 
 def _check_devices(steps: Sequence[Step], say: Callable[[str], None]) -> None:

@@ -30,12 +30,12 @@ from cavvy.planner.estimate.errors import FURTHER, NEAR
 from cavvy.planner.estimate.profile import ProfileError, StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.table import (
-    correct_rates,
     device_key,
     estimate_memory,
     estimate_on,
     list_devices,
     make_rates,
+    merge_rates,
 )
 from cavvy.task_files import load_task
 
@@ -240,15 +240,25 @@ def test_many_measurements_outweigh_the_prior() -> None:
 
 
 def test_measured_rates_replace_estimates_and_correct_the_others() -> None:
-    rates = make_rates(PROFILE, StepSettings(batch=8), counts=(1,))
-    key, other = device_key(A100, 1), device_key(H200, 1)
-    corrected = correct_rates(rates, {key: rates[key] / 2, "cpu": 3.0})
+    run, key, other = StepSettings(batch=16), device_key(A100, 1), device_key(H200, 1)
+    rates = make_rates(PROFILE, run, counts=(1,))
+    known = {key: rates[key] / 2, "cpu": 3.0}
+    corrected = merge_rates(make_rates(PROFILE, run, (1,), (), known), known)
     assert corrected[key] == rates[key] / 2
-    assert corrected[other] == pytest.approx(rates[other] / 2)
+    assert corrected[other] == pytest.approx(rates[other] / 2, rel=0.01)
     assert corrected["cpu"] == 3.0
-    alone = correct_rates({}, {key: 100.0})
+    alone = merge_rates({}, {key: 100.0})
     assert alone[key] == 100.0
     assert alone[other] > 100.0
+
+
+@pytest.mark.parametrize(("slower", "others"), [(1.3, 1.0), (0.8, 1.0), (6.0, 4.0)])
+def test_a_slow_host_does_not_slow_down_other_machines(slower: float, others: float) -> None:
+    """A step that waits for the host says nothing of the kernels, unless no host is that slow."""
+    run, key, other = StepSettings(batch=1), device_key(A100, 1), device_key(H200, 1)
+    rates = make_rates(PROFILE, run, counts=(1,))
+    corrected = make_rates(PROFILE, run, (1,), (), {key: rates[key] / slower})
+    assert corrected[other] == pytest.approx(rates[other] / others)
 
 
 # commands
@@ -470,6 +480,19 @@ def test_what_is_submitted_carries_the_rates(tmp_path: Path) -> None:
     again = load_task(str(tmp_path / "again.yaml"), {}, now=datetime(2026, 1, 1, tzinfo=UTC))
     assert again.task.work is not None
     assert again.task.work.rates == made["work"]["rates"]
+
+
+def test_rates_that_a_measurement_corrected_have_a_smaller_margin(tmp_path: Path) -> None:
+    file = Path(task(tmp_path, "{samples: 1e7, profile: work.json}"))
+
+    def margin(**more: object) -> float:
+        (tmp_path / "work.json").write_text(json.dumps({**small(), **more}))
+        loaded = load_task(str(file), {}, now=datetime(2026, 1, 1, tzinfo=UTC))
+        text = text_with_rates(loaded.text, loaded.task, tmp_path)
+        found = re.search(r"margin: ([\d.]+)", text)
+        return float(found[1]) if found else 1.0
+
+    assert 1 < margin(measured={"A100-80GB:1": 2.0}) < margin()
 
 
 # bench

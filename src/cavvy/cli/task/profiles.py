@@ -157,8 +157,9 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     work = task.work
     if work is None or work.profile is None:
         return task
+    from cavvy.planner.estimate.errors import CARRIED
     from cavvy.planner.estimate.profile import StepSettings
-    from cavvy.planner.estimate.table import COUNTS, correct_rates, find_margin, make_rates
+    from cavvy.planner.estimate.table import COUNTS, find_margin, make_rates, merge_rates
 
     data = read_file(folder / work.profile)
     run = StepSettings(**data.get("run", {}))
@@ -169,14 +170,15 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
         if not needs
         or any(need.count_min <= count <= (need.count_max or need.count_min) for need in needs)
     ]
-    rates, margin = {}, work.margin
+    rates, margin, known = {}, work.margin, data.get("measured") or {}
     if "ops" in data:
         profile, devices = read(data, work.profile), measured_devices()
-        rates = make_rates(profile, run, counts, devices)
+        rates = make_rates(profile, run, counts, devices, known)
         margin = max(margin, find_margin(profile, run, devices))
-    if data.get("measured"):
-        rates = correct_rates(rates, data["measured"], run.precision or "bf16", counts)
-        margin = work.margin
+    if known:
+        # The measured machines need no margin: the planner knows their own rates.
+        margin = max(work.margin, CARRIED) if rates else work.margin
+        rates = merge_rates(rates, known, run.precision or "bf16", counts)
     rates |= data.get("machines", {})
     if not rates:
         raise CommandFailure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)

@@ -59,6 +59,9 @@ _LINK_SHARE = 0.7
 # On several accelerators, kernels take this many times as long, because those of the communication
 # use processors and bandwidth at the same time (from llm-foundry's MPT runs on eight A100).
 _SHARED = 1.15
+# Two hosts that launch the same step differ by up to this factor (the largest of the steps measured
+# on an H200 and an H100, rounded up).
+_HOSTS_DIFFER = 1.5
 _EXPOSED = 0.3  # share of the communication that does not overlap with the backward pass (assumed)
 
 
@@ -112,7 +115,7 @@ def estimate_step(
     device_s = busy * run.accumulate + update
     host_s = _host_time(profile, run)
     waited = _EXPOSED * _communication(profile, device, run)
-    total = (device_s**_BLEND + host_s**_BLEND) ** (1 / _BLEND) + waited
+    total = _blend(device_s, host_s) + waited
     samples = batch * run.accumulate * run.accelerators
     flops = profile.flops * scale * run.accumulate
     return StepTime(
@@ -125,6 +128,29 @@ def estimate_step(
         mfu=flops / total / peak_of(device, precision),
         distance=1.0 if host_s > device_s else far / (busy or 1.0),
     )
+
+
+def find_correction(step: StepTime, measured_s: float) -> tuple[float, float]:
+    """Return the factors by which the times of the device and of the host differ from an estimate,
+    from the measured time of the step. If the device limits the step, only the device's factor
+    differs from 1. If the host limits it, the time says nothing of kernels, and other machines have
+    other hosts, so only the part counts by which hosts do not differ, such as a slow data loader.
+    """
+    ratio = measured_s / step.total
+    if step.device >= step.host:
+        return ratio, 1.0
+    rest = ratio / min(max(ratio, 1 / _HOSTS_DIFFER), _HOSTS_DIFFER)
+    return rest, rest
+
+
+def correct_step(step: StepTime, factors: tuple[float, float]) -> float:
+    """Return the seconds of a step with corrected times of the device and of the host."""
+    device, host = factors
+    return _blend(step.device * device, step.host * host) + step.communication
+
+
+def _blend(device_s: float, host_s: float) -> float:
+    return float((device_s**_BLEND + host_s**_BLEND) ** (1 / _BLEND))
 
 
 def find_device(measured: Sequence[DeviceProfile], device: DeviceRates) -> DeviceProfile | None:

@@ -10,7 +10,12 @@ from cavvy.planner.device_rates import DeviceRates, MeasuredRate, carry, device_
 from cavvy.planner.estimate.errors import find_spread
 from cavvy.planner.estimate.measured import DeviceProfile
 from cavvy.planner.estimate.profile import PeakMemory, StepSettings, WorkProfile, optimizer_costs
-from cavvy.planner.estimate.roofline import StepTime, estimate_step
+from cavvy.planner.estimate.roofline import (
+    StepTime,
+    correct_step,
+    estimate_step,
+    find_correction,
+)
 
 MIB = 1 << 20
 
@@ -106,17 +111,37 @@ def make_rates(
     run: StepSettings,
     counts: Iterable[int] = COUNTS,
     measured: Sequence[DeviceProfile] = (),
+    rates: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Return the samples per second of a node, for each device and number of accelerators that
-    have enough memory for the step. The keys have the format of the keys in `work.rates`.
+    have enough memory for the step. The keys have the format of the keys in `work.rates`. The
+    measured `rates` correct those that were not measured.
     """
-    rates = {}
+    steps = {}
     for device in list_devices():
         for count in counts:
             found = estimate_on(profile, device, replace(run, accelerators=count), measured)
             if found.fits:
-                rates[device_key(device, count)] = found.step.samples_per_s
-    return rates
+                steps[device_key(device, count)] = found.step
+    factors = _find_factors(steps, rates or {})
+    return {
+        key: step.samples_per_s * step.total / correct_step(step, factors)
+        for key, step in steps.items()
+    }
+
+
+def _find_factors(steps: Mapping[str, StepTime], rates: Mapping[str, float]) -> tuple[float, float]:
+    """Return the median of the corrections of the device and of the host by measured rates."""
+    known = _named(each for key, rate in rates.items() if (each := _read(key, rate)))
+    found = [
+        find_correction(step, step.total * step.samples_per_s / rate)
+        for key, rate in known.items()
+        if (step := steps.get(key)) is not None
+    ]
+    if not found:
+        return 1.0, 1.0
+    device, host = (sorted(each)[len(found) // 2] for each in zip(*found, strict=True))
+    return device, host
 
 
 def find_margin(
@@ -129,38 +154,27 @@ def find_margin(
     return max((each.spread for each in found if each.fits), default=1.0)
 
 
-def correct_rates(
+def merge_rates(
     rates: Mapping[str, float],
     measured: Mapping[str, float],
     precision: str = "bf16",
     counts: Sequence[int] = COUNTS,
 ) -> dict[str, float]:
-    """Replace estimates in `rates` with measurements where measurements exist. Multiply the
-    remaining estimates by the median ratio of measurement to estimate.
-
-    If `rates` is empty, the rates of all other accelerators are derived from the measurements.
+    """Replace estimates in `rates` with measurements where measurements exist. If `rates` is empty,
+    the rates of all other accelerators are derived from the measurements.
     """
     read = {key: _read(key, rate) for key, rate in measured.items()}
     known = [each for each in read.values() if each is not None]
     others = {
         key: measured[key] for key, each in read.items() if each is None
     }  # rates of CPUs, and of devices without a known data sheet
-    if not known:
-        return {**rates, **others}
-    if rates:
-        factors = [
-            each.rate / rates[key]
-            for each in known
-            if (key := device_key(each.device, each.count)) in rates
-        ]
-        factor = sorted(factors)[len(factors) // 2] if factors else 1.0
-        return {**{key: rate * factor for key, rate in rates.items()}, **others, **_named(known)}
-    carried = {
-        device_key(device, count): carry(known, device, count, precision)
-        for device in list_devices()
-        for count in counts
-    }
-    return {**carried, **others, **_named(known)}
+    if known and not rates:
+        rates = {
+            device_key(device, count): carry(known, device, count, precision)
+            for device in list_devices()
+            for count in counts
+        }
+    return {**rates, **others, **_named(known)}
 
 
 def _named(known: Iterable[MeasuredRate]) -> dict[str, float]:
