@@ -206,3 +206,22 @@ optimizer.step()
 """,
     )
     assert profile["memory"]["parameters"] == 2 * 4 * 256 * 256
+
+
+def test_a_model_in_channels_last_memory_has_no_conversions(tmp_path: Path) -> None:
+    """The optimizer has the same parameters when the model is converted after it was created."""
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Sequential(nn.Conv2d(16, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = model.to(memory_format=torch.channels_last)
+x = torch.randn(8, 16, 32, 32).to(memory_format=torch.channels_last)
+model(x).square().mean().backward()
+optimizer.step()
+""",
+    )
+    # size[3] of a copy is 2 if it changes the innermost dimension.
+    assert not [op for op in profile["ops"] if op["kind"] == "copy" and op["size"][3] == 2]
+    assert {op["window"][4] for op in profile["ops"] if op["kind"] == "conv"} == {1}
+    assert (profile["tensors"], profile["optimizer"]) == (4, "sgd")

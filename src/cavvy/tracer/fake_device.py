@@ -272,7 +272,11 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
                         id(parameter), torch.nn.Parameter(new, parameter.requires_grad)
                     )
                     each._parameters[name] = fresh
-                elif place := find_place(new.untyped_storage()):
+                    continue
+                if new.stride() != parameter.stride():  # another memory format
+                    with torch.no_grad():
+                        parameter.as_strided_(new.shape, new.stride())
+                if place := find_place(new.untyped_storage()):
                     storage: Any = parameter.untyped_storage()
                     storage.place = place
         for name, buffer in each._buffers.items():

@@ -435,6 +435,8 @@ def _move(place: str, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
             place = torch.device(each).type
         elif type(each) is int:
             place = "cuda"
+        elif isinstance(each, torch.memory_format) and each is not torch.preserve_format:
+            tensor = tensor.contiguous(memory_format=each)
     try:
         before: Any = tensor.untyped_storage()
     except RuntimeError:  # Sparse tensors and tensors of `vmap` have no storage.
