@@ -14,7 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 from math import ceil, log
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from benchmarks.estimate_steps import (
     read_vision,
 )
 
-from cavvy.cli.task.profiles import measured_devices
+from cavvy.cli.task.profiles import find_model, measured_devices
 from cavvy.planner.device_rates import (
     DeviceRates,
     MeasuredRate,
@@ -39,6 +39,7 @@ from cavvy.planner.device_rates import (
     spread_of,
 )
 from cavvy.planner.estimate.measured import DeviceProfile
+from cavvy.planner.estimate.profile import StepSettings
 from cavvy.planner.estimate.roofline import (
     StepTime,
     correct_step,
@@ -51,8 +52,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md
 
 
 def check_steps(steps: Sequence[Step], say: Callable[[str], None]) -> None:
-    """Estimate each step on the H200 and the H100. No constant was fitted to steps of these models,
-    except those of the host.
+    """Estimate each step on the H200 and the H100. The page lists the constants that were fitted to
+    some of these steps.
     """
     known, time_off, memory_off = read_devices(), [], []
     say(
@@ -181,9 +182,10 @@ Row = tuple[
 ]  # (workload, accelerator, number of accelerators, rate, precision)
 
 
-def read_lambda() -> Iterator[Row]:
+def read_lambda(everything: bool = False) -> Iterator[Row]:
+    """Rates of training, and also prices and watts if `everything` is true."""
     for row in _read("lambda_train_throughput_long.csv"):
-        if row["model"] not in ("num_gpu", "watt", "price", "ssd"):
+        if everything or row["model"] not in ("num_gpu", "watt", "price", "ssd"):
             precision = "bf16" if row["precision"] == "fp16" else "tf32"
             key = (row["suite"], row["model"], row["precision"])
             yield key, row["gpu"], int(row["gpus"]), float(row["throughput"]), precision
@@ -313,6 +315,130 @@ def check_pairs(rows: Sequence[Row], say: Callable[[str], None]) -> list[float]:
     return [float(inside) for _, inside in every]
 
 
+# Dollars for one accelerator in an hour: the cheapest on-demand offers of the built-in price list
+# of 2026-11-27, by name and GB.
+PRICES = {
+    **{"V100 16": 0.14, "RTX3090 24": 0.33, "A10 24": 1.29, "A6000 48": 0.47, "RTX4090 24": 0.40},
+    **{"RTX6000-Ada 48": 0.37, "A100 40": 0.76, "A100 80": 0.87, "H100-PCIe 80": 1.90},
+    **{"H100 80": 1.29, "GH200 96": 2.29, "H200 141": 2.00, "B200 180": 4.89, "B300 288": 6.94},
+    **{"MI300X 192": 48.0, "MI355X 288": 68.8, "GB200 186": 42.0, "GB300 288": 72.0},
+}
+# Built-in profiles of Lambda's models. The batch sizes are those of large batches in 24 GB.
+_TRACED = {
+    "resnet50": ("resnet50", 128),
+    "bert_base_squad": ("bert-base", 96),
+    "bert_large_squad": ("bert-large-512", 16),
+}
+Rates = dict[DeviceRates, float]
+
+
+def check_cheapest(say: Callable[[str], None]) -> dict[str, list[float]]:
+    """Choose the accelerator that finishes a workload for the least money, from each set of five
+    (or of all if there are fewer) that a table lists with the same count. Returns for each choice
+    how much more it costs than the cheapest one, as a share.
+    """
+    paid = {
+        name_of(device): rate
+        for (_, model, _), name, count, rate, _ in read_lambda(everything=True)
+        if model == "price" and count == 1 and (device := find_device(name))
+    }
+    lambdas, found = _medians(read_lambda(), 1), dict[str, list[float]]()
+    traced = [(real, _predict(*key)) for key, real in lambdas.items() if key[0][1] in _TRACED]
+    single, pods = list(_from_one(lambdas, 1)), list(_from_one(_medians(read_mlperf(), 8), 8))
+    for title, cases, prices in (
+        ("Lambda, Lambda's prices of systems, from a trace", traced, paid),
+        ("Lambda, Lambda's prices of systems, from one measured rate", single, paid),
+        ("Lambda, offers, from a trace", traced, PRICES),
+        ("Lambda, offers, from one measured rate", single, PRICES),
+        ("MLPerf, offers, from one measured rate", pods, PRICES),
+        ("llm-foundry's MPT, offers, from a trace", list(_mpt_rates()), PRICES),
+    ):
+        found[title] = [each for pair in cases for each in _choose(*pair, prices)]
+    say("| workloads and prices | choices | right | within 5 % of the best | mean extra cost |")
+    say("|---|--:|--:|--:|--:|")
+    for title, more in found.items():
+        right, near = (statistics.mean(each <= most for each in more) for most in (1e-9, 0.05))
+        mean = statistics.mean(more)
+        say(f"| {title} | {len(more)} | {right:.0%} | {near:.0%} | {mean:.1%} |")
+    return found
+
+
+def name_of(device: DeviceRates) -> str:
+    return f"{device.name} {device.memory_mib // 1024}"
+
+
+def _medians(rows: Iterator[Row], count: int) -> dict[tuple[tuple[str, ...], str], Rates]:
+    """The median rate of each workload on each device."""
+    found = defaultdict[tuple[tuple[str, ...], str], dict[DeviceRates, list[float]]](dict)
+    for key, name, accelerators, rate, precision in rows:
+        if accelerators == count and (device := find_device(name)):
+            found[key, precision].setdefault(device, []).append(rate)
+    return {
+        key: {device: statistics.median(each) for device, each in rates.items()}
+        for key, rates in found.items()
+    }
+
+
+def _predict(key: tuple[str, ...], precision: str) -> Callable[[DeviceRates], float]:
+    """Estimates of the rates of one of Lambda's models, from its trace."""
+    model, batch = _TRACED[key[1]]
+    profile = find_model(model, precision, False)
+    run = StepSettings(batch=batch, precision=precision, channels_last=model == "resnet50")
+
+    @cache
+    def rate(device: DeviceRates) -> float:
+        return estimate_step(profile, device, run, measured=read_devices()).samples_per_s
+
+    return rate
+
+
+def _from_one(
+    loads: dict[tuple[tuple[str, ...], str], Rates], count: int
+) -> Iterator[tuple[Rates, Callable[[DeviceRates], float]]]:
+    """Each workload with the rates that follow from the rate on each one of the devices."""
+    for (_, precision), real in loads.items():
+        for device in real:
+            known = MeasuredRate(device=device, count=count, rate=real[device])
+
+            @cache
+            def rate(
+                other: DeviceRates, known: MeasuredRate = known, precision: str = precision
+            ) -> float:
+                if other == known.device:
+                    return known.rate
+                return carry([known], other, count, precision)
+
+            yield real, rate
+
+
+def _mpt_rates() -> Iterator[tuple[Rates, Callable[[DeviceRates], float]]]:
+    """The best rates of each MPT model, measured and estimated."""
+    real, made = defaultdict[str, Rates](dict), defaultdict[str, Rates](dict)
+    for step in read_mpt():
+        samples = (step.run.batch or 1) * step.run.accumulate
+        for found, seconds in (
+            (real, step.step_s),
+            (made, estimate_step(step.profile, step.device, step.run).total),
+        ):
+            best = found[step.model].get(step.device, 0.0)
+            found[step.model][step.device] = max(best, samples / seconds)
+    for model, rates in real.items():
+        yield rates, made[model].__getitem__
+
+
+def _choose(
+    real: Rates, predict: Callable[[DeviceRates], float], prices: dict[str, float]
+) -> Iterator[float]:
+    """How much more the chosen device costs than the best one, for each set of five devices, or of
+    all if there are fewer.
+    """
+    known = {device: prices[name_of(device)] for device in real if name_of(device) in prices}
+    for group in combinations(known, min(5, len(known))) if len(known) > 1 else ():
+        chosen = min(group, key=lambda each: known[each] / predict(each))
+        best = min(known[each] / real[each] for each in group)
+        yield known[chosen] / real[chosen] / best - 1
+
+
 TITLES: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
     ("Lambda's training throughput", read_lambda),
     ("MLPerf Training, time to train", read_mlperf),
@@ -333,6 +459,8 @@ def main() -> None:
     _check_devices([*steps, *read_vision(), *read_mpt()], lines.append)
     lines += ["", "### Step times, predicted from one other accelerator", ""]
     check_carried(steps, lines.append)
+    lines += ["", "### Cheapest of five accelerators to finish", ""]
+    check_cheapest(lines.append)
     for title, read in TITLES:
         lines += ["", f"### {title}, each accelerator left out", ""]
         check_table(list(read()), lines.append)

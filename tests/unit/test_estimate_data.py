@@ -18,6 +18,7 @@ from benchmarks.estimate_steps import (
 )
 
 from cavvy.planner.device_rates import DeviceRates, MeasuredRate, carry
+from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.table import estimate_memory
 
 pytestmark = pytest.mark.skipif(not bench.DATA.is_dir(), reason=f"no measurements in {bench.DATA}")
@@ -37,12 +38,23 @@ def off(steps: list[Step]) -> list[float]:
     return [abs(error_of(step, bench.read_devices())) for step in steps]
 
 
-def test_step_time_of_models_to_which_nothing_was_fitted(steps: list[Step]) -> None:
-    unseen = off(steps)
+def test_step_time_of_models_to_whose_kernels_nothing_was_fitted(steps: list[Step]) -> None:
+    """The worst steps wait for the host: densenet121 is off by 34 %, and took 42 % longer on one of
+    two equal hosts than on the other. Of the steps that kernels limit, none is that far off.
+    """
+    unseen, known = off(steps), bench.read_devices()
     assert len(unseen) > 110
-    assert statistics.median(unseen) <= 0.08
-    assert max(unseen) <= 0.40
-    assert sum(each <= 0.15 for each in unseen) >= 0.85 * len(unseen)
+    assert statistics.median(unseen) <= 0.06
+    assert max(unseen) <= 0.36
+    assert sum(each <= 0.15 for each in unseen) >= 0.88 * len(unseen)
+    busy = [
+        error
+        for step, error in zip(steps, unseen, strict=True)
+        if (found := estimate_step(step.profile, step.device, step.run, measured=known)).device
+        > found.host
+    ]
+    assert len(busy) > 60
+    assert max(busy) <= 0.25
 
 
 def test_ranges_hold_nine_of_ten_steps_of_families_that_are_left_out(steps: list[Step]) -> None:
@@ -53,24 +65,44 @@ def test_ranges_hold_nine_of_ten_steps_of_families_that_are_left_out(steps: list
 
 
 def test_a_step_measured_on_one_accelerator_predicts_it_on_another(steps: list[Step]) -> None:
-    """Most of the worst errors are of steps that wait for the host, which differ between hosts."""
-    carried = [abs(each) for each in bench.check_carried(steps, lambda line: None)]
+    """The worst errors are of steps that wait for the host, which differ between hosts."""
+    carried = sorted(abs(each) for each in bench.check_carried(steps, lambda line: None))
     assert len(carried) > 60
-    assert statistics.median(carried) <= 0.05
+    assert statistics.median(carried) <= 0.035
+    assert carried[int(0.9 * (len(carried) - 1))] <= 0.15
+
+
+def test_the_cheapest_of_five_accelerators_is_found() -> None:
+    """With prices that are in proportion to those of whole systems. The choice among today's offers
+    is worse (docs/reference/estimate.md): the prices of a consumer card and of the data center's
+    differ by less than the errors.
+    """
+    found = bench.check_cheapest(lambda line: None)
+    for title, least in (("from a trace", 0.94), ("from one measured rate", 0.91)):
+        more = found[f"Lambda, Lambda's prices of systems, {title}"]
+        assert len(more) > 2000
+        assert statistics.mean(each <= 0.05 for each in more) >= least
 
 
 def test_step_time_of_published_measurements(published: list[Step]) -> None:
-    """Nothing was fitted to those of single devices; one constant was fitted to the MPT runs."""
+    """One constant was fitted to the MPT runs, and the rate of the RTX 3090 to its steps. The worst
+    MPT steps, of long sequences on H100, ran with kernels of attention that the H100 runs slowly
+    (`read_mpt`): they took up to 43 % longer than estimated.
+    """
     mpt = off([each for each in published if each.source == "MPT"])
     assert len(mpt) > 70
-    assert statistics.median(mpt) <= 0.10
-    assert max(mpt) <= 0.32
+    assert statistics.median(mpt) <= 0.095
+    assert max(mpt) <= 0.31
     assert len(published) - len(mpt) > 70
 
 
 def test_no_vision_model_is_far_off(published: list[Step]) -> None:
-    """Attention whose heads are mixed by tiny products (cait) was once off by 142 %."""
-    assert max(off([each for each in published if each.source == "RTX3090"])) <= 0.40
+    """Attention whose heads are mixed by tiny products (cait) was once off by 142 %. No kernel was
+    measured on an RTX 3090. The worst models have small channels or unusual mixers: the worst is off by 35 %.
+    """
+    vision = off([each for each in published if each.source == "RTX3090"])
+    assert statistics.median(vision) <= 0.115
+    assert max(vision) <= 0.36
 
 
 def test_peak_memory(steps: list[Step]) -> None:
@@ -84,12 +116,19 @@ def test_peak_memory(steps: list[Step]) -> None:
 
 
 def test_the_need_is_more_than_was_held_and_not_much_more(steps: list[Step]) -> None:
+    """The excess is largest for small steps, whose 300 MiB for the driver were not counted as held,
+    and for steps whose largest tensor is a large part of them (mlp, gru_512, compiled GPT-2). If
+    another order of requests leaves no block for this tensor, the allocator reserves it once more.
+    """
     excess = []
     for step in steps:
         needed = estimate_memory(step.profile, step.run).needed
         assert max(step.allocated_mib, step.reserved_mib) <= needed
+        most = 1.52 if step.run.compile else 1.42
+        assert needed <= most * step.reserved_mib + 1400
         excess.append(needed / step.reserved_mib - 1)
     assert statistics.median(excess) <= 0.15
+    assert sum(each <= 0.40 for each in excess) >= 0.9 * len(excess)
 
 
 @pytest.mark.parametrize(("title", "read"), bench.TITLES)

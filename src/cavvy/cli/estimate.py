@@ -299,7 +299,7 @@ def _describe_error(
     found: "Sequence[dict[str, Any]]", profile: "WorkProfile", run: "StepSettings"
 ) -> str:
     """Return a sentence on the range of the measured times of such steps."""
-    from cavvy.planner.estimate.errors import list_unmeasured
+    from cavvy.planner.estimate.errors import STEPS_MEASURED_ON, list_unmeasured
 
     most = max(row["step_ms_high"] / row["step_ms"] for row in found)
     least = min(row["step_ms_high"] / row["step_ms"] for row in found)
@@ -310,10 +310,14 @@ def _describe_error(
             f"Step times of {unmeasured} were not measured; they are assumed to exceed the "
             f"estimate by at most {much} in nine of ten cases."
         )
-    return (
-        "Of measured steps of models that were left out, nine of ten exceeded their estimate by at "
-        f"most {much}, depending on the accelerator and on the step's kernels."
+    said = (
+        f"Nine of ten measured steps took at most {much} longer than estimated, depending on the "
+        "accelerator and on the step's kernels."
     )
+    if all(row["accelerator"] in STEPS_MEASURED_ON for row in found):
+        return said
+    names = ", ".join(STEPS_MEASURED_ON)
+    return f"{said} Steps were measured on {names}; for others, this is assumed."
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":

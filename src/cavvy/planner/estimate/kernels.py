@@ -2,8 +2,9 @@
 rate of its shape, or of its memory traffic at the bandwidth of its shape, whichever is longer.
 
 The constants were read from the times of about 400 kernels alone on one H200 (`cavvy bench
---kernels`, 2026-11-27, PyTorch 2.11), not from steps of models. The times of kernels that were
-measured correct this formula for similar shapes (`measured.py`).
+--kernels`, 2026-11-27, PyTorch 2.11), except `channel_cudnn`, which was chosen by steps of
+ResNet-50. The times of kernels that were measured correct this formula for similar shapes
+(`measured.py`).
 """
 
 from collections.abc import Mapping

@@ -31,11 +31,12 @@ WORKSPACE_MIB = 64
 KEPT_COMPILED = 0.15
 
 # Because of fragmentation, the allocator reserves more memory than the tensors use at their peak.
-# A trace simulates these gaps (`cavvy.tracer.allocator`). Added are the largest tensor, for which
-# another order of requests may leave no block, this share of the memory in use, and CONTEXT_MIB for
-# the driver's context and loaded kernels.
-GAPS = 0.01
-CONTEXT_MIB = 400
+# A trace simulates these gaps (`cavvy.tracer.allocator`). Added are half of the largest tensor, for
+# which another order of requests may leave no block, this share of the memory in use, and
+# CONTEXT_MIB for the driver's context and loaded kernels. The three values were chosen such that
+# each measured step needs at least 2.5 % less (docs/reference/estimate.md).
+GAPS = 0.06
+CONTEXT_MIB = 300
 # The gaps for profiles of earlier versions, as shares of the tensors of the step, and of parameters
 # and optimizer state, which are allocated only once.
 MARGIN, STATE_MARGIN = 0.25, 0.10
@@ -221,7 +222,7 @@ def _gaps(profile: WorkProfile, run: StepSettings, held: float, dynamic: float) 
     if not profile.reserved:
         return held * STATE_MARGIN + dynamic * ROUNDING * MARGIN
     multiple = (run.batch or profile.batch) / profile.batch
-    rows = [(each.multiple, each.gaps + each.largest) for each in profile.reserved]
+    rows = [(each.multiple, each.gaps + each.largest / 2) for each in profile.reserved]
     below = [row for row in rows if row[0] <= multiple] or rows[:1]
     above = [row for row in rows if row[0] >= multiple] or rows[-1:]
     # The gaps of the nearest recorded batches grow in proportion to the batch, or less.
