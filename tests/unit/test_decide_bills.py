@@ -168,6 +168,15 @@ def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
     assert again == ()
 
 
+def test_a_bill_that_is_divided_grows_also_on_nodes_without_a_price() -> None:
+    free = replace(ATTEMPT, offer=replace(OFFER, rate=HourlyRate()), nodes=1)
+    look = after_look(NEW, gang(node(0, 5)), at(50))
+    assert accrue(free, look, ()) == ((), look)
+    (charge,), known = accrue(free, look, (), divided=True)
+    assert (charge.until, charge.amount) == (at(50), Money(0))
+    assert known.accrued_at == at(50)
+
+
 def test_a_list_that_is_older_than_its_poll_shows_no_node_alive_at_the_poll() -> None:
     older = replace(node(0, 5), seen_at=at(46)), node(1, 5)
     look = after_look(NEW, gang(*older, micros=3_600_000), at(50))

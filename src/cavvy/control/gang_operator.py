@@ -120,16 +120,17 @@ class GangOperator:
         self._looks[attempt.gang] = after_look(self._look(attempt), seen, at, trouble)
         return True
 
-    async def accrue(self, attempt: Attempt) -> RowChanges:
-        """Return the charges that must be written now. For a warm gang, the result also contains
-        the attempt's row: if a job takes over the gang before the charges are written, the write
-        then fails.
+    async def accrue(self, attempt: Attempt, *, divided: bool = False) -> RowChanges:
+        """Return the charges that must be written now. The bills of replicas are `divided`. For a
+        warm gang, the result also contains the attempt's row: if a job takes over the gang before
+        the charges are written, the write then fails.
         """
-        if not is_accrual_due(attempt, self._look(attempt)):
+        if not is_accrual_due(attempt, self._look(attempt), divided=divided):
             return RowChanges()
         stored = await self._store.charges(attempt.job_id)
         nodes = await self._store.nodes(attempt.id)
-        charges, self._looks[attempt.gang] = accrue(attempt, self._look(attempt), stored, nodes)
+        look = self._look(attempt)
+        charges, self._looks[attempt.gang] = accrue(attempt, look, stored, nodes, divided=divided)
         kept = charges and attempt.phase is AttemptPhase.KEPT
         return RowChanges(charges=charges, attempts=(attempt,) if kept else ())
 

@@ -44,6 +44,7 @@ from cavvy.control.unit_of_work import UnitOfWork, make_write
 from cavvy.control.warm.pool import WarmPool
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord
+from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, replace
@@ -193,8 +194,9 @@ class JobReconciler:
 
     async def _step_job(self, uow: UnitOfWork) -> timedelta | None:
         now = self._clock.now()
+        divided = SERVICE_TAG in uow.rows.job.task.tags
         for attempt in uow.rows.open:
-            uow.apply(await self._operator.accrue(attempt))
+            uow.apply(await self._operator.accrue(attempt, divided=divided))
         view = await self._job_view(uow, now)
         action, rows = jobs.decide_job(view, now), uow.rows
         match action:

@@ -76,8 +76,11 @@ def paid_time(left: Money, rate: HourlyRate) -> timedelta:
     return timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
 
 
-def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
-    """Return whether `accrue` may return charges now. Each poll is charged at most once."""
+def is_accrual_due(attempt: Attempt, look: GangLook, *, divided: bool = False) -> bool:
+    """Return whether `accrue` may return charges now. Each poll is charged at most once. Nodes
+    without a price are charged only at their end, unless their bill is `divided` among requests,
+    which are counted with it.
+    """
     if look.told is None or look.told_at is None or look.charged_at == look.told_at:
         return False
     if not any(node.started_at for node in (*look.told.nodes, *look.told.rolled_back)):
@@ -86,18 +89,24 @@ def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
         rate.micros_per_hour for _, rate in look.told.rates
     )
     due = look.accrued_at is None or look.told_at - look.accrued_at >= ACCRUE
-    return due and bool(paid or attempt.phase is AttemptPhase.KEPT)
+    return due and bool(paid or divided or attempt.phase is AttemptPhase.KEPT)
 
 
 def accrue(
-    attempt: Attempt, look: GangLook, stored: Iterable[Charge], nodes: Sequence[Node] = ()
+    attempt: Attempt,
+    look: GangLook,
+    stored: Iterable[Charge],
+    nodes: Sequence[Node] = (),
+    *,
+    divided: bool = False,
 ) -> tuple[tuple[Charge, ...], GangLook]:
     """Return the charges of the gang's nodes until the last observation, if charges are due. The
     new charges replace the `stored` charges of the same nodes. If the provider has lost its record
     of the gang, the stored charges supply the missing facts: disks, addresses, earlier starts, and
     machines that were rolled back. The rows `nodes` contain the nodes' network traffic.
     """
-    if look.told is None or look.told_at is None or not is_accrual_due(attempt, look):
+    due = is_accrual_due(attempt, look, divided=divided)
+    if look.told is None or look.told_at is None or not due:
         return (), look
     earlier = [charge for charge in stored if charge.attempt_id == attempt.id]
     told = _from_first_charge(_until_seen(look.told, look), earlier)
