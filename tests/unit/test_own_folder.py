@@ -82,6 +82,26 @@ def test_commands_that_name_no_file(project: Path, run: str) -> None:
     assert list_named(TaskSpec(name="x", run=run), project) == []
 
 
+@pytest.mark.parametrize(
+    ("service", "key"),
+    [
+        (
+            "groups: {router: {router: none, run: smg}, worker: {run: python train.py}}",
+            "service.groups.worker.run",
+        ),
+        (
+            "engine: vllm\n  model: a/b\n  adapters: {sql: org/sql, own: ./src}",
+            "service.adapters.own",
+        ),
+    ],
+)
+def test_groups_and_adapters_of_a_service_name_files(project: Path, service: str, key: str) -> None:
+    (project / "x.yaml").write_text(f"image: i\nresources: {{gpu: L4}}\nservice:\n  {service}\n")
+    found = load_file(str(project / "x.yaml"), options=ReadOptions(serves=True))
+    assert [each.workdir for each in found.tasks] == [Workdir(path=".")]
+    assert any(note.startswith(f"`{key}` names ") for note in found.notes)
+
+
 def test_files_that_the_task_receives_or_creates_do_not_count(project: Path) -> None:
     (project / "out").mkdir()
     (project / "out" / "last.pt").write_text("")

@@ -1,5 +1,5 @@
 """Decides whether the folder of a task file is submitted although the file has no `workdir`: if the
-task's commands name a file of this folder.
+task's commands or LoRA adapters name a file of this folder.
 """
 
 import os
@@ -38,8 +38,8 @@ _PROJECT_FILES = {
 
 
 def list_named(task: TaskSpec, folder: Path) -> list[tuple[str, str]]:
-    """Return the files and folders of `folder` that the task's commands name, each with the key of
-    the commands. Files that the task receives or creates do not count.
+    """Return the files and folders of `folder` that the task's commands and adapters name, each
+    with the key that names it. Files that the task receives or creates do not count.
     """
     own = [each.target for each in task.inputs] + [each.source for each in task.outputs]
     own += [each.path for each in task.volumes]
@@ -48,7 +48,7 @@ def list_named(task: TaskSpec, folder: Path) -> list[tuple[str, str]]:
     own = [os.path.normpath(path) for path in own]
     return [
         (name, key)
-        for key, commands in (("setup", task.setup or ""), ("run", task.run))
+        for key, commands in _list_commands(task)
         for name in _list_names(commands, folder)
         if not any(name == path or name.startswith(f"{path}/") for path in own)
     ]
@@ -104,6 +104,17 @@ def _say_key(folder: Path) -> str:
     except (FreezeError, OSError):
         return ""
     return "; or write `workdir: .` to submit it"
+
+
+def _list_commands(task: TaskSpec) -> Iterator[tuple[str, str]]:
+    """Yield the texts that may name files, each with its key."""
+    yield from (("setup", task.setup or ""), ("run", task.run))
+    for each in task.replica_groups:
+        yield f"service.groups.{each.name}.setup", each.setup or ""
+        yield f"service.groups.{each.name}.run", each.run or ""
+    if task.service is not None and task.service.adapters is not None:
+        for name, source in task.service.adapters.sources.items():
+            yield f"service.adapters.{name}", source
 
 
 def _list_names(commands: str, folder: Path) -> Iterator[str]:
