@@ -1,9 +1,11 @@
-"""What `cavvy call` says while its request waits for a replica."""
+"""What `cavvy serve` says about calls of a service, and `cavvy call` while its request waits."""
 
 from datetime import UTC, datetime
 from typing import Any
 
-from cavvy.cli.reach.service_call import list_waits
+import pytest
+
+from cavvy.cli.reach.service_call import list_advice, list_waits
 from cavvy.client.service_wire import ServedView
 
 
@@ -21,6 +23,7 @@ def make_service(**facts: Any) -> ServedView:
         "least": 0,
         "most": 1,
         "replicas": [],
+        "problem": "",
         "traffic": None,
         "spent_micros": 0,
     }
@@ -41,3 +44,22 @@ def test_each_new_reason_of_a_wait_is_said_once() -> None:
 
 def test_nothing_is_said_if_the_answer_comes_first() -> None:
     assert list(list_waits(make_service, lambda: True)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "base"),
+    [
+        ({}, "http://127.0.0.1:1/v1"),
+        ({"project": "lab", "url": "http://127.0.0.1:1/lab/echo"}, "http://127.0.0.1:1/lab/v1"),
+        ({"url": "https://echo.example"}, "https://echo.example/v1"),
+    ],
+)
+def test_a_started_language_model_says_the_base_url_for_clients(
+    facts: dict[str, Any], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAVVY_PROJECT", raising=False)
+    (plain,) = list_advice(make_service(ready=0, state="idle", **facts))
+    assert plain.startswith("call the service: cavvy call echo ")
+    model = list_advice(make_service(ready=0, state="idle", models=["m", "lora"], **facts))
+    assert model[0].startswith("call the service: cavvy chat echo ")
+    assert model[1] == f"OpenAI's clients: base_url {base}, model m"

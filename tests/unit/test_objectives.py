@@ -190,6 +190,7 @@ def test_what_is_expected_of_an_objective_is_said() -> None:
         "20 ms for a prompt and 0.2 ms more for each of its tokens; 20 ms between tokens and 1 ms "
         "more for each running request; 1,506 tokens in a prompt and 200 in an answer on average"
     )
+    assert _show_speed(replace(speed, base_s=1e-16)).startswith("0 ms for a prompt and 0.2 ms")
 
 
 def test_objectives_for_tokens_need_a_model() -> None:
@@ -197,6 +198,9 @@ def test_objectives_for_tokens_need_a_model() -> None:
         parse_file("run: x\nservice: {models: m, batch: 8, slo: {ttft: {p95: 1s}}}\n")
     with pytest.raises(SpecError, match="`ttft` is for language models"):
         parse_file("run: x\nservice: {slo: {ttft: {p95: 1s}}}\n")
+    with pytest.raises(SpecError, match="800 seconds is no objective") as refused:
+        parse_file("run: x\nservice: {models: m, slo: {ttft: {p95: 800}}}\n")
+    assert "write 800ms, or 800s if you mean seconds" in str(refused.value)
     (task,) = parse_file("service: {engine: vllm, model: m, slo: {ttft: {p99: 1s}}}\n").tasks
     assert task.service is not None
     assert task.service.slo.ttft == LatencyGoal(share=0.99, limit=timedelta(seconds=1))

@@ -14,7 +14,7 @@ from cavvy.cli.reach.service_call import (
     find_serving,
     tell_state,
 )
-from cavvy.cli.reach.session import project_option
+from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 
@@ -97,13 +97,21 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
             answer = stack.enter_context(asked)
         if answer.status >= 400:
             text = answer.read().decode(errors="replace")
-            raise CommandFailure(f"the answer has the status {answer.status}: {text}", "")
+            hint = _advise_key(found, key) if answer.status == 401 else ""
+            raise CommandFailure(f"the answer has the status {answer.status}: {text}", hint)
         parts = []
         for part in _read_parts(answer):
             parts.append(part)
             click.echo(part, nl=False)
         click.echo()
     return "".join(parts)
+
+
+def _advise_key(found: "ServedView", key: str | None) -> str:
+    made = f"`cavvy key create {named(found.project, found.name)}` makes one"
+    if key is None:
+        return f"pass a key with --key or in the variable CAVVY_SERVICE_KEY; {made}"
+    return f"the key was revoked, has expired, or belongs to another service; {made}"
 
 
 def _read_parts(answer: "HTTPResponse") -> Iterator[str]:

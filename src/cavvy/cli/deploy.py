@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import job_argument
-from cavvy.cli.reach.session import named, project_option, session
+from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.task.load import param_option, yes_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
@@ -60,7 +60,7 @@ def command(
     known engine, pass --service with a file that has `run`. The engine must be in the job's image,
     or installed by the job's setup.
     """
-    from cavvy.cli.reach.service_call import await_url
+    from cavvy.cli.reach.service_call import await_url, list_advice
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
 
     if file is not None and (engine or model):
@@ -83,10 +83,9 @@ def command(
             {"name": service, "project": project, "url": served.url, "revision": served.revision}
         )
         return
-    there = named(project, service)
     click.echo(f"service {service} is at {served.url}/ (revision {served.revision})")
     click.echo(f"the service serves {found.what} of job {name}")
-    click.echo(f"call the service: cavvy call {there} /    end the service: cavvy unserve {there}")
+    click.echo("\n".join(list_advice(served)))
 
 
 def _start(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import named, session
+from cavvy.cli.reach.session import session
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import task_options
 from cavvy.cli.view.output import json_option
@@ -85,6 +85,7 @@ def serve_file(
 
 
 def _show(found: "ServedView", output: str) -> None:
+    from cavvy.cli.reach.service_call import list_advice
     from cavvy.cli.view.output import json_out
     from cavvy.cli.view.service_events import describe_webhook
 
@@ -92,8 +93,7 @@ def _show(found: "ServedView", output: str) -> None:
     if output == "json":
         json_out({"name": name, "project": project, "url": found.url, "revision": found.revision})
         return
-    there = named(project, name)
     click.echo(f"service {name} is at {found.url}/ (revision {found.revision})")
-    click.echo(f"call the service: cavvy call {there} /    end the service: cavvy unserve {there}")
+    click.echo("\n".join(list_advice(found)))
     for hook in found.webhooks:
         click.echo(f"webhook {hook.name}: {describe_webhook(hook)}")

@@ -114,6 +114,7 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         ("state", found.state),
         ("last failure", found.problem),
         ("url", found.url),
+        *([("models", _show_models(found))] if found.models else []),
         *([("unreachable", found.unreachable)] if found.unreachable else []),
         ("replicas", f"{scale}; at least {found.least}, at most {found.most}"),
     ]
@@ -134,6 +135,13 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
     if rate is not None:
         pairs.append(("tokens", f"{show_tokens(found.tokens)}; {show_rate(rate)} per million"))
     return pairs
+
+
+def _show_models(found: "ServedView") -> str:
+    from cavvy.cli.reach.service_call import find_base_url
+
+    at = f"; base_url of OpenAI's clients: {find_base_url(found)}" if found.url else ""
+    return ", ".join(found.models) + at
 
 
 def _list_traffic(traffic: "ServiceTrafficView") -> list[tuple[str, str]]:
@@ -216,7 +224,7 @@ def _show_objective(each: "ObjectiveView", most: int) -> str:
 
 def _show_speed(speed: "TokenSpeedView") -> str:
     first, more, gap, running = (
-        f"{1e3 * each:.3g} ms"
+        f"{round(1e3 * each, 6):.3g} ms"
         for each in (speed.base_s, speed.prompt_s, speed.gap_s, speed.running_s)
     )
     return (

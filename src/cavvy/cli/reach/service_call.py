@@ -1,4 +1,5 @@
-"""Requests to a service at the gateway, for `cavvy call` and `cavvy chat`."""
+"""Requests to a service at the gateway, for `cavvy call` and `cavvy chat`, and what to do with a
+service that has started."""
 
 import threading
 import time
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import session
+from cavvy.cli.reach.session import USUAL_PROJECT, named, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange
 
@@ -49,6 +50,25 @@ def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
             text = f"the gateway of service {name} has not started"
             raise CommandFailure(text, "see `cavvy server logs`")
         time.sleep(_LOOK_AGAIN_S)
+
+
+def list_advice(found: "ServedView") -> list[str]:
+    """Return lines that say how to call and end the service."""
+    there = named(found.project, found.name)
+    call = f'cavvy chat {there} "Hello"' if found.models else f"cavvy call {there} /"
+    lines = [f"call the service: {call}    end the service: cavvy unserve {there}"]
+    if found.models:
+        lines.append(f"OpenAI's clients: base_url {find_base_url(found)}, model {found.models[0]}")
+    return lines
+
+
+def find_base_url(found: "ServedView") -> str:
+    """Return the base URL of OpenAI's clients for the models of the service."""
+    path = f"/{found.project}/{found.name}"
+    if not found.url.endswith(path):  # the service has a host name
+        return f"{found.url}/v1"
+    gateway = found.url.removesuffix(path)
+    return f"{gateway}/v1" if found.project == USUAL_PROJECT else f"{gateway}/{found.project}/v1"
 
 
 def find_serving(project: str, name: str) -> "ServedView":

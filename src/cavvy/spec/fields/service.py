@@ -330,6 +330,7 @@ _TIMEOUTS = section(
     response=_LENGTH,
     silence=_LENGTH,
 )
+_SURELY_MS = timedelta(seconds=10)  # a longer time without a unit was meant in milliseconds
 _SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -343,7 +344,17 @@ def _build_goal(table: SectionReader) -> LatencyGoal | None:
         table.notes.add(table.node.mark, message, expected=expected, suggestion=hint)
         return None
     limit: Any = table.get(given[0])
-    return None if limit is None else LatencyGoal(share=_SHARES[given[0]], limit=limit)
+    written = table.node.get(given[0])
+    if limit is None:
+        return None
+    if isinstance(written, ScalarNode) and written.text.isdecimal() and limit >= _SURELY_MS:
+        table.notes.add(
+            written.mark,
+            f"a number without a unit is seconds, and {written.text} seconds is no objective",
+            suggestion=f"write {written.text}ms, or {written.text}s if you mean seconds",
+        )
+        return None
+    return LatencyGoal(share=_SHARES[given[0]], limit=limit)
 
 
 def _goal(path: str) -> SectionSpec:
@@ -539,7 +550,12 @@ def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | WebhookTr
 
 
 _SECRET = text_kind(
-    "the name of a secret", matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "is not a secret name")
+    "the name of a secret",
+    matching(
+        r"[A-Za-z_][A-Za-z0-9_]{0,127}",
+        "is not a secret name",
+        expected="the name of a secret, whose value `cavvy secret set NAME` stores",
+    ),
 )
 _EVENT = section(
     "service.events",
