@@ -13,6 +13,7 @@ from cavvy.control.decide.queued_calls import count_at_once
 from cavvy.control.decide.traffic import make_terms
 from cavvy.domain.stored_services import find_open_models
 from cavvy.spec import SpecError
+from cavvy.spec.describe import describe_task
 from cavvy.spec.engines import ENGINES, write_command
 from cavvy.task_files import parse_file
 
@@ -224,6 +225,10 @@ def test_adapters_are_options_and_models_of_the_engine(
     }
     assert service.model_names == ("org/base", "a", "b", "c", "d")
     assert find_open_models(service) == set(service.model_names), "no other service may have them"
+    rows = dict(describe_task(task))
+    assert rows["runs"] == task.run, "the whole command that Cavvy has written"
+    assert rows["adapters"].startswith("a from /lora/a, b from org/b, c from .cavvy/adapters/c")
+    assert rows["adapters"].endswith(f"; a replica holds {slots} at a time")
 
 
 def test_llama_cpp_loads_files_when_it_starts() -> None:

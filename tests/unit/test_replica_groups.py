@@ -44,6 +44,7 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec, take_role
 from cavvy.domain.values import replace
 from cavvy.server.serving.router_members import RouterMembers, RouterTarget
+from cavvy.spec.describe import describe_task
 from cavvy.spec.problems import SpecError
 from cavvy.spec.support import object_to_service, refusals
 from cavvy.task_files import parse_file
@@ -140,6 +141,10 @@ def test_a_group_inherits_what_it_does_not_state() -> None:
     assert prefill.service.probe.path == "/"
     assert (prefill.service.concurrency, decode.service.concurrency) == (4, 16)
     assert (prefill.service.replicas.most, decode.service.replicas.most) == (2, 4)
+    rows = dict(describe_task(task))
+    assert "on" not in rows
+    assert rows["runs"] == "serve"
+    assert rows["group prefill"] == "2; on 1 node with 1 H100; runs fill"
 
 
 def test_each_role_keeps_the_objectives_that_it_can() -> None:
@@ -148,6 +153,9 @@ def test_each_role_keeps_the_objectives_that_it_can() -> None:
     )
     task = read(text)
     found = [take_role(task, each).service for each in task.replica_groups]
+    assert dict(describe_task(task))["promises"] == (
+        "95% of first tokens within 1000 ms and 95% of gaps between tokens within 60 ms"
+    )
     kept = [(each.slo.ttft is not None, each.slo.token_gap is not None) for each in found if each]
     assert kept == [(False, False), (True, False), (False, True)]
 

@@ -20,6 +20,7 @@ from cavvy.domain.tasks import (
     Transfer,
     Volume,
     Workdir,
+    take_role,
 )
 from cavvy.domain.units import format_duration, format_memory, format_rate, format_usd
 from cavvy.planner.slices import describe_slice
@@ -32,14 +33,17 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
     """Return the description as rows of name and text, with the most important row first. Keys that
     the file omits have no row.
     """
+    groups = task.replica_groups
+    parts = [take_role(task, each) for each in groups]
+    needs = [f"{describe_nodes(each)}{_image(each)}{_setup(each)}" for each in parts]
     rows = [
         (
             "name",
             task.name if task.project == "default" else f"{task.name}, in project {task.project}",
         ),
-        ("runs", _run(task)),
-        *(describe_service(task.service, task.replica_groups) if task.service is not None else ()),
-        ("on", describe_nodes(task)),
+        ("runs", "" if groups and all(each.run for each in groups) else _run(task)),
+        *(() if task.service is None else describe_service(task.service, groups, needs)),
+        ("on", "" if groups else describe_nodes(task)),
         ("close", _say_topology(task)),
         ("encrypts", "the traffic between its nodes" if task.encrypt else ""),
         ("where", _where(task.resources)),
@@ -239,10 +243,16 @@ def _run(task: TaskSpec) -> str:
     if task.session:
         lines = ["a session that waits for you"]
     lines[0] = lines[0].replace(OWN_COMMAND, "the image's own command")
-    first = lines[0] if len(lines[0]) <= 70 else lines[0][:69] + "…"
+    # the whole command of a service, which Cavvy may have written for its engine
+    short = task.service is None and len(lines[0]) > 70
+    first = lines[0][:69] + "…" if short else lines[0]
     rest = len(lines) - 1
     more = f" (and {rest} more line{'s' if rest > 1 else ''})" if rest else ""
-    return first + more + _image(task) + (", after its setup" if task.setup else "")
+    return first + more + _image(task) + _setup(task)
+
+
+def _setup(task: TaskSpec) -> str:
+    return ", after its setup" if task.setup else ""
 
 
 def _how(item: Transfer) -> str:

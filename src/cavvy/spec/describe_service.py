@@ -5,6 +5,7 @@ from textwrap import shorten
 from typing import assert_never
 
 from cavvy.domain.services import (
+    AdapterRule,
     BatchRule,
     CronTrigger,
     EventTrigger,
@@ -12,6 +13,7 @@ from cavvy.domain.services import (
     QueueTerms,
     RateScope,
     ReplicaCount,
+    ReplicaRole,
     RequestLimits,
     RequestRate,
     RoutingKind,
@@ -34,15 +36,18 @@ from cavvy.spec.problems import listed
 
 
 def describe_service(
-    service: ServiceSpec, groups: Sequence[ReplicaGroup] = ()
+    service: ServiceSpec, groups: Sequence[ReplicaGroup] = (), needs: Sequence[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yield the description as rows of name and text."""
+    """Yield the description as rows of name and text. `needs` says what nodes each of the `groups`
+    has."""
     probe = service.probe
     port = f"port {service.port}" if service.fixed_port else "the port in the variable PORT"
     at_once = _count(service.concurrency, "request")
     yield "serves", f"on {port}, {at_once} at once in each replica"
+    yield "models", ", ".join(service.models)
+    yield "adapters", "" if service.adapters is None else _adapters(service.adapters)
     yield "replicas", "" if groups else _replicas(service.replicas)
-    yield from _list_groups(groups)
+    yield from _list_groups(groups, needs)
     yield (
         "ready",
         f"when {'GET' if probe.body is None else 'POST'} {probe.path} "
@@ -58,7 +63,8 @@ def describe_service(
     yield "rate", "; ".join(_rate(each) for each in service.rates)
     yield "largest body", _body(service.limits)
     yield "batches", "" if service.batch is None else _batch(service.batch)
-    yield "routing", "" if service.routing is None else _routing(service.routing)
+    routed = any(each.role is ReplicaRole.ROUTER for each in groups)
+    yield "routing", "" if service.routing is None or routed else _routing(service.routing)
     wait = format_duration(service.timeouts.fallback)
     others = [_fallback(each) for each in service.fallbacks]
     yield "fallbacks", f"after {wait}: {listed(others, 'or')}" if others else ""
@@ -67,10 +73,10 @@ def describe_service(
         promises.append(f"95% answered within {format_duration(service.slo.p95)}")
     if service.slo.availability is not None:
         promises.append(f"{100 * service.slo.availability:g}% answered")
-    goals = ((service.slo.ttft, "first token"), (service.slo.token_gap, "gap between tokens"))
+    goals = ((service.slo.ttft, "first tokens"), (service.slo.token_gap, "gaps between tokens"))
     for goal, name in goals:
         if goal is not None:
-            promises.append(f"{100 * goal.share:g}% {name} within {goal.limit_s:g} s")
+            promises.append(f"{100 * goal.share:g}% of {name} within {1000 * goal.limit_s:g} ms")
     yield "promises", listed(promises, "and") if promises else ""
     yield "responses", "have a header with the cost of the request" if service.price_header else ""
     yield "paths", "" if service.strip_prefix else "contain the path of the service"
@@ -85,6 +91,11 @@ def describe_service(
     yield "costs at most", format_rate(service.budget) if service.budget is not None else ""
 
 
+def _adapters(rule: AdapterRule) -> str:
+    sources = ", ".join(f"{name} from {source}" for name, source in rule.sources.items())
+    return f"{sources}; a replica holds {rule.slots} at a time"
+
+
 def _fallback(rule: FallbackRule) -> str:
     if rule.api is None:
         return f"the service {rule.service}"
@@ -95,12 +106,12 @@ def _fallback(rule: FallbackRule) -> str:
     return f"{rule.api.model} at {rule.api.host} ({cost})"
 
 
-def _list_groups(groups: Sequence[ReplicaGroup]) -> Iterator[tuple[str, str]]:
+def _list_groups(groups: Sequence[ReplicaGroup], needs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the description of each group of replicas."""
-    for each in groups:
+    for each, nodes in zip(groups, needs, strict=True):
         role = "" if each.name == each.role else f", as {each.role}"
-        run = "" if each.run is None else f"; runs {shorten(each.run, 300, placeholder=' …')}"
-        yield f"group {each.name}", f"{_replicas(each.replicas)}{role}{run}"
+        run = "" if each.run is None else f"; runs {shorten(each.run, 1000, placeholder=' …')}"
+        yield f"group {each.name}", f"{_replicas(each.replicas)}{role}; on {nodes}{run}"
 
 
 def _queue(queue: QueueTerms) -> str:

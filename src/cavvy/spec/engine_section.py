@@ -131,7 +131,8 @@ def _add_roles(
             flags = engine.roles.get(role)
             if flags is None and role in _OWN_PROGRAMS:
                 message = f"Cavvy does not know the command of the engine for the role {role}"
-                notes.add(name.mark, message, suggestion="write `run` into the group")
+                hint = "write `run` into the group; `engine: sglang` needs none"
+                notes.add(name.mark, message, suggestion=hint)
             elif role == "router":
                 group = _complete(group, {"run": f"exec {flags}{parts}"})
             else:
