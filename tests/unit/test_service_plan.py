@@ -87,3 +87,24 @@ def test_each_objective_of_a_language_model_has_its_price(folder: Path) -> None:
     assert "the requests state no tokens, which `slo.ttft` needs" in str(plan(folder))
     (folder / "day.csv").write_text("arrival_s,prompt_tokens,answer_tokens\n1,-5,2\n")
     assert "are not numbers of tokens" in str(plan(folder))
+
+
+def test_groups_on_the_same_nodes_are_planned_once(folder: Path) -> None:
+    groups = "router: {run: r, resources: {cpu: 2}}, prefill: {replicas: 2}, more: {role: decode}"
+    (folder / "service.yaml").write_text(
+        f"{{name: chat, run: s, resources: {{gpu: L4}}, service: {{groups: {{{groups}}}}}}}"
+    )
+    words = ["plan", str(folder / "service.yaml"), "--limit", "1"]
+    text = CliRunner().invoke(cli, words).output
+    titles = [line for line in text.splitlines() if line.startswith("group")]
+    assert titles == [
+        "group router (1): each replica on one of these",
+        "groups prefill (2), more (decode, 1): each replica on one of these",
+    ]
+    assert text.count("by price per hour") == 2
+    assert "TOTAL" not in text
+    (folder / "service.yaml").write_text(
+        "{name: chat, run: s, service: {groups: {router: {}, worker: {}}}}"
+    )
+    said = CliRunner().invoke(cli, [*words, "-o", "json"]).output
+    assert "has 2 groups of replicas; use -o table" in said

@@ -90,9 +90,10 @@ def command(
     params = read_params(param)
     tasks = [with_rates(each, Path(file).parent) for each in read_any_tasks(file, params, options)]
     parts = [part for each in tasks for part in _list_parts(each)]
-    if len(parts) > 1 and (load["load"] is not None or output != "table"):
+    count = sum(max(1, len(each.replica_groups)) for each in tasks)
+    if count > 1 and (load["load"] is not None or output != "table"):
         what = "tasks" if len(tasks) > 1 else "groups of replicas"
-        raise click.UsageError(f"{file} has {len(parts)} {what}; use -o table, and omit --load")
+        raise click.UsageError(f"{file} has {count} {what}; use -o table, and omit --load")
     if load["load"] is not None:
         from cavvy.cli.task.service_plan import show_ways
 
@@ -113,15 +114,30 @@ def command(
         raise refusal
 
 
+_PLANNED = ("resources", "nodes", "image")  # groups with the same of these get the same offers
+
+
 def _list_parts(task: "TaskSpec") -> "Iterator[tuple[str, TaskSpec]]":
-    """Yield the task of each group of replicas with a title, or the task alone without groups."""
+    """Yield the task of the groups of replicas on the same nodes, with a title, or the task alone
+    without groups.
+    """
     from cavvy.domain.tasks import take_role
 
+    parts: list[tuple[list[str], TaskSpec]] = []
     for each in task.replica_groups:
         least, most = each.replicas.least, each.replicas.most
         count = str(most) if least == most else f"{least} to {most}"
-        known = f"group {each.name}" + ("" if each.name == each.role else f", {each.role}")
-        yield f"{known}: {count} x one of these", take_role(task, each)
+        role = "" if each.name == each.role else f"{each.role}, "
+        known, part = f"{each.name} ({role}{count})", take_role(task, each)
+        for names, other in parts:
+            if all(getattr(other, key) == getattr(part, key) for key in _PLANNED):
+                names.append(known)
+                break
+        else:
+            parts.append(([known], part))
+    for names, part in parts:
+        what = "group" if len(names) == 1 else "groups"
+        yield f"{what} {', '.join(names)}: each replica on one of these", part
     if not task.replica_groups:
         yield "", task
 
@@ -451,6 +467,9 @@ def _placements_out(answer: _Alternative, which: str) -> None:
         scaled = any(placement.spread != 1 for placement in made.placements)
         shown = replace(_RANGE, hidden=not scaled)
         columns = [shown if each is _RANGE else each for each in _COLUMNS]
+        if _is_endless(task):
+            ends = ("wall_time_s", "cost_micros")
+            columns = [replace(each, hidden=each.hidden or each.name in ends) for each in columns]
         rows_out(columns, rows, title=title)
         for number, note in enumerate(notes, 1):
             text_out(f"[{number}] {note}")
@@ -471,7 +490,14 @@ def _priced_by(made: "PlacementPlan") -> str:
     return "; ".join(f"{source}, {day}" for source, day in found.items())
 
 
+def _is_endless(task: "TaskSpec") -> bool:
+    """Return whether the task is a service, whose offers have no times and totals."""
+    return task.service is not None and task.work is None
+
+
 def _order_text(task: "TaskSpec", by: str) -> str:
+    if _is_endless(task):
+        return "by price per hour"
     if task.work is None:
         return (
             "the task file has no `work`, so offers have no times and are ordered by price per hour"

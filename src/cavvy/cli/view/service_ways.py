@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view.formatting import show_dollars
-from cavvy.cli.view.output import TableColumn, json_out, rows_out
+from cavvy.cli.view.output import TableColumn, json_out, rows_out, text_out
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import format_rate
-from cavvy.domain.values import Struct, asdict
+from cavvy.domain.values import Struct, asdict, replace
 from cavvy.sim.serving.comparison import ServingWay
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ _COLUMNS = (
     TableColumn("wait_p99_s", "WAIT P99", show=lambda value: f"{value:.1f}s", drop=1),
     TableColumn("most", "MOST REPLICAS", drop=2),
     TableColumn("price", below=True),
-    TableColumn("source", below=True, drop=3),
-    TableColumn("as_of", below=True, drop=4),
+    TableColumn("source"),
+    TableColumn("as_of"),
 )
+_OF_PRICES = ("source", "as_of")  # a line below the table states them once
 _OBJECTIVES = (
     TableColumn("ttft"),
     TableColumn("ttft_s", "REACHED", show=lambda value: f"{value:.2f}s"),
@@ -79,9 +80,14 @@ def print_ways(
         }
         json_out({**document, **others})
         return
-    rows_out(_COLUMNS, [_row(each, prices) for each in recorded.costs], output)
-    if output != "table":
+    cells = [_row(each, prices) for each in recorded.costs]
+    below = output == "table"
+    columns = [replace(each, hidden=below and each.name in _OF_PRICES) for each in _COLUMNS]
+    rows_out(columns, cells, output)
+    if not below:
         return
+    dated = [f"{source}, {day}" for *_, source, day in cells if source and day]
+    text_out(f"prices: {'; '.join(dict.fromkeys(dated))}")
     click.echo(f"for {recorded.per_day:,.0f} requests a day, and a month of 730.5 hours")
     for each in crossings:
         click.echo(
