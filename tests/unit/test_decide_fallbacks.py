@@ -84,3 +84,26 @@ def test_a_fallback_runs_only_where_the_service_may(own: str, other: str, stays:
 )
 def test_other_fallbacks_are_permitted(task: TaskSpec, others: Mapping[str, TaskSpec]) -> None:
     assert object_to_fallbacks(task, others) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule", "known", "said"),
+    [
+        ("big", "", "small", "write `{service: b, model: small}`"),
+        ("big", "other", "small", "would name the model other, but it has small"),
+        ("big", "small", "small", ""),
+        ("big", "", "big", ""),
+        ("big", "", "", ""),  # its program may know any model
+        ("", "", "small", ""),
+    ],
+)
+def test_a_fallback_must_know_the_model_of_requests(
+    asked: str, rule: str, known: str, said: str
+) -> None:
+    rules = (FallbackRule(service="b", model=rule),)
+    spec = ServiceSpec(models=tuple(filter(None, [asked])), fallbacks=rules)
+    other = ServiceSpec(models=tuple(filter(None, [known])))
+    others = by_name(TaskSpec(name="b", run="s", service=other))
+    found = object_to_fallbacks(TaskSpec(name="a", run="s", service=spec), others)
+    assert said in found
+    assert bool(said) == bool(found)

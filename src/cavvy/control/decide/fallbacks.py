@@ -1,11 +1,13 @@
 """What a service's fallbacks must not be: services that do not exist, that may answer outside of
-the service's places, or from which requests would return to the service.
+the service's places, that do not know the requests' model, or from which requests would return to
+the service.
 """
 
 from collections.abc import Mapping, Sequence
 
 from cavvy.control.decide.bound_requests import is_bound_to_places, stays_within
 from cavvy.domain.policies import BoundPolicy
+from cavvy.domain.services import FallbackRule, ServiceSpec
 from cavvy.domain.tasks import TaskSpec
 
 
@@ -39,7 +41,21 @@ def object_to_fallbacks(
             )
         elif path := _find_way(name, task.name, others):
             return f"requests would go round: {' -> '.join((task.name, *path))}; delete a fallback"
+        elif problem := _object_to_model(spec, each, others[name].service):
+            return problem
     return ""
+
+
+def _object_to_model(spec: ServiceSpec, rule: FallbackRule, other: ServiceSpec | None) -> str:
+    """Return why another service does not know the model that requests would name, or ""."""
+    known = () if other is None else other.model_names
+    asked = (rule.model,) if rule.model else spec.model_names
+    if not known or not asked or set(asked) & set(known):
+        return ""
+    return (
+        f"requests to {rule.service} would name the model {asked[0]}, but it has "
+        f"{', '.join(known)}; write `{{service: {rule.service}, model: {known[0]}}}`"
+    )
 
 
 def _find_way(start: str, end: str, others: Mapping[str, TaskSpec]) -> tuple[str, ...]:
