@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cavvy.cli.chat import find_model, say_problem
 from cavvy.cli.reach.service_call import list_advice, list_waits
 from cavvy.client.service_wire import ServedView
 
@@ -63,3 +64,30 @@ def test_a_started_language_model_says_the_base_url_for_clients(
     model = list_advice(make_service(ready=0, state="idle", models=["m", "lora"], **facts))
     assert model[0].startswith("call the service: cavvy chat echo ")
     assert model[1] == f"OpenAI's clients: base_url {base}, model m"
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b'{"object": "list", "data": [{"id": "org/m"}, {"id": "lora"}]}', "org/m"),
+        (b'{"data": []}', ""),
+        (b"[1]", ""),
+        (b"<html>", ""),
+    ],
+)
+def test_chat_takes_the_first_model_that_a_program_lists(body: bytes, model: str) -> None:
+    assert find_model(body) == model
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"message": "no such model", "code": 404}}', "no such model"),
+        (b'{"object": "error", "message": "no such model"}', "no such model"),  # older engines
+        (b'{"error": "overloaded"}', '{"error": "overloaded"}'),
+        (b"[]", "[]"),
+        (b"502 \xff", "502 \N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_chat_says_the_message_of_an_error(body: bytes, said: str) -> None:
+    assert say_problem(body) == said

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -32,7 +32,11 @@ _DATA = b"data:"
 @click.argument("message", required=False)
 @project_option
 @service_key_option
-@click.option("--model", default=None, help="The model; the default is the service's first model.")
+@click.option(
+    "--model",
+    default=None,
+    help="The model; the default is the service's first model, or else the program's.",
+)
 @click.option(
     "--system",
     default=None,
@@ -63,7 +67,8 @@ def command(
     """
     found = find_serving(project, name)
     talk: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
-    ask: dict[str, object] = {"model": model or next(iter(found.models), name), "stream": True}
+    model = model or next(iter(found.models), "") or _ask_model(found, key, timeout)
+    ask: dict[str, object] = {"model": model, "stream": True}
     if max_tokens is not None:
         ask["max_tokens"] = max_tokens
     for each in _read_lines(message):
@@ -86,6 +91,25 @@ def _read_lines(message: str | None) -> Iterator[str]:
             yield line.strip()
 
 
+def _ask_model(found: "ServedView", key: str | None, timeout_s: float) -> str:
+    """Return a model of the program of a service without `models`, or else the service's name."""
+    asked = ask_service(found.url, "/v1/models", "GET", None, show_key(key), timeout_s)
+    with ExitStack() as stack:
+        with tell_state(found.project, found.name):
+            answer = stack.enter_context(asked)
+        return find_model(answer.read()) or found.name
+
+
+def find_model(body: bytes) -> str:
+    """Return the first model of a list in OpenAI's format, or ""."""
+    from msgspec import DecodeError
+    from msgspec.json import decode
+
+    with suppress(DecodeError, LookupError, TypeError):
+        return str(decode(body)["data"][0]["id"])
+    return ""
+
+
 def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s: float) -> str:
     """Print the answer as it arrives, and return it."""
     from msgspec.json import encode
@@ -96,7 +120,7 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
         with tell_state(found.project, found.name):
             answer = stack.enter_context(asked)
         if answer.status >= 400:
-            text = answer.read().decode(errors="replace")
+            text = say_problem(answer.read())
             hint = _advise_key(found, key) if answer.status == 401 else ""
             raise CommandFailure(f"the answer has the status {answer.status}: {text}", hint)
         parts = []
@@ -105,6 +129,19 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
             click.echo(part, nl=False)
         click.echo()
     return "".join(parts)
+
+
+def say_problem(body: bytes) -> str:
+    """Return the message of an error in OpenAI's format, or else the whole text."""
+    from msgspec import DecodeError
+    from msgspec.json import decode
+
+    with suppress(DecodeError, LookupError, TypeError):
+        found = decode(body)
+        message = found.get("error", found)["message"] if isinstance(found, dict) else None
+        if isinstance(message, str):
+            return message
+    return body.decode(errors="replace")
 
 
 def _advise_key(found: "ServedView", key: str | None) -> str:
