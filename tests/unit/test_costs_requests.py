@@ -129,6 +129,18 @@ def test_requests_are_counted_even_if_their_part_of_the_bill_is_nothing() -> Non
     assert divide_bill(bill(9, 90, late.divided), told(9, 6), at(0), final=True) is None
 
 
+def test_requests_of_a_replica_without_a_price_are_counted_while_it_runs() -> None:
+    first = divide_bill(bill(0, 45), counts(a=3), at(0))
+    assert first is not None
+    (entry,) = first.postings["a"]
+    assert (entry.amount.micros, entry.quantity) == (0, 2)
+    more = {"g": {"a": KeyWork(requests=5, work_us=9 * S)}}
+    assert divide_bill(bill(0, 45, first.divided), more, at(0)) is None
+    again = divide_bill(bill(0, 90, first.divided), more, at(0))
+    assert again is not None
+    assert [(key, each.quantity) for key, (each,) in again.postings.items()] == [("a", 3)]
+
+
 def test_the_work_of_several_gateways_is_added_up() -> None:
     """Each has its own counters; one that was not told for a while is not counted again."""
     first = divide_bill(bill(1000, 100), counts(a=10) | counts("h", a=20, b=30), at(0))

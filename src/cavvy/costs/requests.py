@@ -72,14 +72,16 @@ def divide_bill(
     """Divide the bill's increase since the last division. Returns None if nothing remains to be
     divided. `final` is true if the replica has ended. After its end, the bill of a replica may
     never grow again. Therefore, if `final` is true, new counts of requests are recorded even if the
-    bill has not grown; counts of tokens are always recorded, because a replica may cost nothing.
+    bill has not grown; otherwise, it must have grown in time, because a replica may cost nothing.
+    Counts of tokens are always recorded.
     """
     before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)
     kinds = {*bill.amounts, *before.moved}
     more = {kind: bill.amounts.get(kind, 0) - before.moved.get(kind, 0) for kind in sorted(kinds)}
     fresh = _subtract(counts, before)
     tokens = {key: each.tokens for key, each in fresh.items() if each.tokens}
-    late = final and any(each.requests for each in fresh.values())
+    grown = final or bill.until > before.until  # a replica that costs nothing grows only in time
+    late = grown and any(each.requests for each in fresh.values())
     if not any(more.values()) and not late and not tokens:
         return None
     divided = replace(
