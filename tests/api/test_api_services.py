@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
+async def count_results(api: Api) -> dict[str, float]:
+    """The requests of the service by their result, as Prometheus reads them."""
+    text = (await api.http.get("/metrics")).text
+    line = re.compile(r'^cavvy_service_requests_total{.*result="(\w+)".*} (\S+)$', re.M)
+    return {result: float(count) for result, count in line.findall(text)}
+
+
 async def put(api: Api, text: str) -> Any:
     return await api.http.put(SERVICE, json={"text": text, "user": "ada"})
 
@@ -44,6 +52,12 @@ async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
         assert answer.json()["error"]["code"] == "no-replica-in-time", (
             "the gateway knows the service"
         )
+    refused = {"answered": 0.0, "lost": 0.0, "refused": 1.0}
+
+    async def is_counted() -> bool:
+        return await count_results(api) == refused
+
+    await until(is_counted)
     assert (await put(api, TEXT)).json()["revision"] == 1, "nothing has changed"
     revised = (await put(api, TEXT.replace("80", "81"))).json()
     assert (revised["revision"], revised["name"], revised["user"]) == (2, "chat", "ada")

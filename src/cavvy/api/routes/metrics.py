@@ -27,8 +27,8 @@ from cavvy.packages import extra_command
 from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
 
 router = RouteGroup("server")
-# the results of requests, each with its field of `ServiceTraffic`
-_RESULTS = {"answered": "answered", "late": "late", "lost": "lost", "refused": "unserved"}
+# the results of requests, each with its field of `ServiceTraffic`; a request has one of them
+_RESULTS = {"answered": "answered", "lost": "lost", "refused": "unserved"}
 
 
 class _Figures:
@@ -217,6 +217,13 @@ def _add_service(figures: _Figures, status: ServiceStatus) -> None:
         ("cavvy_service_waiting", "Requests that wait for a replica.", traffic.backlog),
     ):
         figures.add(name, text, value, **labels)
+    figures.add(
+        "cavvy_service_late",
+        "Requests that waited longer for a replica than the service aims at.",
+        traffic.late,
+        kind="counter",
+        **labels,
+    )
     for quantile, seconds in (
         ("0.5", traffic.p50_s),
         ("0.95", traffic.p95_s),
