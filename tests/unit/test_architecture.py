@@ -88,6 +88,50 @@ def test_no_files_of_a_module_import_each_other_in_a_circle() -> None:
     assert found == {}
 
 
+def test_scripts_and_benchmarks_import_names_that_exist() -> None:
+    """mypy does not check these programs, and few of them run in a test."""
+    wrong, checked, known = [], 0, dict[str, set[str]]()
+    for path in (
+        each for part in ("scripts", "benchmarks") for each in (ROOT / part).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            module = node.module
+            if module.split(".")[0] not in ("cavvy", "scripts", "benchmarks", "tests"):
+                continue
+            names = known.setdefault(module, _list_defined(module))
+            for name in (each.name for each in node.names):
+                checked += 1
+                if name not in names and _find_file(f"{module}.{name}") is None:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {module}.{name}")
+    assert wrong == []
+    assert checked > 400
+
+
+def _find_file(module: str) -> Path | None:
+    place = ROOT.joinpath("src" if module.startswith("cavvy") else "", *module.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((each for each in files if each.is_file()), None)
+
+
+def _list_defined(module: str) -> set[str]:
+    """Return the names that a module defines or imports, outside its functions and classes."""
+    file, found = _find_file(module), set[str]()
+    for part in ast.parse(file.read_text("utf-8")).body if file else ():
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(part.name)
+            continue
+        for node in ast.walk(part):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found |= {each.asname or each.name for each in node.names}
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+    return found
+
+
 _IMPORT = re.compile(
     r"^ *from (\.*)([\w.]*) import (\([^)]*\)|.*)|^ *import ([\w., ]+)", re.MULTILINE
 )
