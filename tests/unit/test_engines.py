@@ -15,6 +15,7 @@ from cavvy.domain.stored_services import find_open_models
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
 from cavvy.spec.engines import ENGINES, write_command
+from cavvy.store.objects.hub import HubRepository
 from cavvy.task_files import parse_file
 
 FILE = """\
@@ -207,14 +208,14 @@ def test_adapters_are_options_and_models_of_the_engine(
     text = f"service: {{engine: {engine}, model: org/base, {ADAPTERS}, options: {{{options}}}}}"
     (task,) = parse_file(text).tasks
     assert command in task.run
-    assert task.run.startswith("python3 -c ")
-    assert " org/d@v1 .cavvy/adapters/d && exec " in task.run, "engines load no revisions"
-    words = shlex.split(task.run.partition(" && ")[2])
+    words = shlex.split(task.run)
+    assert words[0] == "exec"
     flags = {word.partition("=")[0] for word in words if word.startswith("--")}
     assert flags <= ENGINES[engine].flags
     assert [(each.source, each.target) for each in task.inputs] == [
-        ("s3://bucket/c/", ".cavvy/adapters/c")
-    ]
+        ("s3://bucket/c/", ".cavvy/adapters/c"),
+        ("hf://org/d@v1/", ".cavvy/adapters/d"),
+    ], "engines load neither buckets nor revisions"
     service = task.service
     assert service is not None
     assert service.adapters is not None
@@ -229,6 +230,13 @@ def test_adapters_are_options_and_models_of_the_engine(
     assert rows["runs"] == task.run, "the whole command that Cavvy has written"
     assert rows["adapters"].startswith("a from /lora/a, b from org/b, c from .cavvy/adapters/c")
     assert rows["adapters"].endswith(f"; a replica holds {slots} at a time")
+
+
+def test_a_revision_of_an_adapter_may_be_a_branch_with_slashes() -> None:
+    (task,) = parse_file("service: {engine: vllm, model: m, adapters: {a: hf://b/c@d/1.0}}").tasks
+    assert [each.source for each in task.inputs] == ["hf://b/c@d%2F1.0/"]
+    place = HubRepository(task.inputs[0].source)
+    assert place.key == ""
 
 
 def test_llama_cpp_loads_files_when_it_starts() -> None:
@@ -250,6 +258,7 @@ def test_llama_cpp_loads_files_when_it_starts() -> None:
         ("engine: vllm, model: m, adapters: {a: }", "the adapter has no source"),
         ("engine: vllm, model: m, adapters: {a: ''}", "a source is a path or a URL"),
         ("engine: vllm, model: m, adapters: {a: 'hf://b'}", "write hf://ORGANIZATION/NAME"),
+        ("engine: vllm, model: m, adapters: {a: hf://b/c@.d}", "perhaps with @REVISION"),
         ("engine: vllm, model: m, adapters: {a: ftp://b/c}", "s3://, gs:// or az://"),
         ("engine: vllm, model: m, adapters: {'a b': /c}", "cannot be the name of an adapter"),
         ("engine: vllm, model: m, adapters: {'a:b': /c}", "cannot be the name of an adapter"),

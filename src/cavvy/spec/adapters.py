@@ -3,12 +3,11 @@ serve them.
 
 A source is a path that the replica has, `hf://ORGANIZATION/NAME`, which the engine loads from
 Hugging Face when the adapter is first needed, or the URL of a bucket. What a bucket or a revision
-on Hugging Face (`hf://ORGANIZATION/NAME@REVISION`) holds is copied when a replica starts, into a
-folder that the adapter's name determines, because engines cannot load these sources themselves.
+on Hugging Face (`hf://ORGANIZATION/NAME@REVISION`) holds is an input of the task, in a folder that
+the adapter's name determines, because engines cannot load these sources themselves.
 """
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ from cavvy.spec.problems import listed
 
 _FOLDER = ".cavvy/adapters"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_HUB = re.compile(r"hf://([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@([A-Za-z0-9._/-]+))?")
+_HUB = re.compile(r"hf://([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?:@([A-Za-z0-9][A-Za-z0-9._/-]*))?")
 _BUCKETS = ("s3://", "gs://", "az://")
 _SLOTS = 8  # of a replica, if the options do not state them; the default of SGLang
 _RANK = 64  # SGLang needs the highest rank; vLLM's default is 16
@@ -66,14 +65,12 @@ LORA_OPTIONS: Mapping[str, LoraOptions] = {
 
 
 class LoraAdapter(Struct, frozen=True):
-    """An adapter. `path` is what the engine gets as its source. It is copied from `url`, or from a
-    `revision` of `repository`, before the engine starts."""
+    """An adapter. `path` is what the engine gets as its source. It is copied from `url`, if there
+    is one, before the engine starts."""
 
     name: str
     path: str
     url: str = ""
-    repository: str = ""
-    revision: str = ""
 
 
 def is_adapter_name(name: str) -> bool:
@@ -93,15 +90,14 @@ def read_adapter(name: str, source: str, engine: str) -> LoraAdapter:
             raise ValueError("write hf://ORGANIZATION/NAME, perhaps with @REVISION")
         if options.files:
             raise ValueError(f"{engine} loads adapters from files; write the path of a .gguf file")
-        repository, revision = found[1], found[2] or ""
-        if revision:
-            return LoraAdapter(name, folder, repository=repository, revision=revision)
-        return LoraAdapter(name, repository)
+        if found[2]:
+            return LoraAdapter(name, folder, f"hf://{found[1]}@{quote(found[2], safe='')}/")
+        return LoraAdapter(name, found[1])
     if source.startswith(_BUCKETS):
         file = source.rpartition("/")[2]
         if options.files and not file:
             raise ValueError(f"{engine} loads adapters from files; write the URL of a .gguf file")
-        return LoraAdapter(name, f"{folder}/{file}" if options.files else folder, url=source)
+        return LoraAdapter(name, f"{folder}/{file}" if options.files else folder, source)
     if "://" in source:
         raise ValueError(f"write a path, hf://ORGANIZATION/NAME, or a URL with {listed(_BUCKETS)}")
     return LoraAdapter(name, source)
@@ -135,17 +131,7 @@ def write_lora_options(
     return {**found, **options}
 
 
-def write_preparation(engine: str, adapters: Sequence[LoraAdapter], run: str) -> str:
-    """Return the engine's command with what has to happen before it starts."""
+def set_environment(engine: str, run: str) -> str:
+    """Return the engine's command with the variables that it needs for adapters."""
     environment = LORA_OPTIONS[engine].environment
-    if environment:
-        run = run.replace("exec ", f"exec env {environment} ", 1)
-    pinned = [each for each in adapters if each.revision]
-    if not pinned:
-        return run
-    code = "import sys, huggingface_hub as h; " + (
-        "[h.snapshot_download(*each.split('@')[:1], revision=each.split('@')[1], local_dir=to) "
-        "for each, to in zip(sys.argv[1::2], sys.argv[2::2])]"
-    )
-    words = [word for each in pinned for word in (f"{each.repository}@{each.revision}", each.path)]
-    return f"{shlex.join(['python3', '-c', code, *words])} && {run}"
+    return run.replace("exec ", f"exec env {environment} ", 1) if environment else run

@@ -14,8 +14,8 @@ from cavvy.spec.adapters import (
     LORA_OPTIONS,
     LoraAdapter,
     read_adapter,
+    set_environment,
     write_lora_options,
-    write_preparation,
 )
 from cavvy.spec.engines import (
     ENGINES,
@@ -62,7 +62,7 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
 
     def write(gpus: bool) -> str:
         run = write_command(engine, model, names, options, gpus)
-        return write_preparation(_text(service, "engine"), adapters, run) if adapters else run
+        return set_environment(_text(service, "engine"), run) if adapters else run
 
     run = write(gpus)
     copied = ((url, model), *((each.url, each.path) for each in adapters))
