@@ -26,7 +26,8 @@ PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 ApiUrl = Annotated[
     str,
     msgspec.Meta(
-        pattern=r"^(https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*)?$",
+        pattern=r"^(https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?"
+        r"(/[A-Za-z0-9._~-]+)*)?$",
         max_length=500,
     ),
 ]

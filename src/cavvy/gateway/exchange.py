@@ -204,12 +204,10 @@ class Exchange:
     def add_fields(self, fields: bytes) -> tuple[bytes, list[bytes]]:
         """Return the head and the body so far, with members at the beginning of the body's JSON
         object. Raises HeadError, ValueError."""
-        body, is_chunked = b"".join(self.held), self.head.length == NO_LENGTH
-        if is_chunked:
-            body = ChunkedBody().feed(body)
+        body = self._join_held()
         at = body.index(b"{") + 1
         body = b"".join((body[:at], fields, body[at:]))
-        if is_chunked:
+        if self.head.length == NO_LENGTH:
             return self.out_head, [as_chunk(body), LAST_CHUNK if self.body_done else b""]
         size = len(fields)
         out_head = _LENGTH.sub(lambda it: b"%b%d" % (it[1], int(it[2]) + size), self.out_head, 1)
@@ -234,8 +232,7 @@ class Exchange:
         """Return the body if it has arrived and is held as a whole. Raises HeadError."""
         if not self.body_done or (self._size and not self.held):
             return None
-        body = b"".join(self.held)
-        return ChunkedBody().feed(body) if self.head.length == NO_LENGTH else body
+        return self._join_held()
 
     def replace_body(self, body: bytes) -> None:
         """Send another body in place of the whole body, which is held."""
@@ -245,6 +242,11 @@ class Exchange:
             length = b"\\g<1>%d" % len(body)
             self.out_head = _LENGTH.sub(length, self.out_head, count=1)
         self.held, self.held_bytes = [body], len(body)
+
+    def _join_held(self) -> bytes:
+        """Raises HeadError."""
+        body = b"".join(self.held)
+        return ChunkedBody().feed(body) if self.head.length == NO_LENGTH else body
 
     def set_part(self, part: BatchPart | None) -> None:
         self.part = part

@@ -410,7 +410,6 @@ class FallbackSink:
         exchange, asked = self._exchange, None
         if target.model and (asked := _read(body)) is None:
             return False
-        self._reset(self._service.current)
         other = None if target.service is None else self._fallbacks.find(target.service)
         if other is None:
             return asked is not None and self._send_to_api(target, asked)
@@ -435,6 +434,7 @@ class FallbackSink:
         api = self._fallbacks.find_api(self._service, target)
         before = self._at, self._api
         self._at, self._api = target, api
+        self._reset(self._service.current)
         meter.move(api.engine)
         exchange.admitted, exchange.adapter, exchange.fields = True, "", b""
         if api.start(exchange, self._path, asked):

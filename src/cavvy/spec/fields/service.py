@@ -582,11 +582,14 @@ def _read_model(text: str) -> str:
 
 
 _URL_MAX = 500  # bytes; the gateway refuses longer ones
+_API_URL = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,247})(:[0-9]{1,5})?"
+    r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?"
+)
 
 
 def _read_api_url(text: str) -> str:
-    pattern = r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,247})(:[0-9]{1,5})?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?"
-    if not (len(text) <= _URL_MAX and re.fullmatch(pattern, text) and is_web_address(text)):
+    if not (len(text) <= _URL_MAX and _API_URL.fullmatch(text) and is_web_address(text)):
         suggestion = "write https://api.example.com/v1, without a query"
         raise WrongValue(f"{shown(text)} is not the URL of an API", suggestion=suggestion)
     return text.rstrip("/")
