@@ -22,6 +22,7 @@ from cavvy.domain.values import Struct
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import JobDetail
+    from cavvy.task_files import LoadedTask
 
 _POLL_S = 0.5
 # seconds that a node may take to start and set up; the measured minute begins after that
@@ -100,13 +101,7 @@ def command(
         raise click.UsageError("Missing argument 'TASK.YAML'.")
     params = read_params(param)
     loaded = read_task(file, params)
-    work = loaded.task.work
-    target = Path(save) if save else loaded.folder / work.profile if work and work.profile else None
-    if target is None:
-        raise CommandFailure(
-            "the task does not say where to save the measured rates",
-            "set `profile: work.json` under `work` in the task file, or use --save",
-        )
+    target = Path(save) if save else _find_profile(loaded)
     found = list[MachineRun]()
     with session() as client:
         try:
@@ -121,6 +116,16 @@ def command(
     if silent:
         hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
         raise CommandFailure("some accelerators or providers reported no progress", hint)
+
+
+def _find_profile(loaded: "LoadedTask") -> Path:
+    work = loaded.task.work
+    if work is None or not work.profile:
+        raise CommandFailure(
+            "the task does not say where to save the measured rates",
+            "set `profile: work.json` under `work` in the task file, or use --save",
+        )
+    return loaded.folder / work.profile
 
 
 def _bench_kernels(
@@ -253,7 +258,7 @@ def keep(path: Path, runs: list[MachineRun]) -> None:
 
 def _measure(
     client: "ApiClient",
-    loaded: Any,
+    loaded: "LoadedTask",
     text: str,
     file: str,
     params: dict[str, str],

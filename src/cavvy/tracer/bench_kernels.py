@@ -126,7 +126,7 @@ class Device:
     def _group(self, calls: Sequence[Call], number: int, launch_s: float) -> float:
         start, end = (_mark() for _ in range(2))
         cycles = int((launch_s * 1.5 + 1e-4) * _CYCLES)  # until all calls are queued
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch declares no types
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # of torch
         start.record()
         for index in range(number):
             calls[index % len(calls)]()
@@ -143,7 +143,7 @@ class Device:
 
 
 def _mark() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch declares no types
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # of torch
 
 
 def measure(case: Case, device: Device) -> dict[str, Any]:
@@ -866,7 +866,7 @@ class HostClock:
         grad = torch.ones_like(chain())
 
         def both() -> None:
-            chain().backward(grad)  # type: ignore[no-untyped-call]  # torch declares no types
+            chain().backward(grad)  # type: ignore[no-untyped-call]  # of torch
 
         forward = self.one(chain, 50)
         self.found[f"{name}_us"] = forward
@@ -947,7 +947,7 @@ def describe(device: Device) -> dict[str, Any]:
             "processors": facts.multi_processor_count,
             "l2_bytes": getattr(facts, "L2_cache_size", 0),
             "runtime": f"ROCm {rocm}" if rocm else f"CUDA {torch.version.cuda}",
-            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]  # torch declares no types
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]  # of torch
         }
     elif device.kind == "mps":
         about |= {"device": "Apple GPU", "memory_mib": torch.mps.recommended_max_memory() >> 20}
