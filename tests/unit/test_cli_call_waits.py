@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from cavvy.cli.chat import find_model, say_problem
+from cavvy.cli.chat import find_model, find_text, say_problem
 from cavvy.cli.reach.service_call import list_advice, list_waits
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.service_wire import ServedView
 
 
@@ -73,6 +74,7 @@ def test_a_started_language_model_says_the_base_url_for_clients(
         (b'{"data": []}', ""),
         (b"[1]", ""),
         (b"<html>", ""),
+        (b'{"data": [{"id": "\xff"}]}', ""),
     ],
 )
 def test_chat_takes_the_first_model_that_a_program_lists(body: bytes, model: str) -> None:
@@ -87,7 +89,15 @@ def test_chat_takes_the_first_model_that_a_program_lists(body: bytes, model: str
         (b'{"error": "overloaded"}', '{"error": "overloaded"}'),
         (b"[]", "[]"),
         (b"502 \xff", "502 \N{REPLACEMENT CHARACTER}"),
+        (b'{"error": "\xff"}', '{"error": "\N{REPLACEMENT CHARACTER}"}'),
+        (b"[" * 2000, "[" * 2000),
     ],
 )
 def test_chat_says_the_message_of_an_error(body: bytes, said: str) -> None:
     assert say_problem(body) == said
+
+
+def test_chat_says_which_answer_it_cannot_read() -> None:
+    assert find_text(b'{"choices": [{"delta": {"content": "Hi"}}]}', "delta") == "Hi"
+    with pytest.raises(CommandFailure, match="the answer is not JSON: <html>"):
+        find_text(b"<html>", "message")

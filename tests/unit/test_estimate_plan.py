@@ -611,3 +611,10 @@ def test_bench_needs_a_task_or_kernels(tmp_path: Path) -> None:
     code, out = run("bench", task(tmp_path, "{samples: 1e7}"), "--kernels")
     assert code == 2
     assert "omit TASK.YAML" in out
+
+
+def test_a_file_holds_the_profile_of_one_accelerator(tmp_path: Path) -> None:
+    save = str(tmp_path / "profile.json")
+    code, out = run("bench", "--kernels", "--gpu", "H100:1", "--gpu", "L4:1", "--save", save)
+    assert code == 2
+    assert "name one accelerator" in out

@@ -139,11 +139,12 @@ def _bench_kernels(
         click.echo(f"wrote {kernel_bench.keep(found[0], save)}", err=True)
         kernel_bench.show(found, output)
         return
-    if save and len(gpus) * len(providers) > 1:
+    wanted = list(product(gpus or (None,), providers or (None,)))
+    if save and len(wanted) > 1:
         raise click.UsageError("--save holds one device profile: name one accelerator")
     found = []
     with session() as client:
-        for gpu, provider in product(gpus or (None,), providers or (None,)):
+        for gpu, provider in wanted:
             found.append(kernel_bench.measure_job(client, gpu, provider, yes))
             click.echo(f"wrote {kernel_bench.keep(found[-1], save)}", err=True)
     kernel_bench.show(found, output)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -102,11 +102,8 @@ def _ask_model(found: "ServedView", key: str | None, timeout_s: float) -> str:
 
 def find_model(body: bytes) -> str:
     """Return the first model of a list in OpenAI's format, or ""."""
-    from msgspec import DecodeError
-    from msgspec.json import decode
-
-    with suppress(DecodeError, LookupError, TypeError):
-        return str(decode(body)["data"][0]["id"])
+    with suppress(ValueError, LookupError, TypeError):
+        return str(_decode(body)["data"][0]["id"])
     return ""
 
 
@@ -133,11 +130,8 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
 
 def say_problem(body: bytes) -> str:
     """Return the message of an error in OpenAI's format, or else the whole text."""
-    from msgspec import DecodeError
-    from msgspec.json import decode
-
-    with suppress(DecodeError, LookupError, TypeError):
-        found = decode(body)
+    with suppress(ValueError, LookupError, TypeError):
+        found = _decode(body)
         message = found.get("error", found)["message"] if isinstance(found, dict) else None
         if isinstance(message, str):
             return message
@@ -153,19 +147,35 @@ def _advise_key(found: "ServedView", key: str | None) -> str:
 
 def _read_parts(answer: "HTTPResponse") -> Iterator[str]:
     """Yield the pieces of text in server-sent events, or the text of a whole answer."""
-    from msgspec.json import decode
-
     if "text/event-stream" not in (answer.getheader("Content-Type") or ""):
-        yield _find_text(decode(answer.read()), "message")
+        yield find_text(answer.read(), "message")
         return
     for line in answer:
         data = line.removeprefix(_DATA).strip()
         if line.startswith(_DATA) and data != b"[DONE]":
-            yield _find_text(decode(data), "delta")
+            yield find_text(data, "delta")
 
 
-def _find_text(found: object, key: str) -> str:
+def find_text(data: bytes, key: str) -> str:
+    """Return the text of a whole answer or of one event. Raises CommandFailure."""
+    try:
+        found = _decode(data)
+    except ValueError as error:
+        message = f"the answer is not JSON: {data[:200].decode(errors='replace')}"
+        hint = "the service's program must implement /v1/chat/completions of OpenAI's API"
+        raise CommandFailure(message, hint) from error
     choices = found.get("choices") if isinstance(found, dict) else None
     for choice in choices or ():
         return (choice.get(key) or {}).get("content") or ""
     return ""
+
+
+def _decode(body: bytes) -> Any:
+    """Raises ValueError if the body is not JSON."""
+    from msgspec import DecodeError
+    from msgspec.json import decode
+
+    try:
+        return decode(body)
+    except (DecodeError, RecursionError) as error:  # others are ValueError already
+        raise ValueError(str(error)) from error
