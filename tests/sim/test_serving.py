@@ -253,6 +253,51 @@ def test_a_file_that_is_no_trace_is_said(tmp_path: Path, text: str) -> None:
         read_requests(path)
 
 
+TOKENS = "arrival_s,prompt_tokens,answer_tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n\n2024-01-01,\n", "one request in each row"),
+        ("ContextTokens,GeneratedTokens,TIMESTAMP\n3,4\n", "a value is missing"),
+        ("timestamp_anon,value,request_type\n3,4\n", "a value is missing"),
+        ("timestamp_anon,value,request_type\n3,inf,Generative\n", "inf requests"),
+        ("start_s,requests\n0,4000000000\n", "4e[+]09 requests, more than"),
+        ("start_s,requests\n0,-4\n60,5\n", "negative"),
+        ("arrival_s,service_s\n0,-4\n1,2\n", "-4 s"),
+        ("arrival_s,service_s\n0,1e999\n1,2\n", "inf s"),
+        (TOKENS + "nan,1,1\n0,1,1\n", "nan s"),
+        (TOKENS + "1e999,1,1\n0,1,1\n", "inf s"),
+        (TOKENS + "0,1,1\n1700000000,1,1\n", "at most a year, not 19,676 days"),
+        (TOKENS + "0,1e12,1\n", "at most a year"),
+        (TOKENS + "0," + "1" * 200_000 + ",5\n", "field larger than"),
+        ('{"timestamp":1' + "0" * 400 + ',"input_length":1,"output_length":1}', "too large"),
+        ('{"timestamp":1,"input_length":1,"output_length":1}\n[1]\n', "a value is missing"),
+        ('{"timestamp":' + "[" * 100_000, "recursion"),
+    ],
+)
+def test_odd_values_of_a_trace_are_said(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=rf"odd\.csv: .*{says}"):
+        read_requests(path)
+
+
+def test_a_trace_may_begin_with_a_mark_but_not_end_early(tmp_path: Path) -> None:
+    text = "\ufeff" + TOKENS + "".join(f"{at},{at % 7},{at % 5}\n" for at in range(5000))
+    (tmp_path / "marked.csv").write_text(text)
+    assert len(read_requests(tmp_path / "marked.csv").tokens) == 5000
+    packed = gzip.compress(text.encode())
+    (tmp_path / "marked.csv.gz").write_bytes(packed)
+    assert len(read_requests(tmp_path / "marked.csv.gz").tokens) == 5000
+    for wrong in (packed[:-20], packed[:10] + b"x" * 40):
+        for name in ("cut.csv.gz", "cut.tar.gz"):
+            (tmp_path / name).write_bytes(wrong)
+            with pytest.raises(TraceError, match="cannot be read"):
+                read_requests(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("path", "count"),
     [

@@ -9,11 +9,12 @@ import gzip
 import io
 import json
 import tarfile
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from random import Random
 
@@ -25,6 +26,9 @@ _Row = Mapping[str, str]
 _Request = tuple[float, float, float, float]
 # a rate is recorded once in this many seconds; used only if a file has a single reading
 _READING_S = 60.0
+# maximum requests that are drawn at random for a file that states only counts or rates
+_MOST_DRAWN = 20_000_000
+_LONGEST_S = 366 * 86400.0  # a longer trace has times in other units, or a wrong time
 
 
 class RequestTrace(Struct, frozen=True, kw_only=True):
@@ -84,19 +88,28 @@ def read_requests(path: Path, options: RequestOptions | None = None) -> RequestT
         text = _read_text(path)
         if not text.strip():
             raise TraceError(f"{path}: the file has no requests")
-        found = sorted(_read_rows(path, text, options))
+        found = sorted(map(_check, _read_rows(path, text, options)))
     except TraceError:
         raise
     except OSError as error:
         raise TraceError(f"{path}: the file cannot be read: {error.strerror or error}") from None
-    except (tarfile.TarError, UnicodeDecodeError):
+    except (tarfile.TarError, UnicodeDecodeError, EOFError, zlib.error):
         expected = "expected CSV or JSON lines in UTF-8, or such a file in .gz or .tar.gz"
         raise TraceError(f"{path}: the file cannot be read; {expected}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path}: expected one request in each row: {error}") from None
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
+        csv.Error,
+    ) as error:
+        is_short = isinstance(error, TypeError | AttributeError)
+        told = "a value is missing, or not a number" if is_short else error
+        raise TraceError(f"{path}: expected one request in each row: {told}") from None
     if not found:
         raise TraceError(f"{path}: the file has no requests")
     first = found[0][0]
+    longest = max(found[-1][0] - first, *(length for _, length, *_ in found))
+    if longest > _LONGEST_S:
+        days = f"{longest / 86400:,.0f} days"
+        raise TraceError(f"{path}: expected times in seconds, of at most a year, not {days}")
     name = path.name.partition(".")[0]
     return RequestTrace(
         name=name,
@@ -108,16 +121,24 @@ def read_requests(path: Path, options: RequestOptions | None = None) -> RequestT
     )
 
 
+def _check(request: _Request) -> _Request:
+    at, length, *_ = request
+    if not isfinite(at) or not 0 <= length < inf:
+        raise ValueError(f"{at:g} s and {length:g} s are not an arrival and a time of service")
+    return request
+
+
 def _read_text(path: Path) -> str:
+    """Return the text of a file without the mark that some programs write at its beginning."""
     if path.name.endswith((".tar.gz", ".tgz")):
         with tarfile.open(path) as archive:
             files = [archive.extractfile(member) for member in archive if member.isfile()]
             if len(files) != 1 or files[0] is None:
                 raise TraceError(f"{path}: expected an archive with one file, not {len(files)}")
-            return files[0].read().decode()
+            return files[0].read().decode("utf-8-sig")
     if path.suffix == ".gz":
-        return gzip.decompress(path.read_bytes()).decode()
-    return path.read_text()
+        return gzip.decompress(path.read_bytes()).decode("utf-8-sig")
+    return path.read_text("utf-8-sig")
 
 
 def _read_rows(path: Path, text: str, options: RequestOptions) -> Iterable[_Request]:
@@ -160,11 +181,21 @@ def _read_counts(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Req
     """
     counts = sorted((float(row["start_s"]), int(row["requests"])) for row in rows)
     step = min((b - a for (a, _), (b, _) in pairwise(counts)), default=3600.0)
+    if any(count < 0 for _, count in counts):
+        raise ValueError("a number of requests is negative")
+    _check_drawn(sum(count for _, count in counts))
     random = Random(options.seed)
     for start, count in counts:
         for _ in range(count):
             at = start + step * random.random()
             yield at, random.expovariate(1.0 / options.service_s), -1, -1
+
+
+def _check_drawn(count: float) -> None:
+    if not count <= _MOST_DRAWN:
+        raise ValueError(
+            f"the rows state {count:.3g} requests, which are more than {_MOST_DRAWN:,}"
+        )
 
 
 def _read_azure(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
@@ -218,6 +249,7 @@ def _read_rates(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Requ
     gaps = [b - a for a, b in pairwise(times)]
     step = min(gaps, default=_READING_S)
     random = Random(options.seed)
+    _check_drawn(step * sum(rate for rate in rates.values() if not rate <= 0))
     for at in times:
         arrival = at + random.expovariate(rates[at]) if rates[at] > 0 else inf
         while arrival < at + step:
