@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.api_state import Api, until
-from tests.api.team import OWN, make_team
+from tests.api.team import OWN, make_service, make_team
 from tests.api.test_api_agents import claim, report
 
 from cavvy.domain.accounts import Role
+from cavvy.domain.services import ReplicaState, ServiceReplica
+from cavvy.domain.values import replace
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +62,13 @@ async def test_figures_of_a_job_and_its_node(api: Api) -> None:
 async def test_a_caller_reads_only_the_figures_of_its_own_projects(api: Api) -> None:
     team = await make_team(api)
     token = await team.token(("team", Role.ADMIN))
+    now = api.app_state.now()
+    for name in team.marks:
+        replica = ServiceReplica(
+            id=f"r-{name}", service=name, revision=1, state=ReplicaState.ENDED, ordered_at=now
+        )
+        service = replace(make_service(name, now), name="served", id=name, replicas=(replica,))
+        await api.app_state.store.services.put(service)
     found = await scrape(team.http, token=token)
     projects = {
         sample.labels["project"]
@@ -72,6 +81,7 @@ async def test_a_caller_reads_only_the_figures_of_its_own_projects(api: Api) -> 
         f"budget-of-{name}-mark" for name in OWN
     }
     assert {each.labels["project"] for each in found["cavvy_spent_dollars"]} == set(OWN)
+    assert {each.labels["project"] for each in found["cavvy_service_replicas"]} == set(OWN)
     assert "cavvy_provider_calls" not in found, "they are of all projects"
     assert (await team.http.get("/metrics")).status_code == 401
 

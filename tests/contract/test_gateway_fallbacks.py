@@ -25,7 +25,8 @@ COOKIE = b"Set-Cookie: sid=1\r\nX-Internal: yes\r\nCavvy-Served-By: nobody\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 # answers of an API that are not passed on
 REFUSED = {
-    "redirect": b"HTTP/1.1 302 F\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n",
+    "redirect": b"HTTP/1.1 302 F\r\nLocation: http://169.254.169.254/\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
     "page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1\r\n\r\nx",
     "its key": b"HTTP/1.1 401 U\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
     b'"sk-of-t"',
@@ -95,6 +96,10 @@ def make_services(api_port: int) -> list[dict[str, Any]]:
             **{"queue_max": 1, "fallback_s": 20, "wait_s": 20},
         },
         {**base, "name": "spent", "prefix": "/default/spent", "fallbacks": [api], "keys": [day]},
+        {
+            **{**base, "name": "theirs", "prefix": "/default/theirs", "fallbacks": [other]},
+            **{"project": "theirs"},
+        },
         {**base, "name": "eu", "prefix": "/default/eu", "places": ["eu"], "fallbacks": [other]},
         {
             **{"name": "other", "prefix": "/default/other", "models": ["org/other"]},
@@ -243,6 +248,10 @@ def test_requests_that_must_stay_reach_no_api(
     assert chat(gateway, headers={"cavvy_residency": "eu"}).status == 504
     gateway.set_replicas("other", [engine])
     assert chat(gateway, "eu").status == 504  # the other service may run in the USA
+    assert chat(gateway, "theirs").status == 504  # the other service is of another project
+    before = gateway.facts("other")["unserved"]
+    assert chat(gateway, "both", headers={"cavvy_residency": "asia"}).status == 504
+    assert gateway.facts("other")["unserved"] == before, "it cannot stay in Asia there"
     assert chat(gateway, headers={"cavvy_fallback": "1"}).status in (429, 504)  # of a loop
     other = ask(gateway.port, "POST", "/default/llm/v1/files", b"{}", host="localhost")
     assert other.status == 504

@@ -298,6 +298,9 @@ def test_the_adapter_that_was_not_used_for_longest_makes_room() -> None:
     assert replicas[1].find_victim() == "c"
     replicas[1].begin("c", 9.0)
     assert replicas[1].find_victim() == "d", "c is used"
+    replicas[1].begin("d", 9.5)
+    replicas[1].end("d")
+    assert replicas[1].find_victim() == "d", "c is still used, though d was used later"
     replicas[1].loaded = {"gone": "/x", **replicas[1].loaded}
     replicas[1].used_at["gone"] = 9.0
     assert replicas[1].find_victim() == "gone", "the service does not have it any longer"

@@ -548,10 +548,11 @@ _COUNTED = (ReplicaState.ORDERED, ReplicaState.STARTING, ReplicaState.READY, Rep
 
 
 async def test_routers_with_odd_answers_get_their_workers_later() -> None:
-    """A router lists nonsense first, and refuses one of two workers."""
+    """A router lists nonsense first, refuses one of two workers, and finds the other healthy
+    later."""
     lists = [b"[" * 200_000, b'{"workers": [{"url": 5}]}', b'{"workers": ["a"]}', b"\xff"]
     known: list[dict[str, Any]] = [{"id": "a/../b", "url": "http://gone:1"}]
-    asked = []
+    asked, listed = [], list[bool | None]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -559,6 +560,8 @@ async def test_routers_with_odd_answers_get_their_workers_later() -> None:
         status, body = b"200 OK", b""
         if method == "GET":
             body = lists.pop() if lists else json.dumps({"workers": known}).encode()
+            listed[:] = [each.get("is_healthy") for each in known]
+            known[:] = [{**each, "is_healthy": True} for each in known]
         elif method == "DELETE":
             asked.append(path)
             known[:] = [each for each in known if each["id"] != "a/../b"]
@@ -567,7 +570,7 @@ async def test_routers_with_odd_answers_get_their_workers_later() -> None:
             if url["url"].endswith(":8002"):
                 status = b"400 Bad Request"
             else:
-                known.append({"id": "w", "url": url["url"], "is_healthy": True})
+                known.append({"id": "w", "url": url["url"], "is_healthy": False})
         writer.write(b"HTTP/1.0 %b\r\n\r\n%b" % (status, body))
         writer.close()
 
@@ -579,6 +582,7 @@ async def test_routers_with_odd_answers_get_their_workers_later() -> None:
 
     def look() -> None:
         if routers.joined("r"):
+            assert listed[-1], "requests would go to a worker that is not healthy"
             joined.set()
 
     routers.keep("s", {"r": RouterTarget(lambda: port, members, lambda one: True)}, look)
