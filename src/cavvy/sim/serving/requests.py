@@ -193,9 +193,7 @@ def _read_counts(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Req
 
 def _check_drawn(count: float) -> None:
     if not count <= _MOST_DRAWN:
-        raise ValueError(
-            f"the rows state {count:.3g} requests, which are more than {_MOST_DRAWN:,}"
-        )
+        raise ValueError(f"the rows state {count:.3g} requests, more than {_MOST_DRAWN:,}")
 
 
 def _read_azure(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
