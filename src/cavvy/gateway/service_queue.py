@@ -637,7 +637,7 @@ class ServiceQueue:
             pairs = zip(loads, self._replicas, strict=True)
             permitted = [load if pool.permits(exchange) else FULL for load, pool in pairs]
             if exchange.adapter and min(permitted, default=FULL) >= FULL > min(loads, default=FULL):
-                self._make_way(exchange, loads)
+                self._make_way(loads)
             loads = permitted
         if self.canary is not None:
             loads = self.canary.narrow(loads)
@@ -662,8 +662,8 @@ class ServiceQueue:
         self._turn = self._turn + 1 if self._turn + 1 < len(loads) else 0
         return choose_least(loads, self._turn)
 
-    def _make_way(self, exchange: Exchange, loads: Sequence[int]) -> None:
-        """Let a replica with room free a slot for the adapter of a request that has to wait."""
+    def _make_way(self, loads: Sequence[int]) -> None:
+        """Let a replica with room free a slot for an adapter, because a request for it waits."""
         pool = self._replicas[choose_least(loads, 0)]
         if pool.adapters is not None:
             pool.adapters.make_way()
