@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock, Thread
@@ -22,6 +23,7 @@ from cavvy.agent.http_client import TransferFailed
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.hub import HubRepository
+from cavvy.store.objects.measures import find_sizes
 
 COMMIT, TOKEN = "a" * 40, "hf_secret"
 BIG = bytes(range(256)) * 4096  # 1 MiB
@@ -267,6 +269,17 @@ def test_a_wrong_list_is_not_believed(
     monkeypatch.setattr(f"{__name__}.list_siblings", lambda: [row])
     with pytest.raises(ObjectTryAgain, match="cannot be read"):
         HubRepository(f"hf://{REPO}", endpoint=root).list("")
+
+
+def test_a_repository_of_many_files_is_measured(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are signed for a hundred files at a time."""
+    monkeypatch.setattr(f"{__name__}.FILES", {f"{i:05}": b"x" * 300 for i in range(8000)})
+    url = f"hf://{REPO}/"
+    keys = {"HF_ENDPOINT": root}
+    assert find_sizes([url], keys, lambda: datetime.now(UTC), 30) == {url: 2}
+    page = SignedObjects(HubRepository(url, endpoint=root), "").page("")
+    assert len(page.files) == 100
+    assert page.next == "00099"
 
 
 def test_what_is_asked_is_one_commit_of_one_repository(root: str) -> None:

@@ -67,7 +67,7 @@ from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion, StoreUnusa
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
 from cavvy.store.locks import DatabaseLocks
 from cavvy.store.objects.base import ObjectTryAgain
-from cavvy.store.objects.measures import BUCKETS
+from cavvy.store.objects.measures import MEASURED
 from cavvy.task_files import ReadOptions, parse_task
 
 # Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older
@@ -683,11 +683,11 @@ async def check_secrets(app_state: AppState, task: TaskSpec) -> None:
 
 
 async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
-    """Return the task with the sizes of its inputs in buckets, so that the planner includes the
+    """Return the task with the sizes of its inputs in storages, so that the planner includes the
     same copies as `cavvy plan`. An input has no size if the size cannot be measured.
     """
     urls = [each.source for each in task.inputs if each.size_mib is None]
-    urls = [each for each in urls if each.startswith(BUCKETS)]
+    urls = [each for each in urls if each.startswith(MEASURED)]
     if not urls:
         return task
     try:

@@ -37,6 +37,7 @@ from cavvy.store.sql import Store
 SIGNED_S = 900
 RELAY_BYTES = 8 * 1024 * 1024  # maximum bytes of one relayed answer
 _KNOWN = 256  # maximum number of storages that are kept open
+_HUB_PAGE = 100  # files of a page of the Hub, which is asked for each signed request
 
 
 class InputFile(Struct, frozen=True, kw_only=True):
@@ -96,7 +97,8 @@ class SignedObjects:
             if one is not None:
                 return InputPage(files=[_file(place, one, "")])
         prefix = key if key.endswith("/") or not key else key + "/"
-        objects, following = place.list(prefix, after)
+        is_hub = isinstance(place, HubRepository)
+        objects, following = place.list(prefix, after, _HUB_PAGE if is_hub else 1000)
         if not objects and not after:
             raise ObjectMissing(f"no object exists at {key or 'this URL'}")
         if isinstance(place, HubRepository):

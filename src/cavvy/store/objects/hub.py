@@ -39,7 +39,6 @@ _URL = re.compile(
     r"hf://(?P<kind>(?:datasets/)?)(?P<repo>[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)"
     r"(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._-]*(?:%2F[A-Za-z0-9._-]+)*))?(?P<path>/.*)?"
 )
-_PAGE = 100  # files whose requests are signed together
 _SIGNERS = 8  # requests to the Hub at a time
 _MOST_REDIRECTS = 3
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -74,7 +73,7 @@ class HubRepository:
         self, prefix: str, after: str = "", limit: int = 1000
     ) -> tuple[Sequence[ObjectInfo], str]:
         names = [name for name in self._list() if name.startswith(prefix) and name > after]
-        page = names[: min(limit, _PAGE)]
+        page = names[:limit]
         files = self._list()
         return [files[name] for name in page], page[-1] if len(page) < len(names) else ""
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _AZURE = ".blob.core.windows.net"
 _OWN_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 # only data at URLs that start like this can be measured
-BUCKETS = ("s3://", "gs://", "az://", "hf://")
+MEASURED = ("s3://", "gs://", "az://", "hf://")
 _MOST_PAGES = 50  # maximum number of listing pages, of 1,000 objects each
 _MIB = 1 << 20
 
@@ -97,7 +97,7 @@ def find_sizes(
 
 def _measure(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> int:
     """Return the size of the objects at the URL in MiB. Raises ObjectError."""
-    if not url.startswith(BUCKETS):
+    if not url.startswith(MEASURED):
         raise ObjectDenied("the objects cannot be listed from this server")
     opened = locations.open_place(url, keys, now)
     place, key, total, after = opened.place, opened.key, 0, ""
