@@ -97,12 +97,13 @@ class SignedObjects:
             if one is not None:
                 return InputPage(files=[_file(place, one, "")])
         prefix = key if key.endswith("/") or not key else key + "/"
-        is_hub = isinstance(place, HubRepository)
-        objects, following = place.list(prefix, after, _HUB_PAGE if is_hub else 1000)
+        if isinstance(place, HubRepository):
+            objects, following = place.list(prefix, after, _HUB_PAGE)
+            place.sign_all([each.key for each in objects])
+        else:
+            objects, following = place.list(prefix, after)
         if not objects and not after:
             raise ObjectMissing(f"no object exists at {key or 'this URL'}")
-        if isinstance(place, HubRepository):
-            place.sign_all([each.key for each in objects])
         files = [
             _file(place, each, each.key[len(prefix) :])
             for each in objects
