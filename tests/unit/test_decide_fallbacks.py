@@ -6,8 +6,8 @@ import pytest
 
 from cavvy.control.decide.fallbacks import object_to_fallbacks
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
-from cavvy.domain.services import FallbackApi, FallbackRule, ServiceSpec
-from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.services import FallbackApi, FallbackRule, ReplicaRole, ServiceSpec
+from cavvy.domain.tasks import ReplicaGroup, ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
 
 
@@ -69,8 +69,16 @@ def test_a_fallback_runs_only_where_the_service_may(own: str, other: str, stays:
         resources = ResourceSpec(regions=(region,) if region else ())
         return replace(make(name, *fallbacks), resources=resources)
 
-    said = object_to_fallbacks(place("a", own, "b"), by_name(place("b", other)))
-    assert ("may run outside of the places" not in said) == stays
+    def find(fallback: TaskSpec) -> bool:
+        said = object_to_fallbacks(place("a", own, "b"), by_name(fallback))
+        return "may run outside of the places" not in said
+
+    fallback, group = place("b", other), ReplicaGroup(name="g", role=ReplicaRole.WORKER)
+    assert find(fallback) == stays
+    elsewhere = replace(group, resources=ResourceSpec(regions=("fr",)))
+    assert find(replace(fallback, replica_groups=(group,))) == stays
+    anywhere = replace(fallback, replica_groups=(group, elsewhere))
+    assert find(anywhere) == (stays and own.lower() in ("", "eu")), "each group must stay"
 
 
 @pytest.mark.parametrize(

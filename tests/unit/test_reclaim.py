@@ -9,6 +9,7 @@ from tests.records import FIXED, TASK, make_attempt_record, make_job_record
 
 from cavvy.control.decide.queue import make_borrowers
 from cavvy.control.decide.quota_returns import decide_return
+from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, HeldGang, HeldShare, QueueRow
@@ -302,6 +303,51 @@ def test_a_waiting_job_says_who_has_borrowed_its_quota_and_until_when() -> None:
     leaving = {"reclaimed_for": "b", "drill_until": NOW + timedelta(minutes=5)}
     assert ask(40, **leaving) == ([], said.format("06"))
     assert ask(40, number=2) == ([], "")  # a gang that is not the job's own gives nothing back
+
+
+def test_a_gang_gives_back_its_part_of_a_host_if_that_suffices() -> None:
+    """The scheduler of tries is kept from pass to pass, while others hold the host's GPUs."""
+    host = Host(name="farm/h", cpus=8, memory_mib=65536, devices=("0", "1"))
+    sold = replace(FIXED, provider="farm", region="h", zone=None, shared=True)
+    sold = replace(sold, accelerator="H100", accelerator_count=2, capacity=None)
+    since = NOW - timedelta(minutes=40)
+    gang = make_attempt_record(since, sold, phase=AttemptPhase.RUNNING, running_at=since)
+    job = make_job_record(since, project="a", attempt=1)
+    waiting = make_job_record(NOW, id="w", project="b")
+    book = ShareBook(
+        rules={"b": ShareRule(quotas={"H100": 2})},
+        gangs=[HeldGang("a", "u", GangShare("H100", 2, 0))],
+    )
+    scheduler = JobScheduler(QueueCapacity(hosts=[host]))
+
+    def ask(**devices: str) -> list[str]:
+        held = [
+            Allocation(
+                host=host.name,
+                gang=name,
+                rank=0,
+                project="a",
+                cpus=1,
+                memory_mib=0,
+                devices=tuple(mine),
+            )
+            for name, mine in devices.items()
+        ]
+        found, _ = decide_return(
+            QueueRow("w", "b", "u", 1.0),
+            [WaitingJob(job=waiting, gang="new", offers=(sold,))],
+            [(gang, job)],
+            QueueCapacity(hosts=[host], allocations=held),
+            scheduler,
+            book,
+            NOW,
+            timedelta(minutes=30),
+        )
+        return [*found]
+
+    assert ask(g="01") == ["g"]
+    assert ask(g="0", other="1") == [], "one GPU does not suffice"
+    assert ask(g="01") == ["g"]
 
 
 def test_replicas_sessions_and_jobs_of_machines_give_nothing_back() -> None:
