@@ -10,6 +10,7 @@ from tests.records import make_offer
 from tests.sim.scenario_checks import check_nothing_left, stretches, tell
 
 from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
@@ -126,6 +127,18 @@ def find_wrong(ending: ScenarioResult, slack_s: float) -> list[str]:
         if attempt.unsure_bill and KINDS["honest"] == ending.cloud.script.records:
             wrong.append(f"{attempt.id}: unsure, though the cloud reported the end")
     return wrong
+
+
+def test_bills_of_replicas_grow_also_on_free_nodes() -> None:
+    """The requests and tokens of replicas are counted with their bills."""
+    script = CloudScript(offers=(make_offer("fake/somewhere/own", 0, vcpus=8, memory_mib=32768),))
+    for tags, bills in (({}, 0), ({SERVICE_TAG: "s"}, 1)):
+        task = TaskSpec(name="t", run="true", tags=tags, env={"FAKE_RUN_S": "9000"})
+        submission = SimSubmission(task=task, consented=True)
+        early = timedelta(minutes=10)
+        ending = play(SimScenario(submissions=(submission,), script=script, longest=early))
+        assert not ending.finished
+        assert len(ending.traces[0].charges) == bills, "while the node runs"
 
 
 @pytest.mark.parametrize("kind", KINDS)
