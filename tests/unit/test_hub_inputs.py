@@ -2,6 +2,7 @@
 server's side, and the node's side, which gets no token.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.data import fetch
 from cavvy.agent.data.transfer import TransferProgress
 from cavvy.agent.http_client import TransferFailed
+from cavvy.agent.work.folder import CannotBuild, inside
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.hub import HubRepository
@@ -81,10 +83,12 @@ class Hub(BaseHTTPRequestHandler):
         if self._fails("expired"):
             self._say(403, b"<Code>AccessDenied</Code>")
         elif self._fails("broken"):
-            self.send_response(206 if self.headers.get("Range") else 200)
+            span = self.headers.get("Range", "")
+            begin = int(span.removeprefix("bytes=").partition("-")[0] or 0)
+            self.send_response(206 if span else 200)
             self.send_header("Content-Length", str(len(FILES[name])))
             self.end_headers()
-            self.wfile.write(FILES[name][:1000])
+            self.wfile.write(FILES[name][begin : begin + 1000])
             self.close_connection = True
         else:
             wrong = self._fails("wrong")
@@ -244,6 +248,47 @@ def test_wrong_content_is_refused_and_not_kept(bring: Bring, tmp_path: Path) -> 
     assert not list((tmp_path / "cache").rglob("*"))
 
 
+def test_a_disk_that_takes_parts_of_the_bytes_loses_none(
+    bring: Bring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda file, data, at: write(file, data[: len(data) // 2 + 1], at)
+    )
+    assert read_all(bring()) == FILES
+
+
+def test_a_full_disk_keeps_no_part_and_ends_the_other_files(
+    bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(file: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(OSError, match="No space left"):
+        bring()
+    assert not list(tmp_path.rglob("*.cavvy-part"))
+    meter = TransferProgress("input", print)
+    meter.stop()
+    with pytest.raises(TransferFailed, match="stopped"):
+        meter.moved(1)
+
+
+def test_the_cache_gives_no_rights_that_the_file_did_not_have(bring: Bring) -> None:
+    before = os.umask(0o077)
+    try:
+        found = bring() / "model.safetensors"
+    finally:
+        os.umask(before)
+    assert os.stat(found).st_mode & 0o777 == 0o400
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800", "../x", "/x", "."])
+def test_a_node_makes_no_file_with_an_odd_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CannotBuild):
+        inside(str(tmp_path), name)
+
+
 def test_a_busy_hub_is_asked_again_later(bring: Bring, root: str) -> None:
     Hub.faults["429"] = 1
     with pytest.raises(ObjectTryAgain, match="status 429"):
@@ -256,6 +301,9 @@ def test_a_busy_hub_is_asked_again_later(bring: Bring, root: str) -> None:
         {"rfilename": 1, "size": 1},
         {"rfilename": "a"},
         {"rfilename": "a", "size": -1},
+        {"rfilename": "", "size": 1},
+        {"rfilename": "a\0b", "size": 1},
+        {"rfilename": "a\ud800", "size": 1},
         {"rfilename": "a", "size": 1, "lfs": "x"},
         {"rfilename": "a", "size": 1, "lfs": {"size": 1}},
         {"rfilename": "a", "size": 1, "lfs": {"size": 1, "sha256": "../x"}},

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor, wait
+import stat
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from ..allowed_folders import AllowedFolders, check_regular
@@ -95,8 +96,11 @@ class InputFetcher:
         def bring(span: tuple[int, int]) -> None:
             at = span[0]
             for data in open_input(self._connect(), entry, path, self._meter, span).read():
-                os.pwrite(file, data, at)
-                at += len(data)
+                left = memoryview(data)
+                while left:  # a disk that is almost full takes a part of the bytes
+                    written = os.pwrite(file, left, at)
+                    left = left[written:]
+                    at += written
                 self._meter.moved(len(data))
 
         parts = [self._ranges.submit(bring, span) for span in spans]
@@ -150,7 +154,7 @@ class InputFetcher:
             try:
                 file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
                 try:
-                    os.fchmod(file, 0o444)
+                    os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) & 0o444)
                 finally:
                     os.close(file)
                 cached = os.path.join(self._cache, digest)
@@ -207,8 +211,12 @@ def fetch_files(
             waiting.append(pool.submit(fetcher.bring, entry, whole))
             if len(waiting) >= PENDING:
                 waiting.pop(0).result()
-        for each in waiting:
+        wait(waiting, return_when=FIRST_EXCEPTION)
+        for each in [each for each in waiting if each.done()]:
             each.result()
+    except BaseException:
+        meter.stop()
+        raise
     finally:
         for each in waiting:
             each.cancel()

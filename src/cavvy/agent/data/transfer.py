@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import urllib.error
+from contextlib import suppress
 
 from ..disk import name_part
 from ..http_client import (
@@ -215,6 +216,10 @@ def save_anew(folders: AllowedFolders, path: str, write: Callable[[int], None]) 
         finally:
             os.close(file)
         os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            remove_below(folder, part)  # the disk may be full
+        raise
     finally:
         os.close(folder)
 
@@ -299,10 +304,13 @@ class TransferProgress:
         self._began = self._told
         self._quiet = quiet
         self._waited = 0.0
+        self._stopped = False
         self.bytes = self.files = 0
 
     def moved(self, count: int, files: int = 0) -> None:
         with self._lock:
+            if self._stopped:
+                raise TransferFailed(f"{self._what} was stopped")
             self.bytes += count
             self.files += files
             now = time.monotonic()
@@ -311,6 +319,11 @@ class TransferProgress:
             self._told = now
             text = f"{self._what}: {self.describe()} so far"
         self._tell(text)
+
+    def stop(self) -> None:
+        """Let the other threads end soon: `moved` raises TransferFailed from now on."""
+        with self._lock:
+            self._stopped = True
 
     def waits(self, text: str) -> None:
         """Report that a thread is waiting, and the reason."""

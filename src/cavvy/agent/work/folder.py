@@ -295,6 +295,12 @@ def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
 
 def inside(folder: str, path: str) -> str:
     """Return the full path of `path`, which must be in the folder. Raises CannotBuild."""
+    try:
+        is_name = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise CannotBuild(f"{path!r} cannot be the name of a file on this node")
     found = os.path.normpath(path)
     if os.path.isabs(found) or found == ".." or found.startswith("../") or found == ".":
         raise CannotBuild(

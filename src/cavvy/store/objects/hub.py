@@ -181,6 +181,8 @@ def _read(sibling: Any) -> ObjectInfo:
     size = large["size"] if large else sibling["size"]
     if not isinstance(name, str) or not isinstance(size, int) or size < 0:
         raise ValueError(f"a file has no name or size: {name!r:.100}")
+    if not name.encode() or "\0" in name:  # `encode` raises ValueError for half a character
+        raise ValueError(f"a name cannot be that of a file: {name!r:.100}")
     digest = _match(_SHA256, large["sha256"]) if large else ""
     return ObjectInfo(key=name, size=size, sha256=digest)
 
