@@ -21,6 +21,7 @@ from cavvy.cli.task.profiles import (
     find_model,
     list_device_profiles,
     list_models,
+    measured_devices,
     text_with_rates,
 )
 from cavvy.cli.view.failure import CommandFailure
@@ -530,6 +531,9 @@ ROW = {
     "kind": "matmul",
     "name": "mm",
     "precision": "bf16",
+    "wide": False,
+    "backward": False,
+    "size": [1, 4096, 4096, 4096],
     "shape": [1, 4096, 4096, 4096],
     "flops": 1e11,
     "bytes": 1e8,
@@ -596,6 +600,69 @@ def test_a_measurement_that_ends_early_is_an_error(
     with pytest.raises(CommandFailure, match=message) as failure:
         kernel_bench.collect(print_profile(*parts))
     assert failure.value.hint
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{",
+        "5",
+        "[" * 100_000,
+        '{"about": 5}',
+        '{"about": {"device": null, "kernels": 5}}',
+        '{"about": {"format": "other"}}',
+        '{"total": 1e999}',
+        '{"row": {}}',
+        '{"end": {"seconds": 1, "skipped": 7}}',
+        '{"host": {"launch_us": NaN}}',
+        *(
+            json.dumps({"row": {**ROW, key: value}})
+            for key, values in {
+                "us": (float("nan"), float("inf"), -1, "x", 1e17, 10**400, 1e-12),
+                "size": (None, [], [1, 2, -3, 4], [1, 2, 3, 1e999]),
+                "bytes": (-1, float("nan"), None),
+                "name": (None, 5),
+                "kind": ([], None),
+            }.items()
+            for value in values
+        ),
+    ],
+)
+def test_odd_lines_of_a_measurement_are_no_profile(line: str) -> None:
+    """A node of others prints what it likes, and two processes print into each other's lines."""
+    end = {"end": {"seconds": 50.0, "skipped": []}}
+    lines = print_profile({"about": ABOUT}, {"row": ROW}, end)
+    odd = [*lines[:-1], f"CAVVY_KERNEL {line}", lines[-1]]
+    if "skipped" in line:
+        odd.pop()
+    assert len(kernel_bench.collect(lines)["kernels"]) == 1
+    with pytest.raises(CommandFailure, match="no device profile"):
+        kernel_bench.collect(odd)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[" * 100_000,
+        '{"accelerator": "L4"}',
+        *(
+            json.dumps({**ABOUT, "accelerator": "L4", "kernels": kernels})
+            for kernels in (5, [5], ["x"], [{**ROW, "us": 1e300}], [{**ROW, "us": float("nan")}])
+        ),
+    ],
+)
+def test_a_broken_profile_of_a_device_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path))
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "L4.json").write_text(text)
+    measured_devices.cache_clear()
+    with pytest.raises(CommandFailure, match=r"devices"):
+        measured_devices()
+    measured_devices.cache_clear()
 
 
 def test_kernels_are_measured_in_a_valid_task(tmp_path: Path) -> None:

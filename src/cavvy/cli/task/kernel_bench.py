@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.cli.view.output import TableColumn, json_out, rows_out
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MARK = "CAVVY_KERNEL "  # begins each line that the program prints for this module
 _PROGRAM = "bench_kernels.py"
 _LIMIT = "45m"  # for a node's start, PyTorch's installation and two minutes of measurement
+# errors of lines that a node changed, or two processes printed into each other
+_WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _TOLD = 25  # kernels between two lines of progress, if the output is no terminal
 
 
@@ -117,36 +119,55 @@ def collect(lines: Iterable[str]) -> dict[str, Any]:
     profile: dict[str, Any] = {"accelerator": None, "source": "measured by `cavvy bench --kernels`"}
     rows: list[dict[str, Any]] = []
     last, total = "", 0
+    from cavvy.planner.estimate.measured import check_row, read_device
+
     for line in lines:
         _, mark, text = line.partition(_MARK)
         if not mark:
             last = line.strip() or last
             continue
-        part: dict[str, Any] = json.loads(text)
-        if "error" in part:
-            hint = "`cavvy bench --kernels --gpu NAME` measures a rented accelerator"
-            raise CommandFailure(part["error"], hint)
-        if "row" in part:
-            rows.append(part["row"])
-            _tell(len(rows), total, f"{part['row']['name']} {part['row']['precision']}")
-        elif "about" in part or "end" in part:
-            profile |= part.get("about") or part["end"]
-        elif "total" in part:
-            total = part["total"]
-        else:
-            profile |= part
+        try:
+            part: dict[str, Any] = json.loads(text)
+            if "error" in part:
+                hint = "`cavvy bench --kernels --gpu NAME` measures a rented accelerator"
+                raise CommandFailure(str(part["error"]), hint)
+            if "row" in part:
+                row = dict(check_row(part["row"]))
+                rows.append(row)
+                _tell(len(rows), total, f"{row['name']} {row['precision']}")
+            elif "about" in part or "end" in part:
+                profile |= part.get("about") or part["end"]
+            elif "total" in part:
+                total = int(part["total"])
+            else:
+                profile |= part
+        except _WRONG as error:
+            raise _say_wrong(error, text) from error
     if "seconds" not in profile:
         raise CommandFailure(
             f"the measurement ended after {len(rows)} of {total or 'all'} kernels",
             f"its last output was: {last}" if last else "",
         )
-    profile["accelerator"] = _find_name(profile["device"])
-    return {**profile, "kernels": rows}
+    try:
+        if not isinstance(profile["device"], str):
+            raise TypeError("the device has no name")
+        profile |= {"accelerator": _find_name(profile["device"]), "kernels": rows}
+        profile["skipped"] = [str(each) for each in profile["skipped"]]
+        read_device(profile)
+        json.dumps(profile, allow_nan=False)
+    except _WRONG as error:
+        raise _say_wrong(error, last) from error
+    return profile
+
+
+def _say_wrong(error: Exception, line: str) -> CommandFailure:
+    message = f"the measurement printed what is no device profile: {error!r:.200}"
+    return CommandFailure(message, f"the line was: {line.strip():.200}" if line else "")
 
 
 def _tell(done: int, total: int, name: str) -> None:
     """Show the number of measured kernels: in one line of a terminal, otherwise now and then."""
-    text = f"{done} of {total} kernels"
+    text, name = f"{done} of {total} kernels", escape_controls(name)
     if sys.stderr.isatty():
         end = "\n" if done == total else ""
         click.echo(f"\r\x1b[K{text}: {name[:50]}{end}", err=True, nl=False)
@@ -160,7 +181,7 @@ def keep(profile: Mapping[str, Any], file: str | None) -> Path:
     """
     from cavvy.cli.task.profiles import devices_folder
 
-    name = profile["accelerator"] or "".join(filter(str.isalnum, profile["device"]))
+    name = profile["accelerator"] or "".join(filter(str.isalnum, profile["device"]))[:80]
     path = Path(file) if file else devices_folder() / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(profile, separators=(",", ":")) + "\n")
@@ -178,7 +199,8 @@ def show(profiles: Sequence[Mapping[str, Any]], output: str) -> None:
             if "error" in row:
                 size = "x".join(map(str, row["shape"]))
                 name = f"{row['name']} {row['precision']} {size}"
-                click.echo(f"not measured: {name}: {row['error']}", err=True)
+                told = escape_controls(f"not measured: {name}: {row['error']}")
+                click.echo(told, err=True)
         if profile["skipped"]:
             left = len(profile["skipped"])
             click.echo(f"not measured: the last {left} kernels, for lack of time", err=True)

@@ -58,7 +58,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         data = json.loads(Path(path).read_text())
     except OSError as error:
         raise CommandFailure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandFailure(f"{path} is not JSON", _WRITES_ONE, exit_code=2) from error
     if not isinstance(data, dict):
         raise CommandFailure(f"{path} is not a work profile", _WRITES_ONE, exit_code=2)
@@ -235,7 +235,7 @@ def measured_devices(own: bool = True) -> "tuple[DeviceProfile, ...]":
     for name, data in list_device_profiles(own).items():
         try:
             found.append(read_device(data))
-        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             where = f"the device profile of {name} in {devices_folder()}"
             hint = f"`cavvy bench --kernels --gpu {name}` measures the device again"
             raise CommandFailure(f"{where} is wrong: {error!r}", hint, exit_code=2) from error

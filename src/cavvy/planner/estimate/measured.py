@@ -36,6 +36,8 @@ _NAMES = {
 # squared distances between kernels with different names, for the kinds whose kernels differ most
 _NAMED = {"reduction": 6.0, "softmax": 3.0, "pooling": 6.0, "look_up": 4.0, "pointwise": 0.2}
 FARTHEST = 3.0  # the distance beyond which a measured kernel says nothing of another
+_MOST = 1e18  # the numbers of a row are less
+_FARTHEST_RATIO = log(1e5)  # measured times differ less from their estimates
 _LITTLE = 0.15  # weight of the average of a kind against that of one kernel at no distance
 
 
@@ -153,11 +155,13 @@ def read_device(data: Mapping[str, Any]) -> DeviceProfile | None:
     if device is None:
         return None
     found: dict[str, list[MeasuredKernel]] = {}
-    for row in data["kernels"]:
+    for row in map(check_row, data["kernels"]):
         if not row.get("us") or row["kind"] in _PARTS or "cross_entropy" in row["name"]:
             continue
         kernel, setting = read_row(row, device)
         ratio = log(row["us"] * 1e-6 / kernel_time(kernel, setting))
+        if abs(ratio) > _FARTHEST_RATIO:
+            raise ValueError(f"{row['name']:.40}: {row['us']:g} us cannot have been measured")
         made = MeasuredKernel(
             kind=name_kind(kernel),
             name=plain_name(kernel.name),
@@ -167,6 +171,18 @@ def read_device(data: Mapping[str, Any]) -> DeviceProfile | None:
         found.setdefault(made.kind, []).append(made)
     kernels = {kind: tuple(each) for kind, each in found.items()}
     return DeviceProfile(device=device, kernels=kernels)
+
+
+def check_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row of a device profile. Raises KeyError, TypeError, ValueError if it has no name
+    or a number that cannot have been measured.
+    """
+    if not all(isinstance(row[key], str) for key in ("name", "kind", "precision")):
+        raise TypeError("the name, kind or precision of a kernel is no text")
+    numbers = [row["flops"], row["bytes"], row.get("us") or 0, *row["shape"], *row["size"]]
+    if not all(0 <= each < _MOST for each in numbers):
+        raise ValueError(f"{row['name']:.40}: a number is negative or too large")
+    return row
 
 
 def read_row(row: Mapping[str, Any], device: DeviceRates) -> tuple[KernelProfile, KernelSetting]:
