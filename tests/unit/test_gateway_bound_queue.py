@@ -1,6 +1,7 @@
 """The work of the gateway's queue grows in proportion to what arrives."""
 
 import asyncio
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from random import Random
 from time import monotonic
@@ -8,6 +9,7 @@ from time import monotonic
 import pytest
 
 from cavvy.gateway.config import (
+    ClientKey,
     FallbackTarget,
     GatewayLimits,
     ReplicaAddress,
@@ -107,14 +109,21 @@ class Guard:
 
 
 async def refuse_late(
-    slots_max: int, guard: Guard | None = None, elsewhere: int = 0
+    slots_max: int, guard: Guard | None = None, elsewhere: int = 0, keys: Sequence[str] = ("",)
 ) -> tuple[int, OwnAnswer | None]:
     """Return how many requests may wait at a busy replica that needs 10 s for each, while each
     waits for at most 30 s, and the answer to the next request. Others wait for a replica that is
-    elsewhere.
+    elsewhere. When the first key's requests are refused, those of the next key follow.
     """
     queue = ServiceQueue(
-        ServiceRoute(name="chat", wait_s=30, concurrency=1, slots_max=slots_max),
+        ServiceRoute(
+            name="chat",
+            wait_s=30,
+            concurrency=1,
+            slots_max=slots_max,
+            models=("m",),
+            keys=tuple(ClientKey(id=each, sha256="0" * 64) for each in keys),
+        ),
         HeadMemo(GatewayLimits()),
     )
     queue.set_replicas([ReplicaAddress(id="r", host="127.0.0.1", port=1)])
@@ -122,13 +131,15 @@ async def refuse_late(
     queue._set_load(queue._replicas[0])
     parsed, waiting = queue.memo.parse_request(ANYWHERE), []
     bound = [admit(queue, EU) for _ in range(elsewhere)]
-    for _ in range(100):
+    left = list(keys)
+    while left:
         sink = ToldSink()
         made = Exchange(sink, queue.entry, parsed, b"", monotonic())  # type: ignore[arg-type]  # nothing else is called
-        made.guard = guard
+        made.guard, made.key_id = guard, left[0]
         queue.enter(made)
         if sink.told:
-            break
+            del left[0]
+            continue
         waiting.append(made)
         if len(waiting) == 1:
             for _ in range(20):
@@ -150,6 +161,10 @@ async def test_a_request_is_refused_at_once_if_it_would_surely_wait_too_long() -
 
 async def test_requests_that_wait_for_another_place_are_not_ahead() -> None:
     assert (await refuse_late(slots_max=1, elsewhere=50))[0] == 3
+
+
+async def test_requests_of_a_key_that_has_few_are_not_behind_all_of_another() -> None:
+    assert (await refuse_late(slots_max=1, keys=("many", "few")))[0] > 3
 
 
 async def test_replicas_that_may_start_count_unless_a_fallback_answers_now() -> None:
