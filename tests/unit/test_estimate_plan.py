@@ -466,6 +466,29 @@ def test_plan_says_where_a_profile_is_missing_or_no_profile(tmp_path: Path) -> N
     assert "neither" in out
 
 
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ('{"measured": 5}', "`measured` states"),
+        ('{"measured": {"L4:1": "x"}}', "`measured` states 'x' for 'L4:1'"),
+        ('{"measured": {"L4:1": 0}}', "`measured` states 0"),
+        ('{"measured": {"L4:1": 1e999}}', "`measured` states inf"),
+        ('{"measured": {"L4:1": NaN}}', "`measured` states nan"),
+        ('{"measured": {"L4:0": 5}}', "`measured` states 5 for 'L4:0'"),
+        ('{"measured": {"L4:x": 5}}', "`measured` states 5 for 'L4:x'"),
+        ('{"measured": {"L4:1": 5}, "machines": [5]}', "`machines` states"),
+        ('{"machines": {"aws/g6.xlarge:1": -1}}', "`machines` states -1"),
+        ('{"measured": {"L4:1": 5}, "run": 5}', "`run` is no table of settings"),
+        ('{"measured": {"L4:1": 5}, "run": {"x": 1}}', "`run` is no table of settings"),
+    ],
+)
+def test_odd_rates_of_a_profile_are_said(tmp_path: Path, profile: str, says: str) -> None:
+    (tmp_path / "work.json").write_text(profile)
+    code, out = run("plan", task(tmp_path, "{samples: 1e7, profile: work.json}"))
+    assert code == 2
+    assert f"work.json: {says}" in " ".join(out.split())
+
+
 def test_what_is_submitted_carries_the_rates(tmp_path: Path) -> None:
     import yaml
 

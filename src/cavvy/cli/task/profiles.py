@@ -162,6 +162,7 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     from cavvy.planner.estimate.table import COUNTS, find_margin, make_rates, merge_rates
 
     data = read_file(folder / work.profile)
+    _check_measured(data, work.profile)
     run = StepSettings(**data.get("run", {}))
     needs = task.resources.accelerators
     counts = [
@@ -184,6 +185,25 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
         raise CommandFailure(f"{work.profile} has neither a trace nor a measured rate", exit_code=2)
     rates = {**rates, **work.rates}
     return replace(task, work=replace(work, rates=rates, margin=round(margin, 3)))
+
+
+def _check_measured(data: dict[str, Any], where: str) -> None:
+    """Raise CommandFailure if the settings or the measured rates of a profile are wrong."""
+    from cavvy.planner.estimate.profile import StepSettings
+
+    run = data.get("run", {})
+    if not isinstance(run, dict) or not set(run) <= set(StepSettings.__struct_fields__):
+        raise CommandFailure(f"{where}: `run` is no table of settings", _WRITES_ONE, exit_code=2)
+    for name in ("measured", "machines"):
+        rates = data.get(name) or {}
+        keys = rates if isinstance(rates, dict) else {"": None}
+        for key, rate in keys.items():
+            count = key.partition(":")[2] if name == "measured" else ""
+            is_rate = isinstance(rate, int | float) and 0 < rate < 1e18
+            if not is_rate or (count and not (count.isdecimal() and int(count))):
+                message = f"{where}: `{name}` states {rate!r:.40} for {key!r:.80}"
+                hint = "expected samples per second above 0, keyed by a node such as H100:8"
+                raise CommandFailure(message, hint, exit_code=2)
 
 
 def text_with_rates(text: str, task: "TaskSpec", folder: Path) -> str:
