@@ -102,6 +102,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Set up": {
         "check": "Show whether each provider is configured and which features it lacks.",
+        "doctor": "Show what GPU jobs lack on a machine, and the commands that mend it.",
         "secret": "Set, list and delete secrets.",
         "server": "Start, stop and inspect the embedded server.",
         "completion": "Print the completion script for a shell.",
