@@ -67,6 +67,8 @@ class AppState(Struct, kw_only=True):
     on_network: bool = False
     downloads: NodeDownloads | None = None  # None if nodes outside this machine cannot connect
     node_endpoint: str | None = None  # the address that nodes outside this machine use
+    # SHA-256 of this address's certificate, and the hash of its public key as curl wants it
+    node_pins: tuple[str, str] = ("", "")
     listen: str | None = None  # the address for users; None: only the Unix socket
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
     snapshots: set[tuple[str, str]] = field(

@@ -4,8 +4,8 @@ the last request of a user.
 
 /v1/health, /v1/sign-in, webhooks, files by hash and the script that joins a machine need no token.
 The routes below /agent/v1 accept only tokens of gangs. The routes below /nodes/v1 accept only
-tokens of joined machines. All other routes accept the token of the state folder and the tokens of
-accounts.
+tokens of joined machines, and those below /edge/v1 only tokens of devices. All other routes accept
+the token of the state folder and the tokens of accounts.
 """
 
 import time
@@ -38,6 +38,7 @@ AGENT = "/agent/v1/"
 BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
 # path prefix of the routes for joined machines, which check the tokens themselves
 NODES = "/nodes/v1/"
+EDGE = "/edge/v1/"  # path prefix of the routes for devices at the edge, which check these tokens
 HOOKS = "/hooks/v1/"  # path prefix of webhooks, whose route checks signatures instead of tokens
 HEALTH = "/v1/health"
 SIGN_IN = "/v1/sign-in"  # this route exchanges an ID token for an access token
@@ -78,7 +79,7 @@ class AuthMiddleware:
             scope["gang_token"] = shown.removeprefix(b"Bearer ").decode("latin-1")
             await self._app(scope, receive, send)
             return
-        if path.startswith((BOOT, NODES)):
+        if path.startswith((BOOT, NODES, EDGE)):
             await self._app(scope, receive, send)
             return
         if path not in (HEALTH, SIGN_IN) and not path.startswith(HOOKS):
@@ -139,7 +140,11 @@ class AuthMiddleware:
 
 def is_open(path: str) -> bool:
     """Return whether requests to this path need no token."""
-    return path in (HEALTH, SIGN_IN) or path.startswith((BOOT, HOOKS)) or path.endswith("/script")
+    return (
+        path in (HEALTH, SIGN_IN)
+        or path.startswith((BOOT, HOOKS))
+        or path.endswith(("/script", f"{EDGE}nonce"))
+    )
 
 
 def _authorization(scope: Scope) -> bytes | None:

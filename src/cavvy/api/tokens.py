@@ -52,6 +52,11 @@ class GangTokens:
         digest = hmac.digest(self._key, b"peer\0" + text.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
+    def of_device(self, text: str) -> str:
+        """Return the proof that this installation has issued a text to a device at the edge."""
+        digest = hmac.digest(self._key, b"edge\0" + text.encode("utf-8", "surrogatepass"), sha256)
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:
         """Return whether the request has the claim token of this rank. Raises ApiProblem if the
         request has neither the claim token nor the gang's token.

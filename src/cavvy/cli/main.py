@@ -61,6 +61,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "key": "Create, list and revoke keys for calls to a service.",
         "queue": "List, show, retry and delete queued calls to a service.",
         "unserve": "Stop a service after its pending requests are answered.",
+        "model": "Publish models in numbered, signed versions.",
+        "edge": "Serve models on devices that are often offline.",
     },
     "Work on nodes": {
         "dev": "Get a machine for interactive work: a shell, VS Code or Jupyter.",

@@ -21,6 +21,7 @@ from cavvy.control.budgets import BUDGETS, BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
 from cavvy.control.discounts import post_discounts
+from cavvy.control.edge import EdgeService, is_edge_key
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
@@ -154,6 +155,7 @@ class ControlPlane:
         self.node_pools = PoolService(store, clock, self.jobs, self.hint)
         self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
         self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
+        self.edge = EdgeService(store, clock, self.hint)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
 
@@ -437,6 +439,7 @@ class ControlPlane:
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
+        keys += await self.edge.unfinished()
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
@@ -546,6 +549,7 @@ class ControlPlane:
             (is_pool_key, self.node_pools.reconcile),
             (is_node_key, self.maintenance.reconcile),
             (is_reservation_key, self.reservations.reconcile),
+            (is_edge_key, self.edge.reconcile),
         ):
             if is_kind(key):
                 return await reconcile(key)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cavvy.api.auth import AGENT, BOOT, HEALTH, NODES
+from cavvy.api.auth import AGENT, BOOT, EDGE, HEALTH, NODES
 from cavvy.api.downloads import NodeDownloads
 from cavvy.api.errors import ApiProblem
 from cavvy.api.peers import is_passed_on
@@ -35,7 +35,7 @@ from cavvy.settings import Settings
 if TYPE_CHECKING:
     from cavvy.server.doors import BoundedServer
 
-_OPEN = (AGENT, BOOT, NODES)
+_OPEN = (AGENT, BOOT, EDGE, NODES)
 # the key in the ASGI scope that marks connections that may only download files by hash
 ONLY_DOWNLOADS = "cavvy.only_downloads"
 

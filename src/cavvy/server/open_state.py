@@ -272,6 +272,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
         on_network=parts.on_network,
         downloads=downloads,
         node_endpoint=endpoint.address if endpoint else None,
+        node_pins=(endpoint.pin, endpoint.key_pin) if endpoint else ("", ""),
     )
 
 

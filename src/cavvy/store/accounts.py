@@ -53,6 +53,8 @@ _USES = (
     "jobs",
     "machines",
     "node_pools",
+    "models",
+    "edge_devices",
     "secrets",
     "provider_credentials",
     "charges",

@@ -5,6 +5,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from cavvy.domain.edge import EdgeRow
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.stored_services import StoredService
@@ -17,7 +18,7 @@ from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into, update_of
 
 _KEY = ("project", "name")
-_Named = TypeVar("_Named", bound=StoredService | NodePool)
+_Named = TypeVar("_Named", bound=StoredService | NodePool | EdgeRow)
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _JOBS = (
     f"SELECT id, phase FROM jobs WHERE project = ? AND pool = ? AND phase IN ({_LIVE}) ORDER BY id"
@@ -29,7 +30,7 @@ _ATTEMPTS = (
 )
 
 
-class _NamedRows(Generic[_Named]):
+class NamedRows(Generic[_Named]):
     """The rows of a table of documents, each with a name in its project. `noun` is the word for a
     row in messages, and `more` returns the values of the columns `others`."""
 
@@ -93,7 +94,7 @@ class _NamedRows(Generic[_Named]):
             raise StaleVersion(f"{self._noun} {row.name} is not at version {row.version}")
 
 
-class SqlServices(_NamedRows[StoredService]):
+class SqlServices(NamedRows[StoredService]):
     """The rows of services."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
@@ -120,7 +121,7 @@ class SqlServices(_NamedRows[StoredService]):
         return {each for each in found if each is not None}
 
 
-class SqlNodePools(_NamedRows[NodePool]):
+class SqlNodePools(NamedRows[NodePool]):
     """The rows of elastic pools, and the jobs and attempts that belong to them."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:

@@ -49,6 +49,7 @@ from cavvy.store.budgets import SqlBudgets
 from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
+from cavvy.store.edge import SqlEdge
 from cavvy.store.held import HeldReader
 from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
@@ -111,7 +112,7 @@ _UNFINISHED = (
 )
 _SNAPSHOTS = " UNION ".join(
     f"SELECT DISTINCT snapshot FROM {table} WHERE snapshot IS NOT NULL"
-    for table in ("documents", "job_arrays", "services")
+    for table in ("documents", "job_arrays", "services", "models")
 )
 
 
@@ -159,6 +160,7 @@ class Store:
         self.arrays = SqlArrays(*database)
         self.dependencies = SqlDependencies(self._read)
         self.node_pools, self.maintenance = SqlNodePools(*database), SqlMaintenance(*database)
+        self.edge = SqlEdge(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:

@@ -46,14 +46,15 @@ async def make_model_folder(
         raise RowNotFound(f"job {job.name} has no checkpoint")
     entries: dict[str, FolderEntry] = {}
     for snapshot in snapshots:
-        found = await asyncio.to_thread(_read_entries, blobs, snapshot)
+        found = await asyncio.to_thread(read_entries, blobs, snapshot)
         entries.update({each.path: each for each in found})
     entries.update({each.path: each for each in (_place(file, below or "") for file in files)})
     manifest = encode_manifest([entries[path] for path in sorted(entries)])
     return ModelFolder(snapshot=await asyncio.to_thread(_keep, blobs, manifest), files=files)
 
 
-def _read_entries(blobs: BlobStore, snapshot: str) -> list[FolderEntry]:
+def read_entries(blobs: BlobStore, snapshot: str) -> list[FolderEntry]:
+    """Return the entries of a snapshot. Raises RowNotFound, NotManifest."""
     with blobs.open(snapshot) as file:
         try:
             return _decode(file.read())["files"]

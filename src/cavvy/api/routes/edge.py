@@ -1,0 +1,545 @@
+"""Routes for devices at the edge: users enrol and list devices, publish models and roll them out;
+devices enrol, check in, and fetch signed lists and files.
+
+A device proves that it has its private key by a signature of a text of this server, and gets a
+token that is valid for a day. The token names the device and its expiry, and is checked without a
+look at the database.
+"""
+
+import base64
+import binascii
+import hmac
+from asyncio import to_thread
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import msgspec
+from fastapi import Path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cavvy.api.app_state import AppState
+from cavvy.api.audit import note_change
+from cavvy.api.errors import ApiProblem
+from cavvy.api.routes.blobs import send_blob
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user
+from cavvy.api.wire import read_bytes, view
+from cavvy.client import edge_wire as wire
+from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
+from cavvy.control.edge import EnrolmentRefused, ModelRefused
+from cavvy.control.model_repository import newest_root
+from cavvy.domain.accounts import Permission
+from cavvy.domain.edge import (
+    CHECK_IN_S,
+    WAVES,
+    DeviceModel,
+    DeviceReport,
+    EdgeDevice,
+    ModelFile,
+    ModelVersion,
+    Rollout,
+)
+from cavvy.domain.values import Struct, field
+from cavvy.edge.bundle import make_script, pack_device
+from cavvy.store.base import ProjectFilter, RowNotFound
+from cavvy.store.blobs import NotManifest
+
+_BODY = 256 * 1024  # maximum size of a device's request, in bytes
+_TOKEN_VALID = timedelta(days=1)
+_NONCE_VALID = timedelta(minutes=5)
+_MOST_DEVICES = 100_000  # that one token may enrol
+_LONGEST = timedelta(days=366)
+_DevicePath = Annotated[str, Path(max_length=63)]
+
+router = RouteGroup("edge")
+
+
+# Users
+
+
+@router.post(
+    "/v1/projects/{project}/edge/tokens",
+    "Create a token with which devices enrol.",
+    rule=in_path(Permission.OPERATE),
+    status=201,
+    errors=("no-joining",),
+    when={EnrolmentRefused: "enrolment-refused"},
+)
+async def invite(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.EnrolmentAsk
+) -> wire.EnrolmentView:
+    if not 1 <= ask.count <= _MOST_DEVICES:
+        raise ApiProblem("invalid-request", f"`count` must be 1 to {_MOST_DEVICES:,}")
+    if not 0 < ask.valid_s <= _LONGEST.total_seconds():
+        raise ApiProblem("invalid-request", "`valid_s` must be more than 0 and at most a year")
+    await app_state.store.archive.check(project)
+    note_change(request, after={"site": ask.site, "devices": ask.count})
+    token, made = await app_state.control_plane.edge.invite(
+        project,
+        site=ask.site,
+        labels=ask.labels,
+        count=ask.count,
+        valid=timedelta(seconds=ask.valid_s),
+    )
+    address, full = _find_address(app_state), f"{project}.{token}"
+    pin = app_state.node_pins[1]
+    command = f"curl -fsSk --pinnedpubkey '{pin}' {address}/edge/v1/script | sh -s -- {full}"
+    return wire.EnrolmentView(command=command, token=full, expires_at=made.expires_at)
+
+
+@router.get("/v1/edge/devices", "List the devices.", rule=in_query(Permission.VIEW))
+async def list_devices(app_state: AppState, projects: ProjectFilter) -> list[wire.DeviceView]:
+    now = app_state.now()
+    return [_device(each, now) for each in await app_state.control_plane.edge.devices(projects)]
+
+
+@router.get(
+    "/v1/projects/{project}/edge/devices/{name}",
+    "Get one device.",
+    rule=in_path(Permission.VIEW),
+    when={RowNotFound: "device-not-found"},
+)
+async def get_device(
+    app_state: AppState, project: ProjectPath, name: _DevicePath
+) -> wire.DeviceView:
+    found = await app_state.control_plane.edge.device(project, name)
+    return _device(found, app_state.now())
+
+
+@router.delete(
+    "/v1/projects/{project}/edge/devices/{name}",
+    "Refuse a device from now on.",
+    rule=in_path(Permission.OPERATE),
+    when={RowNotFound: "device-not-found"},
+)
+async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -> None:
+    await app_state.control_plane.edge.retire(project, name)
+
+
+@router.get("/v1/models", "List the published models.", rule=in_query(Permission.VIEW))
+async def list_models(app_state: AppState, projects: ProjectFilter) -> list[wire.ModelView]:
+    return [_model(each) for each in await app_state.control_plane.edge.models(projects)]
+
+
+@router.post(
+    "/v1/projects/{project}/models",
+    "Publish the next version of a model, from a snapshot that was uploaded before.",
+    rule=in_path(Permission.RUN),
+    status=201,
+    when={
+        ModelRefused: "model-refused",
+        RowNotFound: "snapshot-missing",
+        NotManifest: "snapshot-missing",
+    },
+)
+async def publish(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.ModelAsk
+) -> wire.ModelView:
+    await app_state.store.archive.check(project)
+    files = await app_state.control_plane.edge.list_files(
+        app_state.blobs.of(project), ask.snapshot, ask.below
+    )
+    model = ModelVersion(
+        project=project,
+        name=f"{ask.name}@0",
+        snapshot=ask.snapshot,
+        files=files,
+        main=ask.main or _choose_main(files),
+        job=ask.job,
+        residency=ask.residency,
+        made_by=name_user(request, ask.made_by),
+        created_at=app_state.now(),
+        notes=ask.notes,
+    )
+    note_change(request, after={"model": ask.name, "snapshot": ask.snapshot})
+    return _model(await app_state.control_plane.edge.publish(model, app_state.sealer))
+
+
+@router.get("/v1/rollouts", "List the rollouts, newest first.", rule=in_query(Permission.VIEW))
+async def list_rollouts(app_state: AppState, projects: ProjectFilter) -> list[wire.RolloutView]:
+    edge = app_state.control_plane.edge
+    devices = await edge.devices(projects)
+    found = sorted(await edge.rollouts(projects), key=lambda each: each.created_at, reverse=True)
+    return [
+        _rollout(each, [device for device in devices if device.project == each.project])
+        for each in found
+    ]
+
+
+@router.post(
+    "/v1/projects/{project}/rollouts",
+    "Bring a version of a model to devices, wave by wave.",
+    rule=in_path(Permission.OPERATE),
+    status=201,
+    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
+)
+async def deploy(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.RolloutAsk
+) -> wire.RolloutView:
+    _check_rollout(ask)
+    await app_state.store.archive.check(project)
+    now, edge = app_state.now(), app_state.control_plane.edge
+    rollout = Rollout(
+        project=project,
+        name=f"{ask.model}-0",
+        model=ask.model,
+        to=ask.to,
+        site=ask.site,
+        labels=ask.labels,
+        waves=tuple(ask.waves) or WAVES,
+        wave_at=now,
+        soak_s=ask.soak_s,
+        mib_per_s=ask.mib_per_s,
+        window=ask.window,
+        collect_below=ask.collect_below,
+        alpha=ask.alpha,
+        made_by=name_user(request, ask.made_by),
+        created_at=now,
+    )
+    stored, refused = await edge.deploy(rollout)
+    told = {"rollout": stored.name, "to": ask.to, "site": ask.site}
+    note_change(request, after={**told, "refused_by_residency": list(refused)})
+    return _rollout(stored, await edge.devices(project), refused)
+
+
+@router.post(
+    "/v1/projects/{project}/rollouts/{name}/halt",
+    "Take a version back from the devices of a rollout.",
+    rule=in_path(Permission.OPERATE),
+    when={RowNotFound: "rollout-not-found"},
+)
+async def halt(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: Annotated[str, Path(max_length=80)],
+    ask: wire.HaltAsk,
+) -> wire.RolloutView:
+    reason = ask.reason[:200] or f"halted by {name_user(request, '') or 'a user'}"
+    note_change(request, after={"rollout": name, "reason": reason})
+    edge = app_state.control_plane.edge
+    return _rollout(await edge.halt(project, name, reason), await edge.devices(project))
+
+
+# Devices
+
+
+class _Enrolment(Struct, frozen=True, kw_only=True):
+    token: str
+    key: str
+    hostname: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+class _Proof(Struct, frozen=True, kw_only=True):
+    project: str
+    device: str
+    nonce: str
+    signature: str
+
+
+class _CheckIn(Struct, frozen=True, kw_only=True):
+    models: tuple[DeviceModel, ...] = ()
+    free_mib: int = 0
+    clock: float = 0.0  # of the device, in seconds since 1970
+    waiting: int = 0
+    agent: str = ""
+
+
+_decode_enrolment = msgspec.json.Decoder(_Enrolment).decode
+_decode_proof = msgspec.json.Decoder(_Proof).decode
+_decode_check_in = msgspec.json.Decoder(_CheckIn).decode
+
+
+@router.get(
+    "/edge/v1/script",
+    "Get the script that enrols a device and runs its program.",
+    rule=OPEN,
+    gives=True,
+    errors=("no-joining",),
+)
+async def script(app_state: AppState) -> Response:
+    address, downloads = _find_address(app_state), app_state.downloads
+    assert downloads is not None  # there is an address
+    bundle = await to_thread(lambda: downloads.put(pack_device()))
+    text = make_script(address, app_state.node_pins, bundle)
+    return Response(text, media_type="text/x-shellscript")
+
+
+@router.post(
+    "/edge/v1/enrol",
+    "Enrol a device by a token.",
+    rule=MACHINE,
+    sends=True,
+    gives=True,
+    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+)
+async def enrol(request: Request, app_state: AppState) -> Response:
+    asked = _decode_enrolment(await read_bytes(request, _BODY))
+    project, _, token = asked.token.partition(".")
+    edge = app_state.control_plane.edge
+    facts = {name[:40]: value[:200] for name, value in list(asked.facts.items())[:40]}
+    device = await edge.enrol(project, token, asked.key, asked.hostname[:200], facts)
+    return _json({"project": project, "device": device.name, "site": device.site})
+
+
+@router.get("/edge/v1/nonce", "Get a text to sign.", rule=OPEN, gives=True)
+async def nonce(app_state: AppState) -> Response:
+    return _json({"nonce": _issue(app_state, "nonce", _NONCE_VALID)})
+
+
+@router.post(
+    "/edge/v1/token",
+    "Exchange a signature for a token of a day.",
+    rule=MACHINE,
+    sends=True,
+    gives=True,
+    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+)
+async def token(request: Request, app_state: AppState) -> Response:
+    asked = _decode_proof(await read_bytes(request, _BODY))
+    if _read_issued(app_state, asked.nonce) != "nonce":
+        raise ApiProblem("unauthorised", "the signed text is not one of this server, or too old")
+    device = await app_state.control_plane.edge.find(asked.project, asked.device)
+    if not _is_signed(device.key, asked):
+        raise ApiProblem("unauthorised", "the signature is not that of the device's key")
+    made = _issue(app_state, f"{asked.project}/{asked.device}", _TOKEN_VALID)
+    return _json({"token": made, "valid_s": _TOKEN_VALID.total_seconds()})
+
+
+@router.post(
+    "/edge/v1/check-in",
+    "Report what a device does, and get what it is to serve.",
+    rule=MACHINE,
+    sends=True,
+    gives=True,
+    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+)
+async def check_in(request: Request, app_state: AppState) -> Response:
+    project, name = _identify(request, app_state)
+    asked = _decode_check_in(await read_bytes(request, _BODY))
+    now = app_state.now()
+    report = DeviceReport(
+        at=now,
+        models=asked.models[:64],
+        free_mib=asked.free_mib,
+        skew_s=asked.clock - now.timestamp() if asked.clock else 0.0,
+        waiting=asked.waiting,
+        agent=asked.agent[:40],
+    )
+    wanted = await app_state.control_plane.edge.check_in(project, name, report)
+    models = [
+        {
+            "name": each.version.model,
+            "number": each.version.number,
+            "mib_per_s": each.rollout.mib_per_s,
+            "window": each.rollout.window,
+            "collect_below": each.rollout.collect_below,
+        }
+        for each in wanted
+    ]
+    return _json({"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models})
+
+
+@router.get(
+    "/edge/v1/metadata/{file}",
+    "Get a signed list of models. `root.json` is the newest list of keys.",
+    rule=MACHINE,
+    gives=True,
+    when={EnrolmentRefused: "enrolment-refused", RowNotFound: "not-found"},
+)
+async def metadata(
+    request: Request, app_state: AppState, file: Annotated[str, Path(max_length=80)]
+) -> Response:
+    project, name = _identify(request, app_state)
+    edge = app_state.control_plane.edge
+    await edge.find(project, name)
+    repository = await edge.repository(project, app_state.sealer)
+    text = newest_root(repository) if file == "root.json" else repository.files.get(file)
+    if text is None:
+        raise ApiProblem("not-found", f"the repository has no file {file}")
+    return Response(text, media_type="application/json")
+
+
+@router.get(
+    "/edge/v1/manifests/{model}/{number}",
+    "Get the description of a model version, whose hash a signed list has.",
+    rule=MACHINE,
+    gives=True,
+    when={EnrolmentRefused: "enrolment-refused", RowNotFound: "model-not-found"},
+)
+async def manifest(
+    request: Request,
+    app_state: AppState,
+    model: Annotated[str, Path(max_length=63)],
+    number: int,
+) -> Response:
+    project, name = _identify(request, app_state)
+    found = await app_state.control_plane.edge.manifest_for(project, name, model, number)
+    return Response(found, media_type="application/json")
+
+
+@router.get(
+    "/edge/v1/files/{digest}",
+    "Get a file of a published model, or a range of it, by its SHA-256.",
+    rule=MACHINE,
+    gives=True,
+    when={EnrolmentRefused: "enrolment-refused", RowNotFound: "blob-not-found"},
+)
+async def file(
+    request: Request,
+    app_state: AppState,
+    digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
+) -> Response:
+    project, name = _identify(request, app_state)
+    await app_state.control_plane.edge.check_file(project, name, digest)
+    return await send_blob(app_state.blobs.of(project), digest, request.headers.get("range", ""))
+
+
+def _find_address(app_state: AppState) -> str:
+    """Return the address that devices use. Raises ApiProblem."""
+    if app_state.node_endpoint is None:
+        raise ApiProblem(
+            "no-joining",
+            "this server has no address for devices outside its machine",
+            "set server.tls_listen, for example to 0.0.0.0:7443, and server.advertise",
+        )
+    return app_state.node_endpoint
+
+
+def _identify(request: Request, app_state: AppState) -> tuple[str, str]:
+    """Return the project and name of the device whose token a request has. Raises ApiProblem."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    who = _read_issued(app_state, token) if kind == "Bearer" else ""
+    project, slash, name = who.partition("/")
+    if not slash:
+        raise ApiProblem("unauthorised", "the request has no valid token of a device")
+    return project, name
+
+
+def _issue(app_state: AppState, text: str, valid: timedelta) -> str:
+    expires = int((app_state.now() + valid).timestamp())
+    body = base64.urlsafe_b64encode(f"{expires} {text}".encode()).rstrip(b"=").decode()
+    return f"{body}.{app_state.tokens.of_device(body)}"
+
+
+def _read_issued(app_state: AppState, token: str) -> str:
+    """Return the text for which a token was issued, or "" if it is not valid now."""
+    body, _, proof = token.partition(".")
+    if not hmac.compare_digest(proof.encode(), app_state.tokens.of_device(body).encode()):
+        return ""
+    try:
+        told = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    expires, _, text = told.partition(" ")
+    return text if app_state.now().timestamp() < int(expires) else ""
+
+
+def _is_signed(key: str, proof: _Proof) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public.verify(bytes.fromhex(proof.signature), proof.nonce.encode())
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _json(answer: object) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _choose_main(files: Sequence[ModelFile]) -> str:
+    served = [each.path for each in files if each.path.endswith(".onnx")]
+    if len(served) == 1:
+        return served[0]
+    told = ", ".join(sorted(each.path for each in files)[:4]) or "no files"
+    raise ApiProblem(
+        "model-refused",
+        f"the model has {len(served)} .onnx files among {told}; one is needed",
+        "name the file to serve: --main PATH",
+    )
+
+
+def _check_rollout(ask: wire.RolloutAsk) -> None:
+    waves = ask.waves
+    if waves and (sorted(waves) != waves or waves[-1] != 1 or waves[0] < 0 or len(waves) > 20):
+        raise ApiProblem(
+            "invalid-request",
+            f"`waves` is {waves}; expected up to 20 growing shares of the devices that end with 1",
+        )
+    if not 0 <= ask.soak_s <= _LONGEST.total_seconds():
+        raise ApiProblem("invalid-request", "`soak_s` must be 0 to a year, in seconds")
+    if ask.mib_per_s is not None and not 0 < ask.mib_per_s <= 1e6:
+        raise ApiProblem("invalid-request", "`mib_per_s` must be more than 0")
+    if ask.window is not None and not all(0 <= hour <= 24 for hour in ask.window):
+        raise ApiProblem("invalid-request", "`window` has two hours of the day, 0 to 24")
+    if ask.collect_below is not None and not 0 <= ask.collect_below <= 1:
+        raise ApiProblem("invalid-request", "`collect_below` must be 0 to 1")
+    if not 0 < ask.alpha < 0.5:
+        raise ApiProblem("invalid-request", "`alpha` must be more than 0 and less than 0.5")
+
+
+def _device(device: EdgeDevice, now: datetime) -> wire.DeviceView:
+    report = device.report
+    heard = None if report is None else report.at
+    state = "silent" if heard is None else "online" if now - heard < SILENT else "offline"
+    models = [] if report is None else [_device_model(each) for each in report.models]
+    return view(
+        wire.DeviceView,
+        device,
+        state="retired" if device.retired_at else state,
+        labels=dict(device.labels),
+        facts=dict(device.facts),
+        heard_at=heard,
+        models=models,
+        free_mib=0 if report is None else report.free_mib,
+        skew_s=0.0 if report is None else report.skew_s,
+        waiting=0 if report is None else report.waiting,
+        agent="" if report is None else report.agent,
+    )
+
+
+def _device_model(model: DeviceModel) -> wire.DeviceModelView:
+    sums = model.sums
+    return view(
+        wire.DeviceModelView,
+        model,
+        requests=sums.requests,
+        errors=sums.errors / max(1, sums.requests),
+    )
+
+
+def _model(model: ModelVersion) -> wire.ModelView:
+    files = [view(wire.PublishedFileView, each) for each in model.files]
+    return view(wire.ModelView, model, files=files, notes=dict(model.notes))
+
+
+def _rollout(
+    rollout: Rollout, devices: Sequence[EdgeDevice], left_out: Sequence[str] = ()
+) -> wire.RolloutView:
+    mine = order_devices(rollout, devices)
+    told = [found for each in mine if each.report and (found := each.report.of(rollout.model))]
+    trial = rollout.trial
+    return view(
+        wire.RolloutView,
+        rollout,
+        labels=dict(rollout.labels),
+        waves=list(rollout.waves),
+        devices=len(mine),
+        in_wave=count_wave(rollout, len(mine)),
+        serving=sum(each.serving == rollout.to for each in told),
+        refused=sum(each.refused == rollout.to for each in told),
+        requests=trial.new.requests,
+        errors=(
+            trial.old.errors / max(1, trial.old.requests),
+            trial.new.errors / max(1, trial.new.requests),
+        ),
+        left_out=list(left_out),
+    )

@@ -1,0 +1,293 @@
+"""`cavvy edge`: enrols devices at the edge, and rolls models out to them."""
+
+import getpass
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import any_project_option, project_option, session
+from cavvy.cli.view import formatting
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.numbers import NumberRange, WholeRange, read_length
+from cavvy.cli.view.output import (
+    TableColumn,
+    json_option,
+    output_option,
+    pairs_out,
+    rows_out,
+)
+
+if TYPE_CHECKING:
+    from cavvy.client.edge_wire import DeviceView, RolloutView
+
+_WINDOW = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])")
+_label_option = click.option(
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label; repeatable."
+)
+
+
+@click.group("edge", cls=CommandGroup)
+def command() -> None:
+    """Serve models on devices that are often offline.
+
+    A device connects to the server; the server never connects to a device. `cavvy model publish`
+    publishes a model, and `cavvy edge deploy` brings it to devices wave by wave.
+    """
+
+
+@command.command("token")
+@project_option
+@click.option("--site", required=True, help="Where the devices are, such as lyon.")
+@click.option(
+    "--count", default=1, type=WholeRange(1, 100_000), help="How many devices may use the token."
+)
+@click.option("--valid", default="24h", metavar="TIME", help="How long the token is valid.")
+@_label_option
+@json_option
+def token(
+    project: str, site: str, count: int, valid: str, labels: tuple[str, ...], output: str
+) -> None:
+    """Print the shell command that enrols a device. Each device can use the token once."""
+    from cavvy.client.edge_wire import EnrolmentAsk, invite_devices
+
+    ask = EnrolmentAsk(
+        site=site,
+        count=count,
+        labels=_read_labels(labels),
+        valid_s=read_length(valid, "--valid").total_seconds(),
+    )
+    with session() as client:
+        made = invite_devices(client, project, ask)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(made)
+        return
+    click.echo(made.command)
+    devices = "one device" if count == 1 else f"{count:,} devices"
+    click.echo(f"valid for {devices} until {formatting.show_time(made.expires_at)}", err=True)
+
+
+@command.command("list")
+@any_project_option
+@output_option
+def list_all(project: str | None, output: str) -> None:
+    """List devices and what they serve."""
+    from cavvy.client.edge_wire import list_devices
+
+    with session() as client:
+        found = list_devices(client, project)
+    rows = [
+        {
+            "name": each.name,
+            "project": each.project,
+            "site": each.site,
+            "state": each.state,
+            "models": _say_models(each),
+            "heard_at": each.heard_at,
+            "requests": sum(model.requests for model in each.models),
+            "problem": "; ".join(model.problem for model in each.models if model.problem),
+        }
+        for each in found
+    ]
+    columns = [
+        TableColumn("name"),
+        TableColumn("project", drop=2),
+        TableColumn("site"),
+        TableColumn("state"),
+        TableColumn("models", wrap=True),
+        TableColumn("requests", drop=3),
+        TableColumn("heard_at", "HEARD", formatting.show_time, drop=4),
+        TableColumn("problem", drop=1, cut=True),
+    ]
+    rows_out(columns, rows, output, empty="no devices; `cavvy edge token --site NAME` enrols some")
+
+
+@command.command("show")
+@click.argument("name")
+@project_option
+@json_option
+def show(name: str, project: str, output: str) -> None:
+    """Show a device: its hardware, its models, its disk and its clock."""
+    from cavvy.client.edge_wire import get_device
+
+    with session() as client:
+        found = get_device(client, project, name)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(found)
+        return
+    pairs: dict[str, object] = {
+        "device": found.name,
+        "site": found.site,
+        "state": found.state,
+        "models": _say_models(found) or "none",
+        "enrolled": formatting.show_time(found.enrolled_at),
+        "heard": formatting.show_time(found.heard_at) if found.heard_at else "never",
+        "free disk": f"{found.free_mib:,} MiB",
+        "clock": f"{found.skew_s:+.0f} s",
+        "labels": ", ".join(f"{key}={value}" for key, value in found.labels.items()) or "none",
+        **found.facts,
+    }
+    for each in found.models:
+        pairs[each.name] = f"{each.requests:,} requests, {each.errors:.1%} failed"
+        if each.problem:
+            pairs[f"{each.name}@{each.refused}"] = f"refused: {each.problem}"
+    pairs_out(list(pairs.items()))
+
+
+@command.command("retire")
+@click.argument("name")
+@project_option
+def retire(name: str, project: str) -> None:
+    """Refuse a lost or unused device from now on. It gets no more models and no more answers."""
+    from cavvy.client.edge_wire import retire_device
+
+    with session() as client:
+        retire_device(client, project, name)
+    click.echo(f"device {name} is retired")
+
+
+@command.command("deploy")
+@click.argument("model", metavar="MODEL@NUMBER")
+@project_option
+@click.option("--site", default="", help="Only the devices of this site.")
+@_label_option
+@click.option(
+    "--waves",
+    default="",
+    metavar="SHARES",
+    help="Shares of the devices, such as 1%,10%,100%. The default is one device, 1 %, 10 %, all.",
+)
+@click.option("--soak", default="10m", metavar="TIME", help="How long each wave lasts at least.")
+@click.option("--mib-per-s", type=NumberRange(0.001, 1e6), help="Limit of each device's download.")
+@click.option("--window", default="", metavar="HOURS", help="Hours to update in, such as 1-5.")
+@json_option
+def deploy(
+    model: str,
+    project: str,
+    site: str,
+    labels: tuple[str, ...],
+    waves: str,
+    soak: str,
+    mib_per_s: float | None,
+    window: str,
+    output: str,
+) -> None:
+    """Bring a published model to devices, wave by wave.
+
+    Each device tries the new version beside the old one and goes back by itself if it fails. The
+    rollout halts, and its devices go back, if the new version has more errors or is slower.
+    """
+    from cavvy.client.edge_wire import RolloutAsk, deploy_model
+
+    name, at, number = model.rpartition("@")
+    if not at or not number.isdecimal():
+        raise CommandFailure(
+            f"{model}: expected MODEL@NUMBER, such as defects@7",
+            "`cavvy model list` lists models",
+            exit_code=2,
+        )
+    if window and _WINDOW.fullmatch(window) is None:
+        raise CommandFailure(f"--window {window}: expected hours such as 1-5", exit_code=2)
+    hours = [int(each) for each in window.split("-")] if window else []
+    ask = RolloutAsk(
+        model=name,
+        to=int(number),
+        site=site,
+        labels=_read_labels(labels),
+        waves=_read_waves(waves),
+        soak_s=read_length(soak, "--soak").total_seconds(),
+        mib_per_s=mib_per_s,
+        window=(hours[0], hours[1]) if hours else None,
+        made_by=getpass.getuser(),
+    )
+    with session() as client:
+        made = deploy_model(client, project, ask)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(made)
+        return
+    click.echo(f"rollout {made.name} brings {model} to {made.devices:,} devices")
+    if made.left_out:
+        told = ", ".join(made.left_out[:4]) + (", …" if len(made.left_out) > 4 else "")
+        click.echo(f"note: the model must stay in {made.residency}: not on {told}", err=True)
+    click.echo("`cavvy edge rollouts` shows how far it is")
+
+
+@command.command("rollouts")
+@any_project_option
+@output_option
+def rollouts(project: str | None, output: str) -> None:
+    """List rollouts, newest first."""
+    from cavvy.client.edge_wire import list_rollouts
+
+    with session() as client:
+        found = list_rollouts(client, project)
+    rows = [
+        {
+            "name": each.name,
+            "model": f"{each.model}@{each.to}",
+            "to": each.site or "all sites",
+            "phase": each.phase,
+            "wave": f"{each.wave + 1} of {len(each.waves)}",
+            "devices": f"{each.serving:,} of {each.devices:,}",
+            "refused": each.refused,
+            "errors": _say_errors(each),
+            "reason": each.reason,
+        }
+        for each in found
+    ]
+    columns = [
+        TableColumn("name"),
+        TableColumn("model"),
+        TableColumn("to", drop=3),
+        TableColumn("phase"),
+        TableColumn("wave", drop=4),
+        TableColumn("devices"),
+        TableColumn("refused", drop=2),
+        TableColumn("errors", drop=1),
+        TableColumn("reason", wrap=True),
+    ]
+    rows_out(columns, rows, output, empty="no rollouts; see `cavvy edge deploy`")
+
+
+@command.command("halt")
+@click.argument("name")
+@project_option
+@click.option("--reason", default="", metavar="TEXT", help="Why.")
+def halt(name: str, project: str, reason: str) -> None:
+    """Take the version of a rollout back from its devices."""
+    from cavvy.client.edge_wire import halt_rollout
+
+    with session() as client:
+        halt_rollout(client, project, name, reason)
+    click.echo(f"rollout {name} is halted; its devices return to their former version")
+
+
+def _read_labels(labels: tuple[str, ...]) -> dict[str, str]:
+    if wrong := next((each for each in labels if "=" not in each), None):
+        raise CommandFailure(f"--label {wrong}: expected NAME=VALUE", exit_code=2)
+    return dict(each.split("=", 1) for each in labels)
+
+
+def _read_waves(text: str) -> list[float]:
+    try:
+        return [float(each.strip().removesuffix("%")) / 100 for each in text.split(",") if text]
+    except ValueError as error:
+        raise CommandFailure(
+            f"--waves {text}: expected growing shares such as 1%,10%,100%", exit_code=2
+        ) from error
+
+
+def _say_models(device: "DeviceView") -> str:
+    return ", ".join(f"{each.name}@{each.serving}" for each in device.models if each.serving)
+
+
+def _say_errors(rollout: "RolloutView") -> str:
+    old, new = rollout.errors
+    return f"{old:.2%} → {new:.2%}" if rollout.requests else ""

@@ -1,0 +1,148 @@
+"""`cavvy model`: publishes models for devices at the edge."""
+
+import getpass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import any_project_option, project_option, session
+from cavvy.cli.view import formatting
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.output import TableColumn, json_option, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+
+_BELOW = "model"  # the folder into which a job's checkpoint is copied
+
+
+@click.group("model", cls=CommandGroup)
+def command() -> None:
+    """Publish models in numbered, signed versions."""
+
+
+@command.command("publish")
+@click.argument("source", metavar="JOB|FILE|FOLDER")
+@click.option("--name", required=True, help="The model's name, such as defects.")
+@click.option("--main", default="", metavar="PATH", help="The file to serve, if there are several.")
+@click.option(
+    "--residency", default="", help="Only devices with the label residency=VALUE may get it."
+)
+@click.option(
+    "--note", "notes", multiple=True, metavar="NAME=NUMBER", help="A measured value; repeatable."
+)
+@project_option
+@json_option
+def publish(
+    source: str,
+    name: str,
+    main: str,
+    residency: str,
+    notes: tuple[str, ...],
+    project: str,
+    output: str,
+) -> None:
+    """Publish the next version of a model: the newest checkpoint of a job, a file or a folder.
+
+    The server signs the version, and devices accept only what is signed.
+    """
+    from cavvy.client.edge_wire import ModelAsk, publish_model
+
+    measured = _read_notes(notes)
+    with session() as client:
+        job = below = ""
+        if Path(source).exists():
+            snapshot = _upload(client, project, Path(source))
+        else:
+            snapshot, job, below = _copy_checkpoint(client, project, source)
+        made = publish_model(
+            client,
+            project,
+            ModelAsk(
+                name=name,
+                snapshot=snapshot,
+                main=main,
+                below=below,
+                job=job,
+                residency=residency,
+                notes=measured,
+                made_by=getpass.getuser(),
+            ),
+        )
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(made)
+        return
+    click.echo(f"published {made.name}: {made.main}, {formatting.show_size(made.size)}")
+    click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")
+
+
+@command.command("list")
+@any_project_option
+@output_option
+def list_all(project: str | None, output: str) -> None:
+    """List published models."""
+    from cavvy.client.edge_wire import list_models
+
+    with session() as client:
+        found = list_models(client, project)
+    rows = [
+        {
+            "name": each.name,
+            "project": each.project,
+            "main": each.main,
+            "size": each.size,
+            "job": each.job,
+            "notes": ", ".join(f"{key}={value:g}" for key, value in each.notes.items()),
+            "made_by": each.made_by,
+            "created_at": each.created_at,
+        }
+        for each in sorted(found, key=lambda one: (one.project, one.model, one.number))
+    ]
+    columns = [
+        TableColumn("name"),
+        TableColumn("project", drop=3),
+        TableColumn("main", drop=2),
+        TableColumn("size", "SIZE", formatting.show_size),
+        TableColumn("job", drop=1),
+        TableColumn("notes", wrap=True),
+        TableColumn("made_by", "BY", drop=5),
+        TableColumn("created_at", "CREATED", formatting.show_time, drop=4),
+    ]
+    rows_out(columns, rows, output, empty="no models; `cavvy model publish` publishes one")
+
+
+def _upload(client: "ApiClient", project: str, source: Path) -> str:
+    """Upload a file or folder as a snapshot, and return the snapshot's hash."""
+    from cavvy.client.upload import upload
+    from cavvy.spec.workdir import FreezeError, freeze
+
+    folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
+    try:
+        snapshot = freeze(folder, only=only)
+    except FreezeError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
+    upload(client, project, snapshot.blobs())
+    return snapshot.hash
+
+
+def _copy_checkpoint(client: "ApiClient", project: str, name: str) -> tuple[str, str, str]:
+    """Return a snapshot with a job's newest checkpoint, the job's name, and the checkpoint's
+    folder."""
+    from cavvy.client.service_wire import make_model_folder
+
+    job = client.job(project, name)
+    made = make_model_folder(client, job.project, job.name, [], _BELOW)
+    return made.snapshot, job.name, _BELOW
+
+
+def _read_notes(notes: tuple[str, ...]) -> dict[str, float]:
+    try:
+        return {key: float(value) for key, value in (each.split("=", 1) for each in notes)}
+    except ValueError as error:
+        raise CommandFailure(
+            "--note: expected NAME=NUMBER, such as accuracy=0.97", exit_code=2
+        ) from error

@@ -1,0 +1,196 @@
+"""Request and response types of the routes for devices at the edge and for published models, and
+the client functions for them."""
+
+from datetime import datetime
+
+from msgspec import field
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path, query, segment
+from cavvy.client.wire import Answer, Ask
+
+
+class EnrolmentAsk(Ask, frozen=True, kw_only=True):
+    """A token with which `count` devices of a site can enrol within `valid_s` seconds."""
+
+    site: str
+    count: int = 1
+    labels: dict[str, str] = field(default_factory=dict)
+    valid_s: float = 86_400.0
+
+
+class EnrolmentView(Answer, frozen=True, kw_only=True):
+    """The shell command that enrols a device, and runs its program."""
+
+    command: str
+    token: str
+    expires_at: datetime
+
+
+class DeviceModelView(Answer, frozen=True, kw_only=True):
+    """What a device does with a model: the version that it serves, the version that it refused, and
+    why. `errors` is the share of failed requests to the served version."""
+
+    name: str
+    serving: int
+    refused: int
+    problem: str
+    requests: int
+    errors: float
+
+
+class DeviceView(Answer, frozen=True, kw_only=True):
+    """A device. `state` is online, offline (not heard of for ten minutes), silent (never heard of)
+    or retired."""
+
+    project: str
+    name: str
+    site: str
+    state: str
+    labels: dict[str, str]
+    facts: dict[str, str]
+    enrolled_at: datetime
+    heard_at: datetime | None
+    models: list[DeviceModelView]
+    free_mib: int
+    skew_s: float
+    waiting: int
+    agent: str
+
+
+class ModelAsk(Ask, frozen=True, kw_only=True):
+    """Publish files of a snapshot that was uploaded before. `main` is the file to serve, and
+    `below` the folder of the snapshot that holds the model."""
+
+    name: str
+    snapshot: str
+    main: str = ""
+    below: str = ""
+    job: str = ""
+    residency: str = ""
+    notes: dict[str, float] = field(default_factory=dict)
+    made_by: str = ""
+
+
+class PublishedFileView(Answer, frozen=True, kw_only=True):
+    """A file of a model."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+class ModelView(Answer, frozen=True, kw_only=True):
+    """A version of a model, such as defects@7. `size` is in bytes."""
+
+    project: str
+    name: str
+    model: str
+    number: int
+    main: str
+    size: int
+    files: list[PublishedFileView]
+    job: str
+    residency: str
+    made_by: str
+    created_at: datetime
+    notes: dict[str, float]
+
+
+class RolloutAsk(Ask, frozen=True, kw_only=True):
+    """Bring version `to` of a model to the devices of a site with these labels, wave by wave."""
+
+    model: str
+    to: int
+    site: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    waves: list[float] = field(default_factory=list)
+    soak_s: float = 600.0
+    mib_per_s: float | None = None
+    window: tuple[int, int] | None = None
+    collect_below: float | None = None
+    alpha: float = 0.01
+    made_by: str = ""
+
+
+class RolloutView(Answer, frozen=True, kw_only=True):
+    """A rollout. Of its `devices`, `in_wave` are to have the new version, `serving` serve it, and
+    `refused` tried it and went back. `errors` are the shares of failed requests to the old and the
+    new version. `left_out` names devices that the model's residency excludes."""
+
+    project: str
+    name: str
+    model: str
+    to: int
+    site: str
+    labels: dict[str, str]
+    phase: str
+    reason: str
+    wave: int
+    waves: list[float]
+    devices: int
+    in_wave: int
+    serving: int
+    refused: int
+    requests: int
+    errors: tuple[float, float]
+    residency: str
+    left_out: list[str]
+    made_by: str
+    created_at: datetime
+
+
+class HaltAsk(Ask, frozen=True, kw_only=True):
+    """Why a rollout is taken back."""
+
+    reason: str = ""
+
+
+def invite_devices(client: ApiClient, project: str, ask: EnrolmentAsk) -> EnrolmentView:
+    """Create a token for new devices. Raises ApiError."""
+    return client.ask(f"{project_path(project)}/edge/tokens", EnrolmentView, ask)
+
+
+def list_devices(client: ApiClient, project: str | None) -> list[DeviceView]:
+    """Return the devices of a project, or of all projects."""
+    return client.ask(f"/v1/edge/devices{query(project=project)}", list[DeviceView])
+
+
+def get_device(client: ApiClient, project: str, name: str) -> DeviceView:
+    """Return one device. Raises ApiError."""
+    return client.ask(_device(project, name), DeviceView)
+
+
+def retire_device(client: ApiClient, project: str, name: str) -> None:
+    """Refuse a device from now on. Raises ApiError."""
+    client.call("DELETE", _device(project, name))
+
+
+def publish_model(client: ApiClient, project: str, ask: ModelAsk) -> ModelView:
+    """Publish the next version of a model. Raises ApiError."""
+    return client.ask(f"{project_path(project)}/models", ModelView, ask)
+
+
+def list_models(client: ApiClient, project: str | None) -> list[ModelView]:
+    """Return the published models of a project, or of all projects."""
+    return client.ask(f"/v1/models{query(project=project)}", list[ModelView])
+
+
+def deploy_model(client: ApiClient, project: str, ask: RolloutAsk) -> RolloutView:
+    """Begin a rollout. Raises ApiError."""
+    return client.ask(f"{project_path(project)}/rollouts", RolloutView, ask)
+
+
+def list_rollouts(client: ApiClient, project: str | None) -> list[RolloutView]:
+    """Return the rollouts of a project, or of all projects, newest first."""
+    return client.ask(f"/v1/rollouts{query(project=project)}", list[RolloutView])
+
+
+def halt_rollout(client: ApiClient, project: str, name: str, reason: str) -> RolloutView:
+    """Take a version back from the devices of a rollout. Raises ApiError."""
+    path = f"{project_path(project)}/rollouts/{segment('rollout', name)}/halt"
+    return client.ask(path, RolloutView, HaltAsk(reason=reason))
+
+
+def _device(project: str, name: str) -> str:
+    return f"{project_path(project)}/edge/devices/{segment('device', name)}"

@@ -1,0 +1,145 @@
+"""Decides which devices get which version of a model, and whether a rollout goes on, ends or halts.
+
+The devices of a rollout have a fixed order, by the SHA-256 of the rollout's and the device's names,
+so that neither the first device nor the first per cent are the same ones each time. A wave ends
+when its devices serve the new version, have done so for the time `soak_s`, and have had requests or
+the double of that time. In each wave, the sequential test of canaries (`canary.py`) compares the
+errors and latencies of the requests to the new version with those of the other devices.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from hashlib import sha256
+from math import ceil
+
+from cavvy.control.decide.canary import CanaryTerms, judge, observe
+from cavvy.domain.edge import DeviceModel, EdgeDevice, Rollout, RolloutPhase
+from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
+from cavvy.domain.values import replace
+
+# A rollout halts if more than this share of the devices that tried the new version refused it
+# (their trial failed), and if the only device of the first wave did.
+MOST_REFUSED = 0.1
+_PATIENCE = 2.0  # a quiet wave ends after this multiple of `soak_s`
+# A device that has not checked in for this time does not hold a wave up.
+SILENT = timedelta(minutes=10)
+
+
+def order_devices(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Sequence[EdgeDevice]:
+    """Return the devices of a rollout in the order in which they get the new version."""
+    mine = [each for each in devices if rollout.covers(each)]
+    return sorted(mine, key=lambda each: _hash(f"{rollout.name}\0{each.name}"))
+
+
+def count_wave(rollout: Rollout, devices: int) -> int:
+    """Return how many of its devices have the new version in the present wave."""
+    if rollout.phase is RolloutPhase.DONE:
+        return devices
+    share = rollout.waves[min(rollout.wave, len(rollout.waves) - 1)]
+    return min(devices, max(1, ceil(share * devices)))
+
+
+def choose_versions(
+    device: EdgeDevice, rollouts: Sequence[Rollout], members: Mapping[str, frozenset[str]]
+) -> Mapping[str, Rollout]:
+    """Return, by model, the rollout whose version the device is to serve. `members` contains, by
+    rollout, the names of the devices in its present wave. A rollout that was halted or replaced
+    counts for no device, so its devices return to the version of the rollout before it.
+    """
+    found: dict[str, Rollout] = {}
+    for each in sorted(rollouts, key=lambda rollout: rollout.number):
+        if each.phase in (RolloutPhase.HALTED, RolloutPhase.REPLACED) or not each.covers(device):
+            continue
+        if each.phase is RolloutPhase.RUNNING and device.name not in members.get(
+            each.name, frozenset()
+        ):
+            continue
+        found[each.model] = each
+    return found
+
+
+def decide_rollout(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime) -> Rollout:
+    """Return the rollout after a look at what its devices have reported."""
+    if rollout.phase is not RolloutPhase.RUNNING:
+        return rollout
+    ordered = order_devices(rollout, devices)
+    rollout = _count(rollout, ordered)
+    size = count_wave(rollout, len(ordered))
+    in_wave = [_find(each, rollout.model) for each in ordered[:size]]
+    refused = [each for each in in_wave if each is not None and each.refused == rollout.to]
+    tried = [each for each in in_wave if each and rollout.to in (each.serving, each.refused)]
+    if refused and (len(tried) == 1 or len(refused) > max(1, MOST_REFUSED * len(tried))):
+        why = refused[0].problem or "its trial on the device failed"
+        reason = f"{len(refused)} of {len(tried)} devices refused it: {why}"
+        return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
+    terms = CanaryTerms(alpha=rollout.alpha)
+    judged = judge(rollout.trial, terms)
+    if judged.end is not None and judged.end not in PROMOTED:
+        old, new = judged.errors
+        reason = (
+            f"more of its requests fail ({new:.1%} instead of {old:.1%})"
+            if judged.end == "errors"
+            else f"its requests take {judged.slower:.2f} times as long"
+        )
+        return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
+    if not _is_wave_over(rollout, ordered[:size], now):
+        return rollout
+    if size == len(ordered):
+        return replace(rollout, phase=RolloutPhase.DONE, wave_at=now, counted={})
+    return replace(rollout, wave=rollout.wave + 1, wave_at=now)
+
+
+def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime) -> bool:
+    soaked = now - rollout.wave_at >= timedelta(seconds=rollout.soak_s)
+    if not devices or not soaked:
+        return False
+    heard = [each for each in devices if each.report and now - each.report.at < SILENT]
+    settled = [
+        found
+        for each in heard
+        if (found := _find(each, rollout.model)) and rollout.to in (found.serving, found.refused)
+    ]
+    if len(settled) < len(heard) or not any(each.serving == rollout.to for each in settled):
+        return False
+    patient = now - rollout.wave_at >= timedelta(seconds=_PATIENCE * rollout.soak_s)
+    return patient or rollout.trial.new.requests > 0
+
+
+def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
+    """Add what the devices have served since the last look to the trial. A device whose counts
+    shrink, because its program was restarted or serves another version, counts from 0."""
+    counted = dict(rollout.counted)
+    old, new = rollout.sums_old, rollout.sums_new
+    for device in devices:
+        found = _find(device, rollout.model)
+        if found is None or not found.serving:
+            continue
+        before = counted.get(device.name)
+        same = (
+            before is not None
+            and before.serving == found.serving
+            and before.sums.requests <= found.sums.requests
+            and before.sums.timed <= found.sums.timed
+        )
+        more = found.sums - before.sums if before is not None and same else found.sums
+        counted[device.name] = found
+        if before is None and found.serving != rollout.to:
+            continue  # what it served before the rollout began
+        if found.serving == rollout.to:
+            new += more
+        else:
+            old += more
+    trial = _observe(rollout.trial, old, new, rollout.alpha)
+    return replace(rollout, counted=counted, sums_old=old, sums_new=new, trial=trial)
+
+
+def _observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums, alpha: float) -> CanaryTrial:
+    return observe(trial, old, new, CanaryTerms(alpha=alpha))
+
+
+def _find(device: EdgeDevice, model: str) -> DeviceModel | None:
+    return None if device.report is None else device.report.of(model)
+
+
+def _hash(text: str) -> bytes:
+    return sha256(text.encode()).digest()

@@ -1,0 +1,496 @@
+"""Devices at the edge: enrols them, publishes models for them, and carries out rollouts.
+
+What devices report is kept in memory and written some seconds later in one transaction: it is lost
+if the server is killed, and the devices report again within a minute. All other changes are written
+before they have an effect.
+
+Errors, which are subclasses of JobServiceError:
+
+* EnrolmentRefused: the token or the device is unknown, used, expired or retired
+* ModelRefused: a model cannot be published or rolled out
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from cavvy.control.agents.model_folder import read_entries
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.rollouts import (
+    choose_versions,
+    count_wave,
+    decide_rollout,
+    order_devices,
+)
+from cavvy.control.job_service import JobServiceError
+from cavvy.control.model_repository import (
+    RepositoryMissing,
+    add_target,
+    make_repository,
+    must_renew,
+    renew,
+)
+from cavvy.domain.edge import (
+    DeviceReport,
+    EdgeDevice,
+    EdgeInvitation,
+    ModelFile,
+    ModelRepository,
+    ModelVersion,
+    Rollout,
+    RolloutPhase,
+)
+from cavvy.domain.values import Struct, replace
+from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
+from cavvy.store.blobs import BlobStore
+from cavvy.store.secrets import SecretSealer
+from cavvy.store.sql import Store
+
+_PREFIX = "edge:"
+_EVERY = timedelta(seconds=5)  # interval between two writes of reports, and two looks at rollouts
+_FRESH = timedelta(seconds=30)  # after which the rows that other servers may have changed are read
+_TRIES = 10  # tries of a write that fails because a row was changed meanwhile
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_KEY = re.compile(r"[0-9a-f]{64}")
+_KEYS = "edge-models"  # the name to which the sealed private keys are bound
+
+
+class EnrolmentRefused(JobServiceError):
+    """Raised if a device may not enrol, or is no longer one of the project's devices."""
+
+
+class ModelRefused(JobServiceError):
+    """Raised if a model cannot be published or rolled out."""
+
+
+class WantedModel(Struct, frozen=True, kw_only=True):
+    """A model version that a device is to serve."""
+
+    version: ModelVersion
+    rollout: Rollout
+
+
+class _ProjectDevices:
+    """The rows of one project's devices, models and rollouts as they were at `read_at`, with the
+    reports that are not written yet."""
+
+    def __init__(
+        self,
+        read_at: datetime,
+        devices: Mapping[str, EdgeDevice],
+        models: Mapping[str, ModelVersion],
+        rollouts: Mapping[str, Rollout],
+    ) -> None:
+        self.read_at = read_at
+        self.devices, self.models, self.rollouts = dict(devices), models, dict(rollouts)
+        self.reported: set[str] = set()
+        self.members: Mapping[str, frozenset[str]] = {}
+        self.place()
+
+    def place(self) -> None:
+        """Note which devices are in the present wave of each rollout."""
+        self.members = {
+            name: _list_wave(each, list(self.devices.values()))
+            for name, each in self.rollouts.items()
+            if each.phase is RolloutPhase.RUNNING
+        }
+
+
+def edge_key(project: str) -> str:
+    """Return the worklist's key of a project's devices."""
+    return f"{_PREFIX}{project}"
+
+
+def is_edge_key(key: str) -> bool:
+    return key.startswith(_PREFIX)
+
+
+class EdgeService:
+    """Handles requests of users and devices, and carries out rollouts. `hint` adds a key to the
+    worklist. `sealer` encrypts the keys that sign models."""
+
+    def __init__(self, store: Store, clock: ControlClock, hint: Callable[[str], None]) -> None:
+        self._store, self._clock, self._hint = store, clock, hint
+        self._known: dict[str, _ProjectDevices] = {}
+
+    # Users' requests
+
+    async def invite(
+        self,
+        project: str,
+        *,
+        site: str,
+        labels: Mapping[str, str],
+        count: int,
+        valid: timedelta,
+    ) -> tuple[str, EdgeInvitation]:
+        """Create a token with which `count` devices can enrol once each. Raises
+        EnrolmentRefused."""
+        if _NAME.fullmatch(site) is None:
+            raise EnrolmentRefused(
+                f"the site {site!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
+                "either end"
+            )
+        token = secrets.token_urlsafe(24)
+        invitation = EdgeInvitation(
+            project=project,
+            name=_digest(token),
+            site=site,
+            labels=labels,
+            expires_at=self._clock.now() + valid,
+            left=count,
+        )
+        return token, await self._store.edge.invitations.put(invitation)
+
+    async def devices(self, projects: ProjectFilter) -> Sequence[EdgeDevice]:
+        """Return the devices with their newest reports."""
+        rows = await self._store.edge.devices.list(projects)
+        return [self._newest(each) for each in rows]
+
+    async def device(self, project: str, name: str) -> EdgeDevice:
+        """Return one device. Raises RowNotFound."""
+        return self._newest(await self._store.edge.devices.get(project, name))
+
+    async def retire(self, project: str, name: str) -> None:
+        """Refuse a device from now on, because it is lost or no longer used. Raises RowNotFound."""
+        for _ in range(_TRIES):
+            device = await self._store.edge.devices.get(project, name)
+            with suppress(StaleVersion):
+                await self._store.edge.devices.put(
+                    replace(device, retired_at=device.retired_at or self._clock.now())
+                )
+                self._known.pop(project, None)
+                return
+        raise StaleVersion(f"device {name} kept changing during the request; try again")
+
+    async def models(self, projects: ProjectFilter) -> Sequence[ModelVersion]:
+        return await self._store.edge.models.list(projects)
+
+    async def publish(self, model: ModelVersion, sealer: SecretSealer) -> ModelVersion:
+        """Store and sign the next version of a model; the number in its name is ignored. Raises
+        ModelRefused."""
+        base = model.model
+        if _NAME.fullmatch(base) is None:
+            raise ModelRefused(
+                f"the name {base!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
+                "either end"
+            )
+        if model.main not in {each.path for each in model.files}:
+            files = ", ".join(sorted(each.path for each in model.files)[:4])
+            raise ModelRefused(f"the model has no file {model.main}; it has {files}")
+        for _ in range(_TRIES):
+            known = [each for each in await self.models(model.project) if each.model == base]
+            number = max((each.number for each in known), default=0) + 1
+            with suppress(StaleVersion):
+                stored = await self._store.edge.models.put(
+                    replace(model, name=f"{base}@{number}", version=0)
+                )
+                await self._sign(stored, sealer)
+                self._known.pop(model.project, None)
+                return stored
+        raise StaleVersion(f"model {base} kept changing during the request; try again")
+
+    async def deploy(self, rollout: Rollout) -> tuple[Rollout, Sequence[str]]:
+        """Begin a rollout; the number in its name is ignored. Return it with the names of devices
+        that do not get the model because of its residency. Raises RowNotFound, ModelRefused."""
+        model = await self._store.edge.models.get(rollout.project, f"{rollout.model}@{rollout.to}")
+        everywhere = rollout
+        rollout = replace(rollout, residency=model.residency)
+        devices = await self._store.edge.devices.list(rollout.project)
+        mine = order_devices(rollout, devices)
+        refused = [
+            each.name for each in devices if everywhere.covers(each) and not rollout.covers(each)
+        ]
+        if not mine:
+            told = f"{len(refused)} of them must not get it ({model.residency})" if refused else ""
+            raise ModelRefused(
+                f"no device is meant: {told or 'no enrolled device has this site and labels'}",
+                "`cavvy edge list` lists devices",
+            )
+        for _ in range(_TRIES):
+            known = await self._store.edge.rollouts.list(rollout.project)
+            same = [each for each in known if each.model == rollout.model]
+            number = max((each.number for each in same), default=0) + 1
+            with suppress(StaleVersion):
+                named = replace(rollout, name=f"{rollout.model}-{number}", version=0)
+                stored = await self._store.edge.rollouts.put(named)
+                await self._replace_running(stored, same)
+                self._known.pop(rollout.project, None)
+                self._hint(edge_key(rollout.project))
+                return stored, refused
+        raise StaleVersion(f"rollouts of {rollout.model} kept changing; try again")
+
+    async def rollouts(self, projects: ProjectFilter) -> Sequence[Rollout]:
+        """Return the rollouts, with the devices' reports as they were last written."""
+        return await self._store.edge.rollouts.list(projects)
+
+    async def halt(self, project: str, name: str, reason: str) -> Rollout:
+        """Take a version back from all devices of a rollout. Raises RowNotFound."""
+        for _ in range(_TRIES):
+            rollout = await self._store.edge.rollouts.get(project, name)
+            with suppress(StaleVersion):
+                stored = await self._store.edge.rollouts.put(
+                    replace(rollout, phase=RolloutPhase.HALTED, reason=reason, counted={})
+                )
+                self._known.pop(project, None)
+                return stored
+        raise StaleVersion(f"rollout {name} kept changing during the request; try again")
+
+    async def unfinished(self) -> Sequence[str]:
+        """Return the keys of the projects with devices."""
+        rollouts = await self._store.edge.rollouts.list()
+        running = {each.project for each in rollouts if each.phase is RolloutPhase.RUNNING}
+        return [edge_key(each) for each in sorted(running)]
+
+    # Devices' requests
+
+    async def enrol(
+        self, project: str, token: str, key: str, hostname: str, facts: Mapping[str, str]
+    ) -> EdgeDevice:
+        """Enrol a device with its public key; a repeated call with the same key returns the same
+        device. Raises EnrolmentRefused."""
+        if _KEY.fullmatch(key) is None:
+            raise EnrolmentRefused("the device's key is no Ed25519 key in hexadecimal")
+        mark = _digest(key)
+        for _ in range(_TRIES):
+            try:
+                invited = await self._store.edge.invitations.get(project, _digest(token))
+            except RowNotFound:
+                raise EnrolmentRefused(
+                    "this enrolment token is unknown", "make a new one: cavvy edge token"
+                ) from None
+            if mark in invited.used:
+                with suppress(RowNotFound):
+                    return await self._store.edge.devices.get(project, invited.used[mark])
+            elif self._clock.now() >= invited.expires_at or invited.left <= 0:
+                why = "has been used" if invited.left <= 0 else "has expired"
+                raise EnrolmentRefused(
+                    f"this enrolment token {why}", "make a new one: cavvy edge token"
+                )
+            names = {each.name for each in await self._store.edge.devices.list(project)}
+            name = invited.used.get(mark) or _free_name(hostname, names)
+            device = EdgeDevice(
+                project=project,
+                name=name,
+                site=invited.site,
+                labels=invited.labels,
+                key=key,
+                facts=facts,
+                enrolled_at=self._clock.now(),
+            )
+            with suppress(StaleVersion):
+                if mark not in invited.used:
+                    await self._store.edge.invitations.put(
+                        replace(invited, left=invited.left - 1, used={**invited.used, mark: name})
+                    )
+                stored = await self._store.edge.devices.put(device)
+                self._known.pop(project, None)
+                return stored
+        raise StaleVersion("the token kept changing during the request; try again")
+
+    async def check_in(
+        self, project: str, name: str, report: DeviceReport
+    ) -> Sequence[WantedModel]:
+        """Note what a device reports, and return what it is to serve. Raises EnrolmentRefused."""
+        known = await self._read(project)
+        device = known.devices.get(name)
+        if device is None or device.retired_at is not None:
+            raise EnrolmentRefused(f"device {name} is not one of the project's devices")
+        known.devices[name] = replace(device, report=report)
+        if not known.reported:
+            self._hint(edge_key(project))
+        known.reported.add(name)
+        wanted = choose_versions(device, list(known.rollouts.values()), known.members)
+        return [
+            WantedModel(version=known.models[f"{each.model}@{each.to}"], rollout=each)
+            for each in wanted.values()
+        ]
+
+    async def manifest_for(self, project: str, name: str, model: str, number: int) -> bytes:
+        """Return the manifest of a model version for a device. Raises EnrolmentRefused,
+        RowNotFound."""
+        await self.find(project, name)
+        known = await self._read(project)
+        found = known.models.get(f"{model}@{number}")
+        if found is None:
+            raise RowNotFound(f"project {project} has no model {model}@{number}")
+        return make_manifest(found)
+
+    async def check_file(self, project: str, name: str, digest: str) -> None:
+        """Raise RowNotFound unless a model that the device may have contains this file. Raises
+        EnrolmentRefused."""
+        device = await self.find(project, name)
+        known = await self._read(project)
+        may = {"", device.labels.get("residency", "")}
+        if not any(
+            digest == file.sha256
+            for each in known.models.values()
+            if each.residency in may
+            for file in each.files
+        ):
+            raise RowNotFound(f"no model of the project has a file {digest}")
+
+    @staticmethod
+    async def list_files(blobs: BlobStore, snapshot: str, below: str) -> tuple[ModelFile, ...]:
+        """Return the files of a snapshot in the folder `below`, with paths relative to it. Raises
+        RowNotFound, NotManifest."""
+        entries = await asyncio.to_thread(read_entries, blobs, snapshot)
+        start = f"{below.strip('/')}/" if below.strip("/") else ""
+        found = tuple(
+            ModelFile(path=each.path.removeprefix(start), sha256=each.sha256, size=each.size)
+            for each in entries
+            if each.sha256 is not None and each.path.startswith(start)
+        )
+        missing = await asyncio.to_thread(blobs.missing, [each.sha256 for each in found])
+        if missing or not found:
+            raise RowNotFound("the snapshot has no files, or some were not uploaded")
+        return found
+
+    async def find(self, project: str, name: str) -> EdgeDevice:
+        """Return an enrolled device. Raises EnrolmentRefused."""
+        device = (await self._read(project)).devices.get(name)
+        if device is None or device.retired_at is not None:
+            raise EnrolmentRefused(f"device {name} is not one of the project's devices")
+        return device
+
+    async def repository(self, project: str, sealer: SecretSealer) -> ModelRepository:
+        """Return the project's signed lists, signed anew if the signatures have used up half of
+        their time. Raises RowNotFound."""
+        found = await self._store.edge.repositories.get(project, "models")
+        now = self._clock.now()
+        if not must_renew(found, now):
+            return found
+        private = await asyncio.to_thread(_unseal, sealer, found)
+        fresh = await asyncio.to_thread(renew, found, private, now)
+        with suppress(StaleVersion):
+            return await self._store.edge.repositories.put(fresh)
+        return await self._store.edge.repositories.get(project, "models")
+
+    # Rollouts
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        """Write what devices have reported, and carry the project's rollouts on."""
+        project = key.removeprefix(_PREFIX)
+        known, now = await self._read(project), self._clock.now()
+        await self._flush(known)
+        running = [each for each in known.rollouts.values() if each.phase is RolloutPhase.RUNNING]
+        for rollout in running:
+            decided = decide_rollout(rollout, list(known.devices.values()), now)
+            if decided == rollout:
+                continue
+            try:
+                known.rollouts[rollout.name] = await self._store.edge.rollouts.put(decided)
+            except StaleVersion:
+                self._known.pop(project, None)
+        known.place()
+        return _EVERY if running or known.reported else None
+
+    async def _flush(self, known: _ProjectDevices) -> None:
+        names, known.reported = known.reported, set()
+        devices = [known.devices[each] for each in names]
+        if devices:
+            await self._store.edge.put_reports(devices)
+        for each in devices:
+            known.devices[each.name] = replace(known.devices[each.name], version=each.version + 1)
+
+    async def _read(self, project: str) -> _ProjectDevices:
+        known = self._known.get(project)
+        now = self._clock.now()
+        if known is not None and now - known.read_at < _FRESH:
+            return known
+        if known is not None:
+            await self._flush(known)
+        devices = await self._store.edge.devices.list(project)
+        models = await self._store.edge.models.list(project)
+        rollouts = await self._store.edge.rollouts.list(project)
+        self._known[project] = known = _ProjectDevices(
+            now,
+            {each.name: each for each in devices},
+            {each.name: each for each in models},
+            {each.name: each for each in rollouts},
+        )
+        return known
+
+    def _newest(self, device: EdgeDevice) -> EdgeDevice:
+        known = self._known.get(device.project)
+        held = None if known is None else known.devices.get(device.name)
+        return device if held is None else replace(device, report=held.report)
+
+    async def _replace_running(self, newest: Rollout, others: Sequence[Rollout]) -> None:
+        """End the running rollouts of the same model, whose devices the new one takes over."""
+        for each in others:
+            if each.phase is RolloutPhase.RUNNING and each.site == newest.site:
+                ended = replace(
+                    each, phase=RolloutPhase.REPLACED, reason=f"{newest.name} began", counted={}
+                )
+                await self._store.edge.rollouts.put(ended)
+
+    async def _sign(self, model: ModelVersion, sealer: SecretSealer) -> None:
+        now = self._clock.now()
+        manifest = make_manifest(model)
+        custom = {"residency": model.residency, "bytes": model.size}
+        path = f"{model.model}/{model.number}.json"
+        try:
+            for _ in range(_TRIES):
+                try:
+                    found = await self._store.edge.repositories.get(model.project, "models")
+                    private = await asyncio.to_thread(_unseal, sealer, found)
+                except RowNotFound:
+                    found, private = await asyncio.to_thread(make_repository, model.project, now)
+                    found = replace(
+                        found, keys=await asyncio.to_thread(_seal, sealer, found, private)
+                    )
+                signed = await asyncio.to_thread(
+                    add_target, found, private, path, manifest, custom, now
+                )
+                with suppress(StaleVersion):
+                    await self._store.edge.repositories.put(signed)
+                    return
+            raise StaleVersion("the signed lists kept changing during the request; try again")
+        except (RepositoryMissing, StaleVersion) as error:
+            await self._store.edge.models.delete(model)
+            raise ModelRefused(str(error)) from error
+
+
+def make_manifest(model: ModelVersion) -> bytes:
+    """Return the signed description of a model version, whose hash the repository names."""
+    files = [{"path": each.path, "sha256": each.sha256, "size": each.size} for each in model.files]
+    told = {"model": model.model, "number": model.number, "main": model.main, "files": files}
+    return json.dumps(told, sort_keys=True).encode()
+
+
+def _list_wave(rollout: Rollout, devices: Sequence[EdgeDevice]) -> frozenset[str]:
+    ordered = order_devices(rollout, devices)
+    return frozenset(each.name for each in ordered[: count_wave(rollout, len(ordered))])
+
+
+def _seal(
+    sealer: SecretSealer, repository: ModelRepository, private: Mapping[str, str]
+) -> Mapping[str, str]:
+    return {
+        role: sealer.seal(repository.project, f"{_KEYS}/{role}", text).hex()
+        for role, text in private.items()
+    }
+
+
+def _unseal(sealer: SecretSealer, repository: ModelRepository) -> Mapping[str, str]:
+    return {
+        role: sealer.unseal(repository.project, f"{_KEYS}/{role}", bytes.fromhex(sealed))
+        for role, sealed in repository.keys.items()
+    }
+
+
+def _free_name(hostname: str, names: set[str]) -> str:
+    plain = re.sub(r"[^a-z0-9]+", "-", hostname.lower().partition(".")[0])[:40].strip("-")
+    base = plain or "device"
+    numbered = (f"{base}-{number}" for number in range(2, len(names) + 3))
+    return next(each for each in (base, *numbered) if each not in names)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

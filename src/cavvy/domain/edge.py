@@ -1,0 +1,179 @@
+"""Devices at the edge, the models that they serve, and rollouts of these models."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+
+from cavvy.domain.service_updates import CanaryTrial, RevisionSums
+from cavvy.domain.values import Struct, field
+
+# A device checks in at this interval, in seconds.
+CHECK_IN_S = 60.0
+# Shares of the devices of a rollout that have the new model after each wave. The first wave is one
+# device, as long as there are fewer than 100.
+WAVES = (0.0, 0.01, 0.1, 1.0)
+
+
+class EdgeInvitation(Struct, frozen=True, kw_only=True):
+    """A token with which `left` more devices can enrol. `name` is the SHA-256 of the token."""
+
+    project: str
+    name: str
+    site: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    expires_at: datetime
+    left: int = 1
+    # by the hash of a device's key, the name of each device that has enrolled
+    used: Mapping[str, str] = field(default_factory=dict)
+    version: int = 0
+
+
+class EdgeDevice(Struct, frozen=True, kw_only=True):
+    """An enrolled device. `key` is its public Ed25519 key in hexadecimal; the private key never
+    leaves the device. A device that is `retired_at` gets no more answers."""
+
+    project: str
+    name: str
+    site: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    key: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    enrolled_at: datetime
+    retired_at: datetime | None = None
+    report: "DeviceReport | None" = None  # the newest
+    version: int = 0
+
+
+class DeviceModel(Struct, frozen=True, kw_only=True):
+    """What a device does with one model: the version that it serves, the version whose trial failed
+    there (`refused`), why, and the sums over the requests to the served version."""
+
+    name: str
+    serving: int = 0
+    refused: int = 0
+    problem: str = ""
+    sums: RevisionSums = RevisionSums()
+
+
+class DeviceReport(Struct, frozen=True, kw_only=True):
+    """What a device told when it checked in. `free_mib` is the space on its disk, and `skew_s` the
+    seconds by which its clock is ahead of the server's."""
+
+    at: datetime
+    models: tuple[DeviceModel, ...] = ()
+    free_mib: int = 0
+    skew_s: float = 0.0
+    waiting: int = 0  # samples and figures that it has not sent yet
+    agent: str = ""  # the version of its program
+
+    def of(self, model: str) -> DeviceModel | None:
+        return next((each for each in self.models if each.name == model), None)
+
+
+class ModelFile(Struct, frozen=True, kw_only=True):
+    """A file of a model."""
+
+    path: str
+    sha256: str
+    size: int  # bytes
+
+
+class ModelVersion(Struct, frozen=True, kw_only=True):
+    """A published version of a model. `name` is "MODEL@NUMBER"; `main` is the file to serve.
+    `residency` is the area or country that the model must not leave, or ""."""
+
+    project: str
+    name: str
+    snapshot: str
+    files: tuple[ModelFile, ...]
+    main: str
+    job: str = ""
+    residency: str = ""
+    made_by: str = ""
+    created_at: datetime
+    notes: Mapping[str, float] = field(default_factory=dict)  # measured, such as an accuracy
+    version: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.name.rpartition("@")[0]
+
+    @property
+    def number(self) -> int:
+        return int(self.name.rpartition("@")[2])
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(each.size for each in self.files)
+
+
+class RolloutPhase(StrEnum):
+    """Where a rollout stands. A halted rollout gives its devices their former version back."""
+
+    RUNNING = "running"
+    DONE = "done"
+    HALTED = "halted"
+    REPLACED = "replaced"  # by a newer rollout of the model to the same devices
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """One model on its way to the devices of `site` ("" for all) with `labels`. `name` is
+    "MODEL-NUMBER"; a rollout with a higher number is newer. Devices get the version `to` wave by
+    wave: `wave` is the index in `waves`, whose shares of the devices have it then. `trial` compares
+    the new version with what the other devices serve. A wave lasts at least `soak_s` seconds.
+    """
+
+    project: str
+    name: str
+    model: str
+    to: int
+    site: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    phase: RolloutPhase = RolloutPhase.RUNNING
+    reason: str = ""
+    waves: tuple[float, ...] = WAVES
+    wave: int = 0
+    wave_at: datetime
+    soak_s: float = 600.0
+    mib_per_s: float | None = None  # limit of each device's download
+    window: tuple[int, int] | None = None  # hours of the device's day in which it updates
+    collect_below: float | None = None  # outputs less certain than this are kept as samples
+    residency: str = ""  # of the model: only devices with this label `residency` get it
+    alpha: float = 0.01
+    trial: CanaryTrial = CanaryTrial()
+    # by device, its sums when they were last added to the trial
+    counted: Mapping[str, DeviceModel] = field(default_factory=dict)
+    sums_old: RevisionSums = RevisionSums()
+    sums_new: RevisionSums = RevisionSums()
+    made_by: str = ""
+    created_at: datetime
+    version: int = 0
+
+    @property
+    def number(self) -> int:
+        return int(self.name.rpartition("-")[2])
+
+    def covers(self, device: EdgeDevice) -> bool:
+        """Return whether the device is one of those that the rollout is for."""
+        labels = device.labels
+        return (
+            device.retired_at is None
+            and self.site in ("", device.site)
+            and self.residency in ("", labels.get("residency"))
+            and all(labels.get(name) == value for name, value in self.labels.items())
+        )
+
+
+class ModelRepository(Struct, frozen=True, kw_only=True):
+    """The files of a project's repository, by name, and the private keys by role, sealed. A
+    repository is created with the first model of a project."""
+
+    project: str
+    name: str = "models"
+    files: Mapping[str, str]
+    keys: Mapping[str, str]
+    version: int = 0
+
+
+EdgeRow = EdgeInvitation | EdgeDevice | ModelVersion | Rollout | ModelRepository

@@ -1,0 +1,389 @@
+"""The main program of a device: keeps an engine for each model that the device serves, checks in
+with the server, updates models, tries new versions, and goes back to the served version if one
+fails. Without the server, it goes on serving.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from cavvy.edge.front import EdgeFront, EngineTarget
+from cavvy.edge.server_calls import DeviceRefused, ServerCalls, environment, run_key
+from cavvy.edge.slots import ModelSlots, read_json, write_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+
+_START_S = 120.0  # within which an engine must be ready
+_PROBE_S = 5.0
+_MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is refused at once
+_FEW = 4  # failed requests below which a version on trial is not refused for them
+_EXPORTED = ("serving", "refused", "problem")
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"cavvy edge: {text}\n")
+    sys.stderr.flush()
+
+
+class ModelEngine:
+    """The process that serves one version, and where requests reach it. `command` is the program of
+    another engine, in which {model}, {name} and {port} stand for the file, the model's name and the
+    port."""
+
+    def __init__(self, name: str, number: int, path: str, command: list[str]) -> None:
+        self.target = EngineTarget(number, free_port())
+        values = {"model": path, "name": name, "port": str(self.target.port)}
+        line = [each.format(**values) for each in command]
+        self._process = subprocess.Popen(line, env=environment(), stdin=subprocess.DEVNULL)
+        self.name, self.number = name, number
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the engine answers that the model is ready. Return False if it does not."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until and not self.ended:
+            if self.is_ready():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def is_ready(self) -> bool:
+        import http.client
+
+        line = http.client.HTTPConnection("127.0.0.1", self.target.port, timeout=_PROBE_S)
+        try:
+            line.request("GET", f"/v2/models/{self.name}/ready")
+            return line.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            line.close()
+
+    def stop(self) -> None:
+        """End the engine after the requests that it is answering, at most some seconds later."""
+        until = time.monotonic() + _PROBE_S
+        while self.target.busy and time.monotonic() < until:
+            time.sleep(0.05)
+        self._process.terminate()
+        try:
+            self._process.wait(_PROBE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class ServedModel:
+    """One model on this device: its slots, the engine of the served version, and that of a version
+    on trial. `probation_s` is the length of a trial, in seconds."""
+
+    def __init__(self, name: str, folder: str, front: EdgeFront, options: Fields) -> None:
+        self.name, self._front = name, front
+        self.slots = ModelSlots(f"{folder}/models/{name}")
+        self._command = list(options["engine"])
+        self._probation_s = float(options["probation_s"])
+        self._served: ModelEngine | None = None
+        self._tried: ModelEngine | None = None
+        self._tried_since = 0.0
+
+    def tell(self) -> Fields:
+        """Return what the server is told about this model. While a version is on trial, the device
+        serves that version."""
+        engine = self._tried or self._served
+        told = {"name": self.name, **{each: getattr(self.slots, each) for each in _EXPORTED}}
+        if engine is not None:
+            told.update(serving=engine.number, sums=engine.target.sums)
+        return told
+
+    def look(self) -> None:
+        """Keep the served version running, and end a trial that is over."""
+        if self._served is not None and self._served.ended:
+            say(f"{self.name}@{self._served.number} ended; starting it again")
+            self._served = None
+        number = self.slots.serving
+        if self._served is None and number:
+            self._served = self._start(number)
+        if self._tried is not None:
+            self._judge(self._tried)
+        self._route()
+
+    def _judge(self, tried: ModelEngine) -> None:
+        sums = tried.target.sums
+        if tried.ended:
+            self._give_up("its engine ended")
+        elif sums["errors"] >= _FEW and sums["errors"] > _MOST_FAILED * sums["requests"]:
+            self._give_up(f"{sums['errors']:g} of {sums['requests']:g} requests failed")
+        elif time.monotonic() - self._tried_since >= self._probation_s:
+            self._accept(tried)
+
+    def want(self, number: int) -> bool:
+        """Return whether a version has to be fetched or tried."""
+        tried = 0 if self._tried is None else self._tried.number
+        if number == self.slots.serving and self.slots.find(number) is None:
+            return True  # damaged
+        return number not in (self.slots.serving, self.slots.refused, tried)
+
+    def try_version(self, number: int) -> None:
+        """Start a version that is whole in the spare slot, on trial."""
+        path = self.slots.find(number)
+        if path is None or not self.slots.begin_trial(number):
+            return
+        if self._tried is not None:
+            self._tried.stop()
+        engine = ModelEngine(self.name, number, path, self._command)
+        self._tried, self._tried_since = engine, time.monotonic()
+        if not engine.wait_ready(_START_S):
+            self._give_up(
+                "its engine was not ready in time" if not engine.ended else "its engine ended"
+            )
+            return
+        self._tried_since = time.monotonic()
+        say(f"{self.name}@{number} is on trial for {self._probation_s:g} s")
+        if not self.slots.serving and self._probation_s <= 0:
+            self._accept(engine)
+        self._route()
+
+    def return_to(self, number: int) -> None:
+        """Go back to the served version, because the server took the version on trial back."""
+        if self._tried is not None and self._tried.number != number:
+            self._give_up("the rollout was taken back")
+            self._route()
+
+    def stop(self) -> None:
+        for each in (self._served, self._tried):
+            if each is not None:
+                each.stop()
+
+    def _start(self, number: int) -> ModelEngine | None:
+        path = self.slots.find(number)
+        if path is None:
+            say(f"{self.name}@{number} is damaged on the disk; it will be fetched again")
+            return None
+        engine = ModelEngine(self.name, number, path, self._command)
+        engine.wait_ready(_START_S)
+        return engine
+
+    def _accept(self, tried: ModelEngine) -> None:
+        self.slots.accept(tried.number)
+        old, self._served, self._tried = self._served, tried, None
+        self._route()
+        say(f"{self.name}@{tried.number} is served")
+        if old is not None:
+            old.stop()
+
+    def _give_up(self, problem: str) -> None:
+        tried, self._tried = self._tried, None
+        if tried is None:
+            return
+        self._route()
+        self.slots.refuse(tried.number, problem)
+        say(f"{self.name}@{tried.number} is refused: {problem}")
+        tried.stop()
+
+    def _route(self) -> None:
+        engines = [each for each in (self._tried, self._served) if each is not None]
+        targets = [each.target for each in engines if not each.ended]
+        if targets:
+            self._front.routes[self.name] = targets
+        else:
+            self._front.routes.pop(self.name, None)
+
+
+class EdgeDevice:
+    """This device. `options` are the values of `edge.json` in the folder, or the defaults."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._card = read_json(f"{folder}/card.json") or {}
+        self.options = {**make_defaults(), **(read_json(f"{folder}/edge.json") or {})}
+        self._calls = ServerCalls(self._card, folder)
+        host, _, port = str(self.options["listen"]).rpartition(":")
+        self.front = EdgeFront((host, int(port)))
+        self._models: dict[str, ServedModel] = {}
+        for name in sorted(_list_folders(f"{folder}/models")):
+            self._add(name)
+        self._over = threading.Event()
+        self._window: dict[str, Any] = {}
+
+    def leave(self, *signalled: object) -> None:
+        self._over.set()
+
+    def run(self) -> int:
+        threading.Thread(target=self.front.serve_forever, daemon=True).start()
+        say(f"device {self._card['device']} listens on {self.options['listen']}")
+        next_call = 0.0
+        while not self._over.is_set():
+            for each in list(self._models.values()):
+                each.look()
+            if time.monotonic() >= next_call:
+                next_call = time.monotonic() + self._check_in()
+            self._over.wait(self.options["look_s"])
+        for each in self._models.values():
+            each.stop()
+        self.front.shutdown()
+        return 0
+
+    def _check_in(self) -> float:
+        """Report to the server, and begin what it wants. Return the seconds until the next time,
+        with jitter, so that devices that start together do not call together."""
+        every = float(self.options["every_s"])
+        try:
+            wanted = self._report()
+        except DeviceRefused as error:
+            say(f"{error}; models are still served")
+            return every * 10
+        except (OSError, ValueError) as error:
+            say(f"the server was not reached: {error}")
+            return every * random.uniform(0.5, 1.5)
+        for each in wanted:
+            self._follow(each)
+        return every * random.uniform(0.8, 1.2)
+
+    def _report(self) -> list[Fields]:
+        free = shutil.disk_usage(self.folder).free >> 20
+        told = {
+            "models": [each.tell() for each in self._models.values()],
+            "free_mib": free,
+            "clock": time.time(),
+            "agent": "1",
+        }
+        answer = json.loads(self._calls.call("POST", "/edge/v1/check-in", told))
+        return [dict(each) for each in answer["models"]]
+
+    def _follow(self, wanted: Fields) -> None:
+        name, number = str(wanted["name"]), int(wanted["number"])
+        model = self._models.get(name) or self._add(name)
+        model.return_to(number)
+        if not model.want(number) or not _is_open(wanted.get("window")):
+            return
+        if model.slots.find(number) is None and not self._fetch(name, number, wanted):
+            return
+        model.try_version(number)
+
+    def _fetch(self, name: str, number: int, wanted: Fields) -> bool:
+        command = [sys.executable, "-m", "cavvy.edge.update", self.folder, name, str(number)]
+        if wanted.get("mib_per_s"):
+            command.append(str(wanted["mib_per_s"]))
+        say(f"fetching {name}@{number}")
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+        while process.poll() is None:
+            for each in list(self._models.values()):
+                each.look()
+            if self._over.wait(self.options["look_s"]):
+                process.kill()
+                process.wait()
+                return False
+        told = (process.stderr.read() if process.stderr else "").strip()[-300:]
+        model = self._models[name]
+        if process.returncode:
+            say(f"{name}@{number} was not fetched: {told}")
+        if process.returncode == 3:
+            model.slots.refuse(number, told)
+        model.slots = ModelSlots(model.slots.folder)
+        return not process.returncode
+
+    def _add(self, name: str) -> ServedModel:
+        made = ServedModel(name, self.folder, self.front, self.options)
+        self._models[name] = made
+        return made
+
+
+def make_defaults() -> Fields:
+    """Return the options of a device. `engine` is the command of the engine."""
+    engine = [sys.executable, "-m", "cavvy.model_server", "--model", "{model}"]
+    return {
+        "listen": "127.0.0.1:8080",
+        "engine": [*engine, "--name", "{name}", "--port", "{port}"],
+        "probation_s": 60.0,
+        "every_s": 60.0,
+        "look_s": 1.0,
+    }
+
+
+def enrol(folder: str, address: str, pin: str, token: str) -> Fields:
+    """Make the device's key, and enrol the device. A repeated call changes nothing. Raises OSError,
+    DeviceRefused."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    known = read_json(f"{folder}/card.json")
+    if known is not None:
+        return known
+    card = {"address": address, "pin": pin}
+    asked = {
+        "token": token,
+        "key": run_key(folder, "make"),
+        "hostname": socket.gethostname(),
+        "facts": find_facts(),
+    }
+    card.update(ServerCalls(card, folder).ask("POST", "/edge/v1/enrol", asked))
+    write_json(f"{folder}/card.json", card)
+    return card
+
+
+def find_facts() -> dict[str, str]:
+    """Return what this device tells about its hardware."""
+    machine = os.uname()
+    facts = {"machine": machine.machine, "system": f"{machine.sysname} {machine.release}"}
+    facts["cpus"] = str(os.cpu_count() or 1)
+    for name, path in {
+        "board": "/proc/device-tree/model",
+        "jetson": "/etc/nv_tegra_release",
+    }.items():
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                facts[name] = file.readline().strip("\x00\n")
+        except OSError:
+            continue
+    for name, path in {"hailo": "/dev/hailo0", "coral": "/dev/apex_0"}.items():
+        if os.path.exists(path):
+            facts[name] = path
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            facts["memory_mib"] = str(int(file.readline().split()[1]) >> 10)
+    except (OSError, ValueError, IndexError):
+        pass
+    return facts
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_open(window: list[int] | None) -> bool:
+    """Return whether the device may update in this hour of its day."""
+    if not window:
+        return True
+    first, last = window
+    hour = time.localtime().tm_hour
+    return first <= hour < last if first <= last else hour >= first or hour < last
+
+
+def _list_folders(path: str) -> list[str]:
+    try:
+        return [each.name for each in os.scandir(path) if each.is_dir()]
+    except OSError:
+        return []
+
+
+def run(folder: str) -> int:
+    """Run an enrolled device until it gets SIGTERM or SIGINT. Return the exit code."""
+    device = EdgeDevice(folder)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, device.leave)
+    return device.run()

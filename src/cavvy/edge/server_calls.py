@@ -1,0 +1,131 @@
+"""A device's requests to its server, over TLS with the server's certificate pinned by its hash, and
+the device's key, which never leaves it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+
+from cavvy.agent.http_client import FAULTS, connect, read_reason
+from cavvy.agent.wire import ServerAddress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_RENEW = 0.5  # of a token's time is used up when it is renewed
+_REFUSALS = (401, 403)
+
+
+class DeviceRefused(Exception):
+    """Raised if the server refuses the device, for example because it was retired."""
+
+
+class FileMissing(OSError):
+    """Raised if the server has no file of this name."""
+
+
+class ServerCalls:
+    """One connection to the server. `card` holds what the device learned when it enrolled."""
+
+    def __init__(self, card: dict[str, Any], folder: str) -> None:
+        self._card, self._folder = card, folder
+        self._address = ServerAddress(card["address"], card.get("pin", ""))
+        self._connection: http.client.HTTPConnection | None = None
+        self._token, self._renew_at = "", 0.0
+
+    def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """Send a request without a device's token, and return the answer. Raises OSError,
+        DeviceRefused."""
+        return dict(json.loads(self._read(method, path, body, "")))
+
+    def call(self, method: str, path: str, body: object = None) -> bytes:
+        """Send a request as this device. Raises OSError, DeviceRefused."""
+        return self._read(method, path, body, self.token())
+
+    def token(self) -> str:
+        """Return a token that is valid now. Raises OSError, DeviceRefused."""
+        if time.monotonic() >= self._renew_at:
+            nonce = self.ask("GET", "/edge/v1/nonce")["nonce"]
+            proof = {
+                "project": self._card["project"],
+                "device": self._card["device"],
+                "nonce": nonce,
+                "signature": run_key(self._folder, "sign", nonce),
+            }
+            found = self.ask("POST", "/edge/v1/token", proof)
+            self._token = str(found["token"])
+            self._renew_at = time.monotonic() + float(found["valid_s"]) * _RENEW
+        return self._token
+
+    def open(self, path: str, offset: int) -> http.client.HTTPResponse:
+        """Request a file from an offset on, and return the answer, whose body the caller reads.
+        Raises OSError, DeviceRefused."""
+        headers = {"Authorization": f"Bearer {self.token()}"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        reply = self._send("GET", path, None, headers)
+        if reply.status not in (200, 206):
+            self._fail(reply.status, reply.read())
+        return reply
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _read(self, method: str, path: str, body: object, token: str) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        sent = None if body is None else json.dumps(body).encode()
+        reply = self._send(method, path, sent, headers)
+        try:
+            data = reply.read()
+        except FAULTS as error:
+            self.close()
+            raise OSError(str(error)) from error
+        if reply.status >= 300:
+            self._fail(reply.status, data)
+        return data
+
+    def _send(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        try:
+            if self._connection is None:
+                self._connection = connect(self._address)
+            self._connection.request(method, path, body, headers)
+            return self._connection.getresponse()
+        except FAULTS as error:
+            self.close()
+            raise OSError(str(error) or type(error).__name__) from error
+
+    def _fail(self, status: int, data: bytes) -> None:
+        reason = read_reason(status, data)
+        if status in _REFUSALS:
+            self._renew_at = 0.0
+            raise DeviceRefused(reason)
+        if status == 404:
+            raise FileMissing(reason)
+        raise OSError(f"{reason} (status {status})")
+
+
+def run_key(folder: str, do: str, text: str = "") -> str:
+    """Run `keys.py`, which makes the device's key or signs a text, in a process of its own: the
+    package that it needs takes more memory than all of this program. Raises OSError."""
+    command = [sys.executable, "-m", "cavvy.edge.keys", do, folder, text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+    if done.returncode:
+        raise OSError(f"the device's key cannot be used: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for a process that runs another module of this package."""
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return dict(os.environ, PYTHONPATH=here)

@@ -1,0 +1,190 @@
+"""A real server and real devices: a model is published, rolled out, broken, taken back, and served
+while the server is away."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.system.ports import free_port
+from tests.system.server_state import home_at, kill_server
+from tests.waits import wait_until
+
+from cavvy.client import ApiClient, connect
+from cavvy.client.edge_wire import (
+    EnrolmentAsk,
+    ModelAsk,
+    ModelView,
+    RolloutAsk,
+    deploy_model,
+    get_device,
+    invite_devices,
+    list_rollouts,
+    publish_model,
+    retire_device,
+)
+from cavvy.client.upload import upload
+from cavvy.spec.workdir import freeze
+
+pytestmark = pytest.mark.system
+onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed: make setup-dev")
+pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed: make setup-dev")
+pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
+
+SETTINGS = """
+[server]
+tls_listen = "127.0.0.1:0"
+idle_stop_s = 0
+[providers.local]
+enabled = false
+"""
+
+
+def make_model(path: Path, *, broken: bool = False, scale: float = 1.0) -> None:
+    """Write a model with three inputs, which returns three probabilities, or fails each request."""
+    from numpy import array, eye, float32, int64
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = numpy_helper.from_array(eye(3, dtype=float32) * float32(scale), "w")
+    shape = numpy_helper.from_array(array([7, 7], dtype=int64), "s")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"])]
+    if broken:
+        nodes.append(helper.make_node("Reshape", ["h", "s"], ["g"]))
+    nodes.append(helper.make_node("Softmax", ["g" if broken else "h"], ["y"]))
+    graph = helper.make_graph(
+        nodes,
+        "m",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [weights, shape],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(made, str(path))
+
+
+def publish(client: ApiClient, path: Path) -> ModelView:
+    snapshot = freeze(path.parent, only=path.name)
+    upload(client, "default", snapshot.blobs())
+    return publish_model(client, "default", ModelAsk(name="digits", snapshot=snapshot.hash))
+
+
+class RunningDevice:
+    """The program of a device, enrolled with the command that a user would paste."""
+
+    def __init__(self, folder: Path, command: str) -> None:
+        self.folder, self.port, self._command = folder, free_port(), command
+        folder.mkdir()
+        options = {
+            "listen": f"127.0.0.1:{self.port}",
+            "probation_s": 1,
+            "every_s": 1,
+            "look_s": 0.1,
+        }
+        (folder / "edge.json").write_text(json.dumps(options))
+        self.start()
+
+    def start(self) -> None:
+        there = (self.folder / "start").exists()
+        line = str(self.folder / "start") if there else self._command
+        environ = {**os.environ, "CAVVY_EDGE_FOLDER": str(self.folder)}
+        environ["CAVVY_EDGE_PYTHON"] = sys.executable
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["sh", "-c", line], env=environ, stderr=log, stdout=log, start_new_session=True
+            )
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def predict(self) -> list[float]:
+        body = json.dumps({"instances": [[1.0, 2.0, 3.0]]}).encode()
+        url = f"http://127.0.0.1:{self.port}/v1/models/digits:predict"
+        asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=30) as reply:
+            return list(json.load(reply)["predictions"][0])
+
+    def answers(self) -> bool:
+        try:
+            return len(self.predict()) == 3
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[ApiClient]:
+    with home_at(tmp_path / "home"):
+        (tmp_path / "settings.toml").write_text(SETTINGS)
+        with connect() as made:
+            yield made
+
+
+@contextmanager
+def device_at(folder: Path, command: str) -> Iterator[RunningDevice]:
+    made = RunningDevice(folder, command)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def serving(client: ApiClient, name: str) -> list[int]:
+    return [each.serving for each in get_device(client, "default", name).models]
+
+
+def test_a_model_reaches_a_device_and_a_broken_one_goes_back(
+    client: ApiClient, tmp_path: Path
+) -> None:
+    good, broken = tmp_path / "good", tmp_path / "broken"
+    for folder in (good, broken):
+        folder.mkdir()
+    make_model(good / "model.onnx")
+    make_model(broken / "model.onnx", broken=True)
+    invited = invite_devices(client, "default", EnrolmentAsk(site="lyon"))
+    assert publish(client, good / "model.onnx").name == "digits@1"
+    with device_at(tmp_path / "device", invited.command) as device:
+        wait_until(lambda: (device.folder / "card.json").exists(), "the device enrols")
+        name = json.loads((device.folder / "card.json").read_text())["device"]
+        deploy_model(client, "default", RolloutAsk(model="digits", to=1, soak_s=0))
+        wait_until(device.answers)
+        before = device.predict()
+        wait_until(lambda: serving(client, name) == [1])
+
+        assert publish(client, broken / "model.onnx").number == 2
+        deploy_model(client, "default", RolloutAsk(model="digits", to=2, soak_s=3600))
+        deadline = time.monotonic() + 120
+        while list_rollouts(client, None)[0].phase == "running":
+            assert time.monotonic() < deadline, (device.folder / "log").read_text()
+            assert device.predict() == before  # no request is lost in the trial
+        newest = list_rollouts(client, None)[0]
+        assert newest.phase == "halted"
+        assert "requests failed" in newest.reason
+        assert serving(client, name) == [1]
+
+        # without the server, also after a loss of power
+        kill_server(tmp_path / "home")
+        device.kill()
+        device.start()
+        wait_until(device.answers)
+        assert device.predict() == before
+
+
+def test_a_retired_device_gets_nothing_more(client: ApiClient, tmp_path: Path) -> None:
+    invited = invite_devices(client, "default", EnrolmentAsk(site="lyon"))
+    with device_at(tmp_path / "device", invited.command) as device:
+        card = device.folder / "card.json"
+        wait_until(card.exists)
+        name = json.loads(card.read_text())["device"]
+        retire_device(client, "default", name)
+        log = device.folder / "log"
+        wait_until(lambda: "not one of the project's" in log.read_text())
+    second = RunningDevice(tmp_path / "second", invited.command)
+    wait_until(lambda: second._process.poll() is not None)
+    assert "has been used" in (second.folder / "log").read_text()

@@ -1,0 +1,174 @@
+"""What a device trusts: the attacks that The Update Framework lists, against the program of a device
+with the lists of a real repository."""
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
+
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import Metadata, TargetFile
+
+from cavvy.control import model_repository
+from cavvy.control.model_repository import add_target, make_repository, must_renew, renew
+from cavvy.domain.values import replace
+from cavvy.edge.server_calls import FileMissing
+from cavvy.edge.update import read_manifest
+
+NOW = datetime.now(UTC)  # python-tuf compares with the machine's clock
+
+
+class Site:
+    """A repository, and a server that a device asks, which may lie."""
+
+    def __init__(self, now: datetime = NOW) -> None:
+        self.repository, self.private = make_repository("p", now)
+        self.manifests: dict[str, bytes] = {}
+        self.files: dict[str, str] = {}
+        self.serve()
+
+    def publish(self, number: int, main: str = "m.onnx", now: datetime = NOW) -> None:
+        content = json.dumps({"number": number, "main": main, "files": []}).encode()
+        path = f"m/{number}.json"
+        self.manifests[f"m/{number}"] = content
+        self.repository = add_target(self.repository, self.private, path, content, {}, now)
+        self.serve()
+
+    def serve(self) -> None:
+        self.files = dict(self.repository.files)
+
+    def root(self) -> str:
+        return model_repository.newest_root(self.repository)
+
+    def open(self, path: str, offset: int) -> Any:
+        content = self.call("GET", path)
+        return io.BytesIO(content)
+
+    def call(self, method: str, path: str) -> bytes:
+        kind, _, name = path.removeprefix("/edge/v1/").partition("/")
+        if kind == "manifests":
+            return self.manifests[name]
+        if name == "root.json":
+            return self.root().encode()
+        if name not in self.files:
+            raise FileMissing(name)
+        return self.files[name].encode()
+
+
+def ask(site: Site, folder: Path, number: int) -> dict[str, Any]:
+    return read_manifest(str(folder), site, "m", number)  # type: ignore[arg-type]
+
+
+def test_a_device_reads_what_was_published(tmp_path: Path) -> None:
+    site = Site()
+    site.publish(1)
+    assert ask(site, tmp_path, 1)["main"] == "m.onnx"
+    site.publish(2)
+    assert ask(site, tmp_path, 2)["number"] == 2
+    with pytest.raises(ValueError, match="no version 3 of m"):
+        ask(site, tmp_path, 3)
+
+
+def test_a_changed_manifest_is_refused(tmp_path: Path) -> None:
+    site = Site()
+    site.publish(1)
+    site.manifests["m/1"] = site.manifests["m/1"].replace(b"m.onnx", b"x.onnx")
+    with pytest.raises(RepositoryError):
+        ask(site, tmp_path, 1)
+
+
+def test_an_older_list_is_refused(tmp_path: Path) -> None:
+    site = Site()
+    site.publish(1)
+    older = dict(site.files)
+    site.publish(2)
+    ask(site, tmp_path, 2)
+    site.files = older
+    with pytest.raises(RepositoryError):
+        ask(site, tmp_path, 1)
+
+
+def test_a_frozen_list_is_refused_when_it_has_expired(tmp_path: Path) -> None:
+    site = Site(NOW - timedelta(days=8))
+    site.publish(1, now=NOW - timedelta(days=8))
+    with pytest.raises(RepositoryError, match="expired"):
+        ask(site, tmp_path, 1)
+    assert must_renew(site.repository, NOW)
+    site.repository = renew(site.repository, site.private, NOW)
+    site.serve()
+    assert not must_renew(site.repository, NOW)
+    assert ask(site, tmp_path, 1)["number"] == 1
+
+
+def test_lists_of_different_times_are_refused(tmp_path: Path) -> None:
+    site = Site()
+    site.publish(1)
+    older = site.files["2.targets.json"]
+    site.publish(2)
+    mixed = json.loads(older)
+    site.files["3.targets.json"] = json.dumps(mixed)
+    with pytest.raises(RepositoryError):
+        ask(site, tmp_path, 2)
+
+
+@pytest.mark.parametrize("stolen", ["timestamp", "snapshot"])
+def test_a_stolen_key_of_one_role_signs_no_model(tmp_path: Path, stolen: str) -> None:
+    site = Site()
+    site.publish(1)
+    ask(site, tmp_path, 1)
+    forged = json.dumps({"number": 2, "main": "evil.onnx", "files": []}).encode()
+    thief = {role: site.private[stolen] for role in site.private}
+    site.repository = add_target(site.repository, thief, "m/2.json", forged, {}, NOW)
+    site.manifests["m/2"] = forged
+    site.serve()
+    with pytest.raises(RepositoryError):
+        ask(site, tmp_path, 2)
+
+
+def test_another_root_of_the_server_is_not_trusted_later(tmp_path: Path) -> None:
+    site = Site()
+    site.publish(1)
+    ask(site, tmp_path, 1)
+    other = Site()
+    other.publish(1)
+    with pytest.raises(RepositoryError):
+        ask(other, tmp_path, 1)
+
+
+def test_endless_lists_are_cut(tmp_path: Path) -> None:
+    site = Site()
+    site.publish(1)
+    site.files["timestamp.json"] = " " * 10_000_000 + site.files["timestamp.json"]
+    with pytest.raises(Exception, match=r"length|bytes|large"):
+        ask(site, tmp_path, 1)
+
+
+def test_old_lists_are_dropped(tmp_path: Path) -> None:
+    site = Site()
+    for number in range(1, 12):
+        site.publish(number)
+    assert len([name for name in site.files if name.endswith("targets.json")]) == 3
+    assert ask(site, tmp_path, 11)["number"] == 11
+    newest = Metadata.from_bytes(site.files["12.targets.json"].encode())
+    target = newest.signed.targets["m/4.json"]  # type: ignore[attr-defined]
+    assert isinstance(target, TargetFile)
+
+
+def test_the_keys_are_not_in_the_lists() -> None:
+    site = Site()
+    text = "".join(site.files.values())
+    assert all(key.strip().splitlines()[1] not in text for key in site.private.values())
+    assert replace(site.repository, keys={}).keys == {}
+
+
+def test_a_server_without_the_packages_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tuf.api", None)
+    with pytest.raises(model_repository.RepositoryMissing, match="pip install"):
+        make_repository("p", NOW)

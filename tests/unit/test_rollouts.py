@@ -1,0 +1,173 @@
+"""Rollouts: waves, halts, and what a device is to serve."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from math import log
+
+import pytest
+
+from cavvy.control.decide.rollouts import (
+    SILENT,
+    choose_versions,
+    count_wave,
+    decide_rollout,
+    order_devices,
+)
+from cavvy.domain.edge import DeviceModel, DeviceReport, EdgeDevice, Rollout, RolloutPhase
+from cavvy.domain.service_updates import RevisionSums
+from cavvy.domain.values import replace
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def make_devices(count: int, **more: object) -> list[EdgeDevice]:
+    return [
+        EdgeDevice(
+            project="p", name=f"d{number}", site="lyon", key="0" * 64, enrolled_at=START, **more
+        )
+        for number in range(count)
+    ]
+
+
+def make_rollout(**more: object) -> Rollout:
+    given: dict[str, object] = {"name": "m-1", "to": 2, "wave_at": START, "created_at": START}
+    return Rollout(project="p", model="m", **{**given, **more})
+
+
+class Fleet:
+    """Devices that follow a rollout, with the given shares of failed requests by version."""
+
+    def __init__(self, count: int, errors: dict[int, float], seed: int = 0) -> None:
+        self.now, self.random, self.errors = START, random.Random(seed), errors
+        self.sums = {
+            each.name: {1: RevisionSums(), 2: RevisionSums()} for each in make_devices(count)
+        }
+        self.devices = make_devices(count)
+        self.exposed: set[str] = set()
+
+    def step(self, rollout: Rollout, requests: int = 20) -> Rollout:
+        """Let a minute pass."""
+        self.now += timedelta(minutes=1)
+        ordered = order_devices(rollout, self.devices)
+        wave = {each.name for each in ordered[: count_wave(rollout, len(ordered))]}
+        halted = rollout.phase is RolloutPhase.HALTED
+        self.devices = [
+            self._serve(each, each.name in wave and not halted, requests) for each in self.devices
+        ]
+        return decide_rollout(rollout, self.devices, self.now)
+
+    def _serve(self, device: EdgeDevice, fresh: bool, requests: int) -> EdgeDevice:
+        version = 2 if fresh else 1
+        if fresh:
+            self.exposed.add(device.name)
+        failed = sum(self.random.random() < self.errors[version] for _ in range(requests))
+        times = [log(0.01) + self.random.gauss(0, 0.3) for _ in range(requests - failed)]
+        more = RevisionSums(
+            requests=requests,
+            errors=failed,
+            timed=len(times),
+            logs=sum(times),
+            squares=sum(each * each for each in times),
+        )
+        self.sums[device.name][version] += more
+        model = DeviceModel(name="m", serving=version, sums=self.sums[device.name][version])
+        return replace(device, report=DeviceReport(at=self.now, models=(model,)))
+
+
+def run(fleet: Fleet, rollout: Rollout, minutes: int = 400) -> Rollout:
+    for _ in range(minutes):
+        rollout = fleet.step(rollout)
+        if rollout.phase is not RolloutPhase.RUNNING:
+            break
+    return rollout
+
+
+def test_a_good_version_reaches_all_devices_wave_by_wave() -> None:
+    fleet, rollout = Fleet(200, {1: 0.01, 2: 0.01}), make_rollout()
+    sizes = []
+    while rollout.phase is RolloutPhase.RUNNING:
+        rollout = fleet.step(rollout)
+        sizes.append(len(fleet.exposed))
+    assert rollout.phase is RolloutPhase.DONE
+    assert sorted(set(sizes)) == [1, 2, 20, 200]
+
+
+def test_a_bad_version_halts_before_it_is_everywhere() -> None:
+    fleet = Fleet(300, {1: 0.01, 2: 0.11})
+    rollout = run(fleet, make_rollout())
+    assert rollout.phase is RolloutPhase.HALTED
+    assert "more of its requests fail" in rollout.reason
+    assert len(fleet.exposed) <= 30
+
+
+def test_good_versions_are_rarely_halted() -> None:
+    halted = [
+        run(Fleet(60, {1: 0.02, 2: 0.02}, seed), make_rollout(soak_s=300.0)).phase
+        for seed in range(40)
+    ]
+    assert halted.count(RolloutPhase.HALTED) <= 2
+
+
+def test_the_first_device_that_refuses_halts_the_rollout() -> None:
+    rollout, devices = make_rollout(), make_devices(50)
+    first = order_devices(rollout, devices)[0]
+    model = DeviceModel(name="m", serving=1, refused=2, problem="its engine ended")
+    report = DeviceReport(at=START, models=(model,))
+    devices = [replace(each, report=report) if each == first else each for each in devices]
+    halted = decide_rollout(rollout, devices, START + timedelta(minutes=1))
+    assert halted.phase is RolloutPhase.HALTED
+    assert halted.reason == "1 of 1 devices refused it: its engine ended"
+
+
+def test_a_device_that_is_away_does_not_hold_a_wave_up() -> None:
+    rollout = make_rollout(waves=(1.0,))
+    now = START + timedelta(hours=1)
+    served = DeviceReport(at=now, models=(DeviceModel(name="m", serving=2),))
+    away = DeviceReport(at=now - SILENT, models=(DeviceModel(name="m", serving=1),))
+    devices = make_devices(3)
+    devices = [
+        replace(devices[0], report=away),
+        *(replace(each, report=served) for each in devices[1:]),
+    ]
+    assert decide_rollout(rollout, devices, now).phase is RolloutPhase.DONE
+    assert decide_rollout(rollout, [replace(devices[0], report=None)], now) == rollout
+
+
+def test_a_halted_or_replaced_rollout_gives_the_former_version_back() -> None:
+    device = make_devices(1)[0]
+    done = make_rollout(to=1, phase=RolloutPhase.DONE)
+    for phase in (RolloutPhase.HALTED, RolloutPhase.REPLACED):
+        newer = make_rollout(name="m-2", phase=phase)
+        assert choose_versions(device, [newer, done], {})["m"] == done
+    running = make_rollout(name="m-2")
+    assert choose_versions(device, [running, done], {})["m"] == done
+    assert choose_versions(device, [running, done], {"m-2": frozenset({"d0"})})["m"] == running
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"site": "paris"},
+        {"labels": {"kind": "pi"}},
+        {"labels": {"kind": "jetson", "residency": "us"}},
+        {"labels": {"kind": "jetson", "residency": "eu"}, "retired_at": START},
+    ],
+)
+def test_a_rollout_leaves_other_devices_alone(device: dict[str, object]) -> None:
+    rollout = make_rollout(
+        site="lyon", labels={"kind": "jetson"}, residency="eu", phase=RolloutPhase.DONE
+    )
+    mine = replace(make_devices(1)[0], labels={"kind": "jetson", "residency": "eu"})
+    assert choose_versions(mine, [rollout], {}) == {"m": rollout}
+    assert choose_versions(replace(mine, **device), [rollout], {}) == {}
+
+
+def test_the_counts_of_a_device_that_starts_anew_are_added() -> None:
+    rollout = make_rollout(waves=(1.0,), soak_s=3600.0)
+    at = START + timedelta(minutes=1)
+    for requests in (50, 80, 20, 60):  # started anew after 80
+        sums = RevisionSums(requests=requests)
+        report = DeviceReport(at=at, models=(DeviceModel(name="m", serving=2, sums=sums),))
+        device = replace(make_devices(1)[0], report=report)
+        rollout = decide_rollout(rollout, [device], at)
+    assert rollout.sums_new.requests == 80 + 60
