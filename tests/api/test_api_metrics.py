@@ -1,10 +1,9 @@
 """What Prometheus reads from the server."""
 
+import json
 import re
-import subprocess
 import sys
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -95,18 +94,45 @@ async def test_a_server_without_the_package_says_what_to_install(
     assert answer.json()["hint"].startswith("install it where the server runs: ")
 
 
-def test_the_page_lists_each_metric_and_alerts_use_only_these() -> None:
-    source = (ROOT / "src/cavvy/api/routes/metrics.py").read_text()
-    exported = set(re.findall(r'"((?:cavvy|DCGM)_\w+)"', source))
+def test_the_page_lists_each_metric_and_alerts_and_panels_use_only_these() -> None:
+    sources = ("src/cavvy/api/routes/metrics.py", "src/cavvy/gateway/metrics.py")
+    exported = {name for path in sources for name in find_names((ROOT / path).read_text(), '"')}
     page = (ROOT / "docs/reference/metrics.md").read_text()
-    listed = {name.removesuffix("_total") for name in re.findall(r"`((?:cavvy|DCGM)_\w+)`", page)}
+    listed = {name.removesuffix("_total") for name in find_names(page, "`")}
     assert listed == exported
-    alerts = (ROOT / "deploy/prometheus/alerts.yml").read_text()
-    used = set(re.findall(r"(?:cavvy|DCGM)_\w+", alerts))
-    assert {name.removesuffix("_total") for name in used} <= exported
+    alerts = ROOT / "deploy/prometheus/alerts.yml"
+    dashboard = ROOT / "deploy/grafana/cavvy.json"
+    for used in (find_names(path.read_text()) for path in (alerts, dashboard)):
+        names = {re.sub("_(total|bucket|count|sum)$", "", name) for name in used}
+        assert names
+        assert names <= exported
 
 
-@pytest.mark.skipif(not which("promtool"), reason="apt-get install prometheus has promtool")
-def test_prometheus_reads_the_alerts() -> None:
-    command = ["promtool", "check", "rules", str(ROOT / "deploy/prometheus/alerts.yml")]
-    subprocess.run(command, check=True, capture_output=True)
+def find_names(text: str, mark: str = r"\b") -> set[str]:
+    return set(re.findall(rf"{mark}((?:cavvy|DCGM)_\w+){mark}", text))
+
+
+def test_each_panel_has_a_place_and_queries_of_labels_that_the_page_lists() -> None:
+    dashboard = json.loads((ROOT / "deploy/grafana/cavvy.json").read_text())
+    panels = dashboard["panels"]
+    assert len({each["id"] for each in panels}) == len(panels)
+    taken = [(p["x"] + i, p["y"] + j) for p in map(_place, panels) for i, j in _cells(p)]
+    assert len(taken) == len(set(taken)), "two panels overlap"
+    assert all(x < 24 for x, _ in taken), "Grafana's grid has 24 columns"
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    labels = {*re.findall(r"`(\w+)`", page), "le", "instance", "job"}
+    for panel in panels:
+        targets = panel.get("targets", [])
+        assert bool(targets) == (panel["type"] != "row"), panel["title"]
+        for target in targets:
+            grouped = re.findall(r"by \(([^)]*)\)", target["expr"])
+            shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            assert {*", ".join(grouped).split(", "), *shown} - {""} <= labels, target
+
+
+def _place(panel: Any) -> dict[str, int]:
+    return dict(panel["gridPos"])
+
+
+def _cells(place: dict[str, int]) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(place["w"]) for j in range(place["h"])]

@@ -16,6 +16,7 @@ from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, Read
 from cavvy.control.agents.transfers import ReadTargets, Transfers, read_every
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.agents.work_secrets import OpenSecrets
+from cavvy.control.attempt_counts import AttemptCounts
 from cavvy.control.audit import BillAudit
 from cavvy.control.budgets import BUDGETS, BudgetKeeper
 from cavvy.control.clock import ControlClock
@@ -126,10 +127,10 @@ class ControlPlane:
         dependencies: ControlPlaneDependencies,
         ids: JobIds | None = None,
     ) -> None:
-        self._outside = dependencies
+        self._outside, self._clock = dependencies, clock
         self._deferred = self._make_deferred(store)
         self.store = store = self._store = self._deferred.as_store()
-        self._providers, self._clock = providers, clock
+        self._providers = providers
         self._driver = SeparateDrivers(self, clock, is_webhook_key)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints()
@@ -164,7 +165,8 @@ class ControlPlane:
         return self._outside.share
 
     def _make_deferred(self, store: Store) -> Deferred:
-        return Deferred(store, self._outside.notes, self.hint)
+        self.attempt_counts = AttemptCounts(self._clock.now())
+        return Deferred(store, self._outside.notes, self.hint, self.attempt_counts.note)
 
     def _make_advisor(self) -> DeadlineAdvisor:
         outside = self._outside

@@ -48,7 +48,7 @@ class Notes(Protocol):
 class Deferred:
     """A store that can keep changes in memory. Methods that this class does not define are passed
     to the wrapped store. The event `pending` is set while changes are in memory. `hint` adds a
-    key to the worklist.
+    key to the worklist. `written` gets all changes that were written.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class Deferred:
         store: Store,
         notes: Notes | None = None,
         hint: Callable[[str], None] = lambda key: None,
+        written: Callable[[AtomicWrite], None] = lambda changes: None,
     ) -> None:
+        self._written = written
         self._store = store
         self._notes = notes
         self._hint = hint
@@ -86,6 +88,7 @@ class Deferred:
                 "the disk is full: until there is space, only releases of nodes are accepted"
             )
         await self._store.commit(changes)
+        self._written(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
         """Do the same as `commit`, but keep the changes in memory if the disk is full. If the disk
@@ -107,6 +110,7 @@ class Deferred:
             while self._kept:
                 try:
                     await self._store.commit(self._kept[0])
+                    self._written(self._kept[0])
                 except (StoreFull, StoreUnusable):
                     return
                 except (

@@ -17,13 +17,15 @@ def explain_reason(error: OSError | ValueError) -> str:
     return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
 
-def explain_address(host: str, port: int, error: OSError) -> str:
-    """Return the reason why nothing can listen on an address, together with the fix."""
+def explain_address(host: str, port: int, error: OSError, setting: str = "services.listen") -> str:
+    """Return the reason why nothing can listen on the address of a setting, together with the
+    fix.
+    """
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
         user = find_listener(port) or "another process"
-        return f"address {shown} is in use by {user}; end it, or change services.listen"
-    return f"address {shown} cannot be used ({explain_reason(error)}); change services.listen"
+        return f"address {shown} is in use by {user}; end it, or change {setting}"
+    return f"address {shown} cannot be used ({explain_reason(error)}); change {setting}"
 
 
 def find_obstacle(host: str, port: int, *, reuse_port: bool = False) -> str:

@@ -107,11 +107,31 @@ class _Replica:
         return self.backlog
 
 
+class RoutedPrompts:
+    """Counts the prompts that were sent to replicas, by whether the replica was taken to hold the
+    beginning of the prompt, and their tokens, by whether the replica was taken to hold them.
+    """
+
+    __slots__ = ("held_tokens", "hits", "misses", "other_tokens")
+
+    def __init__(self) -> None:
+        self.hits = self.misses = self.held_tokens = self.other_tokens = 0
+
+    def add(self, held: int, other: int) -> None:
+        if held:
+            self.hits += 1
+        else:
+            self.misses += 1
+        self.held_tokens += held
+        self.other_tokens += other
+
+
 class CacheRouter:
     """The replicas of one service. Times are in seconds."""
 
     def __init__(self, cache_tokens: int = CACHE_TOKENS, shared: bool = False) -> None:
         self._shared = shared  # other gateways send prompts to the same replicas
+        self.routed = RoutedPrompts()
         self._caches = PrefixCaches(cache_tokens)
         self._cache_tokens = cache_tokens
         self._known: dict[str, _Replica] = {}
@@ -181,6 +201,7 @@ class CacheRouter:
         if found is not prompt:  # the choice was made earlier, or by load
             held_by = self._caches.find(prompt)
         held = held_by.get(replica.place, 0)
+        self.routed.add(held, max(0, prompt.tokens - held))
         visit = Visit(replica, self._speed, max(1, prompt.tokens - held), now)
         self._caches.hold(replica.place, prompt)
         self._found = None, {}

@@ -154,6 +154,8 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A service: the requests that belong to it, and how these requests are passed on."""
 
     name: Name
+    # the name within its project, for metrics; "": `name`
+    label: Annotated[str, msgspec.Meta(max_length=200)] = ""
     hosts: tuple[Host, ...] = ()  # none: every host name
     prefix: PathPrefix = ""
     strip_prefix: bool = True
@@ -238,6 +240,16 @@ class TlsFiles(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     folder: str = ""  # folder with HOST.pem for single host names
 
 
+class MetricsListener(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the gateway answers with its metrics, and the file with the token that their readers
+    state."""
+
+    host: Host
+    port: Port
+    token_file: str = ""
+    tls: TlsFiles | None = None
+
+
 class OwnerToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the gateway needs to recognise the owner's token, but not to use it."""
 
@@ -264,6 +276,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # to this machine could otherwise use the services through a browser.
     any_name: bool = False
     owner: OwnerToken | None = None  # programs do not get this token
+    metrics: MetricsListener | None = None  # None: nobody reads them
     # the gateway exits after this many seconds without a line on its control socket
     alone_s: Seconds | None = None
     tls: TlsFiles | None = None

@@ -25,12 +25,19 @@ import uvloop
 
 from cavvy.gateway.addresses import explain_address
 from cavvy.gateway.call_store import CallStore
-from cavvy.gateway.config import GatewayConfig, GatewayConfigError, TlsFiles, read_config
+from cavvy.gateway.config import (
+    GatewayConfig,
+    GatewayConfigError,
+    MetricsListener,
+    TlsFiles,
+    read_config,
+)
 from cavvy.gateway.control_socket import ControlSocket
 from cavvy.gateway.deferred import DeferredCalls
 from cavvy.gateway.door import Door
 from cavvy.gateway.inbound import ClientConnections, InboundConnection
 from cavvy.gateway.kept_counts import KeptCounts
+from cavvy.gateway.metrics import MetricsServer
 
 _TICK_S = 1.0
 _DRAIN_S = 30.0
@@ -83,12 +90,15 @@ async def serve(config: GatewayConfig) -> None:
     loop.add_signal_handler(signal.SIGTERM, _set, stop, _DRAIN_S)
     loop.add_signal_handler(signal.SIGINT, _set, stop, _DRAIN_S)
     server = await _listen(config, lambda: InboundConnection(door, connections), tls)
+    metrics = await _open_metrics(config.metrics, door)
     await control.open()
     port = server.sockets[0].getsockname()[1]
     _say_ready({"host": config.host, "port": port, "tls": tls is not None})
     try:
         await _tick_until(ticks, stop, control, config.alone_s)
         server.close()
+        if metrics is not None:
+            metrics.close()  # the next gateway uses the port already while this one drains
         door.runs.closing = True
         connections.close_idle()
         await _drain(ticks, monotonic() + stop.result())
@@ -150,6 +160,13 @@ async def _listen(
     except OSError as error:
         text = explain_address(config.host, config.port, error)
         raise GatewayConfigError(text) from error
+
+
+async def _open_metrics(listener: MetricsListener | None, door: Door) -> asyncio.Server | None:
+    if listener is None:
+        return None
+    tls = None if listener.tls is None else HostCertificates(listener.tls).context
+    return await MetricsServer(listener, door).open(tls)
 
 
 def _say_ready(facts: dict[str, object]) -> None:

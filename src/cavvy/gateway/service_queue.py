@@ -7,10 +7,12 @@ many requests wait already, or if its own time limit has passed.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from math import ceil, inf
+from operator import add
 from time import monotonic, time
 
-from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.request_bills import KeyWork, TokenUse
 from cavvy.domain.service_loads import write_places
 from cavvy.domain.values import replace
 from cavvy.gateway.adapters import (
@@ -30,7 +32,7 @@ from cavvy.gateway.balancing import (
     make_ring,
 )
 from cavvy.gateway.batches import ServiceBatches, separate
-from cavvy.gateway.cache_routing import CacheRouter
+from cavvy.gateway.cache_routing import CacheRouter, RoutedPrompts
 from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange, Outcome, QueueEntry
@@ -134,6 +136,7 @@ class ServiceQueue:
         self._turn = 0
         self._by_key = routing is not None and routing.by != "cache"
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
+        self._gone_tokens = TokenUse()  # of replicas whose records were removed
 
     # what exchanges call
 
@@ -487,7 +490,8 @@ class ServiceQueue:
             self._caches = old._caches
         self._cold_starts = old._cold_starts
         self._bound = old._bound
-        self._work, self._load_times = old._work, old._load_times
+        self._work, self._gone_tokens = old._work, old._gone_tokens
+        self._load_times = old._load_times
         self._waiting, self._unbound, self._line = old._waiting, old._unbound, old._line
         for key_id, limit in self.limits.items():
             if key_id in old.limits:
@@ -604,6 +608,16 @@ class ServiceQueue:
             places=self._bound.describe(each.places for each in self._waiting),
         )
 
+    @property
+    def routed(self) -> RoutedPrompts | None:
+        """The prompts that replicas got, or None if their caches do not decide."""
+        return None if self._caches is None else self._caches.routed
+
+    def sum_tokens(self) -> TokenUse:
+        """Return the tokens of all replicas and clients. The sum only grows."""
+        known = (each.sum_tokens() for each in self._work.values())
+        return reduce(lambda one, other: one.combine(add, other), known, self._gone_tokens)
+
     # inside
 
     def find_work(self, replica: str) -> ReplicaWork:
@@ -616,7 +630,9 @@ class ServiceQueue:
             used |= {each.id for each in self.route.fallbacks}
             gone = [name for name in self._work if name not in used and name != replica]
             for name in gone[:-_GONE_MAX]:
-                self._work.pop(name).forget()
+                record = self._work.pop(name)
+                self._gone_tokens = self._gone_tokens.combine(add, record.sum_tokens())
+                record.forget()
         return known
 
     def _describe_batches(self) -> BatchFacts | None:

@@ -133,6 +133,7 @@ class ServiceCounters:
         "in_flight",
         "late",
         "latency",
+        "latency_s",
         "lost",
         "refused",
         "retried",
@@ -148,7 +149,7 @@ class ServiceCounters:
         self.arrivals = self.answered = self.refused = self.lost = 0
         self.retried = self.aborted = self.in_flight = 0
         self.started = self.late = self.slow = self.unserved = 0
-        self.concurrency_s = self.waited_s = self.service_s = 0.0
+        self.concurrency_s = self.waited_s = self.service_s = self.latency_s = 0.0
         self.starts_s = 0.0  # the sum of the times at which the requests in flight started
         self.latency: dict[int, int] = {}
         self._changed_at = now
@@ -169,6 +170,7 @@ class ServiceCounters:
         self.answered += 1
         self.waited_s += started_at - arrived_at
         self.service_s += work_s
+        self.latency_s += now - arrived_at
         bucket = bucket_of(int((now - arrived_at) * 1e6))
         self.latency[bucket] = self.latency.get(bucket, 0) + 1
 

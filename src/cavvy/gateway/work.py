@@ -8,6 +8,7 @@ batch, a request with k instances counts as k requests.
 """
 
 from collections.abc import Mapping
+from operator import add
 
 from cavvy.domain.request_bills import KeyWork, TokenUse
 from cavvy.gateway.kept_counts import Count, KeptCounts, TokenCount
@@ -120,6 +121,13 @@ class ReplicaWork:
             key: KeyWork(requests=count[0], work_us=count[1], tokens=tokens.get(key, {}))
             for key, count in self._counts.items()
         }
+
+    def sum_tokens(self) -> TokenUse:
+        """Return the tokens of all clients and models."""
+        found = TokenUse()
+        for count in self._tokens.values():
+            found = found.combine(add, count.describe())
+        return found
 
     def keep(self, now: float) -> None:
         """Store the replica time that each key's requests have used so far."""

@@ -5,6 +5,7 @@ gateway sends one reply for each line, in the order of the lines.
 import asyncio
 import json
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Self
 import msgspec
 
 from cavvy.client.state import write_private
+from cavvy.domain.values import replace
 from cavvy.gateway.addresses import find_obstacle
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.control_socket import ControlLine, ControlReply, StopGateway
@@ -185,6 +187,9 @@ class GatewayChild:
         """
         os.makedirs(os.path.dirname(self._control), mode=0o700, exist_ok=True)
         file = self._folder / "gateway.json"
+        token = self._folder / "metrics.token"
+        if self._listener.metrics is not None and not token.exists():
+            write_private(str(token), secrets.token_urlsafe(32).encode())
         write_private(str(file), json.dumps(self._make_config(port)).encode())
         with (self._folder / "gateway.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -228,6 +233,9 @@ class GatewayChild:
             "owner": msgspec.to_builtins(listener.owner),
             "services": [msgspec.to_builtins(each) for each in self._routes],
         }
+        if listener.metrics is not None:
+            file = str(self._folder / "metrics.token")
+            config["metrics"] = msgspec.to_builtins(replace(listener.metrics, token_file=file))
         if listener.haproxy is not None:
             config["behind_proxy"] = True
         if listener.shared:

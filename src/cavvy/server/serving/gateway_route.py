@@ -107,6 +107,7 @@ def make_route(
     keys = _make_keys(service, queue_key)
     return ServiceRoute(
         name=service.id,
+        label=service.name,
         project=service.project,
         hosts=spec.hosts,
         prefix="" if spec.hosts else service.path,

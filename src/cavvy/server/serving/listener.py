@@ -7,7 +7,7 @@ from pathlib import Path
 from cavvy.domain.targets import is_loopback_name
 from cavvy.domain.units import is_whole
 from cavvy.domain.values import Struct, replace
-from cavvy.gateway.config import OwnerToken
+from cavvy.gateway.config import MetricsListener, OwnerToken, TlsFiles
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 from cavvy.server.state_dir import StateDirError
 from cavvy.settings import Settings
@@ -37,6 +37,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     owner: OwnerToken | None = None  # how to recognise the owner's token
     # the program in front of the gateway, or None if there is no such program
     haproxy: Path | None = None
+    metrics: MetricsListener | None = None  # None: nobody reads the metrics of the gateway
 
     def locate(self, hosts: tuple[str, ...], path: str, port: int) -> str:
         """Return the URL of a service."""
@@ -61,13 +62,9 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
 
 def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListener:
     """Raises StateDirError if the settings contradict each other."""
-    host, _, port = settings.text("services.listen").rpartition(":")
-    host = host.strip("[]") or _LOCAL
-    if port and not (is_whole(port) and int(port) <= _LAST_PORT):
-        message = f"services.listen is {settings.text('services.listen')!r}"
-        hint = f"write an address and a port up to {_LAST_PORT}, such as 127.0.0.1:8443"
-        raise StateDirError("settings-invalid", f"{message}, which is not an address", hint)
-    certificate, key = _read_tls(settings, host)
+    host, port = _read_address(settings, "services.listen")
+    metrics_host, metrics_port = _read_address(settings, "services.metrics_listen")
+    certificate, key = map(_whole, _read_tls(settings, host, metrics_host))
     plane, haproxy = settings.text("services.plane"), None
     if plane not in _PLANES:
         message = f"services.plane is {plane!r}, which is not a gateway"
@@ -82,19 +79,36 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
     domains = settings.text("services.domains").replace(",", " ").split()
     return ServiceListener(
         host=host,
-        port=int(port or 0),
-        certificate=_whole(certificate),
-        key=_whole(key),
+        port=port,
+        certificate=certificate,
+        key=key,
         folder=_whole(settings.text("services.tls_folder")),
         name=settings.text("services.name"),
         domains=tuple(each.lower().strip(".") for each in domains),
         shared=shared,
         public=not is_loopback_name(host),
         haproxy=haproxy,
+        metrics=_make_metrics(metrics_host, metrics_port, certificate, key),
     )
 
 
-def _read_tls(settings: Settings, host: str) -> tuple[str, str]:
+def _read_address(settings: Settings, name: str) -> tuple[str, int]:
+    host, _, port = settings.text(name).rpartition(":")
+    if port and not (is_whole(port) and int(port) <= _LAST_PORT):
+        message = f"{name} is {settings.text(name)!r}, which is not an address"
+        hint = f"write an address and a port up to {_LAST_PORT}, such as 127.0.0.1:8443"
+        raise StateDirError("settings-invalid", message, hint)
+    return host.strip("[]") or _LOCAL, int(port or 0)
+
+
+def _make_metrics(host: str, port: int, certificate: str, key: str) -> MetricsListener | None:
+    if not port:
+        return None
+    tls = None if host in _LOOPBACK else TlsFiles(certificate=certificate, key=key)
+    return MetricsListener(host=host, port=port, tls=tls)
+
+
+def _read_tls(settings: Settings, host: str, metrics_host: str) -> tuple[str, str]:
     """Return the files of the certificate and of its key; both are "" without TLS."""
     certificate = settings.text("services.tls_cert") or settings.text("server.tls_cert")
     key = settings.text("services.tls_key") or settings.text("server.tls_key")
@@ -102,8 +116,9 @@ def _read_tls(settings: Settings, host: str) -> tuple[str, str]:
         missing, given = ("key", "cert") if certificate else ("cert", "key")
         owner = "services" if settings.text(f"services.tls_{given}") else "server"
         raise _wrong(f"{owner}.tls_{given} is set, but services.tls_{missing} is not")
-    if not certificate and host not in _LOOPBACK:
-        raise _wrong(f"services.listen {host} can be reached from outside, but there is no TLS")
+    for name, each in (("listen", host), ("metrics_listen", metrics_host)):
+        if not certificate and each not in _LOOPBACK:
+            raise _wrong(f"services.{name} {each} can be reached from outside, but there is no TLS")
     return certificate, key
 
 

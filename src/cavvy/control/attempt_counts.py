@@ -1,0 +1,75 @@
+"""Counts how jobs wait, and how their attempts start and end, for the server's metrics.
+
+The counts are of the changes that this server has written since it started.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from math import inf
+
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
+from cavvy.store.base import AtomicWrite
+
+# upper bounds in seconds: from a warm machine to a day in a queue
+_BOUNDS_S = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, inf)
+_KNOWN_MAX = 20_000  # attempts whose last phase is remembered
+_STARTED = frozenset({AttemptPhase.RUNNING, AttemptPhase.ENDING, AttemptPhase.KEPT})
+
+
+class Durations:
+    """The number of durations up to each bound in seconds, and their sum."""
+
+    def __init__(self) -> None:
+        self.counts: dict[float, int] = dict.fromkeys(_BOUNDS_S, 0)
+        self.total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[_BOUNDS_S[bisect_left(_BOUNDS_S, seconds)]] += 1
+        self.total_s += seconds
+
+
+class AttemptCounts:
+    """`since` is when the server started: changes of phases before this time do not count.
+
+    `waits` are by project, `starts` by project and provider, `ends` by project, provider and
+    outcome.
+    """
+
+    def __init__(self, since: datetime) -> None:
+        self._since = since
+        self._phases: dict[str, AttemptPhase] = {}  # by attempt, the longest unchanged one first
+        self.waits: dict[str, Durations] = {}
+        self.starts: dict[tuple[str, str], Durations] = {}
+        self.ends: Counter[tuple[str, str, str]] = Counter()
+
+    def note(self, changes: AtomicWrite) -> None:
+        """Count the changes of attempts, which have been written."""
+        if changes.attempts:
+            jobs = {job.id: job for job in changes.jobs}
+            for attempt in changes.attempts:
+                self._note(attempt, jobs)
+
+    def _note(self, attempt: Attempt, jobs: Mapping[str, JobRecord]) -> None:
+        before, phase = self._phases.pop(attempt.id, None), attempt.phase
+        self._phases[attempt.id] = phase
+        if len(self._phases) > _KNOWN_MAX:
+            del self._phases[next(iter(self._phases))]
+        if before is phase or attempt.since < self._since:
+            return
+        place = attempt.project, attempt.offer.provider
+        if before is None and attempt.number == 1 and (job := jobs.get(attempt.job_id)):
+            waits = self.waits.setdefault(attempt.project, Durations())
+            waits.add(max(0.0, (attempt.created_at - _find_begin(job)).total_seconds()))
+        if phase in _STARTED and before not in _STARTED and attempt.running_at is not None:
+            took = attempt.running_at - attempt.created_at
+            self.starts.setdefault(place, Durations()).add(max(0.0, took.total_seconds()))
+        if phase is AttemptPhase.ENDED:
+            self.ends[*place, attempt.outcome or "none"] += 1
+
+
+def _find_begin(job: JobRecord) -> datetime:
+    """Return when the job could start for the first time."""
+    times: Iterable[datetime | None] = (job.submitted_at, job.held_until, job.not_before)
+    return max(each for each in times if each is not None)
