@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Write the lock files again from pyproject.toml; called by `make lock`.
 #   requirements/base.lock   what users need, with hashes
-#   requirements/server.lock and what a server of a team needs (PostgreSQL, metrics, signed models), with hashes
+#   requirements/server.lock and what a server of a team needs (PostgreSQL, metrics, traces, signed models), with hashes
 #   requirements/dev.lock    and what tests, checks and the docs site need, with hashes
 #   constraints.txt          the same versions without hashes, for extras and for PyTorch
 # UPGRADE=1 takes the newest versions that pyproject.toml allows.
@@ -17,7 +17,7 @@ compile() {  # compile FILE [OPTION ...]
     echo "lock: wrote $file ($(grep -c == "$file") packages)"
 }
 compile requirements/base.lock --generate-hashes
-compile requirements/server.lock --generate-hashes --extra postgres --extra metrics --extra edge
+compile requirements/server.lock --generate-hashes --extra postgres --extra metrics --extra edge --extra otel
 compile requirements/dev.lock --generate-hashes --group dev
 # PyTorch is left out above: its builds differ by platform, and so do their hashes.
 compile constraints.txt --group dev

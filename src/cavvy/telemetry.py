@@ -3,6 +3,7 @@ prometheus_client (the extra `metrics`) writes in the format that a reader accep
 variables of OpenTelemetry ask for. docs/reference/metrics.md and telemetry.md list both.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -95,3 +96,19 @@ def _accumulate(counts: Mapping[float, int], total: float) -> tuple[list[tuple[s
         seen += count
         buckets.append((show(bound), seen))  # type: ignore[no-untyped-call]  # it has no types
     return buckets, total
+
+
+def is_wanted(signal: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the variables of OpenTelemetry ask for a signal: `traces` or `logs`.
+
+    A collector must be named. OTEL_TRACES_EXPORTER may exclude the traces. Logs are sent only if
+    OTEL_LOGS_EXPORTER names `otlp`, because users' programs write them.
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    name = signal.upper()
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{name}_ENDPOINT")
+    usual = "otlp" if signal == "traces" else "none"
+    exporters = environment.get(f"OTEL_{name}_EXPORTER") or usual
+    asked = "otlp" in [each.strip() for each in exporters.split(",")]
+    return asked and any(environment.get(each) for each in endpoints)

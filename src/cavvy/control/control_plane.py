@@ -108,6 +108,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     min_run: timedelta = MIN_RUN  # of work whose nodes another project may get back for its quota
     front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
+    traced: bool = False  # whether the server sends traces, so that work learns its span
 
 
 class ControlPlane:
@@ -278,6 +279,7 @@ class ControlPlane:
             notice=lambda attempt: self.pool.notice(attempt.offer.account),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=dependencies.read_blob,
+            traced=dependencies.traced,
         )
         return AgentSessions(self._store, self._clock, self.hint, agent_dependencies)
 

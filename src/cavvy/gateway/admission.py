@@ -18,6 +18,7 @@ from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.token_meter import meter_tokens
+from cavvy.gateway.traces import RequestTraces, TracedSink
 
 # routes of engines that change the adapters of all clients, or load files of the replica
 _ADAPTER_ROUTE = re.compile(rb"(?i)^[^?]*lora[_-]adapter")
@@ -34,12 +35,19 @@ _NO_PREFERENCES = Preferences()
 class Admission:
     """Opens the requests of services."""
 
-    def __init__(self, config: GatewayConfig, calls: DeferredCalls, fallbacks: Fallbacks) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        calls: DeferredCalls,
+        fallbacks: Fallbacks,
+        traces: RequestTraces | None,
+    ) -> None:
         self._fallbacks = fallbacks
         self.names = tuple(each.lower() for each in config.names)  # public ones of the gateway
         self._scheme = b"http" if config.tls is None else b"https"
         self._behind_proxy = config.behind_proxy
         self._calls = calls
+        self._traces = traces  # None: requests have no spans
 
     def open(self, request: ClientRequest, service: ServiceQueue) -> OpenRequest | Answer:
         """Return the open request, or the answer to a request that is not admitted."""
@@ -70,14 +78,7 @@ class Admission:
             about += b"Transfer-Encoding: chunked\r\n"
         if head.upgrade:
             about += b"Connection: upgrade\r\nUpgrade: %b\r\n" % head.upgrade
-        out_head = b"%b %b HTTP/1.1\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
-            head.method,
-            request.target,
-            head.fields,
-            request.id,
-            about,
-        )
-        exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
+        exchange = self._make_exchange(request, service, about)
         exchange.model = request.model
         if key_id:
             exchange.key_id = key_id
@@ -85,6 +86,26 @@ class Admission:
         if preferences.wait_s is not None:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         self._add_sinks(exchange, request, service)
+        return exchange
+
+    def _make_exchange(
+        self, request: ClientRequest, service: ServiceQueue, about: bytes
+    ) -> Exchange:
+        """Return the exchange of the request, with the fields `about` for the replica."""
+        head, sink, fields = request.head, request.sink, request.head.fields
+        span = None if self._traces is None else self._traces.begin(request, service)
+        if span is not None:
+            sink, fields = TracedSink(sink, span), span.strip(head) + span.field
+        out_head = b"%b %b HTTP/1.1\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
+            head.method,
+            request.target,
+            fields,
+            request.id,
+            about,
+        )
+        exchange = Exchange(sink, service.entry, head, out_head, request.arrived_at)
+        if span is not None:
+            span.exchange, exchange.span = exchange, span
         return exchange
 
     def _add_sinks(self, exchange: Exchange, request: ClientRequest, service: ServiceQueue) -> None:

@@ -31,6 +31,7 @@ from cavvy.gateway.routing import Routes, strip_prefix
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.statistics import ServiceFacts
+from cavvy.gateway.traces import RequestTraces
 
 _KNOWN_HOSTS_MAX = 1000
 _REQUEST_ID = re.compile(rb"[0-9A-Za-z-]{1,100}")
@@ -41,14 +42,20 @@ class Door:
     """Opens each request at the service that its host name, its path or its model names."""
 
     def __init__(
-        self, config: GatewayConfig, *, start: str, calls: DeferredCalls, kept: KeptCounts
+        self,
+        config: GatewayConfig,
+        *,
+        start: str,
+        calls: DeferredCalls,
+        kept: KeptCounts,
+        traces: RequestTraces | None = None,
     ) -> None:
         self.memo = HeadMemo(config.limits, OwnValues(config.owner))
         self.services: dict[str, ServiceQueue] = {}
         self.cold: set[str] = set()  # services that need a replica and are not reported yet
         self.cold_event = asyncio.Event()
         self.fallbacks = Fallbacks(self.memo, lambda name: self.services.get(name))
-        self._admission = Admission(config, calls, self.fallbacks)
+        self._admission = Admission(config, calls, self.fallbacks, traces)
         self._routes: Routes[ServiceQueue] = Routes(())
         store = FileStore(Path(config.state) / "openai")
         self.runs = BatchRuns(

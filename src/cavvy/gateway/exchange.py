@@ -35,7 +35,7 @@ from cavvy.gateway.joined_bodies import BatchPart
 from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OVERSIZED, OwnAnswer
 from cavvy.gateway.prompts import READ_BYTES, Prompt, read_prompt
-from cavvy.gateway.seams import ResponseMeter, ResponseSink
+from cavvy.gateway.seams import OpenSpan, ResponseMeter, ResponseSink
 
 _LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)(\d+)")
 
@@ -99,6 +99,7 @@ class Exchange:
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
     meter: ResponseMeter | None = None  # counts the tokens of the answer of a language model
     guard: "RepeatGuard | None" = None  # sends the request elsewhere if the replica fails
+    span: OpenSpan | None = None  # of a trace
     limit: KeyLimit | None = None  # of its key, if another service has the request
     fair_cost = 0.0  # what counts for its key until its tokens are known
     work_mark = 0.0  # when the replica got the request, in the replica's divided time
@@ -268,6 +269,8 @@ class Exchange:
         """Release the place in the queue or the replica's slot, because the client has
         disconnected.
         """
+        if self.span is not None:
+            self.span.end("aborted")
         self.gone = True
         if self.timer is not None:
             self.timer.cancel()

@@ -38,6 +38,7 @@ from cavvy.gateway.door import Door
 from cavvy.gateway.inbound import ClientConnections, InboundConnection
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.metrics import MetricsServer
+from cavvy.gateway.traces import RequestTraces, open_request_traces
 
 _TICK_S = 1.0
 _DRAIN_S = 30.0
@@ -77,7 +78,8 @@ async def serve(config: GatewayConfig) -> None:
     tls = None if config.tls is None else HostCertificates(config.tls).context
     calls = DeferredCalls(CallStore(Path(config.state)), config.limits)
     kept = _open_counts(config.counts)
-    door = _make_door(config, calls, kept)
+    traces = open_request_traces()
+    door = _make_door(config, calls, kept, traces)
     connections = ClientConnections(config.limits)
     ticks = _Ticks(door, connections, calls)
     calls.resume(door.services.get)
@@ -110,6 +112,8 @@ async def serve(config: GatewayConfig) -> None:
         await calls.close()
         door.keep_work()
         kept.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
 
 class _Ticks:
@@ -131,8 +135,11 @@ class _Ticks:
             self._calls.expire()
 
 
-def _make_door(config: GatewayConfig, calls: DeferredCalls, kept: KeptCounts) -> Door:
-    door = Door(config, start=secrets.token_hex(4), calls=calls, kept=kept)
+def _make_door(
+    config: GatewayConfig, calls: DeferredCalls, kept: KeptCounts, traces: RequestTraces | None
+) -> Door:
+    start = secrets.token_hex(4)
+    door = Door(config, start=start, calls=calls, kept=kept, traces=traces)
     door.set_services(config.services)
     return door
 

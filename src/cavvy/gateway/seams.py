@@ -83,6 +83,13 @@ class ResponseMeter(Protocol):
         """Count what was delivered of a response that ended early."""
 
 
+class OpenSpan(Protocol):
+    """The span of a request in a trace."""
+
+    def end(self, problem: str = "") -> None:
+        """End the span; only the first call counts."""
+
+
 class OpenRequest(Protocol):
     """A request that reads its body, and that ends with a response to its sink."""
 

@@ -50,6 +50,7 @@ from cavvy.server.serving.relays import ReplicaRelays
 from cavvy.server.serving.shared_traffic import SharedTraffic
 from cavvy.server.state_dir import StateDir
 from cavvy.server.stored_files import FilesPlace, StoredFiles, open_stored_files
+from cavvy.server.trace_export import JobTraces, open_traces, sending
 from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import ProjectBlobs
@@ -77,11 +78,14 @@ _log = logging.getLogger(__name__)
 
 
 class NotifyingStore:
-    """A store that, after each write to a job, wakes the requests that wait for the job."""
+    """A store that, after each write to a job, wakes the requests that wait for the job, and passes
+    the write on to `traces`.
+    """
 
-    def __init__(self, inner: Store, watch: ChangeNotifier) -> None:
+    def __init__(self, inner: Store, watch: ChangeNotifier, traces: JobTraces | None) -> None:
         self._inner = inner
         self._watch = watch
+        self._traces = traces
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -93,11 +97,13 @@ class NotifyingStore:
         keys |= {attempt.job_id for attempt in changes.attempts}
         keys |= {event.job_id for event in changes.events}
         self._watch.wake(*keys)
+        if self._traces is not None:
+            self._traces.note(changes)
 
 
-def watched(store: Store, watch: ChangeNotifier) -> Store:
+def watched(store: Store, watch: ChangeNotifier, traces: JobTraces | None = None) -> Store:
     """Wrap the store so that each write wakes the requests that wait for a change."""
-    return cast(Store, NotifyingStore(store, watch))
+    return cast(Store, NotifyingStore(store, watch, traces))
 
 
 @asynccontextmanager
@@ -138,11 +144,12 @@ async def open_state(
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
         parts = _ServerParts(home, files, bucket, settings, address, store, installation, share)
+        traces = open_traces(store, Path(home.path), installation)
         with files.setting_up():
-            app_state = _make_state(parts, node_endpoint)
+            app_state = _make_state(parts, node_endpoint, traces)
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
-        async with _running(app_state):
+        async with sending(traces), _running(app_state):
             yield app_state
     finally:
         await store.close()
@@ -236,10 +243,12 @@ class _ServerParts(Struct, frozen=True):
         return GatewayFront(folder, path, listener, relays, shared, plane, secrets)
 
 
-def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
+def _make_state(
+    parts: _ServerParts, node_endpoint: NodeListener | None, traces: JobTraces | None
+) -> AppState:
     watch, root, settings = parts.make_watch(), parts.root, parts.settings
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
-    seen, files = watched(parts.store, watch), open_stored_files(settings, parts.place)
+    seen, files = watched(parts.store, watch, traces), open_stored_files(settings, parts.place)
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, parts)
     private_targets = read_private_targets(settings)
     dependencies = make_dependencies(seen, sealer, tokens, files, parts.address, private_targets)
@@ -247,9 +256,8 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     context = parts.make_context(endpoint, peers)
     execs = JobExecs(watch)
     relays = ReplicaRelays(execs)
-    control_plane = _make_control_plane(
-        parts, seen, context, replace(dependencies, deposits=files.deposits), relays
-    )
+    dependencies = replace(dependencies, deposits=files.deposits, traced=traces is not None)
+    control_plane = _make_control_plane(parts, seen, context, dependencies, relays)
     relays.peers, peers.on_news = peers, control_plane.agents.wake
     return AppState(
         store=control_plane.store,

@@ -379,6 +379,13 @@ class Store:
         found = [SUMMARIES.make(row) for row in await self._rows(sql, *values)]
         return make_page(found, limit)
 
+    async def ended_since(self, since: datetime, limit: int) -> Sequence[str]:
+        """Return the ids of the jobs that have ended since then, the first one first."""
+        sql = (
+            "SELECT id FROM jobs WHERE removed IS NULL AND ended_at >= ? ORDER BY ended_at LIMIT ?"
+        )
+        return [row[0] for row in await self._rows(sql, to_micros(since), limit)]
+
     async def count_jobs(
         self, project: ProjectFilter, phases: Collection[JobPhase] = ()
     ) -> dict[JobPhase, int]:

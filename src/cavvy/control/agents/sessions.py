@@ -108,6 +108,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
     )  # the provider's notice before it reclaims a node
     read_blob: ReadBlob | None = None  # None if this server has no frozen folders
     judge: Judge | None = None  # of reports in sweeps; None for Optuna
+    traced: bool = False  # whether the server sends traces, so that work learns its span
 
 
 class _NotYet(Exception):
@@ -462,6 +463,7 @@ class AgentSessions:
             manifest=await self._manifest(job),
             losses_per_hour=await self._dependencies.losses(attempt),
             deposit_after_s=self._dependencies.deposit_after_s(job),
+            traced=self._dependencies.traced,
         )
 
     async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointConfig | None:

@@ -19,6 +19,7 @@ from cavvy.agent.documents import (
     WorkdirConfig,
 )
 from cavvy.control.agents.tunnels import is_loopback, make_tunnel
+from cavvy.control.decide.job_traces import write_traceparent
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer
@@ -64,6 +65,7 @@ def make_assignment(
     manifest: bytes | None = None,
     losses_per_hour: float | None = None,
     deposit_after_s: float = 0,
+    traced: bool = False,
 ) -> WorkConfig:
     """Build the work of one attempt.
 
@@ -71,7 +73,8 @@ def make_assignment(
     checkpoints are stored. `manifest` is the manifest of the working folder's snapshot, from which
     the key of a setup with `uses` is computed. `losses_per_hour` is the number of nodes that the
     whole gang is expected to lose per hour in its market. `deposit_after_s` is how many seconds an
-    agent waits for the server before it stores results in a bucket.
+    agent waits for the server before it stores results in a bucket. `traced` adds the
+    trace context of the attempt.
     """
     task = job.task
     return replace(
@@ -82,7 +85,12 @@ def make_assignment(
         image_login=secrets.get(task.image_login) if task.image_login else None,
         build=convert(task.image_build, BuildConfig | None, from_attributes=True),
         check=_check(task.resources, attempt.offer),
-        env={**task.env, **_price(attempt), **_losses(losses_per_hour)},
+        env={
+            **({"TRACEPARENT": write_traceparent(job.id, attempt.number)} if traced else {}),
+            **task.env,
+            **_price(attempt),
+            **_losses(losses_per_hour),
+        },
         secrets={name: secrets[name] for name in task.secrets if name in secrets},
         params={name: _show(value) for name, value in task.params.items()},
         checkpoint=checkpoint,

@@ -1,0 +1,195 @@
+"""Sends the traces of ended jobs to an OpenTelemetry collector, by OTLP over HTTP.
+
+OpenTelemetry's own variables (OTEL_...) configure it; docs/reference/telemetry.md lists those that
+matter. The extra `otel` has the packages.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cavvy import __version__
+from cavvy.client.state import write_private
+from cavvy.control.decide.job_traces import JobSpan, is_traceable, trace_job
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase
+from cavvy.packages import extra_command
+from cavvy.store.base import AtomicWrite, RowNotFound, StoreError
+from cavvy.store.sql import Store
+from cavvy.telemetry import is_wanted
+
+_PAUSE_S = 2.0  # jobs that end in this time are sent together
+_LONGEST_PAUSE_S = 300.0  # between tries while the collector does not answer
+_STOP_S = 3.0  # for the last traces of a server that stops
+_BATCH = 50  # jobs of one request
+_MOST = 100_000  # jobs that wait; the others are lost
+_ENDS = frozenset({AttemptPhase.ENDED, AttemptPhase.KEPT})
+_log = logging.getLogger(__name__)
+
+
+class JobTraces:
+    """Collects the jobs that end, and sends their traces. `file` keeps the time since when jobs may
+    have ended whose traces are not sent, so that the next server sends those of a killed server.
+    """
+
+    def __init__(self, store: Store, file: Path, exporter: "SpanSender") -> None:
+        self._store, self._file, self._exporter = store, file, exporter
+        self._ended: dict[str, None] = {}
+        self._news = asyncio.Event()
+
+    def note(self, changes: AtomicWrite) -> None:
+        """Collect the jobs that these changes, which were written, may have ended."""
+        found = [each.id for each in changes.jobs if each.phase in JOB_ENDS]
+        found += [each.job_id for each in changes.attempts if each.phase in _ENDS]
+        if found and len(self._ended) < _MOST:
+            self._ended.update(dict.fromkeys(found))
+            self._news.set()
+
+    async def run(self) -> None:
+        """Send traces until this task is cancelled."""
+        await self._resume()
+        pause_s = _PAUSE_S
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(pause_s)
+            pause_s = _PAUSE_S if await self.send() else min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def send(self) -> bool:
+        """Send what is collected. Return whether the collector has taken all of it."""
+        began = datetime.now(UTC)
+        self._news.clear()
+        while self._ended:
+            batch = list(self._ended)[:_BATCH]
+            try:
+                spans = [span for job_id in batch for span in await self._trace(job_id)]
+                sent = not spans or await asyncio.to_thread(self._exporter.send, spans)
+            except StoreError:
+                sent = False
+            if not sent:
+                self._news.set()
+                return False
+            for job_id in batch:
+                del self._ended[job_id]
+        self._write(began)
+        return True
+
+    async def _trace(self, job_id: str) -> Sequence[JobSpan]:
+        try:
+            job = await self._store.job(job_id)
+        except RowNotFound:
+            return ()
+        attempts = await self._store.attempts(job_id)
+        if not is_traceable(job, attempts):
+            return ()  # another change follows
+        return trace_job(job, attempts, await self._store.events(job_id))
+
+    async def _resume(self) -> None:
+        try:
+            since = datetime.fromisoformat(self._file.read_text())
+        except (OSError, ValueError):
+            self._write(datetime.now(UTC))  # earlier jobs are not sent
+            return
+        found = await self._store.ended_since(since - timedelta(seconds=_PAUSE_S), _MOST)
+        self._ended.update(dict.fromkeys(found))
+        if found:
+            self._news.set()
+
+    def _write(self, since: datetime) -> None:
+        with suppress(OSError):  # on a full disk, traces may be sent twice
+            write_private(str(self._file), since.isoformat().encode())
+
+
+class SpanSender:
+    """Sends spans with OpenTelemetry's SDK. Raises ImportError without it."""
+
+    def __init__(self, installation: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        usual = {"service.name": "cavvy", "service.version": __version__}
+        stated = Resource.create().attributes  # by the variables
+        stated = {k: v for k, v in stated.items() if not str(v).startswith("unknown_service")}
+        self._resource = Resource({**usual, "service.instance.id": installation, **stated})
+        # the provider reads the sampler from the variables
+        self._sampler = TracerProvider(shutdown_on_exit=False).sampler
+        self._scope = InstrumentationScope("cavvy", __version__)
+        self._exporter = OTLPSpanExporter()
+
+    def send(self, spans: Iterable[JobSpan]) -> bool:
+        """Return whether the collector has taken the spans, or refused them for good."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+        from opentelemetry.sdk.trace.sampling import Decision
+
+        kept = (Decision.RECORD_AND_SAMPLE,)
+
+        sampled = [
+            self._convert(each)
+            for each in spans
+            if self._sampler.should_sample(None, each.trace_id, each.name).decision in kept
+        ]
+        return not sampled or self._exporter.export(sampled) is SpanExportResult.SUCCESS
+
+    def _convert(self, span: JobSpan) -> Any:
+        from opentelemetry.sdk.trace import Event as SpanEvent
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+        def make_context(span_id: int) -> SpanContext:
+            flags = TraceFlags(TraceFlags.SAMPLED)
+            return SpanContext(span.trace_id, span_id, is_remote=False, trace_flags=flags)
+
+        return ReadableSpan(
+            name=span.name,
+            context=make_context(span.span_id),
+            parent=None if span.parent_id is None else make_context(span.parent_id),
+            resource=self._resource,
+            attributes=dict(span.attributes),
+            events=[
+                SpanEvent(each.kind, {"cavvy.text": each.text}, _to_nanoseconds(each.at))
+                for each in span.events
+            ],
+            kind=SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.failed) if span.failed else Status(StatusCode.OK),
+            start_time=_to_nanoseconds(span.begin),
+            end_time=_to_nanoseconds(span.end),
+            instrumentation_scope=self._scope,
+        )
+
+
+@asynccontextmanager
+async def sending(traces: JobTraces | None) -> AsyncIterator[None]:
+    """Send the traces of the jobs that end in this block."""
+    if traces is None:
+        yield
+        return
+    running = asyncio.create_task(traces.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await traces.send()
+
+
+def open_traces(store: Store, folder: Path, installation: str) -> JobTraces | None:
+    """Return what sends traces, or None if the variables name no collector for them."""
+    if not is_wanted("traces"):
+        return None
+    try:
+        sender = SpanSender(installation)
+    except ImportError as error:
+        hint = f"install it where the server runs: {extra_command('otel')}"
+        _log.warning("no traces are sent, because %s is missing; %s", error.name, hint)
+        return None
+    return JobTraces(store, folder / "traces", sender)
+
+
+def _to_nanoseconds(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
