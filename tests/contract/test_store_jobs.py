@@ -45,6 +45,7 @@ from cavvy.store.base import (
     StaleVersion,
 )
 from cavvy.store.held import HeldReader
+from cavvy.store.job_search import JobOrder, JobSearch
 from cavvy.store.queue import AGEING, _read_use
 from cavvy.store.sql import Store
 
@@ -746,3 +747,50 @@ async def test_secrets_are_kept_by_project(store: Store) -> None:
     with pytest.raises(RowNotFound):
         await store.delete_secret("p", "TOKEN")
     assert await store.secrets("q") == [replace(token, project="q")]
+
+
+async def test_jobs_are_searched_sorted_and_counted(store: Store) -> None:
+    h100 = make_offer()
+    h100 = replace(h100, provider="aws", accelerator="H100", accelerator_count=8)
+    gpu = ResourceSpec(accelerators=(AcceleratorNeed(name="H100"),))
+    first = await submit(store, "j1", name="train_1", user="ada", task=TaskSpec(name="t", run="x"))
+    await begin(store, first, offer=h100)
+    first = await store.job("j1")
+    await store.commit(AtomicWrite(jobs=[replace(first, attempt=1)]))
+    asks = TaskSpec(name="t", run="x", resources=gpu, tags={"team": 'vi"s%', "kind": "é"})
+    await submit(store, "j2", name="eval-2", user="bob", task=asks, submitted_at=after(3600))
+    await submit(store, "j3", name="train-3", project="q", user="ada")
+
+    async def found(**wanted: object) -> list[str]:
+        page = await store.search_jobs(JobSearch(**wanted), NOW)  # type: ignore[arg-type]
+        assert page.total >= len(page.jobs)
+        return [job.id for job in page.jobs]
+
+    assert await found() == ["j3", "j2", "j1"]
+    assert await found(projects="p") == ["j2", "j1"]
+    assert await found(projects=["q"]) == ["j3"]
+    assert await found(projects=[]) == []
+    assert await found(user="ada") == ["j3", "j1"]
+    assert await found(text="TRAIN") == ["j3", "j1"]
+    assert await found(text="train_1") == ["j1"], "_ is no wildcard"
+    assert await found(text="%") == ["j2"], "of a tag"
+    assert await found(text='team=vi"') == ["j2"]
+    assert await found(text="J2") == ["j2"]
+    assert await found(tag="team") == ["j2"]
+    assert await found(tag='team=vi"s%') == ["j2"]
+    assert await found(tag="team=vi") == []
+    assert await found(tag="kind=é") == ["j2"]
+    assert await found(provider="aws") == ["j1"]
+    assert await found(provider="a") == []
+    assert await found(provider="%") == []
+    assert await found(accelerators=["H100"]) == ["j2", "j1"], "has one, and asks for one"
+    assert await found(accelerators=["A100", "H10"]) == []
+    assert await found(since=after(60)) == ["j2"]
+    assert await found(until=after(60)) == ["j3", "j1"]
+    assert await found(phases=[JobPhase.DONE]) == []
+    assert await found(order=JobOrder.NAME, ascending=True) == ["j2", "j3", "j1"]
+    assert await found(order=JobOrder.USER) == ["j2", "j3", "j1"]
+    for order in JobOrder:
+        assert sorted(await found(order=order)) == ["j1", "j2", "j3"]
+    page = await store.search_jobs(JobSearch(offset=1, limit=1), NOW)
+    assert ([job.id for job in page.jobs], page.total) == (["j2"], 3)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from cavvy.cli.chat import find_model, find_text, say_problem
+from cavvy.cli.chat import find_text
 from cavvy.cli.reach.service_call import list_advice, list_waits
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.service_calls import find_model, say_problem
 from cavvy.client.service_wire import ServedView
 
 

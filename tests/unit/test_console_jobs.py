@@ -1,4 +1,4 @@
-"""The console's list of jobs: its filter, its columns and its links."""
+"""The console's list of jobs: its filters, its columns, its links, and actions on several jobs."""
 
 import html
 import re
@@ -16,21 +16,20 @@ from cavvy.console.access import EachUser
 from cavvy.console.render import read_placement
 
 
-def pages(jobs: list[wire.JobListing]) -> Callable[[str], wire.JobPage]:
+def pages(jobs: list[wire.JobListing]) -> Callable[[str], wire.JobMatches]:
     """The server's answer about these jobs, in pages of the requested size."""
 
-    def answer(target: str) -> wire.JobPage:
+    def answer(target: str) -> wire.JobMatches:
         asked = parse_qs(urlsplit(target).query)
-        begin, size = int(asked.get("cursor", ["0"])[0]), int(asked["limit"][0])
-        end = begin + size
-        return wire.JobPage(jobs=jobs[begin:end], cursor=str(end) if end < len(jobs) else None)
+        begin, size = int(asked["offset"][0]), int(asked["limit"][0])
+        return wire.JobMatches(jobs=jobs[begin : begin + size], total=len(jobs))
 
     return answer
 
 
 def answers(*jobs: wire.JobListing, **more: Any) -> dict[str, Any]:
     return {
-        "/v1/jobs": pages(list(jobs)),
+        "/v1/job-search": pages(list(jobs)),
         "/v1/services": [],
         "/v1/projects": [],
     } | more
@@ -40,49 +39,92 @@ def names(page: str) -> list[str]:
     return re.findall(r'<a href="/jobs/default/[^"]+">([^<]+)</a>', page)
 
 
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ("user=ada", ["train", "eval"]),
-        ("user=ad", []),
-        ("text=TRA", ["train"]),
-        ("text=team%3Dvis&user=ada", ["eval"]),
-        ("text=vision&user=bob", ["tune"]),
-        ("text=id-tune", ["tune"]),
-        ("user=%20ada%20&text=", ["train", "eval"]),
-    ],
-)
-def test_jobs_are_searched_by_user_name_and_tags(query: str, expected: list[str]) -> None:
-    jobs = [
-        listing("train"),
-        listing("eval", tags={"team": "vision"}),
-        listing("tune", user="bob", tags={"team": "Vision"}),
-    ]
-    text = sign_in(CannedClient(answers(*jobs))).get(f"/jobs?{query}").text
-    assert names(text) == expected
-    assert "The search read" not in text, "all jobs were read"
+def searched(client: CannedClient) -> dict[str, list[str]]:
+    """The parameters of the last search."""
+    asked = [each for each in client.asked if "/job-search" in each]
+    return parse_qs(urlsplit(asked[-1].partition(" ")[2]).query)
 
 
-def test_a_search_stops_at_a_limit_and_says_so() -> None:
-    jobs = [listing(f"j{number}") for number in range(4200)]
-    jobs[2300] = listing("wanted")
-    client = CannedClient(answers(*jobs))
+def test_the_server_gets_the_filters_and_the_order() -> None:
+    client = CannedClient(answers(*(listing(f"j{number}") for number in range(60))))
+    query = (
+        "user=%20ada%20&text=TRA&gpu=H100&provider=aws&tag=team%3Dvis&project=p&phase=unfinished"
+    )
+    query += "&since=2026-02-01&until=2026-02-28&sort=cost&way=up&page=2"
+    text = sign_in(client).get(f"/jobs?{query}").text
+    found = searched(client)
+    assert found.pop("phase") == ["queued", "starting", "running", "stopping"]
+    assert {name: values[0] for name, values in found.items()} == {
+        "user": "ada",
+        "text": "TRA",
+        "gpu": "H100",
+        "provider": "aws",
+        "tag": "team=vis",
+        "project": "p",
+        "since": "2026-02-01T00:00:00+00:00",
+        "until": "2026-03-01T00:00:00+00:00",
+        "sort": "cost",
+        "ascending": "true",
+        "offset": "50",
+        "limit": "50",
+    }
+    assert 'value="H100"' in text
+    assert 'aria-sort="ascending"' in text
+
+
+def test_ten_thousand_jobs_are_listed_in_pages() -> None:
+    client = CannedClient(answers(*(listing(f"j{number}") for number in range(10_000))))
     browser = sign_in(client)
-    text = browser.get("/jobs?text=wanted").text
-    assert names(text) == []
-    assert "The search read 2000 jobs, the newest. Older jobs may match, too." in text
-    assert len([each for each in client.asked if each.startswith("GET /v1/jobs")]) == 4
-    older = re.findall(r'<a href="([^"]+)">Search older jobs</a>', text)
-    text = browser.get(html.unescape(older[0])).text
-    assert names(text) == ["wanted"]
-    assert "The search read 2000 jobs. Older" in text
+    answer = browser.get("/jobs?text=j")
+    assert len(names(answer.text)) == 50
+    assert len(answer.content) < 250_000
+    assert "1 to 50 of 10,000" in answer.text
+    following = html.unescape(re.findall(r'<a href="([^"]+)" rel="next"', answer.text)[0])
+    text = browser.get(following).text
+    assert names(text)[0] == "j50"
+    assert 'rel="prev"' in text
+    assert 'rel="next"' not in browser.get("/jobs?page=200").text
 
 
-def test_a_search_ends_when_it_has_found_enough_jobs() -> None:
-    client = CannedClient(answers(*(listing(f"j{number}") for number in range(1200))))
-    text = sign_in(client).get("/jobs?user=ada").text
-    assert len(names(text)) == 500
-    assert len([each for each in client.asked if each.startswith("GET /v1/jobs")]) == 1
+@pytest.mark.parametrize("query", ["sort=no", "way=x", "page=0", "page=x", "page=1000000000000", "since=x", "until=2026-13-01", "until=9999-12-31"])  # fmt: skip
+def test_a_wrong_query_is_explained(query: str) -> None:
+    assert sign_in(CannedClient(answers())).get(f"/jobs?{query}").status_code == 400
+
+
+def test_a_column_turns_when_it_is_chosen_again() -> None:
+    text = sign_in(CannedClient(answers(listing()))).get("/jobs?text=a").text
+    heads = dict(re.findall(r'<th scope="col"[^>]*><a href="([^"]+)">(\w+)</a>', text))
+    ways = {name: parse_qs(urlsplit(html.unescape(at)).query) for at, name in heads.items()}
+    assert ways["Submitted"]["way"] == ["up"]
+    assert ways["Name"]["way"] == ["up"]
+    assert ways["Cost"] == {"text": ["a"], "sort": ["cost"], "way": ["down"]}
+
+
+def test_chosen_jobs_are_stopped_and_what_fails_is_told() -> None:
+    at = "/v1/projects/default/jobs"
+    client = CannedClient(answers(listing("a"), listing("b")))
+    client.answers |= {
+        f"POST {at}/id-a/stop": listing("a", phase="stopping"),
+        f"POST {at}/id-b/stop": ApiError("role-needed", "no role in project default", "", 403),
+    }
+    browser = sign_in(client)
+    chosen = {"do": "stop", "job": ["default/id-a"]}
+    answer = browser.post("/jobs?text=a", data=chosen, follow_redirects=False)
+    assert answer.headers["location"] == "/jobs?text=a"
+    chosen["job"] = ["default/id-a", "default/id-b"]
+    text = browser.post("/jobs", data=chosen).text
+    assert "no role in project default" in text
+    assert sum("/id-a/stop" in each for each in client.asked) == 2
+    assert "no job was chosen" in browser.post("/jobs", data={"do": "stop"}).text
+    assert browser.post("/jobs", data={"do": "explode", "job": "a/b"}).status_code == 400
+
+
+def test_two_jobs_are_compared() -> None:
+    browser = sign_in(CannedClient(answers(listing("a"))))
+    data = {"do": "compare", "job": ["default/a", "default/b"]}
+    answer = browser.post("/jobs", data=data, follow_redirects=False)
+    assert answer.headers["location"] == "/compare?a=default%2Fa&b=default%2Fb"
+    assert "mark the two jobs" in browser.post("/jobs", data={"do": "compare"}).text
 
 
 def test_a_row_shows_hardware_duration_phase_and_links() -> None:

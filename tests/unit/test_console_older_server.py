@@ -11,12 +11,12 @@ FORBIDDEN = ApiError("role-needed", "your role does not permit this", "", 403)
 
 
 class OlderServer(CannedClient):
-    """A server that knows only the list of jobs."""
+    """A server that knows only the lists of jobs."""
 
     refusal: ApiError = MISSING
 
     def send(self, method: str, target: str, *arguments: object, **named: object) -> HttpAnswer:
-        if target.partition("?")[0] != "/v1/jobs":
+        if target.partition("?")[0] not in self.answers:
             raise self.refusal
         return super().send(method, target, *arguments, **named)
 
@@ -29,7 +29,9 @@ class OlderServer(CannedClient):
 @pytest.mark.parametrize("refusal", [MISSING, FORBIDDEN])
 @pytest.mark.parametrize("page", ["/", "/jobs"])
 def test_a_page_shows_what_the_server_gives(page: str, refusal: ApiError) -> None:
-    client = OlderServer({"/v1/jobs": wire.JobPage(jobs=[listing("train")], cursor=None)})
+    jobs = [listing("train")]
+    listed, found = wire.JobPage(jobs=jobs, cursor=None), wire.JobMatches(jobs=jobs, total=1)
+    client = OlderServer({"/v1/jobs": listed, "/v1/job-search": found})
     client.refusal = refusal
     answer = sign_in(client).get(page)
     assert answer.status_code == 200

@@ -10,6 +10,7 @@ from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, sign_in
 
 from cavvy.client import ApiError, wire
 from cavvy.client.account_wire import AccountView, ProjectView, RoleView, TokenView, WhoAmIView
+from cavvy.client.policy_wire import ProjectPolicyView
 from cavvy.console.pages.team import list_roots
 
 
@@ -32,6 +33,19 @@ def project(name: str, parent: str | None = None, **fields: Any) -> ProjectView:
     return ProjectView(name=name, parent=parent, roles=["operator"], **fields)
 
 
+def policy(name: str, **fields: Any) -> ProjectPolicyView:
+    usual = {
+        "project": name,
+        "providers": [],
+        "regions": [],
+        "accelerators": [],
+        "max_rate_micros_per_hour": None,
+        "images": [],
+        "image_digests": False,
+    }
+    return ProjectPolicyView(**usual | fields)
+
+
 def answers(**more: Any) -> dict[str, Any]:
     role = RoleView(account="bob", project="ml", role="viewer")
     return {
@@ -41,6 +55,7 @@ def answers(**more: Any) -> dict[str, Any]:
         "/v1/projects/ml/secrets": wire.SecretList(
             secrets=[wire.SecretRow(name="HF_TOKEN", updated_at=NOW - timedelta(hours=2))]
         ),
+        "/v1/projects/ml/policy": [policy("ml", providers=["aws"], share=2.0)],
         "/v1/roles": [],
         "/v1/accounts": [AccountView(name="ada", kind="user", created_at=NOW)],
         "/v1/tokens": [token(), token(id="t2", revoked_at=NOW), token(id="t3", expires_at=NOW)],
@@ -69,13 +84,14 @@ def test_the_team_is_shown_with_few_requests() -> None:
         assert part in text, part
     assert "t2" not in text
     assert "<ul>" in page.split("vision")[0].split("ml</a>")[1], "a subproject is a list in a list"
-    assert len(client.asked) == 7
+    assert len(client.asked) == 8
     assert "data-live" not in page, "the page does not update itself"
 
 
 def test_another_project_can_be_chosen() -> None:
     canned = answers(
         **{
+            "/v1/projects/vision/policy": [],
             "/v1/projects/vision/roles": [],
             "/v1/projects/vision/secrets": wire.SecretList(secrets=[]),
         }

@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from cavvy.client.service_wire import ServedView
 
-_PATH = "/v1/chat/completions"
 _DATA = b"data:"
 
 
@@ -93,6 +92,8 @@ def _read_lines(message: str | None) -> Iterator[str]:
 
 def _ask_model(found: "ServedView", key: str | None, timeout_s: float) -> str:
     """Return a model of the program of a service without `models`, or else the service's name."""
+    from cavvy.client.service_calls import find_model
+
     asked = ask_service(found.url, "/v1/models", "GET", None, show_key(key), timeout_s)
     with ExitStack() as stack:
         with tell_state(found.project, found.name):
@@ -100,19 +101,14 @@ def _ask_model(found: "ServedView", key: str | None, timeout_s: float) -> str:
         return find_model(answer.read()) or found.name
 
 
-def find_model(body: bytes) -> str:
-    """Return the first model of a list in OpenAI's format, or ""."""
-    with suppress(ValueError, LookupError, TypeError):
-        return str(_decode(body)["data"][0]["id"])
-    return ""
-
-
 def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s: float) -> str:
     """Print the answer as it arrives, and return it."""
     from msgspec.json import encode
 
+    from cavvy.client.service_calls import CHAT_PATH, say_problem
+
     headers = {"Content-Type": "application/json", **show_key(key)}
-    asked = ask_service(found.url, _PATH, "POST", encode(ask), headers, timeout_s)
+    asked = ask_service(found.url, CHAT_PATH, "POST", encode(ask), headers, timeout_s)
     with ExitStack() as stack:
         with tell_state(found.project, found.name):
             answer = stack.enter_context(asked)
@@ -126,16 +122,6 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
             click.echo(part, nl=False)
         click.echo()
     return "".join(parts)
-
-
-def say_problem(body: bytes) -> str:
-    """Return the message of an error in OpenAI's format, or else the whole text."""
-    with suppress(ValueError, LookupError, TypeError):
-        found = _decode(body)
-        message = found.get("error", found)["message"] if isinstance(found, dict) else None
-        if isinstance(message, str):
-            return message
-    return body.decode(errors="replace")
 
 
 def _advise_key(found: "ServedView", key: str | None) -> str:
@@ -158,24 +144,11 @@ def _read_parts(answer: "HTTPResponse") -> Iterator[str]:
 
 def find_text(data: bytes, key: str) -> str:
     """Return the text of a whole answer or of one event. Raises CommandFailure."""
+    from cavvy.client import service_calls
+
     try:
-        found = _decode(data)
+        return service_calls.find_text(data, key)
     except ValueError as error:
         message = f"the answer is not JSON: {data[:200].decode(errors='replace')}"
         hint = "the service's program must implement /v1/chat/completions of OpenAI's API"
         raise CommandFailure(message, hint) from error
-    choices = found.get("choices") if isinstance(found, dict) else None
-    for choice in choices or ():
-        return (choice.get(key) or {}).get("content") or ""
-    return ""
-
-
-def _decode(body: bytes) -> Any:
-    """Raises ValueError if the body is not JSON."""
-    from msgspec import DecodeError
-    from msgspec.json import decode
-
-    try:
-        return decode(body)
-    except (DecodeError, RecursionError) as error:  # others are ValueError already
-        raise ValueError(str(error)) from error

@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 37  # increases with every change to the routes
+REVISION = 38  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -136,9 +136,11 @@ class ApiClient:
         origin: object,
         name: str | None = None,
         user: str = "",
+        placements: int = 0,
     ) -> wire.SubmissionCheck:
-        """Check a task as `submit` does, without the working folder, and queue nothing. Raises
-        ApiError with the codes of `submit`, except `consent-needed`.
+        """Check a task as `submit` does, without the working folder, and queue nothing. The answer
+        has the best `placements` offers, at most 50. Raises ApiError with the codes of `submit`,
+        except `consent-needed`.
         """
         ask = wire.SubmitRequest(
             text=text,
@@ -148,7 +150,8 @@ class ApiClient:
             name=name,
             user=user,
         )
-        return self.ask(f"{project_path(project)}/job-check", wire.SubmissionCheck, ask)
+        target = f"{project_path(project)}/job-check" + query(placements=placements or None)
+        return self.ask(target, wire.SubmissionCheck, ask)
 
     def jobs(
         self,
@@ -166,6 +169,12 @@ class ApiClient:
         asked = query(limit=limit, phase=phases, cursor=cursor, arrays=arrays)
         return self.ask(base + asked, wire.JobPage)
 
+    def search_jobs(self, **wanted: object) -> wire.JobMatches:
+        """Return a page of the jobs that match. `wanted` are parameters of the route: project,
+        phase, user, text, provider, gpu, tag, since, until, sort, ascending, offset and limit.
+        """
+        return self.ask("/v1/job-search" + query(**wanted), wire.JobMatches)
+
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
         """Return a job by its name or ID. If `session` is set, `name` can also be the name of a
         machine. If no unfinished job has this name, the newest unfinished session of the machine is
@@ -179,6 +188,13 @@ class ApiClient:
         `job-not-found`.
         """
         return self.ask(job_path(project, name) + "/forecast", wire.ForecastView)
+
+    def offers(self, project: str, **wanted: object) -> wire.OfferPage:
+        """Return what the project's jobs can rent, and the catalog's prices. `wanted` are
+        parameters of the route: gpu, provider, region, spot, ready and limit. Raises ApiError
+        `invalid-request`.
+        """
+        return self.ask(f"{project_path(project)}/offers" + query(**wanted), wire.OfferPage)
 
     def markets(self) -> list[wire.MarketListing]:
         """Return, for each offer that was ever used, a summary of its launches, refusals and

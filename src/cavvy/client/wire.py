@@ -89,13 +89,34 @@ class Submitted(Answer, frozen=True, kw_only=True):
     members: int | None = None
 
 
+class PlacementView(Answer, frozen=True, kw_only=True):
+    """One way to run a task: all its nodes on one offer, whose key is `placement`. The price is
+    that of all nodes. The times and the cost are expected values, and null if the task states no
+    `work`; `notes` explain them. `available` is false if the provider reports too few free nodes.
+    """
+
+    placement: str
+    accelerator: str | None
+    accelerators: float  # of one node
+    nodes: int
+    rate_micros_per_hour: int
+    run_time_s: float | None
+    wall_time_s: float | None
+    cost_micros: int | None
+    preemptions: float | None
+    available: bool
+    notes: list[str]
+
+
 class SubmissionCheck(Answer, frozen=True, kw_only=True):
     """The server would accept the submission. `consent_needed` states the price if the user must
-    first agree to it, otherwise "".
+    first agree to it, otherwise "". `placements` are the best offers, in the order in which the
+    queue tries them; only as many as the request asked for.
     """
 
     name: str
     consent_needed: str = ""
+    placements: list[PlacementView] = []
 
 
 class EstimatedStart(Answer, frozen=True, kw_only=True):
@@ -148,6 +169,13 @@ class JobPage(Answer, frozen=True, kw_only=True):
 
     jobs: list[JobListing]
     cursor: str | None
+
+
+class JobMatches(Answer, frozen=True, kw_only=True):
+    """A page of the jobs that a search found. `total` counts all of them."""
+
+    jobs: list[JobListing]
+    total: int
 
 
 class NodeView(Answer, frozen=True, kw_only=True):
@@ -219,6 +247,36 @@ class ForecastView(Answer, frozen=True, kw_only=True):
     in_time: float = 0.0
     hours_p50: float = 0.0
     hours_p90: float = 0.0
+
+
+class OfferView(Answer, frozen=True, kw_only=True):
+    """A machine type at its cheapest place, and the number of its places. `accelerators` is their
+    number, or a part of one. `ready` is true if the project's jobs can use the offer now; otherwise
+    the price is a list price of the day `as_of`.
+    """
+
+    key: str
+    provider: str
+    region: str
+    zone: str | None
+    instance_type: str
+    accelerator: str | None
+    accelerators: float
+    accelerator_memory_mib: int
+    vcpus: float
+    memory_mib: int
+    purchase: str
+    rate_micros_per_hour: int
+    ready: bool
+    places: int
+    as_of: date | None
+
+
+class OfferPage(Answer, frozen=True, kw_only=True):
+    """The cheapest offers that match, and the number of all of them."""
+
+    offers: list[OfferView]
+    total: int
 
 
 class ObservationView(Answer, frozen=True, kw_only=True):

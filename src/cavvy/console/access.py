@@ -44,6 +44,8 @@ class Access(Protocol):
     """Signs in browsers."""
 
     shared: bool  # whether each user signs in with an own token
+    # opens a connection without a token, with which people sign in at an identity provider
+    connect: Callable[[], ApiClient] | None
 
     def sign_in(self, secret: str) -> str:
         """Return the cookie for a browser that presents the secret. Raises SignInRefused, ApiError
@@ -68,6 +70,7 @@ class OneUser:
     """
 
     shared = False
+    connect: Callable[[], ApiClient] | None = None
 
     def __init__(self, client: ApiClient) -> None:
         self.secret = token_urlsafe(24)
@@ -110,6 +113,7 @@ class EachUser:
 
     def __init__(self, connect: Callable[[str], ApiClient]) -> None:
         self._connect = connect
+        self.connect: Callable[[], ApiClient] | None = lambda: connect("")
         self._lock = Lock()
         self._sessions: dict[str, _Session] = {}  # least recently used first
         self._reasons: dict[str, str] = {}  # by the cookie of a session that ended

@@ -2,17 +2,24 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -27,14 +34,34 @@ from cavvy.console.access import (
     is_other_user,
 )
 from cavvy.console.memory import NOT_RUNNING, ClientPool
-from cavvy.console.pages import capacity, costs, job, jobs, machines, overview, services, team
-from cavvy.console.pages.page import Page
+from cavvy.console.pages import (
+    audit,
+    capacity,
+    compare,
+    costs,
+    job,
+    jobs,
+    log,
+    machines,
+    offers,
+    overview,
+    queue,
+    services,
+    submit,
+    team,
+    trial_call,
+)
+from cavvy.console.pages.page import Form, Page
 from cavvy.console.render import render
+from cavvy.console.sign_in import DeviceSignIns, SignInFull
 from cavvy.domain.targets import host_port
 
 _T = TypeVar("_T")
 _MakePage = Callable[[ApiClient, Request, datetime], Page]
-_LONGEST_FORM = 16 << 10  # bytes
+_Act = Callable[[ApiClient, Request, datetime], Page | str]
+_LONGEST_FORM = 1 << 20  # bytes; of users who have signed in
+_LONGEST_TOKEN = 16 << 10  # bytes of the form that signs in
+_MOST_FIELDS = 2000
 _FORM_S = 10.0  # seconds for a complete form
 _SIGNING_IN = 8  # browsers that sign in at a time, so that attempts leave threads for pages
 _log = logging.getLogger(__name__)
@@ -57,6 +84,7 @@ class Console:
         self._now = now
         self._start = start
         self._limiter: CapacityLimiter | None = None
+        self._sign_ins = DeviceSignIns(access.connect) if access.connect is not None else None
         pages = self._make_app()
         self.app: ASGIApp = SafeHeaders(OwnPages(pages if access.shared else LocalNames(pages)))
 
@@ -68,14 +96,25 @@ class Console:
                 self._page("/jobs/{project}/{name}", job.make),
                 self._page("/services", services.make),
                 self._page("/services/{project}/{name}", services.make_one),
+                self._page("/services/{project}/{name}/try", trial_call.make),
                 self._page("/machines", machines.make),
+                self._page("/offers", offers.make),
                 self._page("/capacity", capacity.make),
                 self._page("/costs", costs.make),
                 self._page("/team", team.make),
+                self._page("/queue", queue.make),
+                self._page("/audit", audit.make),
+                self._page("/compare", compare.make),
+                self._page("/submit", submit.make),
                 *self._actions(),
+                self._page("/jobs/{project}/{name}/whole-log", log.make),
                 Route("/jobs/{project}/{name}/log", self._read_log),
+                Route("/jobs/{project}/{name}/log.txt", self._send_log),
+                Route("/submit/keys", self._list_keys),
                 Route("/sign-in", self._show_sign_in),
                 Route("/sign-in", self._sign_in, methods=["POST"]),
+                Route("/sign-in/with", self._begin_sign_in, methods=["POST"]),
+                Route("/sign-in/wait", self._await_sign_in),
                 Route("/sign-out", self._sign_out, methods=["POST"]),
                 Mount("/static", StaticFiles(packages=[("cavvy.console", "static")])),
             ],
@@ -87,16 +126,22 @@ class Console:
 
     def _actions(self) -> list[Route]:
         return [
-            self._action("/jobs/{project}/{name}/stop", job.stop, _job_path),
-            self._action("/jobs/{project}/{name}/retry", job.retry, _job_path),
-            # an ended service may be gone at once
-            self._action("/services/{project}/{name}/end", services.end, lambda _: "/services"),
-            self._action("/services/{project}/{name}/retry", services.retry, _service_path),
-            self._action(
-                "/services/{project}/{name}/calls/{call}/retry",
-                services.retry_one,
-                _service_path,
-            ),
+            self._action("/submit", submit.send),
+            self._action("/jobs", jobs.act),
+            self._action("/machines/{project}/{name}/start", machines.start),
+            self._action("/machines/{project}/{name}/stop", machines.stop),
+            self._action("/machines/{project}/{name}/keep", machines.keep),
+            self._action("/budgets", costs.set_budget),
+            self._action("/budgets/{name}/remove", costs.remove_budget),
+            self._action("/team/{project}/secrets", team.set_secret),
+            self._action("/team/{project}/secrets/{name}/remove", team.remove_secret),
+            self._action("/team/{project}/policy", team.set_policy),
+            self._action("/jobs/{project}/{name}/stop", job.stop),
+            self._action("/jobs/{project}/{name}/retry", job.retry),
+            self._action("/services/{project}/{name}/end", services.end),
+            self._action("/services/{project}/{name}/try", trial_call.send),
+            self._action("/services/{project}/{name}/retry", services.retry),
+            self._action("/services/{project}/{name}/calls/{call}/retry", services.retry_one),
         ]
 
     def _page(self, path: str, make: _MakePage) -> Route:
@@ -104,7 +149,7 @@ class Console:
             clients = self._access.find(self._cookie(request))
             if clients is None:
                 return self._ask_to_sign_in(request)
-            request.state.memory = clients.memory
+            self._note(request, clients)
             try:
                 page = self._use(
                     clients, request, lambda client: make(client, request, self._now())
@@ -114,6 +159,10 @@ class Console:
             return self._show(request, page)
 
         return Route(path, show, methods=["GET"])
+
+    def _note(self, request: Request, clients: ClientPool) -> None:
+        request.state.memory = clients.memory
+        request.state.shared = self._access.shared
 
     def _use(self, clients: ClientPool, request: Request, act: Callable[[ApiClient], _T]) -> _T:
         """Call `act` with a connection of the user. Raises ApiError."""
@@ -136,26 +185,30 @@ class Console:
         self._start()
         return call()
 
-    def _action(
-        self,
-        path: str,
-        act: Callable[[ApiClient, Request], None],
-        next_path: Callable[[Request], str],
-    ) -> Route:
-        """A change that a form requests. Afterwards, the browser shows the page at `next_path`."""
+    def _action(self, path: str, act: _Act) -> Route:
+        """A change that a form requests. Afterwards, the browser shows what `act` returns: a page,
+        or the page at a path.
+        """
 
-        def change(request: Request) -> Response:
+        async def change(request: Request) -> Response:
             _refuse_other_sites(request)
             clients = self._access.find(self._cookie(request))
             if clients is None:
                 return self._ask_to_sign_in(request)
-            try:
-                self._use(clients, request, lambda client: act(client, request))
-            except ApiError as error:
-                return self._show_error(request, error)
-            return RedirectResponse(next_path(request), HTTPStatus.SEE_OTHER)
+            self._note(request, clients)
+            request.state.form = await _read_form(request, _LONGEST_FORM)
+            return await to_thread.run_sync(self._change, act, clients, request)
 
         return Route(path, change, methods=["POST"])
+
+    def _change(self, act: _Act, clients: ClientPool, request: Request) -> Response:
+        try:
+            shown = self._use(clients, request, lambda client: act(client, request, self._now()))
+        except ApiError as error:
+            return self._show_error(request, error)
+        if isinstance(shown, Page):
+            return self._show(request, shown)
+        return RedirectResponse(shown, HTTPStatus.SEE_OTHER)
 
     def _read_log(self, request: Request) -> Response:
         clients = self._access.find(self._cookie(request))
@@ -168,6 +221,27 @@ class Console:
             self._end_session(request, error)
             return JSONResponse({"error": error.message}, _status_of(error))
 
+    def _send_log(self, request: Request) -> Response:
+        """The whole log as a file. An error before the first part is shown as a page."""
+        clients = self._access.find(self._cookie(request))
+        if clients is None:
+            return self._ask_to_sign_in(request)
+
+        def stream() -> Iterator[bytes]:
+            with clients.lend() as client:
+                yield from log.read_file(client, request)
+
+        parts = stream()
+        try:
+            first = next(parts, b"")
+        except ApiError as error:
+            return self._show_error(request, error)
+        return StreamingResponse(chain([first], parts), media_type="text/plain; charset=utf-8")
+
+    def _list_keys(self, request: Request) -> Response:
+        """The keys of task files, for the editor; they are the same for everyone."""
+        return Response(submit.keys_json(), media_type="application/json")
+
     # Signing in
 
     def _show_sign_in(self, request: Request) -> Response:
@@ -178,7 +252,7 @@ class Console:
 
     async def _sign_in(self, request: Request) -> Response:
         _refuse_other_sites(request)
-        secret = await _read_token(request)
+        secret = (await _read_form(request, _LONGEST_TOKEN)).get("token", "").strip()
         if self._limiter is None:
             self._limiter = CapacityLimiter(_SIGNING_IN)
         return await to_thread.run_sync(self._admit, request, secret, limiter=self._limiter)
@@ -213,8 +287,48 @@ class Console:
         answer.delete_cookie(_cookie_name(request), secure=_is_secure(request))
         return answer
 
+    def _sign_in_with(self, request: Request) -> Response:
+        """Begin to sign in at an identity provider."""
+        name = request.state.form.get("way", "")
+        try:
+            key = self._sign_ins.begin(name) if self._sign_ins else ""
+        except (SignInFull, KeyError) as problem:
+            text = str(problem) if isinstance(problem, SignInFull) else "There is no such provider."
+            return self._sign_in_page(request, text, HTTPStatus.CONFLICT)
+        answer = RedirectResponse(
+            f"/sign-in/wait?next={quote(_next_of(request))}", HTTPStatus.SEE_OTHER
+        )
+        answer.set_cookie(
+            _pending_name(request), key, httponly=True, samesite="lax", secure=_is_secure(request)
+        )
+        return answer
+
+    async def _begin_sign_in(self, request: Request) -> Response:
+        _refuse_other_sites(request)
+        request.state.form = await _read_form(request, _LONGEST_TOKEN)
+        return await to_thread.run_sync(self._sign_in_with, request)
+
+    def _await_sign_in(self, request: Request) -> Response:
+        """Show the code until the person has confirmed it; the cookie binds it to this browser."""
+        key = request.cookies.get(_pending_name(request), "")
+        pending = self._sign_ins.find(key) if self._sign_ins else None
+        if pending is None:
+            return RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
+        if pending.problem:
+            text = pending.problem[:1].upper() + pending.problem[1:]
+            return self._sign_in_page(request, f"{text}.", HTTPStatus.FORBIDDEN)
+        if pending.token:
+            return self._admit(request, pending.token)
+        return HTMLResponse(render("wait.html", self._common(request) | {"pending": pending}))
+
     def _sign_in_page(self, request: Request, refusal: str, status: int = 200) -> Response:
-        values = {"shared": self._access.shared, "refusal": refusal, "next": _next_of(request)}
+        ways = self._sign_ins.ways() if self._sign_ins else ()
+        values = {
+            "shared": self._access.shared,
+            "refusal": refusal,
+            "next": _next_of(request),
+            "ways": ways,
+        }
         text = render("sign_in.html", self._common(request) | values)
         return HTMLResponse(text, status)
 
@@ -282,20 +396,6 @@ class Console:
         }
 
 
-def _job_path(request: Request) -> str:
-    return _path_of("jobs", request)
-
-
-def _service_path(request: Request) -> str:
-    return _path_of("services", request)
-
-
-def _path_of(kind: str, request: Request) -> str:
-    """Return the path of the job's or service's page to which a request belongs."""
-    project, name = (quote(request.path_params[each], safe="") for each in ("project", "name"))
-    return f"/{kind}/{project}/{name}"
-
-
 def _next_of(request: Request) -> str:
     """Return the page to show after signing in: a page of this console, never another site's."""
     path = request.query_params.get("next", "/")
@@ -307,20 +407,25 @@ def _next_of(request: Request) -> str:
     return path if local and not path.startswith(("//", "/\\")) else "/"
 
 
-async def _read_token(request: Request) -> str:
-    """Return the token that a form contains, or "". Raises HTTPException."""
+async def _read_form(request: Request, longest: int) -> Form:
+    """Return the fields of a form of at most `longest` bytes. Raises HTTPException."""
     body = b""
     try:
         async with asyncio.timeout(_FORM_S):
             async for piece in request.stream():
                 body += piece
-                if len(body) > _LONGEST_FORM:
-                    raise HTTPException(413, "The token is too long.")
+                if len(body) > longest:
+                    raise HTTPException(413, f"The form has more than {longest:,} bytes.")
     except TimeoutError:
-        raise HTTPException(408, "The token did not arrive in time. Try again.") from None
+        raise HTTPException(408, "The form did not arrive in time. Try again.") from None
     except ClientDisconnect:
         raise HTTPException(400, "The browser closed the connection.") from None
-    return parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
+    text = body.decode(errors="replace")
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise HTTPException(413, f"The form has more than {_MOST_FIELDS:,} fields.") from None
+    return Form(pairs)
 
 
 def _cookie_name(request: Request) -> str:
@@ -329,6 +434,10 @@ def _cookie_name(request: Request) -> str:
     """
     prefix = "__Host-" if _is_secure(request) else ""
     return f"{prefix}cavvy-console-{host_port(request.headers.get('host', '')) or 'default'}"
+
+
+def _pending_name(request: Request) -> str:
+    return f"{_cookie_name(request)}-pending"
 
 
 def _is_secure(request: Request) -> bool:

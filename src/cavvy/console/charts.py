@@ -2,9 +2,11 @@
 percentages of the chart's width, vertical ones are pixels.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import floor, log, log10
 
 from cavvy.client.wire import StretchView
 from cavvy.console.spending import DailySpending
@@ -12,6 +14,8 @@ from cavvy.domain.units import Money, format_duration, format_usd
 
 _ROW_PX = 22
 PLOT_PX = 160
+CURVE_PX = 1000  # the width of the box of curves, which is stretched to the width of the chart
+_GROUPS = 6  # groups of points with a color of their own
 _GAP = 0.25  # the share of a day's width that stays empty
 _THINNEST = 0.15  # percent; thinner periods would not be seen
 _LABELS = 8  # most labels below a chart
@@ -40,6 +44,36 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Point:
+    """A point of a plot of two positive numbers, and the row of a table that it leads to."""
+
+    x: float
+    y: float
+    group: str
+    label: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point as it is drawn. `kind` selects its color."""
+
+    x: float
+    y: float
+    kind: str
+    label: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a chart: the SVG path in a box that is CURVE_PX wide. `kind` selects its color."""
+
+    path: str
+    kind: str
+
+
+@dataclass(frozen=True)
 class Chart:
     """Bars, labels of the horizontal and the vertical axis, and the names of the kinds of bars.
     `columns` and `lines` are the same values as a table, for readers who cannot see the bars.
@@ -51,6 +85,8 @@ class Chart:
     levels: Sequence[Mark] = ()
     kinds: Sequence[tuple[str, str]] = ()  # the kind and its name
     rows: Sequence[str] = ()  # the names of the rows
+    dots: Sequence[Dot] = ()
+    curves: Sequence[Curve] = ()
     columns: Sequence[str] = ()
     lines: Sequence[Sequence[str]] = ()
 
@@ -205,3 +241,60 @@ def _dollars(micros: float) -> str:
 
 def _length(seconds: float) -> str:
     return format_duration(timedelta(seconds=seconds))
+
+
+def scatter(points: Sequence[Point]) -> Chart | None:
+    """Return a plot with two logarithmic axes; the most frequent groups have colors of their own.
+    Return None without points.
+    """
+    if not points:
+        return None
+    least, most = _span_of([each.x for each in points])
+    low, high = _span_of([each.y for each in points])
+    counted = Counter(each.group for each in points)
+    names = [name for name, _ in counted.most_common(_GROUPS)]
+    kinds = {name: f"series-{number}" for number, name in enumerate(names)}
+
+    def across(x: float) -> float:
+        return _percent(log(x / least) / log(most / least))
+
+    def down(y: float) -> float:
+        return round(PLOT_PX * (1 - log(y / low) / log(high / low)), 2)
+
+    dots = [
+        Dot(across(each.x), down(each.y), kinds.get(each.group, "rest"), each.label, each.number)
+        for each in points
+    ]
+    return Chart(
+        PLOT_PX,
+        bars=(),
+        marks=[Mark(across(each), _dollars(each * 1e6)) for each in _list_steps(least, most)],
+        levels=[Mark(down(each), f"{each:,g}") for each in _list_steps(low, high)],
+        kinds=[
+            *((kind, name) for name, kind in kinds.items()),
+            *([("rest", "others")] if len(counted) > _GROUPS else []),
+        ],
+        dots=dots,
+    )
+
+
+def _span_of(values: Sequence[float]) -> tuple[float, float]:
+    """Return the bounds of a logarithmic axis, which are 1, 2 or 5 times a power of ten."""
+    low, high = min(values), max(values)
+    size = 10.0 ** floor(log10(low))
+    least = max(size * factor for factor in (1, 2, 5) if size * factor <= low * 1.000001)
+    size = 10.0 ** floor(log10(high))
+    most = min(size * factor for factor in (1, 2, 5, 10) if size * factor >= high * 0.999999)
+    return (least, most) if most > least else (least, least * 2)
+
+
+def _list_steps(least: float, most: float) -> Sequence[float]:
+    """Return the marks of a logarithmic axis: 1, 2 and 5, or only 1 of each power of ten if there
+    would be many.
+    """
+    powers = range(floor(log10(least)), floor(log10(most)) + 1)
+    every = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    inside = [each for each in every if least * 0.999 <= each <= most * 1.001]
+    if len(inside) <= _LABELS:
+        return inside
+    return [each for each in inside if abs(log10(each) - round(log10(each))) < 1e-6]

@@ -51,6 +51,7 @@ from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
 from cavvy.store.edge import SqlEdge
 from cavvy.store.held import HeldReader
+from cavvy.store.job_search import FoundJobs, JobSearch, find_condition, find_order
 from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
@@ -385,6 +386,14 @@ class Store:
             "SELECT id FROM jobs WHERE removed IS NULL AND ended_at >= ? ORDER BY ended_at LIMIT ?"
         )
         return [row[0] for row in await self._rows(sql, to_micros(since), limit)]
+
+    async def search_jobs(self, search: JobSearch, now: datetime) -> FoundJobs:
+        """Return a page of the jobs that a search finds, and the number of all of them."""
+        where, values = find_condition(search)
+        total = (await self._rows(f"SELECT COUNT(*) FROM jobs WHERE {where}", *values))[0][0]
+        sql = f"{SUMMARIES.select} WHERE {where} {find_order(search, now)} LIMIT ? OFFSET ?"
+        rows = await self._rows(sql, *values, search.limit, search.offset)
+        return FoundJobs(jobs=[SUMMARIES.make(row) for row in rows], total=total)
 
     async def count_jobs(
         self, project: ProjectFilter, phases: Collection[JobPhase] = ()

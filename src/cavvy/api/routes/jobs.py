@@ -20,12 +20,14 @@ from cavvy.api.routes import views
 from cavvy.api.routes.submission import (
     check_submission,
     count_new,
+    rank_placements,
     submit_graph,
     submit_task,
 )
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of
 from cavvy.api.wire import PositionQuery, reply, view
+from cavvy.catalog.accelerators import names_matching
 from cavvy.client import wire
 from cavvy.client.paths import PATTERN
 from cavvy.control.decide.requests import RETRIED
@@ -39,6 +41,7 @@ from cavvy.domain.retention import JOBS_SETTING, RemovedJob
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.problems import nearest
 from cavvy.store.base import ProjectFilter, RowNotFound, is_visible
+from cavvy.store.job_search import JobOrder, JobSearch
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
 _LONGEST_WAIT_S = 60.0
@@ -57,6 +60,8 @@ CursorQuery = Annotated[
 ]
 ArraysQuery = Annotated[bool, Query(description="List each array as one row, instead of its jobs.")]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
+TextQuery = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$")]
+_MOST_SKIPPED = 1_000_000  # jobs before a page
 WaitQuery = Annotated[
     float, Query(ge=0, le=_LONGEST_WAIT_S, description="Seconds to wait for new data.")
 ]
@@ -168,12 +173,23 @@ def _submitted(job: JobRecord | StoredArray, *, created: bool) -> wire.Submitted
     limit="server.request_mib",
 )
 async def check(
-    request: Request, app_state: AppState, project: ProjectPath, ask: wire.SubmitRequest
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    ask: wire.SubmitRequest,
+    placements: Annotated[
+        int, Query(ge=0, le=50, description="How many of the best offers to return.")
+    ] = 0,
 ) -> wire.SubmissionCheck:
     note_reading(request)
     ask = structs.replace(ask, user=name_user(request, ask.user))
     task, price = await check_submission(app_state, project, ask)
-    return wire.SubmissionCheck(name=task.name, consent_needed=price)
+    ranked = await rank_placements(app_state, task, placements) if placements else ()
+    return wire.SubmissionCheck(
+        name=task.name,
+        consent_needed=price,
+        placements=[views.placement_view(each) for each in ranked],
+    )
 
 
 @router.get(
@@ -210,6 +226,49 @@ async def list_some(
 ) -> wire.JobPage:
     page = await _page(app_state, project, phase, cursor, limit, arrays=arrays)
     return await _add_places(request, app_state, page)
+
+
+@router.get(
+    "/job-search",
+    "Search jobs by user, name, place, accelerator, tag and time; sorted, in pages by number.",
+    rule=in_query(Permission.VIEW),
+)
+async def search(
+    request: Request,
+    app_state: AppState,
+    projects: ProjectFilter,
+    phase: PhaseQuery = None,
+    user: TextQuery = "",
+    text: TextQuery = "",
+    provider: TextQuery = "",
+    gpu: TextQuery = "",
+    tag: TextQuery = "",
+    since: AwareDatetime | None = None,
+    until: AwareDatetime | None = None,
+    sort: JobOrder = JobOrder.SUBMITTED,
+    ascending: bool = False,
+    offset: Annotated[int, Query(ge=0, le=_MOST_SKIPPED)] = 0,
+    limit: LimitQuery = 50,
+) -> wire.JobMatches:
+    wanted = JobSearch(
+        projects=projects,
+        phases=phase or (),
+        user=user,
+        text=text,
+        provider=provider,
+        accelerators=sorted(names_matching(gpu)) if gpu else (),
+        tag=tag,
+        since=since,
+        until=until,
+        order=sort,
+        ascending=ascending,
+        offset=offset,
+        limit=limit,
+    )
+    found = await app_state.store.search_jobs(wanted, app_state.now())
+    page = wire.JobPage(jobs=[views.job_row(job) for job in found.jobs], cursor=None)
+    page = await _add_places(request, app_state, page)
+    return wire.JobMatches(jobs=page.jobs, total=found.total)
 
 
 async def _page(

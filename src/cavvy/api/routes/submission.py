@@ -58,8 +58,9 @@ from cavvy.planner.candidates import (
     merge_candidates,
     rank_candidates,
 )
-from cavvy.planner.placements import PlanningContext
+from cavvy.planner.placements import Placement, PlanningContext, RankingView
 from cavvy.planner.policies import explain_image, explain_policy
+from cavvy.planner.rank import plan
 from cavvy.spec.graph import MOST_TASKS, find_fault, sort_tasks
 from cavvy.spec.problems import nearest
 from cavvy.spec.uses import explain_unused
@@ -343,8 +344,8 @@ async def check_submission(
     app_state: AppState, project: str, ask: wire.SubmitRequest
 ) -> tuple[TaskSpec, str]:
     """Apply the checks of `submit_task`, except those of uploaded files, and store nothing. Returns
-    the task and, if the user must first agree to the costs, the price, otherwise "". Raises
-    ApiProblem, SpecError.
+    the task with the places of its data and, if the user must first agree to the costs, the price,
+    otherwise "". Raises ApiProblem, SpecError.
     """
     now = app_state.now()
     text = read_text(ask)
@@ -361,8 +362,30 @@ async def check_submission(
     except ApiProblem as problem:
         if problem.code != "consent-needed":
             raise
-        return task, problem.message
-    return task, ""
+        return placed, problem.message
+    return placed, ""
+
+
+async def rank_placements(app_state: AppState, task: TaskSpec, count: int) -> Sequence[Placement]:
+    """Return the best `count` placements of a checked task, in the order in which the queue tries
+    them: one location of each machine type. Returns none while the providers do not answer.
+    """
+    now = app_state.now()
+    try:
+        async with asyncio.timeout(_MARKET_WAIT_S):
+            snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
+    except TimeoutError:
+        return ()
+    egress = await app_state.control_plane.advisor.egress_of(task)
+    situation = PlanningContext(submitted_at=now, egress=egress)
+    objections = app_state.control_plane.pool.objections
+    job = _as_job(task, now, consented=True)
+    found = find_placements(job, snapshot, objections, situation, now)
+    ranked: list[Placement] = []
+    for wish, offers in rank_candidates(found, egress=egress):
+        view = RankingView(limit=count, distinct=True)
+        ranked += plan(wish.task, offers, now=now, situation=situation, view=view).placements
+    return ranked[:count]
 
 
 async def start_machine(

@@ -1,7 +1,7 @@
 """Converts domain objects to answers of the API. Answers contain no secrets."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Raw
@@ -35,6 +35,7 @@ from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.forecast import Forecast
 from cavvy.planner.markets import MarketRecord
+from cavvy.planner.placements import Placement
 from cavvy.store.base import JobSummary, summarize
 
 _encode = Encoder().encode
@@ -43,6 +44,27 @@ _NO_FAILURES = (None, AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED)
 
 def job_row(job: JobSummary) -> wire.JobListing:
     return view(wire.JobListing, job, placement=job.place, spent_micros=job.spent.micros)
+
+
+def placement_view(placement: Placement) -> wire.PlacementView:
+    offer, loss = placement.offer, placement.spot_loss
+    return wire.PlacementView(
+        placement=offer.key,
+        accelerator=offer.accelerator,
+        accelerators=float(offer.accelerator_count * offer.accelerator_part),
+        nodes=placement.nodes,
+        rate_micros_per_hour=placement.rate.micros_per_hour,
+        run_time_s=_seconds(placement.run_time),
+        wall_time_s=_seconds(placement.wall_time),
+        cost_micros=None if placement.cost is None else placement.cost.micros,
+        preemptions=None if loss is None else loss.preemptions,
+        available=placement.available,
+        notes=list(placement.notes),
+    )
+
+
+def _seconds(length: timedelta | None) -> float | None:
+    return None if length is None else length.total_seconds()
 
 
 def array_row(array: StoredArray) -> wire.JobListing:

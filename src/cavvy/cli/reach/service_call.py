@@ -129,17 +129,10 @@ def ask_service(
     timeout_s: float,
 ) -> "Iterator[HTTPResponse]":
     """Yield the response before its body is read. Raises CommandFailure."""
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection
-    from urllib.parse import urlsplit
+    from cavvy.client.service_calls import ServiceSilent, open_answer
 
-    where = urlsplit(url)
-    kind = HTTPSConnection if where.scheme == "https" else HTTPConnection
-    connection = kind(where.hostname or "", where.port, timeout=timeout_s)
     try:
-        connection.request(method, where.path + path, body, headers)
-        yield connection.getresponse()
-    except (OSError, HTTPException) as error:
-        text = f"{url}: {error or type(error).__name__}"
-        raise CommandFailure(text, "`cavvy services` shows the service") from error
-    finally:
-        connection.close()
+        with open_answer(url, path, method, body, headers, timeout_s) as answer:
+            yield answer
+    except ServiceSilent as error:
+        raise CommandFailure(str(error), "`cavvy services` shows the service") from error

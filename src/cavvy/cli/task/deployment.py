@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cavvy.cli.task.load import read_params, read_task, show_value
+from cavvy.cli.task.load import read_params, read_task
 from cavvy.cli.task.submission import make_origin, upload_files
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.reruns import show_value
 from cavvy.client.service_wire import make_model_folder
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec

@@ -35,11 +35,6 @@ def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
     return params
 
 
-def show_value(value: object) -> str:
-    """Return the text of a parameter's value, as a user would write it after --param."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def read_task(
     file: str,
     params: Mapping[str, str],

@@ -2,15 +2,17 @@
 
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.budget_wire import list_budgets
+from cavvy.client.budget_wire import BudgetAsk, delete_budget, list_budgets, put_budget
 from cavvy.client.ledger_wire import sum_ledger
 from cavvy.console import charts
-from cavvy.console.pages.page import Page, memory_of, try_part
+from cavvy.console.pages.page import Page, form_of, memory_of, try_part
 from cavvy.console.spending import day_of, spending_by_day, total_of
+from cavvy.domain.units import UnitError, is_whole, parse_usd
 
 _DIMENSIONS = ("project", "user", "job", "service", "provider", "region", "gpu", "purchase", "kind")
 _PERIODS = (7, 14, 30)  # days
@@ -43,3 +45,35 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "budgets": try_part(lambda: list_budgets(client)).value or [],
         },
     )
+
+
+def set_budget(client: ApiClient, request: Request, now: datetime) -> str:
+    """Make or change a budget. Raises ApiError, HTTPException."""
+    form = form_of(request)
+    name, hard = form.get("name", "").strip(), form.get("hard", "").strip()
+    if hard and not (is_whole(hard) and len(hard) < 5):
+        raise HTTPException(400, f"Jobs are stopped at a whole percentage, not {hard!r}.")
+    try:
+        limit = parse_usd(form.get("limit", ""))
+    except UnitError as error:
+        raise HTTPException(400, f"The budget: {error}.") from None
+    old = next((each for each in list_budgets(client) if each.name == name), None)
+    ask = BudgetAsk(
+        limit_micros=limit.micros,
+        project=form.get("project", "").strip(),
+        user=form.get("user", "").strip(),
+        tag=form.get("tag", "").strip(),
+        service=form.get("service", "").strip(),
+        hard_percent=int(hard) if hard else None,
+        carry_over="carry" in form,
+    )
+    if old is not None:
+        ask = replace(ask, alerts=old.alerts, soft_percent=old.soft_percent)
+    put_budget(client, name, ask)
+    return "/costs#budgets"
+
+
+def remove_budget(client: ApiClient, request: Request, now: datetime) -> str:
+    """Raises ApiError."""
+    delete_budget(client, request.path_params["name"])
+    return "/costs#budgets"

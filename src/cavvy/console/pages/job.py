@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import yaml
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
@@ -24,10 +23,12 @@ from cavvy.console.pages.page import (
     Part,
     is_update,
     memory_of,
+    named_in,
+    path_of,
+    read_number,
     services_by_replica,
     try_part,
 )
-from cavvy.domain.units import is_whole
 
 _EVENTS = 200  # events on the page, the newest
 _MOST_PAGES = 20  # pages of events that are read to find the newest
@@ -36,7 +37,7 @@ _TAIL_BYTES = 64 << 10
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
     """Raises ApiError `job-not-found`."""
-    project, name = _job_of(request)
+    project, name = named_in(request)
     job = client.job(project, name)
     cost = try_part(lambda: client.cost(project, job.id))
     task = msgspec.json.decode(job.task)
@@ -63,10 +64,10 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
 
 def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[str, Any]:
     """Return the nodes of the attempt that the page shows, and the log of one of its ranks."""
-    shown = _find_attempt(job, _read_number(request, "attempt", job.attempt))
+    shown = _find_attempt(job, read_number(request, "attempt", job.attempt))
     nodes = shown.nodes if shown else []
     ranks = [node.rank for node in nodes] if shown else [0]
-    rank = _read_number(request, "rank", ranks[0] if ranks else 0)
+    rank = read_number(request, "rank", ranks[0] if ranks else 0)
     log = Part[dict[str, Any] | None](None)
     if not is_update(request):  # the page's script reads the rest of the log by itself
         log = try_part(lambda: _read_tail(client, job, rank, shown))
@@ -95,27 +96,29 @@ def _forecast(
     )
 
 
-def stop(client: ApiClient, request: Request) -> None:
+def stop(client: ApiClient, request: Request, now: datetime) -> str:
     """Stop the job. Raises ApiError."""
-    client.stop(*_job_of(request), reason="stopped in the console")
+    client.stop(*named_in(request), reason="stopped in the console")
+    return path_of("jobs", *named_in(request))
 
 
-def retry(client: ApiClient, request: Request) -> None:
+def retry(client: ApiClient, request: Request, now: datetime) -> str:
     """Queue the ended job again. Raises ApiError."""
-    client.retry(*_job_of(request))
+    client.retry(*named_in(request))
+    return path_of("jobs", *named_in(request))
 
 
 def read_log(client: ApiClient, request: Request) -> dict[str, Any]:
     """Return the log from a position on, for the page's script. `data` is in base64, because it may
     end within a character.
     """
-    project, name = _job_of(request)
+    project, name = named_in(request)
     chunk = client.log(
         project,
         name,
-        rank=_read_number(request, "rank", 0),
-        attempt=_read_number(request, "attempt", 1),
-        offset=_read_number(request, "offset", 0),
+        rank=read_number(request, "rank", 0),
+        attempt=read_number(request, "attempt", 1),
+        offset=read_number(request, "offset", 0),
     )
     return {
         "data": base64.b64encode(chunk.data).decode(),
@@ -212,17 +215,3 @@ def _node_row(node: NodeView) -> dict[str, Any]:
     percents = {name: value for name, value in use.items() if name.endswith("_percent")}
     others = {name: value for name, value in use.items() if name not in percents}
     return {"node": node, "percents": percents, "others": others, "progress": node.progress}
-
-
-def _job_of(request: Request) -> tuple[str, str]:
-    return request.path_params["project"], request.path_params["name"]
-
-
-def _read_number(request: Request, name: str, usual: int) -> int:
-    """Raises HTTPException."""
-    text = request.query_params.get(name, "")
-    if not text:
-        return usual
-    if not (is_whole(text) and len(text) < 16):
-        raise HTTPException(400, f"`{name}` must be a whole number, not {text!r}.")
-    return int(text)

@@ -1,27 +1,29 @@
-"""The list of jobs."""
+"""The list of jobs: filtered, sorted, and with actions on several jobs at once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from urllib.parse import urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cavvy.client import ApiClient
-from cavvy.client.account_wire import AccountClient
-from cavvy.client.wire import JobListing
+from cavvy.client import ApiClient, ApiError
 from cavvy.console.pages.page import (
     ENDED,
     UNFINISHED,
     Page,
-    memory_of,
+    form_of,
+    list_projects,
     services_by_replica,
-    try_part,
 )
+from cavvy.domain.units import is_whole
 
 _ON_PAGE = 50
-_AT_ONCE = 500  # jobs that one request of a search reads; the server's maximum
-_MOST_SEARCHED = 2000  # jobs that a page of a search reads at most
+_ACTIONS_S = 60.0  # seconds for the actions on all chosen jobs
+_SORTS = ("submitted", "name", "project", "user", "phase", "duration", "cost")
+_TEXTS = ("project", "user", "text", "provider", "gpu", "tag")  # the filters that are texts
+_DAYS = ("since", "until")  # the filters that are days in UTC; both days are included
 # the choices above the list, and the phases that each shows
 _CHOICES: dict[str, Sequence[str]] = {
     "all": (),
@@ -30,91 +32,125 @@ _CHOICES: dict[str, Sequence[str]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Filter:
-    """The jobs to list. The server selects by project and phase, and the console by the others."""
-
-    project: str
-    phase: str
-    user: str
-    text: str
-
-    def selects(self, job: JobListing) -> bool:
-        if self.user and job.user != self.user:
-            return False
-        wanted = self.text.casefold()
-        texts = (job.name, job.id, *(f"{name}={value}" for name, value in job.tags.items()))
-        return any(wanted in each.casefold() for each in texts)
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Jobs, and the cursor of the jobs after them. `searched` is the number of jobs that were read
-    if the console selected them, else 0.
-    """
-
-    jobs: Sequence[JobListing]
-    cursor: str | None
-    searched: int = 0
-
-
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
-    """The jobs that match a filter, newest first."""
+    """The jobs that match the filters. Raises ApiError, HTTPException."""
+    return _show(client, request, [])
+
+
+def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
+    """Stop, remove, queue again or compare the chosen jobs. What fails is told above the list.
+    Raises HTTPException.
+    """
+    form = form_of(request)
+    chosen, action = form.getlist("job"), form.get("do", "")
+    acts: Mapping[str, Callable[[str, str], object]] = {
+        "stop": lambda project, name: client.stop(project, name, reason="stopped in the console"),
+        "remove": client.remove,
+        "retry": client.retry,
+    }
+    if action == "compare" and len(chosen) == 2:
+        return "/compare?" + urlencode({"a": chosen[0], "b": chosen[1]})
+    if action == "compare":
+        return _show(client, request, ["mark the two jobs to compare in the first column"])
+    if action not in acts:
+        raise HTTPException(400, f"`do` must be one of {', '.join(acts)}, not {action!r}.")
+    problems = [] if chosen else ["no job was chosen: mark some in the first column"]
+    client.until = time.monotonic() + _ACTIONS_S
+    for each in chosen:
+        project, _, name = each.partition("/")
+        try:
+            acts[action](project, name)
+        except ApiError as error:
+            if error.status == 401:
+                raise
+            problems.append(error.message)
+    if problems:
+        return _show(client, request, problems)
+    return f"/jobs?{request.url.query}"
+
+
+def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
     asked = request.query_params
-    wanted = _Filter(
-        project=asked.get("project") or "",
-        phase=asked.get("phase") or "all",
-        user=(asked.get("user") or "").strip(),
-        text=(asked.get("text") or "").strip(),
+    given = {name: text for name in _TEXTS if (text := (asked.get(name) or "").strip())}
+    given |= {name: asked[name] for name in _DAYS if asked.get(name)}
+    phase = asked.get("phase") or "all"
+    if phase != "all":
+        given["phase"] = phase
+    sort, way = asked.get("sort") or "submitted", asked.get("way") or "down"
+    if sort not in _SORTS or way not in ("up", "down"):
+        raise HTTPException(400, f"`sort` must be one of {', '.join(_SORTS)}; `way` up or down.")
+    page = _read_page(asked.get("page", ""))
+    sorting = {} if (sort, way) == ("submitted", "down") else {"sort": sort, "way": way}
+    wanted = {name: given.get(name) for name in _TEXTS}
+    found = client.search_jobs(
+        **wanted,
+        phase=_CHOICES.get(phase, ()),
+        since=_read_day(given, "since", timedelta(0)),
+        until=_read_day(given, "until", timedelta(days=1)),
+        sort=sort,
+        ascending=way == "up",
+        offset=(page - 1) * _ON_PAGE,
+        limit=_ON_PAGE,
     )
-    found = _find(client, wanted, asked.get("cursor") or None)
-    kept = {name: value for name, value in vars(wanted).items() if value}
+    pages = max(1, -(-found.total // _ON_PAGE))
+
+    def link(**more: object) -> str:
+        return "/jobs?" + urlencode({**given, **sorting, **more})
+
+    heads = {name: _turn(name, sort, way) for name in _SORTS}
     return Page(
         "Jobs",
         "jobs.html",
         {
+            "problems": problems,
             "jobs": found.jobs,
+            "total": found.total,
             "services": services_by_replica(client, request, found.jobs),
             "choices": list(_CHOICES),
-            "choice": wanted.phase,
-            "project": wanted.project,
+            "choice": phase,
+            "given": {**dict.fromkeys((*_TEXTS, *_DAYS), ""), **given},
+            "is_filtered": bool(given),
+            "sorting": sorting,
             "projects": sorted(
-                {*_projects(client, request), *(each.project for each in found.jobs)}
+                {*list_projects(client, request), *(each.project for each in found.jobs)}
             ),
-            "user": wanted.user,
             "users": sorted({each.user for each in found.jobs if each.user}),
-            "text": wanted.text,
-            "searched": found.searched,
-            "is_filtered": kept != {"phase": "all"},
-            "is_first": "cursor" not in asked,
-            "first_page": "/jobs?" + urlencode(kept),
-            "next_page": found.cursor and "/jobs?" + urlencode(kept | {"cursor": found.cursor}),
+            "query": urlencode({**given, **sorting, **({"page": page} if page > 1 else {})}),
+            "heads": {
+                name: ("/jobs?" + urlencode({**given, "sort": name, "way": way}), state)
+                for name, (way, state) in heads.items()
+            },
+            "first": (page - 1) * _ON_PAGE + 1,
+            "newer": link(page=page - 1) if page > 1 else None,
+            "older": link(page=page + 1) if page < pages else None,
         },
     )
 
 
-def _find(client: ApiClient, wanted: _Filter, cursor: str | None) -> _Found:
-    project, phases = wanted.project or None, _CHOICES.get(wanted.phase, ())
-    if not wanted.user and not wanted.text:
-        page = client.jobs(project, phases=phases, cursor=cursor, limit=_ON_PAGE)
-        return _Found(page.jobs, page.cursor)
-    jobs: list[JobListing] = []
-    searched = 0
-    while searched < _MOST_SEARCHED and len(jobs) < _ON_PAGE:
-        page = client.jobs(project, phases=phases, cursor=cursor, limit=_AT_ONCE)
-        jobs += filter(wanted.selects, page.jobs)
-        searched += len(page.jobs)
-        cursor = page.cursor
-        if cursor is None:
-            break
-    return _Found(jobs, cursor, searched)
+def _turn(name: str, sort: str, way: str) -> tuple[str, str]:
+    """Return the way in which a column sorts when its head is chosen, and how it sorts now."""
+    if name != sort:
+        return "up" if name in ("name", "project", "user") else "down", ""
+    return ("down", "ascending") if way == "up" else ("up", "descending")
 
 
-def _projects(client: ApiClient, request: Request) -> list[str]:
-    """Return the names of the projects, which may be a minute old."""
+def _read_page(text: str) -> int:
+    """Raises HTTPException."""
+    if not text:
+        return 1
+    if not (is_whole(text) and int(text[:8]) >= 1 and len(text) < 6):
+        raise HTTPException(400, f"`page` must be a number from 1 to 99999, not {text!r}.")
+    return int(text)
 
-    def fetch() -> list[str]:
-        found = try_part(lambda: AccountClient(client).projects()).value or []
-        return [each.name for each in found]
 
-    return memory_of(request).recall("projects", fetch)
+def _read_day(given: Mapping[str, str], name: str, later: timedelta) -> str | None:
+    """Return the begin of a day in UTC, or the given time later. Raises HTTPException."""
+    if name not in given:
+        return None
+    try:
+        day = date.fromisoformat(given[name])
+        return (datetime(day.year, day.month, day.day, tzinfo=UTC) + later).isoformat()
+    except (ValueError, OverflowError):
+        raise HTTPException(
+            400, f"`{name}` must be a day such as 2026-01-31, not {given[name]!r}."
+        ) from None

@@ -1,21 +1,31 @@
 """What a page consists of, and functions that several pages share."""
 
+import getpass
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
+from starlette.datastructures import ImmutableMultiDict
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient, ApiError
+from cavvy.client.account_wire import AccountClient
 from cavvy.client.service_wire import ServedView, list_services
 from cavvy.client.wire import JobListing
 from cavvy.console.memory import Memory
+from cavvy.domain.units import is_whole
 
 _T = TypeVar("_T")
 UNFINISHED = ("queued", "starting", "running", "stopping")
 ENDED = ("done", "failed", "stopped")
 _REPLICA_NAME = re.compile(r"-\d+$")  # NAME-NUMBER, where NAME is the service's name
+
+
+class Form(ImmutableMultiDict[str, str]):
+    """The fields of a form; a field may have several values."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,53 @@ def try_part(fetch: Callable[[], _T]) -> Part[_T]:
         if error.status not in (403, 404):
             raise
         return Part(None, error.message)
+
+
+def form_of(request: Request) -> Form:
+    """Return the fields of the form that requests a change."""
+    form = request.state.form
+    assert isinstance(form, Form)
+    return form
+
+
+def path_of(kind: str, project: str, name: str) -> str:
+    """Return the path of the page of a job, a service or a machine."""
+    return f"/{kind}/{quote(project, safe='')}/{quote(name, safe='')}"
+
+
+def named_in(request: Request) -> tuple[str, str]:
+    """Return the project and the name in the path of a page."""
+    return request.path_params["project"], request.path_params["name"]
+
+
+def user_of(request: Request) -> str:
+    """Return the user of the machine; of a console for several users, the server knows the user."""
+    if request.state.shared:
+        return ""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def read_number(request: Request, name: str, usual: int) -> int:
+    """Return a whole number of the query. Raises HTTPException."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return usual
+    if not (is_whole(text) and len(text) < 16):
+        raise HTTPException(400, f"`{name}` must be a whole number, not {text!r}.")
+    return int(text)
+
+
+def list_projects(client: ApiClient, request: Request) -> list[str]:
+    """Return the names of the projects, which may be a minute old."""
+
+    def fetch() -> list[str]:
+        found = try_part(lambda: AccountClient(client).projects()).value or []
+        return [each.name for each in found]
+
+    return memory_of(request).recall("projects", fetch)
 
 
 def memory_of(request: Request) -> Memory:

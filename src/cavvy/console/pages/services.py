@@ -19,7 +19,7 @@ from cavvy.client.service_wire import (
     list_service_keys,
     list_services,
 )
-from cavvy.console.pages.page import Page, Part, memory_of, try_part
+from cavvy.console.pages.page import Page, Part, memory_of, named_in, path_of, try_part
 from cavvy.console.render import show_span
 
 _CALLS = 50  # dead calls on the page
@@ -63,7 +63,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
 
 def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
     """Raises ApiError `service-not-found`."""
-    project, name = _service_of(request)
+    project, name = named_in(request)
     found = find_service(client, project, name)
     keys = memory_of(request).recall(
         ("keys", project, name), lambda: try_part(lambda: list_service_keys(client, project, name))
@@ -80,19 +80,22 @@ def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
     )
 
 
-def end(client: ApiClient, request: Request) -> None:
-    """End the service. Raises ApiError."""
-    end_service(client, *_service_of(request))
+def end(client: ApiClient, request: Request, now: datetime) -> str:
+    """End the service, which may be gone at once. Raises ApiError."""
+    end_service(client, *named_in(request))
+    return "/services"
 
 
-def retry(client: ApiClient, request: Request) -> None:
+def retry(client: ApiClient, request: Request, now: datetime) -> str:
     """Send all dead calls of the service again. Raises ApiError."""
-    retry_calls(client, *_service_of(request), None)
+    retry_calls(client, *named_in(request), None)
+    return path_of("services", *named_in(request))
 
 
-def retry_one(client: ApiClient, request: Request) -> None:
+def retry_one(client: ApiClient, request: Request, now: datetime) -> str:
     """Send one dead call of the service again. Raises ApiError."""
-    retry_calls(client, *_service_of(request), request.path_params["call"])
+    retry_calls(client, *named_in(request), request.path_params["call"])
+    return path_of("services", *named_in(request))
 
 
 def list_levels(slo: LevelView | None) -> Sequence[LevelRow]:
@@ -118,7 +121,3 @@ def _dead_calls(client: ApiClient, service: ServedView) -> Part[CallQueueView]:
     return try_part(
         lambda: list_calls(client, service.project, service.name, state="dead", limit=_CALLS)
     )
-
-
-def _service_of(request: Request) -> tuple[str, str]:
-    return request.path_params["project"], request.path_params["name"]

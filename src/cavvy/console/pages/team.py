@@ -5,12 +5,31 @@ shown if the server permits it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import quote
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
 from cavvy.client.account_wire import AccountClient, ProjectView, TokenView
-from cavvy.console.pages.page import Page, Part, try_part
+from cavvy.client.policy_wire import PolicyAsk, list_policies, put_policy
+from cavvy.console.pages.page import Page, Part, form_of, try_part
+from cavvy.domain.units import UnitError, is_whole, parse_rate, read_number
+
+# the keys of a policy that the page edits, and what they mean
+_LISTS = {"providers": "Providers", "regions": "Regions", "accelerators": "GPUs"}
+_NUMBERS = {
+    "share": "Share of the queue",
+    "quota_gpus": "First up to GPUs",
+    "max_gpus": "At most GPUs",
+    "user_gpus": "GPUs of each user",
+    "user_jobs": "Running jobs of each user",
+    "user_waiting": "Waiting jobs of each user",
+}
+POLICY_COUNTS = {
+    "user_jobs": "Running jobs of each user",
+    "user_waiting": "Waiting jobs of each user",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,8 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "chosen": chosen,
             "roles": try_part(lambda: accounts.roles(chosen)) if chosen else nothing,
             "secrets": try_part(lambda: client.secrets(chosen)) if chosen else nothing,
+            "policies": try_part(lambda: list_policies(client, chosen)) if chosen else nothing,
+            "policy_keys": (_LISTS, _NUMBERS),
             "everywhere": try_part(lambda: accounts.roles(None)),
             "accounts": try_part(accounts.accounts),
             "tokens": tokens,
@@ -64,3 +85,72 @@ def list_roots(projects: Sequence[ProjectView]) -> Sequence[ProjectNode]:
 
 def _is_valid(token: TokenView, now: datetime) -> bool:
     return token.revoked_at is None and (token.expires_at is None or token.expires_at > now)
+
+
+def set_secret(client: ApiClient, request: Request, now: datetime) -> str:
+    """Store a secret; its value is never shown again. Raises ApiError, HTTPException."""
+    form, project = form_of(request), request.path_params["project"]
+    name, value = form.get("name", "").strip(), form.get("value", "").replace("\r\n", "\n")
+    if not name or not value:
+        raise HTTPException(400, "A secret needs a name and a value.")
+    client.put_secret(project, name, value)
+    return _at(project)
+
+
+def remove_secret(client: ApiClient, request: Request, now: datetime) -> str:
+    """Raises ApiError."""
+    project = request.path_params["project"]
+    client.delete_secret(project, request.path_params["name"])
+    return _at(project)
+
+
+def set_policy(client: ApiClient, request: Request, now: datetime) -> str:
+    """Change what the form has of a project's policy; the rest keeps its values. Raises ApiError,
+    HTTPException.
+    """
+    form, project = form_of(request), request.path_params["project"]
+    price = form.get("max_rate", "").strip()
+    try:
+        ask = PolicyAsk(
+            providers=_split(form.get("providers", "")),
+            regions=_split(form.get("regions", "")),
+            accelerators=_split(form.get("accelerators", "")),
+            max_rate_micros_per_hour=parse_rate(price).micros_per_hour if price else None,
+            share=_number(form.get("share", "")),
+            quota_gpus=_number(form.get("quota_gpus", "")),
+            max_gpus=_number(form.get("max_gpus", "")),
+            user_gpus=_number(form.get("user_gpus", "")),
+            user_jobs=_count(form.get("user_jobs", "")),
+            user_waiting=_count(form.get("user_waiting", "")),
+        )
+    except (UnitError, ValueError) as error:
+        raise HTTPException(400, f"The policy: {error}.") from None
+    put_policy(client, project, ask)
+    return _at(project)
+
+
+def _at(project: str) -> str:
+    return f"/team?project={quote(project)}#project-title"
+
+
+def _split(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+def _number(text: str) -> float | None:
+    """Raises ValueError."""
+    if not text.strip():
+        return None
+    number = read_number(text.strip())
+    if not 0 <= number <= 1_000_000:
+        raise ValueError(f"expected a number from 0 to 1,000,000, not {text.strip()!r}")
+    return number
+
+
+def _count(text: str) -> int | None:
+    """Raises ValueError."""
+    if not text.strip():
+        return None
+    if not (is_whole(text.strip()) and len(text.strip()) < 8):
+        raise ValueError(f"expected a whole number, not {text.strip()!r}")
+    return int(text)

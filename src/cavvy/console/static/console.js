@@ -301,12 +301,21 @@ class LogView {
 }
 
 document.addEventListener("change", (event) => {
+  const { all } = event.target.dataset;
+  if (all) for (const each of document.getElementsByName(all)) each.checked = event.target.checked;
   if (!event.target.matches("[data-submit]")) return;
   sessionStorage.setItem("focus", event.target.name); // for the page that follows
   event.target.form.submit();
 });
+document.documentElement.classList.add("scripted");
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (button === null) return;
+  await navigator.clipboard.writeText(button.dataset.copy);
+  button.textContent = "Copied";
+});
 document.addEventListener("submit", (event) => {
-  const question = event.target.dataset.confirm;
+  const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;
   if (question && !confirm(question)) event.preventDefault();
 });
 for (const each of document.querySelectorAll("[data-submit]")) {

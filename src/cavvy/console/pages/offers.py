@@ -1,0 +1,155 @@
+"""What can be rented: offers by price and performance, with filters."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from urllib.parse import urlencode
+
+from msgspec import Struct
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from cavvy.catalog.accelerators import Precision, find_accelerator
+from cavvy.client import ApiClient, ApiError
+from cavvy.client.wire import OfferPage, OfferView
+from cavvy.console import charts
+from cavvy.console.pages.page import Page, Part, list_projects, memory_of
+from cavvy.console.render import show_price
+from cavvy.domain.units import is_whole
+
+_SHOWN = 100  # rows of the table
+_TEXTS = ("gpu", "provider", "region")
+_PURCHASES = {"": "auto", "spot": "only", "on-demand": "never"}
+_COUNTS = (1, 2, 4, 8)  # numbers of GPUs with a link
+_HOURS = (1, 8, 24, 168)  # lengths of a run with a link
+_WORD = re.compile(r"[A-Za-z0-9.:+_-]{1,80}")  # links of other pages write no other keys
+
+
+class RatedOffer(Struct, frozen=True, kw_only=True):
+    """An offer with its peak rate in BF16 (or FP16, else FP32) of all accelerators, in TFLOP/s,
+    dense, by the vendor's data sheet; None if it is unknown.
+    """
+
+    offer: OfferView
+    tflops: float | None
+
+    @property
+    def tflops_per_dollar(self) -> float | None:
+        """The peak rate for one dollar an hour."""
+        rate = self.offer.rate_micros_per_hour / 1e6
+        return self.tflops / rate if self.tflops and rate else None
+
+
+_SORTS: Mapping[str, Callable[[RatedOffer], tuple[float, ...]]] = {
+    "price": lambda each: (each.offer.rate_micros_per_hour,),
+    "gpu-price": lambda each: (
+        not each.offer.accelerators,
+        each.offer.rate_micros_per_hour / (each.offer.accelerators or 1),
+    ),
+    "performance": lambda each: (-(each.tflops or 0.0),),
+    "value": lambda each: (-(each.tflops_per_dollar or 0.0),),
+    "memory": lambda each: (-each.offer.accelerator_memory_mib * each.offer.accelerators,),
+}
+
+
+def make(client: ApiClient, request: Request, now: datetime) -> Page:
+    """Raises ApiError, HTTPException."""
+    asked = request.query_params
+    given = {name: text for name in _TEXTS if (text := (asked.get(name) or "").strip())}
+    project = asked.get("project") or "default"
+    buy, ready = asked.get("buy") or "", bool(asked.get("ready"))
+    sort, hours = asked.get("sort") or "price", asked.get("hours") or "1"
+    if buy not in _PURCHASES or sort not in _SORTS:
+        raise HTTPException(
+            400, f"`buy` must be spot or on-demand, and `sort` one of {', '.join(_SORTS)}."
+        )
+    if not (is_whole(hours) and len(hours) < 6 and int(hours)):
+        raise HTTPException(400, f"`hours` must be a number from 1 to 99999, not {hours!r}.")
+    given |= {"buy": buy} if buy else {}
+    given |= {"ready": "1"} if ready else {}
+    given |= {"project": project} if project != "default" else {}
+    wanted = {
+        **{name: given.get(name) for name in _TEXTS},
+        "gpu": given.get("gpu") or "gpu",
+        "spot": _PURCHASES[buy],
+        "ready": ready,
+    }
+    found = memory_of(request).recall(
+        ("offers", project, *sorted(wanted.items(), key=str)),
+        partial(_ask, client, project, wanted),
+    )
+    page = found.value or OfferPage(offers=[], total=0)
+    rated = sorted(map(_rate, page.offers), key=_SORTS[sort])
+    extra = {"sort": sort} if sort != "price" else {}
+    extra |= {"hours": hours} if hours != "1" else {}
+
+    def link(**more: object) -> str:
+        return "/offers?" + urlencode({**given, **extra, **more})
+
+    model = given.get("gpu", "gpu").partition(":")[0]
+    return Page(
+        "Offers",
+        "offers.html",
+        {
+            "project": project,
+            "projects": sorted({*list_projects(client, request), project}),
+            "given": {**dict.fromkeys((*_TEXTS, "buy", "ready"), ""), **given},
+            "refusal": found.refusal,
+            "rows": rated[:_SHOWN],
+            "total": page.total,
+            "left_out": page.total - len(rated[:_SHOWN]),
+            "hours": int(hours),
+            "chart": charts.scatter(_list_points(rated[:_SHOWN])) if rated else None,
+            "counts": [(each, link(gpu=f"{model}:{each}")) for each in _COUNTS],
+            "lengths": [(each, link(hours=each)) for each in _HOURS],
+            "sorts": [(each, link(sort=each), each == sort) for each in _SORTS],
+        },
+    )
+
+
+def starter(asked: Mapping[str, str]) -> str:
+    """Return a task file for the hardware that a link of this page names."""
+    given = {name: text for name, text in asked.items() if _WORD.fullmatch(text)}
+    lines = ["name: hello", "resources:"]
+    lines += [f"  {key}: {given[key]}" for key in ("gpu", "spot") if key in given]
+    lines += [f"  {key}: [{given[key]}]" for key in ("providers", "regions") if key in given]
+    return "\n".join([*lines, "run: nvidia-smi", ""])
+
+
+def _ask(client: ApiClient, project: str, wanted: Mapping[str, object]) -> Part[OfferPage]:
+    """Raises ApiError."""
+    try:
+        return Part(client.offers(project, **wanted))
+    except ApiError as error:
+        if error.status not in (400, 403, 404, 422):
+            raise
+        return Part(None, error.message)
+
+
+def _rate(offer: OfferView) -> RatedOffer:
+    known = find_accelerator(offer.accelerator) if offer.accelerator else None
+    peak = known.accelerator.peak if known else {}
+    rates: Sequence[float | None] = [
+        peak.get(each) for each in (Precision.BF16, Precision.FP16, Precision.FP32)
+    ]
+    best = next((each for each in rates if each), None)
+    tflops = None if best is None else best * offer.accelerators / 1e12
+    return RatedOffer(offer=offer, tflops=tflops)
+
+
+def _list_points(rated: Sequence[RatedOffer]) -> Sequence[charts.Point]:
+    """Return the offers with a known price and rate; the number is that of their row."""
+    return [
+        charts.Point(
+            x=each.offer.rate_micros_per_hour / 1e6,
+            y=each.tflops,
+            group=each.offer.accelerator or "",
+            label=f"{each.offer.provider} {each.offer.instance_type}, {each.offer.purchase}: "
+            f"{each.offer.accelerators:g} × {each.offer.accelerator}, "
+            f"{show_price(each.offer.rate_micros_per_hour)}/h, {each.tflops:,.0f} TFLOP/s",
+            number=number,
+        )
+        for number, each in enumerate(rated)
+        if each.tflops and each.offer.rate_micros_per_hour
+    ]
