@@ -37,6 +37,7 @@ class LoraEngine(EngineStandIn):
     load_s: float = 0.0
     unload_s: float = 0.0
     refuses: str = ""  # why it refuses all prompts
+    lies: int = 0  # adapters that it lists and does not have
 
     def restart(self) -> None:
         self.has.clear()
@@ -77,6 +78,7 @@ class LoraEngine(EngineStandIn):
     async def _do_models(self, request: Seen, _: dict[str, str], reader, writer) -> bool:
         base = {"id": BASE, "root": BASE, "parent": None}
         rows = [{"id": name, "root": path, "parent": BASE} for name, path in self.has.items()]
+        rows += [{"id": f"lie-{number}", "parent": BASE} for number in range(self.lies)]
         return self._answer(writer, {"object": "list", "data": [base, *rows]})
 
     async def _do_completions(self, request: Seen, _: dict[str, str], reader, writer) -> bool:
@@ -150,8 +152,14 @@ def test_adapters_are_models_that_are_loaded_when_they_are_needed(
 ) -> None:
     rows = ask(gateway.port, "GET", "/v1/models", host="any.example").json["data"]
     assert [(each["id"], each["root"], each["parent"]) for each in rows] == sorted(
-        [(BASE, BASE, None), *((name, source, BASE) for name, source in SOURCES.items())]
-    )
+        [(BASE, BASE, None), *((name, name, BASE) for name in SOURCES)]
+    ), "without the sources, which may be private"
+    for path in ("/default/lora/v1/models", "/default/lora//v1/%6dodels/"):
+        assert ask(gateway.port, "GET", path, host="any.example").json["data"] == rows
+    one = ask(gateway.port, "GET", "/default/lora/v1/models/one", host="any.example").json
+    assert one in rows
+    unknown = ask(gateway.port, "GET", "/default/lora/v1/models/x", host="any.example")
+    assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
     for path in ("/v1/chat/completions", "/default/lora/v1/chat/completions"):
         for model in ("one", "two", BASE):
             for _ in range(3):
@@ -249,7 +257,7 @@ def test_another_replica_serves_a_request_whose_adapter_cannot_be_loaded(
         assert send(gateway, model).status == 200
     assert not engines[0].has
     for model, why in (
-        ("lost", "No adapter found for /nowhere"),
+        ("lost", "No adapter found for its source"),
         ("large", f"LoRA rank 64 is greater than max_lora_rank {RANK_MAX}"),
     ):
         gateway.set_replicas("lora", engines[1:])
@@ -322,6 +330,17 @@ def test_two_gateways_share_the_slots_of_a_replica(
     finally:
         other.remove()
     assert len(engines[0].has) == SLOTS
+
+
+def test_an_engine_that_lists_many_adapters_is_bounded(
+    gateway: GatewayProcess, engines: list[LoraEngine]
+) -> None:
+    gateway.set_replicas("lora", engines[:1])
+    engines[0].lies = 50_000
+    assert send(gateway, "one").status == 200
+    assert engines[0].loads == ["one"]
+    assert len(engines[0].seen) < 120, "each listed adapter is unloaded with a call"
+    assert len(gateway.facts("lora")["replicas"][0]["adapters"]) < 120
 
 
 def test_an_update_removes_and_changes_adapters(

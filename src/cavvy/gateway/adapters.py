@@ -36,6 +36,9 @@ _EVICTED = 0.5  # of a load, if the adapter that makes room was used most recent
 _PASSES_MAX, _LOOKAHEAD = 1, 64
 _TRIES = 3  # of a load for which another gateway takes the slot
 _ANSWER_MAX = 4 << 20
+# what an engine may list besides the service's adapters: those of earlier versions of the service.
+# Each is unloaded with a call before it makes room, so an engine cannot cause many calls.
+_OTHERS_MAX, _NAME_MAX = 100, 256
 _TEXT_MAX = 300  # characters of an engine's error
 _LISTED = "/v1/models"
 
@@ -230,7 +233,7 @@ class ReplicaAdapters:
             if len(self.loaded) < self.terms.slots:
                 break  # it was not for lack of a slot
         if not self.holds(name):
-            raise AdapterError(answer.explain())
+            raise AdapterError(answer.explain(source))
         return True
 
     async def _make_room(self, name: str) -> None:
@@ -255,10 +258,12 @@ class ReplicaAdapters:
         if answer.status != 200:
             return
         sources = self.terms.sources
+        known_rows = [each for each in rows if each.id in sources]
+        others = (each for each in rows if each.parent is not None and each.id not in sources)
+        named = (each for each in others if len(each.id) <= _NAME_MAX)
         found = {
             each.id: each.root if each.root not in (None, each.id) else sources.get(each.id, "")
-            for each in rows
-            if each.parent is not None or each.id in sources
+            for each in (*known_rows, *islice(named, _OTHERS_MAX))
         }
         # what this gateway has loaded keeps its order; the rest was loaded since the last list
         known = {name: source for name, source in self.loaded.items() if name in found}
@@ -322,8 +327,9 @@ class _EngineAnswer(Struct, frozen=True):
         except NO_JSON:
             return {}
 
-    def explain(self) -> str:
-        """Return what the engine says is wrong."""
+    def explain(self, source: str) -> str:
+        """Return what the engine says is wrong, without the adapter's source, which clients must
+        not learn."""
         try:
             found: Any = msgspec.json.decode(self.body)
         except NO_JSON:
@@ -331,7 +337,8 @@ class _EngineAnswer(Struct, frozen=True):
         for key in ("error", "message", "error_message", "detail"):
             found = found.get(key) or found if isinstance(found, dict) else found
         text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
-        return f"the engine answered {self.status}: {text[:_TEXT_MAX]}"
+        text = text.replace(source, "its source")[:_TEXT_MAX]
+        return f"the engine answered {self.status}: {text}"
 
 
 class AdapterRequest(Protocol):

@@ -13,6 +13,7 @@ from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, Resu
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.fallbacks import Fallbacks
 from cavvy.gateway.heads import NO_LENGTH
+from cavvy.gateway.model_route import answer_models
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.seams import ClientRequest, OpenRequest
@@ -57,7 +58,8 @@ class Admission:
             return answer
         if service.guarded and (answer := _refuse_client(request, service)):
             return answer
-        if answer := _refuse_request(request, service):
+        answer = _refuse_request(request, service) or answer_models(route, head, request.below)
+        if answer:
             return answer
         if request.below.startswith(RESULTS) and head.length == 0:
             call_id = request.below[len(RESULTS) :].decode()

@@ -19,10 +19,11 @@ import msgspec
 
 from cavvy.domain.values import Struct
 from cavvy.gateway.bodies import NO_JSON
-from cavvy.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits
+from cavvy.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits, ServiceRoute
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, write_json
+from cavvy.gateway.rates import make_plain
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.upload_form import find_boundary
@@ -253,24 +254,9 @@ class ModelRoutes:
 
     def _describe(self, at: ModelPath, reach: _Reach) -> Answer:
         """Answer with the models that the request may use, or with one of them."""
-        names = (each for each in sorted(self._services) if self.find(each, reach))
-        rows = {name: self._describe_model(name, reach) for name in names}
-        name = unquote(at.path[len(_ABOUT) :])
-        if at.path == _LIST:
-            listed = {"object": "list", "data": list(rows.values())}
-            return write_json(listed)
-        if name in rows:
-            return write_json(rows[name])
-        message = f"no model {name!r} may be used; see {at.root}/v1/models"
-        return OwnAnswer(404, AnswerCode.NO_MODEL, message)
-
-    def _describe_model(self, name: str, reach: _Reach) -> dict[str, object]:
-        row = {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
-        route = self.find(name, reach)[0].route
-        if route.adapters is None:
-            return row
-        source = route.adapters.sources.get(name)
-        return {**row, "root": source or name, "parent": route.models[0] if source else None}
+        found = ((each, self.find(each, reach)) for each in sorted(self._services))
+        rows = {name: _describe_model(name, each[0].route) for name, each in found if each}
+        return _answer_models(at.path, rows, at.root)
 
     def may_hold(self, size: int, length: int) -> bool:
         """Return whether the gateway may read more of a request's body. `size` is the number of
@@ -355,6 +341,38 @@ class ModelRequest:
             return None
         text = f"the body's first {first} bytes have no `model`; move `model` to the start"
         return _bad_request(text)
+
+
+def answer_models(route: ServiceRoute, head: RequestHead, below: bytes) -> Answer | None:
+    """Answer `/v1/models` of a single service with adapters in place of its replicas, whose answer
+    states where the adapters come from. Return None for other requests.
+    """
+    if route.adapters is None or head.method not in (b"GET", b"HEAD"):
+        return None
+    path = make_plain(below).partition(b"?")[0].rstrip(b"/")
+    if path != _LIST and not path.startswith(_ABOUT):
+        return None
+    rows = {name: _describe_model(name, route) for name in sorted(route.models)}
+    return _answer_models(path, rows, route.removed_prefix)
+
+
+def _describe_model(name: str, route: ServiceRoute) -> dict[str, object]:
+    row = {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
+    if route.adapters is None:
+        return row
+    # the source of an adapter may be a bucket or a private repository, so it is no `root`
+    parent = route.models[0] if name in route.adapters.sources else None
+    return {**row, "root": name, "parent": parent}
+
+
+def _answer_models(path: bytes, rows: dict[str, dict[str, object]], root: str) -> Answer:
+    if path == _LIST:
+        return write_json({"object": "list", "data": list(rows.values())})
+    name = unquote(path[len(_ABOUT) :])
+    if name in rows:
+        return write_json(rows[name])
+    message = f"no model {name!r} may be used; see {root}/v1/models"
+    return OwnAnswer(404, AnswerCode.NO_MODEL, message)
 
 
 def read_model(body: bytes, whole: bool) -> str | None:
