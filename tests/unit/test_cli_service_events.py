@@ -1,12 +1,19 @@
-"""What `cavvy services show` says of webhooks, cron lines and the queue."""
+"""What `cavvy services show` says of webhooks, cron lines, the queue, refusals and fallbacks."""
 
 from datetime import UTC, datetime
 
 from tests.unit.test_cli_call_waits import make_service
 
+from cavvy.cli.services import list_pairs
 from cavvy.cli.view.formatting import show_time
 from cavvy.cli.view.service_events import list_events
-from cavvy.client.service_wire import CronView, QueueView, WebhookView
+from cavvy.client.service_wire import (
+    CronView,
+    FallbackView,
+    QueueView,
+    ServiceTrafficView,
+    WebhookView,
+)
 
 AT = datetime(2026, 1, 2, 3, tzinfo=UTC)
 URL = "https://cavvy.example.org/hooks/v1/default/echo/push"
@@ -46,3 +53,20 @@ def test_a_webhook_without_an_address_says_what_is_missing() -> None:
     )
     [(_, hook)] = list_events(found, "echo")
     assert "other systems cannot reach the webhook until server.listen is set" in hook
+
+
+def test_refusals_and_fallbacks_are_told_with_their_cost() -> None:
+    none = dict.fromkeys(("p50_s", "p95_s", "p99_s"))
+    counts = {"arrivals": 20, "answered": 9, "lost": 0, "in_flight": 0, "waiting": 0, "per_s": 0.0}
+    traffic = ServiceTrafficView(**counts, **none, unserved=11, shed=4)  # type: ignore[arg-type]  # of the test
+    api = FallbackView(name="api.openai.com", model="big", answered=1, spent_micros=2_500_000)
+    other = FallbackView(name="backup", model="", answered=0, spent_micros=None)
+    pairs = list_pairs(
+        make_service(state="ready", ready=1, traffic=traffic, fallbacks=[api, other])
+    )
+    assert ("refused", "4 at once (429), 7 after they had waited (504)") in pairs
+    assert [text for name, text in pairs if name == "fallback"] == [
+        "api.openai.com, model big; 1 answer since the gateway started; $2.50 in all",
+        "backup; 0 answers since the gateway started",
+    ]
+    assert "refused" not in dict(list_pairs(make_service(state="ready", ready=1)))

@@ -6,17 +6,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, served, sign_in
 
 from cavvy.client import ApiError
 from cavvy.client.queue_wire import CallCount, CallQueueView, QueuedCallView
 from cavvy.client.service_wire import (
     CronView,
+    FallbackView,
     LevelShares,
     LevelView,
     QueueView,
     ServedView,
     ServiceKeyView,
+    ServiceTrafficView,
     TrialView,
     UnplacedView,
     WebhookView,
@@ -86,6 +89,20 @@ def test_a_service_level_is_judged_in_words() -> None:
     assert "level missed" in listed
     good = served(slo=level(LevelShares(requests=9, availability=0.99, in_time=0.95), day))
     assert "level missed" not in sign_in(CannedClient(answers(good))).get("/services").text
+
+
+def test_refusals_and_fallbacks_are_figures() -> None:
+    none = dict.fromkeys(("p50_s", "p95_s", "p99_s"))
+    counts = {"arrivals": 20, "answered": 9, "lost": 0, "in_flight": 0, "waiting": 0, "per_s": 0.0}
+    traffic = ServiceTrafficView(**counts, **none)  # type: ignore[arg-type]  # of the test
+    service = served(traffic=traffic)
+    assert "refused" not in page_of(service)
+    traffic = structs.replace(traffic, unserved=1100, shed=4)
+    api = FallbackView(name="api.openai.com", model="big", answered=7, spent_micros=2_500_000)
+    other = FallbackView(name="backup", model="", answered=3, spent_micros=None)
+    text = page_of(structs.replace(service, traffic=traffic, fallbacks=[api, other]))
+    assert "1,100 refused, 4 of them at once" in text
+    assert "7 answered by api.openai.com for $2.50 3 answered by backup" in text
 
 
 def test_what_a_service_needs_attention_for() -> None:

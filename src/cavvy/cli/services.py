@@ -13,6 +13,7 @@ from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
     from cavvy.client.service_wire import (
+        FallbackView,
         LevelShares,
         LevelView,
         ObjectiveView,
@@ -79,7 +80,7 @@ def show(name: str, project: str, output: str) -> None:
 
         json_out(to_builtins(found))
         return
-    pairs_out(_pairs(found))
+    pairs_out(list_pairs(found))
 
 
 def _row(found: "ServedView") -> dict[str, object]:
@@ -104,7 +105,8 @@ def _row(found: "ServedView") -> dict[str, object]:
     }
 
 
-def _pairs(found: "ServedView") -> list[tuple[str, str]]:
+def list_pairs(found: "ServedView") -> list[tuple[str, str]]:
+    """Return what `cavvy services show` shows, each with its name."""
     from cavvy.cli.view.service_events import list_events
     from cavvy.domain.units import Money, format_usd
 
@@ -121,6 +123,7 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
     pairs += [("", _show_unplaced(found, each)) for each in found.unplaced]
     pairs += [("", _show_replica(each)) for each in found.replicas]
     pairs += [] if found.traffic is None else _list_traffic(found.traffic)
+    pairs += [("fallback", _show_fallback(each)) for each in found.fallbacks]
     if found.slo is not None:
         periods = (("slo, last hour", found.slo.hour), ("slo, last day", found.slo.day))
         asked = (found.slo.availability, found.slo.p95_s)
@@ -154,10 +157,24 @@ def _list_traffic(traffic: "ServiceTrafficView") -> list[tuple[str, str]]:
         ),
         ("answered within", f"p50 {shown[0]}, p95 {shown[1]}, p99 {shown[2]}"),
     ]
+    if traffic.unserved:
+        late = traffic.unserved - traffic.shed
+        told = f"{traffic.shed} at once (429), {late} after they had waited (504)"
+        pairs.append(("refused", told))
     if traffic.batches:
         mean = traffic.joined / traffic.batches
         pairs.append(("batches", f"{traffic.batches}, with {mean:.1f} requests on average"))
     return pairs
+
+
+def _show_fallback(each: "FallbackView") -> str:
+    from cavvy.domain.units import Money, format_usd
+
+    named = f"{each.name}, model {each.model}" if each.model else each.name
+    answered = format_count(each.answered or 0, "answer")
+    parts = [named, f"{answered} since the gateway started"]
+    parts += [] if each.spent_micros is None else [f"{format_usd(Money(each.spent_micros))} in all"]
+    return "; ".join(parts)
 
 
 _ENDS = {

@@ -42,12 +42,15 @@ class ReplicaView(Answer, frozen=True, kw_only=True):
 class ServiceTrafficView(Answer, frozen=True, kw_only=True):
     """The gateway's counts since it was started. Rates cover the last 10 seconds.
     Percentiles cover all requests, from their arrival to the last byte of the answer. `joined` is
-    the number of requests that were sent in the `batches`.
+    the number of requests that were sent in the `batches`. `unserved` requests got no replica in
+    time; `shed` of these were refused at once, because the queue was full or the wait too long.
     """
 
     arrivals: int
     answered: int
     lost: int
+    unserved: int = 0
+    shed: int = 0
     in_flight: int
     waiting: int
     per_s: float
@@ -56,6 +59,19 @@ class ServiceTrafficView(Answer, frozen=True, kw_only=True):
     p99_s: float | None
     batches: int = 0
     joined: int = 0
+
+
+class FallbackView(Answer, frozen=True, kw_only=True):
+    """A fallback of a service: the host of an API, or another service. `answered` is the number of
+    its answers since the gateway started, null while the gateway starts. `spent_micros` is what the
+    API has cost in all, null for a service, whose replicas cost what they cost, and for an API
+    whose prices are unknown.
+    """
+
+    name: str
+    model: str
+    answered: int | None
+    spent_micros: int | None
 
 
 class LevelShares(Answer, frozen=True, kw_only=True):
@@ -180,7 +196,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     the last replica failed to start. `target` is the number of replicas that the autoscaler
     requests, and `why` is the reason for this number. `url` is empty while the gateway starts. If
     the gateway cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null
-    in lists of services.
+    and `fallbacks` is empty in lists of services.
     """
 
     project: str
@@ -206,6 +222,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     webhooks: list[WebhookView] = field(default_factory=list)
     crons: list[CronView] = field(default_factory=list)
     queue: QueueView | None = None
+    fallbacks: list[FallbackView] = field(default_factory=list)
     spent_micros: int
     tokens: list[TokensView] = field(default_factory=list)
 

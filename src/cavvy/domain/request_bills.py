@@ -41,6 +41,11 @@ def name_api(url: str, model: str) -> str:
     return f"api-{sha256(f'{url} {model}'.encode()).hexdigest()[:16]}"
 
 
+def name_api_bill(service_id: str, api: str) -> str:
+    """Return the name of the bill of an API for a service; see `name_api`."""
+    return f"{service_id}:{api}"
+
+
 class KeyWork(Struct, frozen=True, kw_only=True):
     """The number of started requests of a client's key ("" for requests without a key), their share
     of a replica's time, and their tokens by model.

@@ -214,7 +214,7 @@ class FallbackSink:
         self._problem: OwnAnswer | None = None  # what the client gets if no fallback answers
         self._drops = False  # the response is not passed on
         self._size = 0  # bytes of the response
-        self._responds = self._excused = self._waits_on = False
+        self._responds = self._excused = self._shed = self._waits_on = False
         self._body: bytes | None = None  # as it was sent to the service
         self._out_head = b""
         self._model: str | None = None  # that the body names
@@ -246,8 +246,15 @@ class FallbackSink:
         self._sink.respond(head, payload, done, more)
         exchange = self._exchange
         if not exchange.spoiled:  # otherwise, the meter has dropped the response
+            self._count_answer()
             self._responds, self._body = True, None  # the body is not needed again
             exchange.held, exchange.held_bytes, exchange.keep_bytes = [], 0, 0
+
+    def _count_answer(self) -> None:
+        """Count the answer of a fallback."""
+        if self._at is not None and not self._responds:
+            counts = self._service.current.counters.fallbacks
+            counts[self._at.id] = counts.get(self._at.id, 0) + 1
 
     def send(self, payload: bytes, done: bool) -> None:
         self._size += len(payload)
@@ -272,7 +279,8 @@ class FallbackSink:
         is_own, code = self._at is None, answer.code
         if code in _BEFORE or (code in _AFTER and self._may_repeat()):
             self._problem = self._problem or answer
-            self._excuse(self._excused or (is_own and code in _BEFORE))
+            is_shed = is_own and code is AnswerCode.QUEUE_FULL
+            self._excuse(self._excused or (is_own and code in _BEFORE), shed=self._shed or is_shed)
             if self._try_next() or self._wait_on():
                 return
         self._give_up(answer)
@@ -330,15 +338,16 @@ class FallbackSink:
         return self._api is not None and self._size > _ANSWER_MAX
 
     def _give_up(self, answer: OwnAnswer) -> None:
-        self._excuse(False)
+        self._excuse(False, shed=False)
         self._sink.answer(self._problem or answer)
 
-    def _excuse(self, excused: bool) -> None:
+    def _excuse(self, excused: bool, *, shed: bool) -> None:
         """Do not count the request as refused by its service while a fallback may answer it."""
         counters, more = self._service.current.counters, self._excused - excused
         counters.refused += more
         counters.unserved += more
-        self._excused = excused
+        counters.shed += self._shed - shed
+        self._excused, self._shed = excused, shed
 
     def _drop(self, done: bool) -> None:
         """Pass nothing of the response on, and end it."""
@@ -369,7 +378,8 @@ class FallbackSink:
         exchange.wait_s, exchange.admitted = self._wait_s, True
         if not service.wait_again(exchange):
             return False
-        self._excused, self._problem = False, None  # the wait has not ended yet
+        self._excused = self._shed = False  # the wait has not ended yet
+        self._problem = None
         return True
 
     def _reset(self, service: ServiceQueue) -> None:

@@ -603,6 +603,8 @@ class ServiceQueue:
             canary=None if self.canary is None else self.canary.describe(),
             slow=counters.slow,
             unserved=counters.unserved,
+            shed=counters.shed,
+            fallbacks=dict(counters.fallbacks),
             batches=self._describe_batches(),
             tokens=self.engine.times.describe(),
             places=self._bound.describe(each.places for each in self._waiting),
@@ -763,6 +765,7 @@ class ServiceQueue:
                 self._wake(self.route.name)
         if not first and (refused := self._refuse_wait(exchange, left_s, now)):
             self._count_unserved()
+            self.counters.shed += 1
             exchange.sink.answer(refused)
             return
         self._waiting[exchange] = None

@@ -114,6 +114,8 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     process: str = PROCESS  # of all other counters
     slow: int = 0  # of those answered, after more than `slow_s` since they arrived
     unserved: int = 0  # of those refused, by a full queue or because no replica took them in time
+    shed: int = 0  # of those unserved, at once: the queue was full, or the wait too long
+    fallbacks: dict[str, int] = field(default_factory=dict)  # answers by the fallback's ID
     batches: BatchFacts | None = None
     tokens: TokenTimes = TokenTimes()
     places: PlaceLoads = field(default_factory=dict)
@@ -130,6 +132,7 @@ class ServiceCounters:
         "answered",
         "arrivals",
         "concurrency_s",
+        "fallbacks",
         "in_flight",
         "late",
         "latency",
@@ -138,6 +141,7 @@ class ServiceCounters:
         "refused",
         "retried",
         "service_s",
+        "shed",
         "slow",
         "started",
         "starts_s",
@@ -148,7 +152,8 @@ class ServiceCounters:
     def __init__(self, now: float) -> None:
         self.arrivals = self.answered = self.refused = self.lost = 0
         self.retried = self.aborted = self.in_flight = 0
-        self.started = self.late = self.slow = self.unserved = 0
+        self.started = self.late = self.slow = self.unserved = self.shed = 0
+        self.fallbacks: dict[str, int] = {}
         self.concurrency_s = self.waited_s = self.service_s = self.latency_s = 0.0
         self.starts_s = 0.0  # the sum of the times at which the requests in flight started
         self.latency: dict[int, int] = {}

@@ -28,6 +28,7 @@ from cavvy.client import service_wire, wire
 from cavvy.client.addresses import name_host
 from cavvy.client.service_wire import (
     CronView,
+    FallbackView,
     LevelShares,
     LevelView,
     ObjectiveView,
@@ -56,11 +57,14 @@ from cavvy.control.serving.requests import (
     make_admitted,
 )
 from cavvy.domain.accounts import Permission
+from cavvy.domain.ledger import EntryKind
 from cavvy.domain.queued_calls import CallState
+from cavvy.domain.request_bills import name_api, name_api_bill
 from cavvy.domain.service_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import (
     SERVING,
+    FallbackRule,
     ServiceLevel,
     ServiceReplica,
     UnplacedRequests,
@@ -97,7 +101,13 @@ async def list_all(app_state: AppState, projects: ProjectFilter) -> list[ServedV
 async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> ServedView:
     found = await app_state.control_plane.services.get(project, name)
     shown = await _view(app_state, found)
-    return structs.replace(shown, queue=await view_queue(app_state, found.service))
+    return structs.replace(
+        shown,
+        queue=await view_queue(app_state, found.service),
+        fallbacks=[
+            await _view_fallback(app_state, found, each) for each in found.service.spec.fallbacks
+        ],
+    )
 
 
 @router.put(
@@ -324,6 +334,27 @@ def _view_replica(replica: ServiceReplica, traffic: ServiceTraffic | None) -> Re
 
 def _view_traffic(traffic: ServiceTraffic) -> ServiceTrafficView:
     return view(ServiceTrafficView, traffic, waiting=traffic.backlog)
+
+
+async def _view_fallback(
+    app_state: AppState, found: ServiceStatus, rule: FallbackRule
+) -> FallbackView:
+    service, api = found.service, rule.api
+    if api is None:
+        try:
+            other = await app_state.control_plane.services.get(service.project, rule.service)
+            fallback_id = other.service.id
+        except RowNotFound:
+            fallback_id = ""
+        name, model, spent = rule.service, rule.model, None
+    else:
+        fallback_id = name_api(api.url, api.model)
+        billed = await app_state.store.meters.division(name_api_bill(service.id, fallback_id))
+        moved = {} if billed is None else billed.moved
+        name, model = api.host, api.model
+        spent = None if api.prices is None else moved.get(EntryKind.REQUEST, 0)
+    answered = None if found.traffic is None else found.traffic.fallbacks.get(fallback_id, 0)
+    return FallbackView(name=name, model=model, answered=answered, spent_micros=spent)
 
 
 def view_webhooks(app_state: AppState, service: StoredService) -> list[WebhookView]:

@@ -1,5 +1,6 @@
 """Adds up the counts of a service from the gateways of several servers."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from cavvy.control.decide.traffic import ServiceTraffic
@@ -46,15 +47,23 @@ def add_reports(
     """
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}
-    tried, tokens = former.tried, former.tokens
+    tried, tokens, fallbacks = former.tried, former.tokens, Counter(former.fallbacks)
     for server, report in reports.items():
         new, old = report.traffic, _find_former(totals, server, report)
         for name in _COUNTERS:
             counters[name] += max(getattr(new, name) - getattr(old, name), 0)
         tokens = combine(tokens, combine(new.tokens, old.tokens, -1))
+        fallbacks += Counter(new.fallbacks) - Counter(old.fallbacks)
         tried = _add_tried(tried, new.tried, old.tried)
     told = [each.traffic for each in reports.values()]
-    found = replace(_add_levels(told, at_s), **counters, tokens=tokens, tried=tried, whole=whole)
+    found = replace(
+        _add_levels(told, at_s),
+        **counters,
+        tokens=tokens,
+        fallbacks=dict(fallbacks),
+        tried=tried,
+        whole=whole,
+    )
     last = {**totals.last, **{name: each.traffic for name, each in reports.items()}}
     return GatewayTotals(last=last, sum=found)
 
@@ -104,7 +113,7 @@ def _find_largest(values: Iterable[float | None]) -> float | None:
 
 
 _COUNTERS = (
-    *("arrivals", "answered", "started", "late", "lost", "unserved", "timed", "slow"),
+    *("arrivals", "answered", "started", "late", "lost", "unserved", "shed", "timed", "slow"),
     *("service_s", "batches", "joined"),
 )
 

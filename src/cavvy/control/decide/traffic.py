@@ -56,6 +56,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     late: int = 0
     lost: int = 0
     unserved: int = 0  # refused by a full queue, or because no replica was free in time
+    shed: int = 0  # of these, those refused at once
     timed: int = 0  # answers whose latency the gateway has measured
     slow: int = 0  # of these, those that took longer than the service level permits
     service_s: float = 0.0
@@ -75,6 +76,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     work: RequestWork = field(default_factory=dict)
     places: PlaceLoads = field(default_factory=dict)
     tokens: TokenTimes = TokenTimes()
+    fallbacks: Mapping[str, int] = field(default_factory=dict)  # answers by the fallback's ID
     batch: BatchFit | None = None  # the time of a batch, if the service has batches
     process: str = ""  # "" for the sum of several gateways
     whole: bool = True  # whether all gateways have reported their requests in flight

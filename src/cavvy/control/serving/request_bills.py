@@ -15,6 +15,7 @@ from cavvy.domain.request_bills import (
     RequestWork,
     find_counts,
     name_api,
+    name_api_bill,
     share_counts,
 )
 from cavvy.domain.services import (
@@ -132,7 +133,7 @@ class RequestBills:
         if not counts:
             return
         subject = LedgerSubject(
-            id=f"{service.id}:{name}",
+            id=name_api_bill(service.id, name),
             project=service.project,
             user=service.user,
             service=service.name,
