@@ -117,7 +117,9 @@ async def test_a_key_of_a_service_is_recorded_with_its_limits_and_without_its_se
     keys = "/projects/team/services/web/keys"
     asked = {"label": "ada", "per_s": 2.5, "burst": 3, "residency": "eu", "expires_s": 60}
     asked |= {"tokens_per_min": 1000, "micros_per_day": 5_000_000, "weight": 2.0}
-    for name, wrong in (("tokens_per_min", 0), ("micros_per_day", -1), ("weight", 0.001)):
+    asked |= {"priority": "high"}
+    wrong_limits = (("tokens_per_min", 0), ("micros_per_day", -1), ("weight", 0.001))
+    for name, wrong in (*wrong_limits, ("priority", "urgent")):
         refused = await send(team, "POST", keys, {**asked, name: wrong})
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
         assert name in refused.json()["message"]

@@ -122,3 +122,42 @@ def test_a_key_waits_only_for_its_part_of_a_long_line() -> None:
     assert order.share_ahead("double") == pytest.approx(0.5 / 99)
     wait(order, "small", 9)
     assert order.share_ahead("small") == pytest.approx((9 + 10) / 108)
+
+
+def test_a_higher_priority_starts_first_and_its_keys_share_fairly() -> None:
+    priorities = {"low": 0, "usual": 1, "first": 2, "second": 2}
+    order = FairOrder[Request]({"second": 2.0}, priorities)
+    for key in priorities:
+        wait(order, key, 60)
+    assert [order.share_ahead(key) for key in ("low", "usual")] == [1, 0.75]
+    assert order.share_ahead("first") == pytest.approx(120 / 240)
+    served = serve(order, 94)
+    assert served["second"] == pytest.approx(2 * served["first"], rel=0.15)
+    assert set(served) == {"first", "second"}
+    assert {each.key_id for each in list(order.list_next())[:26]} <= {"first", "second"}
+    assert next(reversed(list(order.list_next()))).key_id == "low"
+
+
+def test_the_last_request_of_the_lowest_priority_makes_place() -> None:
+    order = FairOrder[Request]({}, {"low": 0, "high": 2})
+    assert order.find_lower("high") is None
+    wait(order, "usual", 2)
+    assert order.find_lower("usual") is None
+    found = order.find_lower("high")
+    assert found is not None
+    assert found.key_id == "usual"
+    wait(order, "low", 2)
+    last = Request("low")
+    order.enter(last)
+    assert order.find_lower("usual") is last
+    assert order.find_lower("low") is None
+
+
+def test_a_key_of_a_priority_begins_where_its_peers_are() -> None:
+    order = FairOrder[Request]({}, {"a": 2, "b": 2, "low": 0})
+    wait(order, "low", 5)
+    wait(order, "a", 60)
+    serve(order, 50)
+    wait(order, "b", 30)
+    served = serve(order, 14)
+    assert served["a"] == pytest.approx(served["b"], rel=0.3)

@@ -167,6 +167,31 @@ async def test_requests_of_a_key_that_has_few_are_not_behind_all_of_another() ->
     assert (await refuse_late(slots_max=1, keys=("many", "few")))[0] > 3
 
 
+async def test_a_full_queue_refuses_the_lowest_priority_first() -> None:
+    """Also of services that are no language models."""
+    keys = [
+        ClientKey(id=name, sha256="0" * 64, priority=priority)
+        for priority, name in enumerate(("low", "usual", "high"))
+    ]
+    route = ServiceRoute(name="web", queue_max=2, keys=tuple(keys))
+    queue = ServiceQueue(route, HeadMemo(GatewayLimits()))
+    parsed, sinks = queue.memo.parse_request(ANYWHERE), list[ToldSink]()
+    made: list[Exchange] = []
+    for key in ("low", "low", "usual", "low", "high", "usual", "high", "high"):
+        sinks.append(ToldSink())
+        each = Exchange(sinks[-1], queue.entry, parsed, b"", monotonic())  # type: ignore[arg-type]  # as above
+        each.key_id = key
+        queue.enter(each)
+        made.append(each)
+    refused = [[answer.status for answer in each.told] for each in sinks]
+    assert refused == [[429], [429], [429], [429], [], [429], [], [429]]
+    facts = queue.describe()
+    assert (facts.backlog, facts.unserved, facts.shed) == (2, 6, 6)
+    for each in made:
+        queue.leave(each)
+        each.timer.cancel() if each.timer else None
+
+
 async def test_replicas_that_may_start_count_unless_a_fallback_answers_now() -> None:
     assert (await refuse_late(slots_max=4))[0] == 11
     waiting, refused = await refuse_late(slots_max=4, guard=Guard())

@@ -96,6 +96,7 @@ def test_requests_stay_where_replicas_may_be_and_keys_state_a_place() -> None:
     assert "us" not in (stays.places or ())
     assert [each.residency for each in stays.keys] == ["de"]
     assert {name: getattr(stays.keys[0], name) for name in limits} == limits
+    assert stays.keys[0].priority == 1
 
 
 def test_fallbacks_are_services_that_exist_and_apis_that_the_places_permit() -> None:

@@ -48,8 +48,15 @@ def command() -> None:
     "--weight",
     type=NumberRange(min=0.01, max=100),
     default=1.0,
-    help="While requests for a language model wait, keys are served tokens in proportion to their "
-    "weights; the default is 1.",
+    help="While requests for a language model wait, keys of one priority are served tokens in "
+    "proportion to their weights; the default is 1.",
+)
+@click.option(
+    "--priority",
+    type=click.Choice(["low", "normal", "high"]),
+    default="normal",
+    help="While requests wait, those of keys with a higher priority start first, and those with a "
+    "lower one are refused first.",
 )
 @click.option(
     "--residency",
@@ -67,6 +74,7 @@ def create(
     tokens_per_minute: int | None,
     usd_per_day: int | None,
     weight: float,
+    priority: str,
     residency: str | None,
     expires: str,
 ) -> None:
@@ -80,6 +88,7 @@ def create(
         tokens_per_min=tokens_per_minute,
         micros_per_day=usd_per_day,
         weight=weight,
+        priority=priority,
         residency=residency,
         expires_s=None
         if expires == "never"
@@ -121,6 +130,7 @@ def list_keys(name: str, project: str, output: str) -> None:
             "micros_per_day", "A DAY", formatting.show_money, hidden=not uses("micros_per_day")
         ),
         TableColumn("weight", hidden=all(each.weight == 1 for each in rows)),
+        TableColumn("priority", hidden=all(each.priority == "normal" for each in rows)),
         TableColumn("residency", "STAYS IN", drop=3),
         TableColumn("created_at", "CREATED", formatting.show_ago, drop=3),
         TableColumn("used_at", "USED", formatting.show_ago, drop=2),

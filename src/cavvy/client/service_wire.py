@@ -309,8 +309,10 @@ def make_model_folder(
 class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
     """`per_s` limits the key's requests per second, and `burst` the number of requests at the same
     time. `tokens_per_min` limits its tokens of language models, and `micros_per_day` the cost of
-    its requests on a day in UTC, in micro-dollars. While requests wait, keys are served tokens in
-    proportion to `weight`. Requests with the key must not leave the area or country `residency`.
+    its requests on a day in UTC, in micro-dollars. While requests wait, those of keys with a
+    higher `priority` (`low`, `normal` or `high`) start first, and keys of one priority are served
+    tokens in proportion to `weight`. Requests with the key must not leave the area or country
+    `residency`.
     """
 
     label: str = ""
@@ -319,6 +321,7 @@ class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
     tokens_per_min: int | None = None
     micros_per_day: int | None = None
     weight: float = 1.0
+    priority: str = "normal"
     residency: str | None = None
     expires_s: int | None = None
 
@@ -336,6 +339,7 @@ class ServiceKeyView(Answer, frozen=True, kw_only=True):
     tokens_per_min: int | None = None
     micros_per_day: int | None = None
     weight: float = 1.0
+    priority: str = "normal"
     residency: str | None = None
     created_at: datetime
     expires_at: datetime | None

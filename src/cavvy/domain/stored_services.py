@@ -3,6 +3,7 @@ task.
 """
 
 from datetime import datetime
+from enum import StrEnum
 
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.service_updates import CandidateRevision, UpdateOutcome
@@ -20,13 +21,23 @@ from cavvy.domain.values import Struct, field
 KEPT_ENDED = 10  # maximum number of ended replicas that are stored with a service
 
 
+class KeyPriority(StrEnum):
+    """Whose waiting requests start first, and whose are refused last; the first one is the
+    lowest."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
 class ServiceKey(Struct, frozen=True, kw_only=True):
     """A key that permits calls to a service. Only the key's SHA-256 is stored, which is safe
     because a key has 256 random bits. `per_s` and `burst` limit the key's rate, and
     `tokens_per_min` its tokens of language models; if they are None, only the service's limits
     apply. `micros_per_day` limits the cost of its requests on a day in UTC. While requests wait,
-    keys are served tokens in proportion to `weight`. Requests with the key must not leave the place
-    `residency`; None permits all places. `user` created the key.
+    those of keys with a higher `priority` start first, and keys of one priority are served tokens
+    in proportion to `weight`. Requests with the key must not leave the place `residency`; None
+    permits all places. `user` created the key.
     """
 
     id: str
@@ -38,6 +49,7 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
     tokens_per_min: int | None = None
     micros_per_day: int | None = None
     weight: float = 1.0
+    priority: KeyPriority = KeyPriority.NORMAL
     residency: str | None = None
     created_at: datetime
     expires_at: datetime | None = None

@@ -96,6 +96,7 @@ class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     micros_per_day: Count | None = None  # micro-dollars of replicas' time, in a day in UTC
     # the key's part of a language model's tokens while requests wait, relative to other keys
     weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
+    priority: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1  # 2: its requests start first
     expires_at: float | None = None  # seconds since 1970
     residency: Place | None = None  # the place that its requests must not leave
 

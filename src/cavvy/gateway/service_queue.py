@@ -69,6 +69,7 @@ _CANARY_OUTCOMES = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
 _UNLOADED_MAX = 2  # replicas that may fail to load the adapter of a request
 # a queue that is a little shorter than it could be costs no throughput
 _MARGIN = 1.1
+_ONE_TOKEN = TokenUse(prompt=1)  # a request without tokens counts as one
 _GONE_MAX = 32  # replicas that were removed and whose work is still reported
 
 
@@ -360,9 +361,9 @@ class ServiceQueue:
             if (limit := each.limit or self.limits.get(each.key_id)) is not None:
                 used_s = pool.work.share_s(each.work_mark, now, each.weight)
                 limit.spend(pool.address.rate_micros * used_s / 3600, time())
-        if self._fair is not None and exchange.meter is not None:
-            used = exchange.meter.used
-            self._fair.end(exchange.key_id, exchange.fair_cost, used.prompt, used.completion)
+            if self._fair is not None:
+                used = _ONE_TOKEN if each.meter is None else each.meter.used
+                self._fair.end(each.key_id, each.fair_cost, used.prompt, used.completion)
         pool.in_flight -= 1
         if pool.draining:
             if not pool.in_flight:
@@ -710,8 +711,8 @@ class ServiceQueue:
     def _count_start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         exchange.started_at = now
         self.counters.started += 1
-        if self._fair is not None and exchange.meter is not None:
-            exchange.fair_cost = self._fair.start(exchange.key_id, exchange.meter.asked.prompt)
+        if self._fair is not None:
+            exchange.fair_cost = self._fair.start(exchange.key_id, _count_tokens(exchange))
         exchange.work_mark = pool.work.begin(exchange.key_id, now, exchange.weight)
         if now - exchange.arrived_at > self._late_s:
             self.counters.late += 1
@@ -778,6 +779,8 @@ class ServiceQueue:
             self._fair.enter(exchange, first=first)
         loop = asyncio.get_running_loop()
         exchange.timer = loop.call_later(max(left_s, 0), self._end_wait, exchange)
+        if not first and len(self._waiting) > self.route.queue_max:
+            self._make_place(exchange)
 
     def _refuse_wait(self, exchange: Exchange, left_s: float, now: float) -> OwnAnswer | None:
         """Return the answer to a request that must not wait: too many wait already, or it would
@@ -785,7 +788,7 @@ class ServiceQueue:
         request with a fallback, only the replicas count that are ready.
         """
         waiting, present = len(self._waiting), sum(pool.concurrency for pool in self._replicas)
-        if waiting >= self.route.queue_max:
+        if waiting >= self.route.queue_max and self._find_lower(exchange) is None:
             text = f"{waiting} requests are already waiting for a replica"
             return OwnAnswer(429, AnswerCode.QUEUE_FULL, text, self.retry_s())
         if exchange.places:
@@ -805,6 +808,20 @@ class ServiceQueue:
             return OwnAnswer(504, AnswerCode.TOO_LATE, text, max(1, ceil(wait_s)))
         text = f"the request would wait for about {wait_s:.3g} s, and may wait for {left_s:.3g} s"
         return OwnAnswer(429, AnswerCode.QUEUE_FULL, text, max(1, ceil(wait_s - left_s)))
+
+    def _find_lower(self, exchange: Exchange) -> Exchange | None:
+        """Return the waiting request that makes place for one of a key with a higher priority."""
+        return None if self._fair is None else self._fair.find_lower(exchange.key_id)
+
+    def _make_place(self, exchange: Exchange) -> None:
+        """Refuse a waiting request of a key with a lower priority, because the queue is full."""
+        lower = self._find_lower(exchange)
+        if lower is not None:
+            self._count_unserved()
+            self.counters.shed += 1
+            text = "a request of a key with a higher priority has its place in the full queue"
+            answer = OwnAnswer(429, AnswerCode.QUEUE_FULL, text, self.retry_s())
+            self._take(lower).sink.answer(answer)
 
     def _end_wait(self, exchange: Exchange) -> None:
         if self._forget(exchange):
@@ -880,10 +897,12 @@ class ServiceQueue:
 
 
 def make_order(route: ServiceRoute) -> FairOrder[Exchange] | None:
-    """Return the fair order of a language model's keys; None: requests start as they arrive."""
-    if len(route.keys) < 2 or not route.models:
+    """Return the fair order of the keys of a language model, or of keys with priorities; None:
+    requests start as they arrive."""
+    priorities = {key.id: key.priority for key in route.keys}
+    if len(priorities) < 2 or not (route.models or len(set(priorities.values())) > 1):
         return None
-    return FairOrder({key.id: key.weight for key in route.keys})
+    return FairOrder({key.id: key.weight for key in route.keys}, priorities)
 
 
 def _count_tokens(exchange: Exchange) -> int:

@@ -22,14 +22,16 @@ from cavvy.catalog.regions import is_known_place, wished_place
 from cavvy.client import service_wire as wire
 from cavvy.control.decide.service_keys import KeyUnknown, TooManyKeys, note_uses
 from cavvy.domain.accounts import Permission
-from cavvy.domain.stored_services import ServiceKey
+from cavvy.domain.stored_services import KeyPriority, ServiceKey
 from cavvy.store.base import RowNotFound
 
 router = RouteGroup("services", prefix="/v1/projects/{project}/services/{name}/keys")
 _LONGEST_S = 10 * 365 * 86_400
 _LONGEST_LABEL = 100
 _MOST = 10**12  # tokens a minute, micro-dollars a day
-_LIMITS = ("per_s", "burst", "tokens_per_min", "micros_per_day", "weight", "residency")
+_LIMITS = (
+    *("per_s", "burst", "tokens_per_min", "micros_per_day", "weight", "priority", "residency"),
+)
 KeyPath = Annotated[str, Path(max_length=32, pattern=r"^[0-9a-f]+$", description="The key's ID.")]
 
 
@@ -79,6 +81,7 @@ async def make(
         tokens_per_min=ask.tokens_per_min,
         micros_per_day=ask.micros_per_day,
         weight=ask.weight,
+        priority=KeyPriority(ask.priority),
         residency=None if ask.residency is None else wished_place(ask.residency),
         created_at=now,
         expires_at=None if ask.expires_s is None else now + timedelta(seconds=ask.expires_s),
@@ -115,6 +118,9 @@ def _check(ask: wire.ServiceKeyAsk) -> None:
         raise ApiProblem("invalid-request", f"`micros_per_day` must be from 1 to {_MOST:,}")
     if not 0.01 <= ask.weight <= 100:
         raise ApiProblem("invalid-request", "`weight` must be from 0.01 to 100")
+    if ask.priority not in list(KeyPriority):
+        named = ", ".join(KeyPriority)
+        raise ApiProblem("invalid-request", f"`priority` must be one of {named}")
     if ask.residency is not None and not is_known_place(ask.residency):
         raise ApiProblem(
             "invalid-request", "`residency` must be an area such as eu, or a country such as de"

@@ -26,7 +26,7 @@ from cavvy.domain.services import (
     RoutingRule,
     ServiceReplica,
 )
-from cavvy.domain.stored_services import ServiceKey, StoredService
+from cavvy.domain.stored_services import KeyPriority, ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.gateway.config import (
@@ -235,6 +235,7 @@ def _make_key(key: ServiceKey) -> ClientKey:
         tokens_per_min=key.tokens_per_min,
         micros_per_day=key.micros_per_day,
         weight=key.weight,
+        priority=list(KeyPriority).index(key.priority),
         residency=key.residency,
         expires_at=None if key.expires_at is None else key.expires_at.timestamp(),
     )
