@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.waits import PATIENCE_S
 
+from cavvy.domain.values import replace
 from cavvy.gateway import batch_runs, openai_files
 from cavvy.gateway.batch_runs import BatchRun, BatchRuns, check_line, is_urgent, may_repeat
 from cavvy.gateway.config import ClientKey, GatewayLimits, RateLimit, ReplicaAddress, ServiceRoute
@@ -337,6 +339,29 @@ async def test_an_upload_ends_when_the_disk_is_almost_full(tmp_path: Path) -> No
     await files.runs.close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     assert not files.store.files
+
+
+async def test_an_owner_may_fill_only_a_part_of_the_disk(tmp_path: Path) -> None:
+    """Also with uploads that do not state their length."""
+    files = make_files(tmp_path)
+    put_file(files.store, b"{}")
+    quarter = shutil.disk_usage(tmp_path).total // 4
+    files.store.files["file-2"] = replace(files.store.files["file-1"], bytes=quarter - 500)
+    sink = SimpleNamespace(resume_body=lambda: None)
+    for owner, code in (("/p", AnswerCode.TOO_MANY), ("/q", None)):
+        request = UploadRequest(files.runs, SimpleNamespace(sink=sink), (owner,), b"--b--")  # type: ignore[arg-type]  # its sink only
+        answer = request.feed(b"--" + FORM % (b"x" * 1000), True)
+        assert (answer and answer.code) == code
+        request.abort()
+    head = HeadMemo(GatewayLimits()).parse_request(
+        b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 4000\r\n"
+        b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    refused = files.open(SimpleNamespace(head=head), ("/p",))  # type: ignore[arg-type]  # its head only
+    assert isinstance(refused, OwnAnswer)
+    assert refused.code is AnswerCode.TOO_MANY
+    await files.runs.work.finish()
+    await files.runs.close()
 
 
 async def test_a_damaged_input_ends_its_batch_and_no_other(

@@ -25,6 +25,7 @@ from cavvy.gateway.call_store import open_new, write_whole
 LINE_MAX = 16 << 20  # bytes of one request of a batch
 _log = logging.getLogger(__name__)
 _FREE = 0.05  # of the disk, which uploads leave to everything else
+_OWN = 0.25  # of the disk, which the files of an owner may use
 _CHUNK = 1 << 17  # bytes of requests that are read at once
 _NUMBER = re.compile(rb'\{"id":"batch_req_[0-9a-f]+_([0-9a-f]+)",')
 
@@ -173,6 +174,11 @@ class FileStore:
         """Return whether enough of the disk is free after an upload of so many bytes."""
         disk = shutil.disk_usage(self._folder)
         return disk.free - size > disk.total * _FREE
+
+    def may_own(self, owners: Sequence[str], size: int) -> bool:
+        """Return whether the files of an owner may have so many bytes more."""
+        owned = sum(f.bytes for f in self.files.values() if not set(owners).isdisjoint(f.owners))
+        return owned + size <= shutil.disk_usage(self._folder).total * _OWN
 
     def begin_upload(self, file_id: str) -> BinaryIO:
         return open_new(self._path(file_id, "upload.new"))

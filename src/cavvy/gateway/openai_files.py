@@ -163,6 +163,8 @@ class OpenAiFiles:
         if sum(1 for _ in _owned(self.store.files, owners)) >= _FILES_MAX:
             text = f"there are {_FILES_MAX} files already; delete some of them"
             return OwnAnswer(429, AnswerCode.TOO_MANY, text)
+        if not self.store.may_own(owners, max(request.head.length, 0)):
+            return _OWNS_TOO_MUCH
         if not self.store.has_room(max(request.head.length, 0)):
             text = "the disk of the gateway is almost full; delete files, or ask its operator"
             return OwnAnswer(507, AnswerCode.TOO_LARGE, text)
@@ -279,6 +281,13 @@ class OpenAiFiles:
 _TOO_LARGE = OwnAnswer(413, AnswerCode.TOO_LARGE, f"a file has at most {FILE_MAX >> 30} GiB")
 
 
+_OWNS_TOO_MUCH = OwnAnswer(
+    429,
+    AnswerCode.TOO_MANY,
+    "the files of a key may use at most a quarter of the gateway's disk; delete some of them",
+)
+
+
 class BodyRequest:
     """Reads a small body, and gives it to a handler."""
 
@@ -365,6 +374,8 @@ class UploadRequest:
             return _refuse("the form has no `file`")
         if (purpose := form.fields.get("purpose")) != "batch":
             return _refuse(f"`purpose` is {purpose!r}, but this gateway takes files for `batch`")
+        if not self._runs.store.may_own(self._owners, self._size):
+            return _OWNS_TOO_MUCH  # the head may not state the length
         seconds = form.fields.get("expires_after[seconds]")
         least, most = _EXPIRES_S
         if seconds is not None and not least <= _read_count(seconds) <= most:
