@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tests.api.api_state import Api, open_api, until
 from tests.contract.engine_stand_in import EngineStandIn
 
+from cavvy.autoscaler.load import LoadRecord
+from cavvy.autoscaler.state import ScalingState
 from cavvy.client.state import host_name
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.serving import reconciler
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import replace
 from cavvy.server.serving.front import GatewayFront
 
 SERVICE = "/v1/projects/default/services/chat"
@@ -292,12 +299,63 @@ async def test_a_cold_service_is_answered_by_an_api_whose_key_is_in_no_file(
         reply = await client.post(f"{url}/v1/chat/completions", json=body)
     assert (reply.status_code, reply.json()["model"]) == (200, "big")
     assert reply.headers["cavvy-served-by"] == f"127.0.0.1:{engine.port}"
+
+    async def list_fallbacks() -> list[dict[str, Any]]:
+        found = (await api.http.get(SERVICE)).json()["fallbacks"]
+        return found if any(each["answered"] for each in found) else []
+
+    hosts = ("127.0.0.1:1", f"127.0.0.1:{engine.port}")
+    rows = zip(hosts, (0, 1), strict=True)
+    wanted = [{"name": a, "model": "big", "answered": n, "spent_micros": None} for a, n in rows]
+    assert await until(list_fallbacks) == wanted
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
     assert any(each.name == "gateway.json" for each in files)
     assert not any(secret.encode() in each.read_bytes() for each in files)
     await api.http.delete(SERVICE)
     await until(api.app_state.control_plane.idle)
     engine.stop()
+
+
+@pytest.mark.parametrize("target", ["concurrency: 1", "queue_wait: 10s"])
+async def test_twelve_long_requests_get_their_replicas_at_the_next_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """The gateway reports them. That requests take a minute is known from earlier ones."""
+    record = LoadRecord(slow=0.01, slow_span_s=150.0, completed=500, service_s=60.0)
+    known = msgspec.json.encode(ScalingState(began_s=0.0, load=record)).decode()
+    decided: list[tuple[int, int]] = []
+    scale_replicas = reconciler.scale_replicas
+
+    def scale(service: StoredService, before: Any, traffic: ServiceTraffic, *more: Any) -> Any:
+        if not service.scaling:
+            service = replace(service, scaling=known)
+        service = scale_replicas(service, before, traffic, *more)
+        decided.append((traffic.backlog, service.target))
+        return service
+
+    monkeypatch.setattr(reconciler, "scale_replicas", scale)
+    terms = f"{{port: 80, concurrency: 1, replicas: {{min: 0, max: 20, target: {{{target}}}}}}}"
+    async with open_api("memory", tmp_path) as api:
+        await put(api, f"{{run: serve, resources: {{cpu: 1}}, service: {terms}}}")
+
+        async def find_url() -> str:
+            found = (await api.http.get(SERVICE)).json()
+            return found["url"] if found["traffic"] else ""
+
+        async def is_decided() -> bool:
+            return any(backlog == 12 for backlog, _ in decided)
+
+        url = await until(find_url)
+        async with httpx.AsyncClient() as client:
+            calls = [asyncio.create_task(client.get(f"{url}/", timeout=60)) for _ in range(12)]
+            await until(is_decided)
+            for each in calls:
+                each.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        first = next(wanted for backlog, wanted in decided if backlog == 12)
+        assert 12 <= first <= 20
+        await api.http.delete(SERVICE)
+        await until(api.app_state.control_plane.idle)
 
 
 async def test_webhooks_and_cron_lines_are_shown_with_their_url_and_next_time(api: Api) -> None:

@@ -173,7 +173,8 @@ def test_a_cold_service_is_answered_by_the_api(gateway: GatewayProcess, api: Api
         *("host", "user-agent", "accept", "accept-encoding", "authorization"),
         *("content-type", "content-length", "cavvy-fallback"),
     }
-    assert gateway.facts("llm")["unserved"] == 0
+    assert (gateway.facts("llm")["unserved"], gateway.facts("llm")["shed"]) == (0, 0)
+    assert gateway.facts("llm")["fallbacks"]["api-1"] >= 1
     work = gateway.facts("llm")["work"]["api-1"][""]
     assert work["requests"] >= 1
     assert work["tokens"]["org/tiny"]["completion"] >= 5
