@@ -471,3 +471,37 @@ def test_every_accelerated_machine_of_a_large_cloud_has_each_price_or_a_reason(
         priced = len(prices) - len(without)
         print(f"{provider:6} {purchase} {months or ''}: {priced} of {len(prices)} priced")
         assert not without or (provider, purchase) in reasons, (purchase, months, without)
+
+
+# Read again in the sources, on 2026-11-27: tsaol/aws-gpu, data/p4d_instances.js (18aebd1) and
+# data/trn1_instances.js (299375b), per hour; Cyclenerd/google-cloud-pricing-cost-calculator,
+# pricing.yml (0166a59), per month of 730 hours.
+READ_AGAIN = """
+    aws/us-east-1/p4d.24xlarge:8/reserved-12m 13.921094
+    aws/us-east-2/p4d.24xlarge:8/reserved-12m 13.921092
+    aws/eu-west-1/p4d.24xlarge:8/reserved-12m 15.08188
+    aws/eu-central-1/p4d.24xlarge:8/reserved-12m 17.392445
+    aws/ca-central-1/p4d.24xlarge:8/reserved-12m 16.009544
+    aws/ap-northeast-1/p4d.24xlarge:8/reserved-12m 19.579678
+    aws/ap-south-1/p4d.24xlarge:8/reserved-12m 17.02575
+    aws/sa-east-1/p4d.24xlarge:8/reserved-12m 22.684095
+    aws/us-gov-west-1/p4d.24xlarge:8/reserved-12m 16.706536
+    aws/us-east-1/trn1.2xlarge:1/reserved-12m 0.82681
+    aws/us-west-2/trn1.32xlarge:16/reserved-12m 13.22895
+    gcp/us-central1/a2-highgpu-1g:1/reserved-12m 1689.3711392/730
+    gcp/us-central1/a2-highgpu-1g:1/reserved-36m 938.56707798/730
+    gcp/us-west3/a2-highgpu-1g:1/reserved-12m 2003.09573261/730
+    gcp/europe-west4/a2-highgpu-1g:1/reserved-36m 957.62681807/730
+    gcp/me-west1/a2-highgpu-1g:1/reserved-12m 1858.308075/730
+    gcp/asia-northeast1/a2-highgpu-1g:1/reserved-36m 1038.71536699/730
+    gcp/asia-southeast1/a2-highgpu-1g:1/reserved-12m 1830.13370383/730
+    gcp/us-central1/a2-highgpu-2g:2/reserved-12m 3378.7422784/730
+    gcp/us-central1/a2-highgpu-2g:2/reserved-36m 1877.13415596/730
+"""
+
+
+def test_twenty_reserved_prices_are_those_of_their_sources(offers: list[Offer]) -> None:
+    shipped = {each.key: float(each.rate.usd) for each in offers}
+    for key, text in (line.split() for line in READ_AGAIN.strip().splitlines()):
+        price, _, hours = text.partition("/")
+        assert shipped[key] == pytest.approx(float(price) / float(hours or 1), abs=1e-6), key

@@ -275,7 +275,13 @@ def _fetch_prices(
     with CatalogSnapshot.open() as snapshot:
         machines = snapshot.machines(name)
     try:
-        query = PriceQuery(machines=machines, today=today, progress=_progress, pause=time.sleep)
+        query = PriceQuery(
+            machines=machines,
+            large=not skip_logins,
+            today=today,
+            progress=_progress,
+            pause=time.sleep,
+        )
         prices = source.fetch(query)
     except PriceError as error:
         if isinstance(error, NeedsLogin) and skip_logins:

@@ -55,6 +55,8 @@ class PriceQuery(Struct, frozen=True, kw_only=True):
     """
 
     machines: Mapping[str, Offer]  # keyed by instance type: vCPUs, memory and accelerators
+    # whether lists of several GB may be read, because the user named the provider
+    large: bool = False
     today: date
     progress: Callable[[str], None]  # called to report the source's progress
     pause: Callable[[float], None]  # called to wait this many seconds between attempts

@@ -1,13 +1,12 @@
 """Fetches EC2's prices with the account's credentials: on-demand and reserved prices from the Price
-List API, spot prices from EC2's price history.
-
-AWS also publishes the price list as files. This module does not use the files of the price list,
-because a region's file has several hundred MB but only a few thousand useful rows.
+List API, spot prices from EC2's price history. Without credentials, AWS's public price files have
+the prices on demand and the reserved ones, but they have several GB, so that they are read only if
+the user names AWS.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -16,6 +15,7 @@ from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money, parse_rate, parse_usd
 from cavvy.domain.values import Struct, replace
+from cavvy.providers.aws import price_files
 from cavvy.providers.aws.account import HOME, AwsAccount, Json
 from cavvy.providers.base import ProviderError, Refused, wall_clock
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
@@ -41,19 +41,37 @@ class AwsPrices(Struct, frozen=True, kw_only=True):
     """Reads the prices of all regions of the account, one region at a time."""
 
     provider: str = "aws"
-    title: str = "AWS Price List API and EC2's spot price history, with your AWS credentials"
+    title: str = (
+        "AWS Price List API and EC2's spot price history, with your AWS credentials; without them, "
+        "if you name aws, EC2's public price files"
+    )
+    files: str = price_files.BASE
     account: Callable[[], AwsAccount] = lambda: AwsAccount({})
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
         try:
             prices = asyncio.run(self._read(self.account(), query))
         except Refused as error:
-            raise NeedsLogin(str(error)) from error
+            if not query.large:
+                raise NeedsLogin(
+                    f"{error}; `cavvy catalog refresh --provider aws` reads the public price files "
+                    f"({price_files.SIZE})"
+                ) from error
+            prices = self._read_files(query)
         except ProviderError as error:
             raise PriceError(f"{error}; nothing was changed") from error
         if not prices.offers:
             raise PriceError("AWS returned no price of a known instance type; nothing was changed")
         return prices
+
+    def _read_files(self, query: PriceQuery) -> ProviderPrices:
+        """Read the public files. The catalog's spot prices stay."""
+        offers: list[Offer] = []
+        unknown: set[str] = set()
+        for found in price_files.read_price_files(query, self.files):
+            unknown |= found.rates.keys() - query.machines.keys()
+            offers += _list_offers(query, found, "EC2 price file")
+        return ProviderPrices(offers=offers, complete=False, unknown_types=len(unknown))
 
     async def _read(self, account: AwsAccount, query: PriceQuery) -> ProviderPrices:
         offers: list[Offer] = []
@@ -63,23 +81,8 @@ class AwsPrices(Struct, frozen=True, kw_only=True):
             query.progress(f"{self.title}: {len(offers):,} prices, {region}")
             rates, reserved = await fetch_listed(account, region)
             unknown |= rates.keys() - query.machines.keys()
-            for name in sorted(rates.keys() & query.machines.keys()):
-                offers.append(
-                    _make(query, name, region, rate=rates[name], source="AWS Price List API")
-                )
-            offers += [
-                _make(
-                    query,
-                    name,
-                    region,
-                    rate=rate,
-                    purchase=Purchase.RESERVED,
-                    term_months=months,
-                    source="AWS Price List API, standard reservation without upfront payment",
-                )
-                for (name, months), rate in sorted(reserved.items())
-                if name in query.machines
-            ]
+            found = price_files.RegionPrices(region=region, rates=rates, reserved=reserved)
+            offers += _list_offers(query, found, "AWS Price List API")
             offers += await self._read_spot(
                 account, query, region, sorted(rates.keys() & query.machines.keys())
             )
@@ -129,7 +132,7 @@ async def fetch_on_demand(
 
 async def fetch_listed(
     account: AwsAccount, region: str
-) -> tuple[Mapping[str, HourlyRate], Mapping[tuple[str, int], HourlyRate]]:
+) -> tuple[dict[str, HourlyRate], dict[tuple[str, int], HourlyRate]]:
     """Return all on-demand prices of a region by instance type, and all prices of reservations by
     instance type and months.
     """
@@ -283,3 +286,22 @@ def _make(query: PriceQuery, name: str, region: str, **fields: object) -> Offer:
     blank = replace(query.machines[name], zone=None, purchase=Purchase.ON_DEMAND, capacity=None)
     blank = replace(blank, region=region, as_of=query.today, term_months=0)
     return replace(blank, **fields)  # type: ignore[arg-type]  # fields of Offer
+
+
+def _list_offers(
+    query: PriceQuery, found: price_files.RegionPrices, source: str
+) -> Iterator[Offer]:
+    """Yield the offers of a region's machines on demand and reserved."""
+    for name in sorted(found.rates.keys() & query.machines.keys()):
+        yield _make(query, name, found.region, rate=found.rates[name], source=source)
+    for (name, months), rate in sorted(found.reserved.items()):
+        if name in query.machines:
+            yield _make(
+                query,
+                name,
+                found.region,
+                rate=rate,
+                purchase=Purchase.RESERVED,
+                term_months=months,
+                source=f"{source}, standard reservation without upfront payment",
+            )
