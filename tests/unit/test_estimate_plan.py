@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.cli import bench
-from cavvy.cli.bench import MachineRun, draw_bars, keep, make_text, read_rate
+from cavvy.cli.bench import MachineRun, draw_bars, keep, make_text
 from cavvy.cli.main import cli
 from cavvy.cli.task import kernel_bench
+from cavvy.cli.task.place_runs import read_rate
 from cavvy.cli.task.profiles import (
     find_model,
     list_device_profiles,

@@ -3,7 +3,6 @@ measured rates in the task's work profile, or times the kernels of accelerators.
 """
 
 import json
-import time
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,14 @@ import click
 from cavvy.cli.reach.arguments import complete_gpus, providers_option
 from cavvy.cli.reach.session import named, session
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
+from cavvy.cli.task.place_runs import (
+    START_S,
+    read_machine,
+    read_rate,
+    stop_measured,
+    watch_reports,
+)
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.formatting import ENDED
 from cavvy.cli.view.numbers import NumberRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.values import Struct
@@ -23,10 +28,6 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import JobDetail
     from cavvy.task_files import LoadedTask
-
-_POLL_S = 0.5
-# seconds that a node may take to start and set up; the measured minute begins after that
-_START_S = 1800
 
 
 @click.command("bench")
@@ -223,7 +224,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
     if providers:
         resources["providers"] = list(providers)
     limits: dict[str, Any] = dict(data.get("limits") or {})
-    limits["duration"] = f"{round(seconds + _START_S)}s"
+    limits["duration"] = f"{round(seconds + START_S)}s"
     changed: dict[str, Any] = {
         **data,
         "resources": resources,
@@ -275,76 +276,16 @@ def _measure(
     )
     click.echo(f"{job.name}: waiting for its first progress report", err=True)
     try:
-        rate, last = _watch(client, task.project, job.name, seconds)
+        seen, last = watch_reports(client, task.project, job.name, seconds)
     finally:
-        _stop(client, task.project, job.name)
+        stop_measured(client, task.project, job.name, "measured by cavvy bench")
     machine, usd_hr = read_machine(last)
+    rate = read_rate(seen, seconds)
+    if rate is not None:
+        rate /= max(1, len(last.attempts[-1].nodes))
     return MachineRun(
         key=node_key(last) or "-", machine=machine, rate=rate, usd_hr=usd_hr, job=job.name
     )
-
-
-def _watch(
-    client: "ApiClient", project: str, name: str, seconds: float
-) -> "tuple[float | None, JobDetail]":
-    """Measure the samples per second of one node for `seconds` after the first progress report.
-    Returns the rate (None if there are too few reports) and the job's last known state.
-    """
-
-    # the time of each report, and the number of samples finished by then
-    seen: list[tuple[float, float]] = []
-    ends = time.monotonic() + _START_S
-    job = client.job(project, name)
-    while time.monotonic() < ends:
-        done = read_done(job)
-        now = time.monotonic()
-        if done is not None and (not seen or done > seen[-1][1]):
-            ends = ends if seen else now + seconds
-            seen.append((now, done))
-        if job.phase in ENDED:
-            break
-        time.sleep(_POLL_S)
-        job = client.job(project, name)
-    rate = read_rate(seen, seconds)
-    return rate / max(1, len(job.attempts[-1].nodes)) if rate is not None else None, job
-
-
-def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
-    """Return the samples per second between the reports. The first sixth of the time is ignored,
-    because it contains warm-up and compilation.
-    """
-    steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
-    steady = steady if len(steady) > 1 else seen
-    if len(steady) < 2:
-        return None
-    return (steady[-1][1] - steady[0][1]) / (steady[-1][0] - steady[0][0])
-
-
-def read_done(job: "JobDetail") -> float | None:
-    """Return the number of samples that the first rank has reported."""
-    if not job.attempts or not job.attempts[-1].nodes:
-        return None
-    done = job.attempts[-1].nodes[0].progress.get("done")
-    return float(done) if isinstance(done, int | float) else None
-
-
-def read_machine(job: "JobDetail") -> tuple[str, float | None]:
-    """Return the machine of the job's last attempt, and the price of one node in dollars per hour.
-    The machine is "PROVIDER/INSTANCE-TYPE:COUNT", or "-" without an attempt. COUNT is the number of
-    accelerators, or of vCPUs if the job uses no accelerators.
-    """
-    from msgspec.json import decode
-
-    from cavvy.domain.offers import Offer
-    from cavvy.domain.tasks import TaskSpec
-
-    if not job.attempts:
-        return "-", None
-    offer = decode(job.attempts[-1].offer, type=Offer)
-    resources = decode(job.task, type=TaskSpec).resources
-    is_used = offer.accelerator is not None and resources.uses_accelerators(offer.shared)
-    count = offer.accelerator_count if is_used else f"{offer.vcpus:g}"
-    return f"{offer.provider}/{offer.instance_type}:{count}", float(offer.rate.usd)
 
 
 def node_key(job: "JobDetail") -> str | None:
@@ -365,13 +306,3 @@ def node_key(job: "JobDetail") -> str | None:
         count = max(1, min(need.count_min for need in task.resources.accelerators))
     size = offer.get("accelerator_memory_mib")
     return f"{offer['accelerator']}{f'-{size // 1024}GB' if size else ''}:{count}"
-
-
-def _stop(client: "ApiClient", project: str, name: str) -> None:
-    from cavvy.client import ApiError
-
-    try:
-        if client.job(project, name).phase not in ENDED:
-            client.stop(project, name, reason="measured by cavvy bench")
-    except ApiError as error:
-        click.echo(f"note: {name} could not be stopped: {error.message}", err=True)

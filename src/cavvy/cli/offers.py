@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from cavvy.catalog.query import NearMiss, OfferMatches
     from cavvy.cli.task.market import LiveMarket
-    from cavvy.client.wire import MarketListing
     from cavvy.domain.offers import Offer, Readiness
     from cavvy.domain.tasks import ResourceSpec, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot
@@ -190,10 +189,10 @@ def _remark(lines: "Sequence[str]", shown: int, matched: int) -> None:
 def _offers_out(
     offers: "Sequence[Offer]", readiness: "Callable[[Offer], Readiness]", output: str
 ) -> None:
-    from cavvy.cli.task.forecast import seen_here
+    from cavvy.cli.task.forecast import describe_seen, seen_here
 
     seen = seen_here().values()
-    texts = [_seen_text([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
+    texts = [describe_seen([row for row in seen if _is_of(row.market, offer)]) for offer in offers]
     shown = [
         [*_row(offer), readiness(offer), text] for offer, text in zip(offers, texts, strict=True)
     ]
@@ -251,22 +250,6 @@ def _is_of(market: str, offer: "Offer") -> bool:
     return (kind, purchase) == (own_kind, own_purchase) and (
         location == own or location.startswith(f"{own}/")
     )
-
-
-def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
-    """Return a summary such as "granted 9 of 12 launches, reclaimed 3 times in 41.0 h, boots
-    in 95 s", or None.
-    """
-    if not seen:
-        return None
-    granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
-    parts = [f"granted {granted} of {granted + refused} launches"]
-    if any(row.lives for row in seen):
-        hours = sum(row.node_hours for row in seen)
-        parts.append(f"reclaimed {sum(row.taken for row in seen)} times in {hours:.1f} h")
-    if boots := sum(row.boots for row in seen):
-        parts.append(f"boots in {sum(row.boots * row.boot_s for row in seen) / boots:.0f} s")
-    return ", ".join(parts)
 
 
 def _columns(reserved: bool = False, together: bool = False) -> "list[TableColumn]":

@@ -41,6 +41,22 @@ def seen_here() -> "dict[str, MarketListing]":
         return {}
 
 
+def describe_seen(seen: "Sequence[MarketListing]") -> str | None:
+    """Return a summary such as "granted 9 of 12 launches, reclaimed 3 times in 41.0 h, boots
+    in 95 s", or None.
+    """
+    if not seen:
+        return None
+    granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
+    parts = [f"granted {granted} of {granted + refused} launches"]
+    if any(row.lives for row in seen):
+        hours = sum(row.node_hours for row in seen)
+        parts.append(f"reclaimed {sum(row.taken for row in seen)} times in {hours:.1f} h")
+    if boots := sum(row.boots for row in seen):
+        parts.append(f"boots in {sum(row.boots * row.boot_s for row in seen) / boots:.0f} s")
+    return ", ".join(parts)
+
+
 def tell_forecast(
     task: "TaskSpec", offers: "Sequence[Offer]", now: "datetime", egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":

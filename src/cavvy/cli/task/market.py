@@ -280,3 +280,26 @@ async def _with_volumes(provider: "Provider", answer: ProviderAnswer) -> Provide
         return replace(answer, blind=SILENT)
     except ProviderError as error:
         return replace(answer, blind=str(error))
+
+
+def list_offers(need: "ResourceSpec") -> "Sequence[Offer]":
+    """Return the matching offers of the catalog, also those with a commitment, and of the
+    configured providers, the cheapest first. Raises CommandFailure.
+    """
+    import click
+
+    from cavvy.cli.view.failure import CommandFailure
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            listed = snapshot.match(need, misses=0, reserved=True)
+            names = {provider for provider, _, _ in snapshot.regions()}
+    except SnapshotError as error:
+        raise CommandFailure(str(error)) from error
+    market = ask_market(set(need.providers) or names)
+    for problem in market.list_problems(need):
+        click.echo(f"note: {problem}", err=True)
+    own = [*market.match(need).values()] if market.answers else []
+    return merge([market.complete(listed), *own]).offers

@@ -1,0 +1,215 @@
+"""Measures running jobs by their reports of progress, and runs one script as a job at several
+places. `cavvy bench` and `compare` use this module."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import ENDED
+from cavvy.domain.facts import Fact
+from cavvy.domain.values import Struct
+
+if TYPE_CHECKING:
+    from cavvy.client import ApiClient
+    from cavvy.client.wire import JobDetail
+
+_POLL_S = 0.5
+# seconds that a node may take to start and set up; the measured time begins after that
+START_S = 1800
+
+
+class PlaceRun(Struct, frozen=True, kw_only=True):
+    """One run of the script.
+
+    `start_s` is the time from the submission until the program ran, `samples_per_s` the rate
+    between the reports of progress. `finish_s` and `finish_usd` are the time and the cost of all
+    samples at this rate, with the start; or of the run itself, if it ended before it was measured.
+    Values are None if they could not be measured.
+    """
+
+    place: str
+    machine: str
+    job: str
+    at: datetime
+    outcome: str
+    start_s: float | None
+    samples_per_s: float | None
+    usd_hr: float | None
+    finish_s: float | None
+    finish_usd: float | None
+
+    @property
+    def usd_per_1000(self) -> float | None:
+        """The price of 1,000 samples in dollars."""
+        if not self.samples_per_s or self.usd_hr is None:
+            return None
+        return self.usd_hr / 3.6 / self.samples_per_s
+
+
+def run_places(
+    script: Path,
+    gpus: Sequence[str],
+    providers: Sequence[str],
+    *,
+    seconds: float,
+    samples: float | None,
+    consent: bool,
+) -> list[PlaceRun]:
+    """Run the script on each GPU at each provider, one after another. Raises CommandFailure."""
+    from cavvy.cli.reach.session import session
+    from cavvy.sdk.client import Client
+    from cavvy.sdk.errors import CavvyError
+    from cavvy.sdk.task import Task
+
+    found = []
+    with session() as client, Client() as submitter:
+        for gpu, provider in product(gpus or (None,), providers or (None,)):
+            resources = {"gpu": gpu, "providers": [provider] if provider else None}
+            task = Task(
+                f"python3 {shlex.quote(script.name)}",
+                name=f"compare-{script.stem}"[:50],
+                workdir=str(script.absolute().parent),
+                resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
+                limits={"duration": f"{round(seconds + START_S)}s"},
+            )
+            try:
+                job = submitter.submit(task, consent=consent)
+            except CavvyError as error:
+                raise CommandFailure(error.message, error.hint) from error
+            place = " ".join(filter(None, (provider, gpu))) or "any"
+            click.echo(f"{job.name} ({place}): waiting for its first report", err=True)
+            try:
+                seen, last = watch_reports(client, job.project, job.name, seconds)
+            finally:
+                stop_measured(client, job.project, job.name, "measured by cavvy compare")
+            found.append(_measure(place, seen, last, seconds, samples))
+    return found
+
+
+def watch_reports(
+    client: "ApiClient", project: str, name: str, seconds: float
+) -> "tuple[list[tuple[float, float]], JobDetail]":
+    """Watch the job until `seconds` after its first report of progress, or until its end. Return
+    the time of each report with the number of samples finished by then, and the job's last known
+    state.
+    """
+    seen: list[tuple[float, float]] = []
+    ends = time.monotonic() + START_S
+    job = client.job(project, name)
+    while time.monotonic() < ends:
+        done = read_done(job)
+        now = time.monotonic()
+        if done is not None and (not seen or done > seen[-1][1]):
+            ends = ends if seen else now + seconds
+            seen.append((now, done))
+        if job.phase in ENDED:
+            break
+        time.sleep(_POLL_S)
+        job = client.job(project, name)
+    return seen, job
+
+
+def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
+    """Return the samples per second between the reports. The first sixth of the time is ignored,
+    because it contains warm-up and compilation.
+    """
+    steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
+    steady = steady if len(steady) > 1 else seen
+    if len(steady) < 2:
+        return None
+    return (steady[-1][1] - steady[0][1]) / (steady[-1][0] - steady[0][0])
+
+
+def read_done(job: "JobDetail") -> float | None:
+    """Return the number of samples that the first rank has reported."""
+    if not job.attempts or not job.attempts[-1].nodes:
+        return None
+    done = job.attempts[-1].nodes[0].progress.get("done")
+    return float(done) if isinstance(done, int | float) else None
+
+
+def read_machine(job: "JobDetail") -> tuple[str, float | None]:
+    """Return the machine of the job's last attempt, and the price of one node in dollars per hour.
+    The machine is "PROVIDER/INSTANCE-TYPE:COUNT", or "-" without an attempt. COUNT is the number of
+    accelerators, or of vCPUs if the job uses no accelerators.
+    """
+    from msgspec.json import decode
+
+    from cavvy.domain.offers import Offer
+    from cavvy.domain.tasks import TaskSpec
+
+    if not job.attempts:
+        return "-", None
+    offer = decode(job.attempts[-1].offer, type=Offer)
+    resources = decode(job.task, type=TaskSpec).resources
+    is_used = offer.accelerator is not None and resources.uses_accelerators(offer.shared)
+    count = offer.accelerator_count if is_used else f"{offer.vcpus:g}"
+    return f"{offer.provider}/{offer.instance_type}:{count}", float(offer.rate.usd)
+
+
+def stop_measured(client: "ApiClient", project: str, name: str, reason: str) -> None:
+    """Stop a job that was measured, if it still runs."""
+    from cavvy.client import ApiError
+
+    try:
+        if client.job(project, name).phase not in ENDED:
+            client.stop(project, name, reason=reason)
+    except ApiError as error:
+        click.echo(f"note: {name} could not be stopped: {error.message}", err=True)
+
+
+def _measure(
+    place: str,
+    seen: list[tuple[float, float]],
+    job: "JobDetail",
+    seconds: float,
+    samples: float | None,
+) -> PlaceRun:
+    machine, usd_hr = read_machine(job)
+    rate = read_rate(seen, seconds) if seen else None
+    began = job.attempts[-1].running_at if job.attempts else None
+    start_s = (began - job.submitted_at).total_seconds() if began else None
+    finish_s = finish_usd = None
+    if samples is not None and rate and start_s is not None:
+        finish_s = start_s + samples / rate
+        finish_usd = None if usd_hr is None else usd_hr * finish_s / 3600
+    elif samples is None and job.phase == "done" and job.ended_at is not None:
+        finish_s = (job.ended_at - job.submitted_at).total_seconds()
+        finish_usd = job.spent_micros / 1e6
+    return PlaceRun(
+        place=place,
+        machine=machine,
+        job=f"{job.project}/{job.name}",
+        at=job.submitted_at,
+        outcome=job.phase if job.phase in ENDED else "measured",
+        start_s=start_s,
+        samples_per_s=rate,
+        usd_hr=usd_hr,
+        finish_s=finish_s,
+        finish_usd=finish_usd,
+    )
+
+
+def list_run_facts(runs: Sequence[PlaceRun]) -> list[Fact]:
+    """Return the measured figures of all runs; the source of each is its job."""
+    units = {"start_s": "s", "samples_per_s": "samples/s", "usd_hr": "USD per node and hour"}
+    units |= {"finish_s": "s", "finish_usd": "USD"}
+    return [
+        Fact(
+            name=f"{run.place}: {name}",
+            value=value,
+            unit=unit,
+            source=f"job {run.job} on {run.machine}",
+            as_of=run.at.date(),
+        )
+        for run in runs
+        for name, unit in units.items()
+        if (value := getattr(run, name)) is not None
+    ]

@@ -1,0 +1,202 @@
+"""`cavvy compare`: cells against the shipped catalog and the data sheets, charts and reports."""
+
+import json
+import re
+import sqlite3
+import stat
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cavvy.catalog.accelerators import Precision
+from cavvy.cli.main import cli
+from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
+from cavvy.cli.view.report import ReportSection, ReportTable, make_page
+from cavvy.costs.comparison import compare_offers, list_facts, price_per_tflops
+from cavvy.domain.facts import Fact
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import parse_rate
+from cavvy.domain.values import replace
+from cavvy.store.snapshot.choose import SHIPPED
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+    (tmp_path / "empty.toml").touch()
+    monkeypatch.setenv("CAVVY_CONFIG", str(tmp_path / "empty.toml"))
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="cavvy")
+
+
+OFFER = Offer(
+    provider="aws",
+    region="us-east-1",
+    instance_type="p5.48xlarge",
+    accelerator="H100",
+    accelerator_count=8,
+    accelerator_memory_mib=80 * 1024,
+    network_mbps=3_200_000,
+    rate=parse_rate("80"),
+    source="a list",
+)
+
+
+def test_the_lowest_price_of_each_option_is_compared() -> None:
+    rows = compare_offers(
+        [
+            OFFER,
+            replace(OFFER, region="eu-west-1", rate=parse_rate("72")),
+            replace(OFFER, purchase=Purchase.SPOT, rate=parse_rate("24")),
+            replace(OFFER, purchase=Purchase.RESERVED, term_months=12, rate=parse_rate("48")),
+            replace(OFFER, provider="ssh", owned=True, rate=parse_rate("1")),
+            replace(OFFER, provider="vast", accelerator_part=0.5, accelerator_count=1),
+            replace(OFFER, accelerator=None, accelerator_count=0),
+            replace(OFFER, provider="free", rate=parse_rate("0")),
+        ]
+    )
+    assert [(row.provider, row.price(Purchase.ON_DEMAND)) for row in rows] == [
+        ("aws", 9.0),
+        ("vast", 160.0),
+    ]
+    aws = rows[0]
+    assert (aws.price(Purchase.SPOT), aws.price(Purchase.RESERVED, 12)) == (3.0, 6.0)
+    assert aws.regions == ["eu-west-1", "us-east-1"]
+    facts = {fact.name: fact for fact in list_facts(aws)}
+    assert facts["bf16_tflops"].value == 989.4
+    assert facts["usd_hr_per_bf16_tflops"].value == pytest.approx(3 / 989.4, abs=1e-6)
+    assert facts["usd_hr_per_bf16_tflops"].formula == "spot_usd_hr / bf16_tflops"
+    assert facts["usd_hr_per_memory_gib"].value == pytest.approx(3 / 80)
+    assert facts["usd_hr_per_bandwidth_gb_s"].value == pytest.approx(3 / 3350, abs=1e-6)
+    assert facts["network_gbps"].value == 3200
+    assert "aws/us-east-1/p5.48xlarge:8/spot" in facts["spot_usd_hr"].source
+    assert price_per_tflops(aws, Precision.BF16) == pytest.approx(3 / 989.4)
+    assert price_per_tflops(replace(aws, accelerator="Unknown"), Precision.BF16) is None
+
+
+def test_twenty_cells_are_those_of_the_catalog(home: Path) -> None:
+    """The lowest prices are read from the snapshot by SQL, apart from the code that compares."""
+    done = run("compare", "H100", "A100:80GB", "L4", "-o", "json")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    connection = sqlite3.connect(f"file:{SHIPPED}?mode=ro", uri=True)
+    checked = 0
+    for row in rows:
+        for number, name in ((0, "on_demand_usd_hr"), (2, "spot_usd_hr")):
+            lowest = connection.execute(
+                "SELECT MIN(rate / (count * part)) FROM offer JOIN shape ON shape.id = shape "
+                "JOIN pack ON pack.id = pack WHERE purchase = ? AND provider = ? AND accelerator "
+                "= ? AND pack.memory_mib = ?",
+                (number, row["provider"], row["accelerator"], row["memory_gib"] * 1024),
+            ).fetchone()[0]
+            told = row[name]
+            assert (told is None) == (lowest is None), (row["provider"], name)
+            if told is not None:
+                assert told == pytest.approx(lowest / 1e6, abs=1e-6), (row["provider"], name)
+                checked += 1
+    assert checked >= 20
+
+
+def test_every_figure_has_a_source_and_a_date(home: Path) -> None:
+    rows = json.loads(run("compare", "H100", "TPU-v5e", "Trainium2", "-o", "json").stdout)
+    named = {"provider", "accelerator", "interconnect", "regions", "seen", "facts", "tflops"}
+    named |= {"usd_hr_per_tflops", "quota_nodes", "time_s", "cost_micros"}
+    assert rows
+    for row in rows:
+        facts = {fact["name"]: fact for fact in row["facts"]}
+        for name, value in row.items():
+            if name not in named and value is not None:
+                assert facts[name]["value"] == value, name
+        for fact in facts.values():
+            assert fact["source"], fact
+            assert re.fullmatch(r"20\d\d-\d\d-\d\d", fact["as_of"]), fact
+
+
+def test_a_report_has_charts_and_its_sources(home: Path) -> None:
+    report, plot, line = (home / name for name in ("r.html", "p.svg", "t.svg"))
+    files = ["--report", str(report), "--plot", str(plot), "--timeline", str(line)]
+    done = run("compare", "H100", *files)
+    assert done.exit_code == 0, done.output
+    page = report.read_text()
+    assert page.count("<svg") == 2
+    assert "Every figure and its source" in page
+    assert "skypilot-catalog" in page
+    for path in (plot, line):
+        root = ET.fromstring(path.read_text())
+        assert root.attrib["aria-label"]
+        assert "prefers-color-scheme:dark" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["H1000000"], "H1000000"),
+        (["H100", "--plot", "p.png"], "charts are SVG files"),
+        (["a.yaml", "H100"], "one task is compared alone"),
+        (["missing.yaml"], "missing.yaml"),
+        (["H100", "--provider", "nowhere"], "nothing to compare"),
+        (["H100", "--report", "/no/such/folder/r.html"], "cannot be written"),
+    ],
+)
+def test_odd_requests_get_clear_errors(home: Path, arguments: list[str], said: str) -> None:
+    done = run("compare", *arguments)
+    assert done.exit_code in (1, 2)
+    assert said in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_one_place_is_no_comparison(home: Path) -> None:
+    (home / "train.py").write_text("print()\n")
+    done = run("compare", "--benchmark", str(home / "train.py"), "--provider", "local")
+    assert "two or more places" in done.stderr
+
+
+def test_a_pdf_is_printed_by_a_browser(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = home / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    if not Path("/usr/bin/chromium").exists():
+        done = run("compare", "H100", "--report", str(home / "r.pdf"))
+        assert "needs Chromium or Chrome" in done.stderr
+    browser = folder / "chromium"
+    browser.write_text(
+        "#!/bin/sh\nfor each; do case $each in --print-to-pdf=*) printf %%PDF-1.4 "
+        '> "${each#*=}";; esac; done\n'
+    )
+    browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
+    assert run("compare", "H100", "--report", str(home / "r.pdf")).exit_code == 0
+    assert (home / "r.pdf").read_bytes() == b"%PDF-1.4"
+    browser.write_text("#!/bin/sh\necho no display >&2\n")
+    assert "no display" in run("compare", "H100", "--report", str(home / "s.pdf")).stderr
+
+
+def test_pictures_and_pages_escape_texts_and_survive_odd_values() -> None:
+    evil = '<script>alert("x")</script>'
+    points = [
+        ChartPoint(1.0, 2.0, evil, evil, evil),
+        ChartPoint(float("nan"), 1.0, "nan", "a"),
+        ChartPoint(0.0, -1.0, "zero", "a"),
+    ]
+    pictures = [
+        draw_points(evil, points, evil, evil),
+        draw_points("empty", [], "x", "y"),
+        draw_points(
+            "one", [ChartPoint(3.0, 0.0, "a", "a")], "x", "y", scales=("range", "from-zero")
+        ),
+        draw_bars(evil, [(evil, {evil: 1.0, "b": -1.0}), ("none", {})], evil),
+        draw_bars("empty", [], "USD"),
+        draw_tornado(evil, [(evil, -5.0, 5.0)], 1.0, evil),
+    ]
+    for picture in pictures:
+        ET.fromstring(picture)
+        assert "<script" not in picture
+    section = ReportSection(
+        title=evil, texts=[evil], table=ReportTable(heads=[evil], rows=[[evil, 1.5, None]])
+    )
+    fact = Fact(name=evil, value=1.0, unit=evil, source=evil, formula=evil)
+    assert "<script" not in make_page(evil, [section], [fact])
