@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
         "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
         "compare": "Compare accelerators across providers by price, performance and measured runs.",
+        "tco": "Compare renting with owning machines over years, with every assumption.",
         "profile": "Show where a training script's time and money go, and what to fix.",
         "tune": "Try changes to a training script's plan, and keep the changes that help.",
         "simulate": "Run the policies over recorded spot markets and queues.",

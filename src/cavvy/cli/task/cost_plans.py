@@ -1,0 +1,232 @@
+"""Completes plans of costs with prices of the catalog, data sheets and recorded use."""
+
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.costs.comparison import DATA_SHEETS_READ
+from cavvy.domain.facts import Fact
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.spec.cost_plan import (
+    CostPlanError,
+    CostPlanFile,
+    UseTrace,
+    complete_plan,
+    make_assumption,
+    read_cost_plan,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cavvy.costs.ownership import CostAssumption, OwnershipPlan
+    from cavvy.domain.tasks import AcceleratorNeed
+
+_PERIOD = timedelta(days=30)  # of recorded use
+_PRICE_RANGE = 0.2  # of cloud prices, for the spread; assumed, as no source states one
+# power of the CPUs, fans and network cards of a server for eight GPUs: a DGX H100 draws at most
+# 10.2 kW (its user guide), of which its GPUs are 8 x 0.7 kW by their data sheet
+_OTHER_POWER = 10.2 / 5.6
+_CHECKPOINT_S = 1800.0  # time between checkpoints and for a restart that spot overheads assume
+_RESTART_S = 300.0
+
+
+def load_cost_plan(path: str) -> "OwnershipPlan":
+    """Read and complete a plan. Raises CommandFailure."""
+    try:
+        read = read_cost_plan(Path(path).read_text(encoding="utf-8"), path)
+        return complete_plan(read, find_values(read, Path(path).parent))
+    except CostPlanError as error:
+        raise CommandFailure(str(error), error.hint, 2) from error
+    except UnicodeDecodeError as error:
+        raise CommandFailure(f"{path} is not a text in UTF-8", exit_code=2) from error
+    except OSError as error:
+        raise CommandFailure(f"{path} cannot be read: {error.strerror}", exit_code=2) from error
+
+
+def find_values(read: CostPlanFile, folder: Path) -> "dict[str, CostAssumption]":
+    """Return what the plan does not state but other sources do. Raises CommandFailure,
+    CostPlanError."""
+    found = {"cloud.spot_overhead": _expect_overhead()}
+    if isinstance(read.use, UseTrace):
+        found["use"] = _use_of_trace(read.use, folder)
+    elif read.use is not None:
+        found["use"] = _recorded_use(read)
+    if read.gpu:
+        found |= _find_prices(read)
+    return found
+
+
+def _expect_overhead() -> "CostAssumption":
+    """Return the share of time that preemptions cost on spot: each repeats half of the time between
+    checkpoints, and a restart."""
+    from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
+
+    lost = SPOT_PREEMPTIONS_PER_HOUR * (_CHECKPOINT_S / 2 + _RESTART_S) / 3600
+    return make_assumption(
+        "cloud.spot_overhead",
+        round(lost, 4),
+        f"{SPOT_PREEMPTIONS_PER_HOUR:g} preemptions an hour (Can't Be Late, NSDI 2024, the prior "
+        f"of the market model) x (half of {_CHECKPOINT_S / 60:g} min between checkpoints + "
+        f"{_RESTART_S / 60:g} min)",
+        low=0.0,
+        high=round(3 * lost, 4),
+        as_of=date(2024, 4, 16),
+    )
+
+
+def _use_of_trace(trace: UseTrace, folder: Path) -> "CostAssumption":
+    """Run the jobs of a trace through the queue's policy, and return the share of GPU hours that
+    they use."""
+    from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
+    from cavvy.sim.traces.readers import TraceError
+
+    jobs, pools = folder / trace.jobs, folder / trace.pools
+    try:
+        result = run_fleet(read_jobs(jobs), read_pools(pools, trace.gpus_per_node))
+    except TraceError as error:
+        raise CostPlanError(str(error)) from error
+    except OSError as error:
+        raise CostPlanError(f"use: {error.filename}: {error.strerror}") from error
+    if not result.jobs:
+        raise CostPlanError(f"use: {jobs} has no job that fits the pools of {pools}")
+    return make_assumption(
+        "use",
+        result.gpu_use,
+        f"{result.jobs:,} jobs of {trace.jobs} through `cavvy simulate fleet` (mean wait "
+        f"{result.mean_wait_s / 3600:.1f} h)",
+    )
+
+
+def _recorded_use(read: CostPlanFile) -> "CostAssumption":
+    """Return the hours of machines that this installation was charged for in the last 30 days, as a
+    share of the plan's machines."""
+    from cavvy.cli.reach.session import session
+    from cavvy.cli.reach.usage import list_used_machines, read_charges
+
+    until = datetime.now(UTC)
+    with session() as client:
+        used = list_used_machines(read_charges(client, None, until - _PERIOD, until))
+    hours = sum(((each.until - each.since) / timedelta(hours=1) for each in used), 0.0)
+    machines = read.given["machines"].value if "machines" in read.given else 0.0
+    if not hours or not machines:
+        raise CostPlanError(
+            "use: no machine was charged on demand in the last 30 days",
+            "state `use` as a number, or name a trace",
+        )
+    return make_assumption(
+        "use",
+        min(1.0, hours / (machines * (_PERIOD / timedelta(hours=1)))),
+        f"{hours:,.0f} machine-hours in the ledger of this installation",
+        as_of=until.date(),
+    )
+
+
+def _find_prices(read: CostPlanFile) -> "dict[str, CostAssumption]":
+    """Return the lowest prices for the plan's machine, the egress price there, and the power by the
+    data sheet. Raises CostPlanError, CommandFailure."""
+    from cavvy.catalog.accelerators import find_accelerator
+
+    offers, needs = find_machine_offers(read), _parse_gpu(read)
+    usual = next((each for each in offers if each.purchase is Purchase.ON_DEMAND), None)
+    if usual is None and "cloud.on_demand_usd_hr" not in read.given:
+        raise CostPlanError(
+            f"gpu: no offer on demand has {read.gpu}",
+            f"`cavvy offers --gpu {read.gpu}` shows the nearest, or state cloud.on_demand_usd_hr",
+        )
+    found = _list_prices(offers)
+    if usual is not None:
+        found["cloud.egress_usd_gb"] = _find_egress(usual)
+    known = find_accelerator(needs[0].name or "")
+    if known and known.accelerator.tdp_w:
+        row, count = known.accelerator, needs[0].count_min
+        kw = count * known.accelerator.tdp_w * _OTHER_POWER / 1000
+        found["owned.power_kw"] = make_assumption(
+            "owned.power_kw",
+            round(kw, 3),
+            f"{count} x {row.tdp_w} W ({row.source}) x {_OTHER_POWER:.2f}, the ratio of a DGX "
+            "H100 (10.2 kW, its user guide) to its GPUs",
+            as_of=DATA_SHEETS_READ,
+        )
+    return found
+
+
+def _list_prices(offers: "Sequence[Offer]") -> "dict[str, CostAssumption]":
+    """Return the lowest price of each purchase option; the longest commitment is preferred."""
+    found = {}
+    for name, purchase in (
+        ("cloud.on_demand_usd_hr", Purchase.ON_DEMAND),
+        ("cloud.spot_usd_hr", Purchase.SPOT),
+        ("cloud.reserved_usd_hr", Purchase.RESERVED),
+    ):
+        own = [each for each in offers if each.purchase is purchase]
+        if own:
+            best = min(own, key=lambda each: (-each.term_months, each.rate, each.key))
+            usd = float(best.rate.usd)
+            found[name] = make_assumption(
+                name,
+                usd,
+                f"{best.source}: {best.key}",
+                low=usd * (1 - _PRICE_RANGE),
+                high=usd * (1 + _PRICE_RANGE),
+                as_of=best.as_of,
+            )
+    return found
+
+
+def find_machine_offers(read: CostPlanFile) -> "Sequence[Offer]":
+    """Return the offers to rent the plan's machine, the cheapest first. Raises CostPlanError,
+    CommandFailure."""
+    from cavvy.cli.task.market import list_offers
+    from cavvy.domain.tasks import ResourceSpec, SpotPolicy
+
+    need = ResourceSpec(
+        accelerators=_parse_gpu(read),
+        spot=SpotPolicy.AUTO,
+        providers=tuple(read.providers),
+        regions=tuple(read.regions),
+    )
+    return [each for each in list_offers(need) if not each.owned and each.rate.micros_per_hour]
+
+
+def _parse_gpu(read: CostPlanFile) -> "tuple[AcceleratorNeed, ...]":
+    from cavvy.catalog.needs import NeedError, parse_accelerator
+
+    try:
+        return parse_accelerator(read.gpu)
+    except NeedError as error:
+        raise CostPlanError(f"gpu: {error}", error.hint or "") from error
+
+
+def read_egress() -> "Mapping[str, Fact]":
+    """Return the price of a GB that leaves for the internet, by provider/region and by provider.
+    Raises CommandFailure."""
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            rows = list(snapshot.egress_rows())
+    except SnapshotError as error:
+        raise CommandFailure(str(error)) from error
+    return {
+        f"{provider}/{region}" if region else provider: Fact(
+            name="egress",
+            value=float(price.usd),
+            unit="USD per GB",
+            source=f"{source}: {provider} {region or 'all regions'}",
+            as_of=as_of,
+        )
+        for provider, region, target, price, source, as_of in rows
+        if target == "internet"
+    }
+
+
+def _find_egress(offer: Offer) -> "CostAssumption":
+    prices = read_egress()
+    found = prices.get(f"{offer.provider}/{offer.region}") or prices.get(offer.provider)
+    if found is None:
+        source = f"the catalog has no egress price of {offer.provider}; 0 is assumed"
+        return make_assumption("cloud.egress_usd_gb", 0.0, source)
+    return make_assumption("cloud.egress_usd_gb", found.value, found.source, as_of=found.as_of)

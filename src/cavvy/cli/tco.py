@@ -1,0 +1,262 @@
+"""`cavvy tco`: compares the costs of rented machines, own machines and a mix over years."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
+from cavvy.domain.values import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cavvy.costs.ownership import CostSpread, OwnershipForecast, OwnershipPlan, TornadoRow
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_HOURS_PER_MONTH = 730
+
+
+@click.command("tco")
+@click.argument("file", metavar="PLAN.YAML", type=click.Path(dir_okay=False))
+@click.option(
+    "--report", type=_FILE, help="Write a report with charts: .html, or .pdf by Chromium."
+)
+@click.option("--runs", type=WholeRange(0, 100_000), default=1000, help="Random plans; 0 for none.")
+@click.option("--seed", type=WholeRange(0), default=1, help="The seed of the random plans.")
+@json_option
+def command(file: str, report: Path | None, runs: int, seed: int, output: str) -> None:
+    """Show what the same work costs on rented machines, on own machines and on a mix.
+
+    The plan states the machines, their use, and prices. What it omits comes from the catalog (with
+    `gpu`), data sheets and published defaults; all assumptions are listed with their sources. The
+    reference page "Costs of ownership" describes the values.
+
+    \b
+      machines: 4
+      gpu: H100:8
+      use: 60%
+      owned: {price_usd: 300000}
+    """
+    from random import Random
+
+    from cavvy.cli.task.cost_plans import load_cost_plan
+    from cavvy.costs.ownership import forecast_ownership, make_tornado, simulate_ownership
+
+    plan = load_cost_plan(file)
+    found = _Study(
+        plan=plan,
+        forecast=forecast_ownership(plan),
+        tornado=make_tornado(plan),
+        spread=simulate_ownership(plan, Random(seed), runs) if runs else None,
+    )
+    if report is not None:
+        from cavvy.cli.view.report import write_report
+
+        write_report(report, _make_report(found))
+    if output == "json":
+        json_out(_make_document(found))
+    else:
+        _show(found)
+
+
+class _Study(Struct, frozen=True, kw_only=True):
+    plan: "OwnershipPlan"
+    forecast: "OwnershipForecast"
+    tornado: "Sequence[TornadoRow]"
+    spread: "CostSpread | None"
+
+
+def _dollars(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _list_kinds(study: _Study) -> list[tuple[object, ...]]:
+    options = study.forecast.options
+    kinds = dict.fromkeys(kind for option in options for kind in option.kinds)
+    rows: list[tuple[object, ...]] = [
+        (kind, *(round(option.kinds.get(kind, 0.0)) for option in options))
+        for kind in kinds
+        if any(round(option.kinds.get(kind, 0.0)) for option in options)
+    ]
+    rows.append(("total", *(round(option.total) for option in options)))
+    return [*rows, ("present value", *(round(option.present) for option in options))]
+
+
+def _say_break_even(study: _Study) -> list[str]:
+    forecast, values = study.forecast, study.plan.values
+    months, use = forecast.break_even_months, forecast.break_even_use
+    if months is None:
+        said = [f"Owning does not cost less than renting within {values['years']:g} years."]
+    else:
+        hours = months * _HOURS_PER_MONTH * values["use"]
+        said = [
+            f"Owning costs less than renting after {months:.1f} months "
+            f"({hours:,.0f} hours of work of each machine)."
+        ]
+    if use is None:
+        said.append("At no use does owning cost less over the whole plan.")
+    elif not use:
+        said.append("At any use owning costs less over the whole plan.")
+    else:
+        said.append(
+            f"Owning costs less over the whole plan if machines work more than {use:.0%} of the "
+            f"hours; the plan has {values['use']:.0%}."
+        )
+    if study.spread is not None:
+        said.append(
+            f"Owning costs less in {study.spread.owning_wins:.0%} of {study.spread.runs:,} random "
+            "plans within the ranges of the assumptions."
+        )
+    return said
+
+
+def _list_changes(study: _Study) -> list[tuple[str, float, float]]:
+    """Return the values at which the answer between owning and renting changes."""
+    from cavvy.costs.ownership import find_change
+
+    names = [row.assumption.name for row in study.tornado[:5]]
+    changes = [(name, find_change(study.plan, name)) for name in dict.fromkeys(["use", *names])]
+    values = study.plan.values
+    return [(name, values[name], round(at, 4)) for name, at in changes if at is not None]
+
+
+def _show(study: _Study) -> None:
+    spread = study.spread
+    heads = [TableColumn("cost", "US DOLLARS")]
+    heads += [TableColumn(each.name, show=_dollars) for each in study.forecast.options]
+    rows = _list_kinds(study)
+    if spread is not None:
+        for number, name in enumerate(("5 % of random plans", "50 %", "95 %")):
+            rows.append((name, *(round(each[number]) for each in spread.percentiles.values())))
+    rows_out(heads, rows, title=f"{study.plan.name}: {study.plan.values['years']:g} years")
+    click.echo()
+    for line in _say_break_even(study):
+        click.echo(line)
+    if changes := _list_changes(study):
+        click.echo("\nOwning and renting would cost the same at:")
+        rows_out(["value", "plan", "equal_at"], changes)
+    click.echo("\nWhat the result depends on (present value of owning minus renting):")
+    rows_out(
+        [
+            TableColumn("assumption"),
+            TableColumn("low"),
+            TableColumn("high"),
+            TableColumn("at_low", show=_dollars),
+            TableColumn("at_high", show=_dollars),
+        ],
+        [
+            (
+                row.assumption.name,
+                row.assumption.low,
+                row.assumption.high,
+                round(row.at_low),
+                round(row.at_high),
+            )
+            for row in study.tornado
+        ],
+        empty="no assumption has a range",
+    )
+    click.echo("\nAssumptions:")
+    rows_out(
+        [*map(TableColumn, ("assumption", "value")), TableColumn("source", wrap=True), "as_of"],
+        [
+            (each.name, round(each.value, 6), each.source, str(each.as_of or "no date"))
+            for each in study.plan.assumptions.values()
+        ],
+    )
+    pairs_out([("Cheapest", study.forecast.cheapest.name)])
+
+
+def _make_document(study: _Study) -> dict[str, object]:
+    from cavvy.domain.values import asdict
+
+    forecast = study.forecast
+    return {
+        "plan": study.plan.name,
+        "options": [asdict(each) for each in forecast.options],
+        "cheapest": forecast.cheapest.name,
+        "break_even_months": forecast.break_even_months,
+        "break_even_use": forecast.break_even_use,
+        "changes": [
+            {"assumption": name, "plan": value, "equal_at": at}
+            for name, value, at in _list_changes(study)
+        ],
+        "tornado": [
+            {"assumption": row.assumption.name, "at_low": row.at_low, "at_high": row.at_high}
+            for row in study.tornado
+        ],
+        "spread": None if study.spread is None else asdict(study.spread),
+        "assumptions": [asdict(each) for each in study.plan.assumptions.values()],
+    }
+
+
+def _make_report(study: _Study) -> str:
+    from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
+    from cavvy.cli.view.report import ReportSection, ReportTable, make_page
+    from cavvy.domain.facts import Fact
+
+    options = study.forecast.options
+    points = [
+        ChartPoint(float(month), amount, each.name, each.name)
+        for each in options
+        for month, amount in enumerate(each.monthly, 1)
+    ]
+    bars = [(each.name, {k: v for k, v in each.kinds.items() if v > 0}) for each in options]
+    own, rent = study.forecast.find("owned"), study.forecast.find("cloud")
+    tornado = [(row.assumption.name, row.at_low, row.at_high) for row in study.tornado]
+    facts = [
+        Fact(
+            name=each.name,
+            value=each.value,
+            unit=each.unit,
+            source=each.source,
+            as_of=each.as_of,
+            formula="" if each.low == each.high else f"{each.low:g} to {each.high:g}",
+        )
+        for each in study.plan.assumptions.values()
+    ]
+    sections = [
+        ReportSection(
+            title="Result",
+            texts=[
+                f"The cheapest option is {study.forecast.cheapest.name}.",
+                *_say_break_even(study),
+            ],
+            pictures=[
+                draw_points(
+                    "Costs so far (present value)",
+                    points,
+                    "month",
+                    "US dollars",
+                    scales=("from-zero", "from-zero"),
+                    lines=True,
+                ),
+                draw_bars("Costs by kind", bars, "USD"),
+            ],
+            table=ReportTable(
+                heads=["US dollars", *(each.name for each in options)], rows=_list_kinds(study)
+            ),
+        ),
+        ReportSection(
+            title="What the result depends on",
+            texts=["Present value of owning minus renting; below 0, owning costs less."],
+            pictures=[
+                draw_tornado("Tornado", tornado, own.present - rent.present, "USD"),
+            ],
+            table=ReportTable(
+                heads=["assumption", "plan", "owning and renting cost the same at"],
+                rows=_list_changes(study),
+            ),
+        ),
+    ]
+    if study.spread is not None:
+        rows = [(name, *values) for name, values in study.spread.percentiles.items()]
+        sections.append(
+            ReportSection(
+                title=f"Spread over {study.spread.runs:,} random plans",
+                table=ReportTable(heads=["option", "5 %", "50 %", "95 %"], rows=rows),
+            )
+        )
+    return make_page(f"Costs of ownership: {study.plan.name}", sections, facts)
