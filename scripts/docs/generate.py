@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cli
 import decisions
+import pictures
 import providers
 import python
 import states
@@ -29,6 +30,7 @@ def main() -> None:
     python.main()
     providers.main()
     decisions.main()
+    pictures.main()
     for name, module in _PRINTED.items():
         done = subprocess.run(
             [sys.executable, "-m", module], capture_output=True, text=True, check=True

@@ -11,9 +11,10 @@ from typing import Any
 import click
 import pytest
 from scripts.docs import cli as reference
-from scripts.docs import decisions, providers, site
+from scripts.docs import decisions, pictures, providers, site
 from scripts.docs import python as interface
 
+from cavvy.cli.diagram import list_pictures
 from cavvy.cli.main import COMMANDS, SECTIONS, cli
 from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.registry import manifests
@@ -104,6 +105,13 @@ def test_decisions_that_files_name_by_number_are_there(files: list[str]) -> None
         for match in named.findall(page.read_text("utf-8"))
         if (number := match[0] or match[1]) not in numbers
     } == set()
+
+
+def test_pictures_and_values_of_costs_are_fresh() -> None:
+    assert pictures.PAGE.read_text("utf-8") == pictures.make_page(pictures.PAGE.read_text("utf-8"))
+    for name, draw in list_pictures().items():
+        path = pictures.FOLDER / f"choose-{name}.svg"
+        assert path.read_text("utf-8") == draw(), "run: python scripts/docs/pictures.py"
 
 
 def test_the_reference_of_commands_is_fresh() -> None:

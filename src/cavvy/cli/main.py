@@ -32,6 +32,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
         "compare": "Compare accelerators across providers by price, performance and measured runs.",
         "tco": "Compare renting with owning machines over years, with every assumption.",
+        "decide": "Decide between clouds, own machines, edge and serverless, with reasons.",
+        "diagram": "Draw the catalog, the providers and how Cavvy decides, as SVG.",
         "profile": "Show where a training script's time and money go, and what to fix.",
         "tune": "Try changes to a training script's plan, and keep the changes that help.",
         "simulate": "Run the policies over recorded spot markets and queues.",

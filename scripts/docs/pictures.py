@@ -1,0 +1,42 @@
+"""Draws the pictures of docs/img by `cavvy diagram` from the shipped catalog, and writes the table
+of values of `cavvy tco`. A test fails when one is stale.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from cavvy.catalog.tables import read_table
+from cavvy.cli.diagram import list_pictures
+
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
+FOLDER, PAGE = _DOCS / "img", _DOCS / "reference" / "choosing.md"
+_TABLE = re.compile(r"VALUES\n|\| value \| default \|.*?\n\n", re.DOTALL)
+
+
+def make_page(text: str) -> str:
+    """The page with the current table of values."""
+    rows = [
+        f"| `{row['name']}` | {_default(row)} | {row['unit']} | {row['source'] or 'required, or found'}"
+        f" {row['as_of'] or ''} |".replace("  |", " |")
+        for row in read_table("cavvy.costs", "assumptions")
+    ]
+    table = "\n".join(["| value | default | unit | source |", "|---|---|---|---|", *rows])
+    return _TABLE.sub(lambda _: f"{table}\n\n", text, count=1)
+
+
+def _default(row: Mapping[str, str]) -> str:
+    if not row["low"]:
+        return row["value"]
+    return f"{row['value']} ({row['low']} to {row['high']})"
+
+
+def main() -> None:
+    for name, draw in list_pictures().items():
+        (FOLDER / f"choose-{name}.svg").write_text(draw())
+    PAGE.write_text(make_page(PAGE.read_text()))
+    print("wrote docs/img/choose-*.svg and docs/reference/choosing.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""`cavvy decide`: recommends a place for work, with the runner-up and what would change the
+answer."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output import TableColumn, json_option, json_out, rows_out, text_out
+
+if TYPE_CHECKING:
+    from cavvy.cli.task.place_options import Market
+    from cavvy.costs.decision import PlaceDecision, PlaceOption, RankedPlace, WorkNeeds
+    from cavvy.domain.facts import Fact
+    from cavvy.spec.decision_file import DecisionFile
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_ROWS = 8
+
+
+@click.command("decide")
+@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@click.option(
+    "--set",
+    "changes",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A value, such as use=40%, data.gb=5000 or weights.cost=2; repeatable.",
+)
+@click.option("--report", type=_FILE, help="Write a report: .html, or .pdf by Chromium.")
+@json_option
+def command(file: str, changes: tuple[str, ...], report: Path | None, output: str) -> None:
+    """Decide between clouds, own machines, edge devices and serverless replicas.
+
+    TASK.YAML is a task file or a plan of costs, with what the work needs; the reference page "Costs
+    of ownership" lists the values. Each point names its fact and the date of the fact.
+
+    \b
+      cavvy decide train.yaml --set machines=2 --set use=40% --set owned.price_usd=300000
+    """
+    from cavvy.cli.task.load import read_params
+    from cavvy.costs.decision import decide_place
+    from cavvy.spec.cost_plan import CostPlanError
+    from cavvy.spec.decision_file import read_decision
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        asked = read_decision(text, file, read_params(changes))
+        market = _find_market(asked, file)
+        options, needs = _list_options(asked, market, file)
+    except CostPlanError as error:
+        raise CommandFailure(str(error), error.hint, 2) from error
+    except UnicodeDecodeError as error:
+        raise CommandFailure(f"{file} is not a text in UTF-8", exit_code=2) from error
+    except OSError as error:
+        raise CommandFailure(f"{file} cannot be read: {error.strerror}", exit_code=2) from error
+    made = _add_use(decide_place(options, needs, asked.weights), market)
+    if report is not None:
+        from cavvy.cli.view.report import write_report
+
+        write_report(report, _make_report(made, asked))
+    if output == "json":
+        json_out(_make_document(made, asked))
+    else:
+        _show(made, asked)
+    if made.answer is None:
+        raise CommandFailure("every option breaks a requirement", "relax one of those listed above")
+
+
+def _find_market(asked: "DecisionFile", file: str) -> "Market":
+    """Raises CostPlanError, CommandFailure."""
+    from cavvy.cli.task.cost_plans import find_machine_offers, find_values, read_egress
+    from cavvy.cli.task.place_options import Market
+    from cavvy.domain.facts import Fact
+    from cavvy.spec.cost_plan import CostPlanError, complete_plan
+
+    if not asked.plan.gpu:
+        raise CostPlanError(f"{file}: gpu is missing", "state the machine, such as `gpu: H100:8`")
+    found = find_values(asked.plan, Path(file).parent)
+    known = {**found, **asked.plan.given}
+    if missing := [name for name in ("machines", "use") if name not in known]:
+        hint = f"for example --set {missing[0]}={'1' if missing[0] == 'machines' else '40%'}"
+        raise CostPlanError(f"{file}: {missing[0]} is missing", hint)
+    overhead = known["cloud.spot_overhead"]
+    return Market(
+        offers=find_machine_offers(asked.plan),
+        egress=read_egress(),
+        machines=known["machines"].value,
+        use=known["use"].value,
+        overhead=Fact(
+            name="work that is repeated",
+            value=overhead.value,
+            unit="of the work",
+            source=overhead.source,
+            as_of=overhead.as_of,
+        ),
+        plan=complete_plan(asked.plan, found) if "owned.price_usd" in known else None,
+        today=datetime.now(UTC).date(),
+    )
+
+
+def _list_options(
+    asked: "DecisionFile", market: "Market", file: str
+) -> "tuple[list[PlaceOption], WorkNeeds]":
+    from cavvy.cli.task.place_options import list_places
+    from cavvy.costs.decision import SKILLS, WorkNeeds
+    from cavvy.domain.facts import Fact
+
+    def stated(name: str, value: float) -> Fact:
+        return Fact(name=name, value=value, unit="", source=file, as_of=market.today)
+
+    everything = frozenset(each for skills in SKILLS.values() for each in skills)
+    needs = WorkNeeds(
+        predictable=stated("predictable use", asked.predictable),
+        peak=stated("peak / mean use", asked.peak),
+        skills=everything if asked.skills is None else asked.skills,
+        skills_source=stated("skills at hand", float(len(asked.skills or everything))),
+    )
+    return list_places(asked, market), needs
+
+
+def _add_use(made: "PlaceDecision", market: "Market") -> "PlaceDecision":
+    """Add the use above which own machines cost less than renting, if their price is known."""
+    from cavvy.costs.decision import TurningPoint
+    from cavvy.costs.ownership import forecast_ownership
+    from cavvy.domain.values import replace
+
+    at = forecast_ownership(market.plan).break_even_use if market.plan else None
+    if at is None:
+        return made
+    what = "use above which own machines cost less than renting on demand"
+    point = TurningPoint(what=what, now=market.use, at=at, unit="of the hours")
+    return replace(made, turning=[*made.turning, point])
+
+
+def _show(made: "PlaceDecision", asked: "DecisionFile") -> None:
+    columns = [
+        TableColumn("place", wrap=True),
+        TableColumn("score", show=lambda value: f"{value:.3f}"),
+        TableColumn("usd_month", "USD/MONTH", show=lambda value: f"{value:,.0f}"),
+    ]
+    rows = [
+        (each.option.name, each.score, each.option.monthly.value + each.option.moves.value)
+        for each in _list_shown(made)
+    ]
+    rows_out(columns, rows, empty="no option meets the requirements")
+    for title, place in (("Answer", made.answer), ("Runner-up", made.runner_up)):
+        if place is None:
+            continue
+        click.echo(f"\n{title}: {place.option.name}")
+        points = [
+            (
+                each.criterion,
+                f"{each.score:.2f}",
+                _say(each.fact),
+                str(each.fact.as_of or "no date"),
+            )
+            for each in place.points
+        ]
+        rows_out(
+            ["criterion", "score", TableColumn("fact", wrap=True), TableColumn("date")], points
+        )
+    if made.turning:
+        click.echo("\nThe answer would change with:")
+        rows_out(
+            ["change", "now", "at", "unit"],
+            [
+                (each.what, round(each.now, 2), round(each.at, 2), each.unit)
+                for each in made.turning
+            ],
+        )
+    for each in made.excluded:
+        text_out(f"not possible: {each.name}: {'; '.join(each.excluded)}")
+
+
+def _list_shown(made: "PlaceDecision") -> "list[RankedPlace]":
+    """Return the best places, and the best of each kind."""
+    best = {each.option.kind: each for each in reversed(made.ranked)}
+    shown = [*made.ranked[:_ROWS]]
+    return shown + [each for each in best.values() if each not in shown]
+
+
+def _say(fact: "Fact") -> str:
+    formula = f" = {fact.formula}" if fact.formula else ""
+    unit = f" {fact.unit}" if fact.unit else ""
+    return f"{fact.name} {fact.value:,.4g}{unit}{formula} ({fact.source})"
+
+
+def _make_document(made: "PlaceDecision", asked: "DecisionFile") -> dict[str, object]:
+    from cavvy.domain.values import asdict
+
+    return {
+        "answer": made.answer.option.name if made.answer else None,
+        "runner_up": made.runner_up.option.name if made.runner_up else None,
+        "weights": dict(asked.weights),
+        "ranked": [asdict(each) for each in made.ranked],
+        "turning": [asdict(each) for each in made.turning],
+        "excluded": [{"name": each.name, "reasons": list(each.excluded)} for each in made.excluded],
+    }
+
+
+def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
+    from cavvy.cli.view.diagrams import draw_decision
+    from cavvy.cli.view.drawing import draw_bars
+    from cavvy.cli.view.report import ReportSection, ReportTable, make_page
+    from cavvy.costs.decision import OptionKind
+    from cavvy.domain.values import replace
+
+    total = sum(asked.weights.values())
+    shown = _list_shown(made)
+    bars = [
+        (
+            each.option.name[:28],
+            {p.criterion: p.score * asked.weights.get(p.criterion, 0) / total for p in each.points},
+        )
+        for each in shown
+    ]
+    facts = [
+        replace(point.fact, name=f"{each.option.name}: {point.criterion}: {point.fact.name}")
+        for each in shown
+        for point in each.points
+    ]
+    named = [("Answer", made.answer), ("Runner-up", made.runner_up)]
+    sections = [
+        ReportSection(
+            title="Decision",
+            texts=[f"{title}: {each.option.name}" for title, each in named if each],
+            pictures=[
+                draw_bars("Scores", bars, ""),
+                draw_decision(asked.weights, [*map(str, OptionKind)]),
+            ],
+            table=ReportTable(
+                heads=["what would change the answer", "now", "at", "unit"],
+                rows=[(each.what, each.now, each.at, each.unit) for each in made.turning],
+            ),
+        ),
+        ReportSection(
+            title="Not possible",
+            table=ReportTable(
+                heads=["place", "why"],
+                rows=[(each.name, "; ".join(each.excluded)) for each in made.excluded],
+            ),
+        ),
+    ]
+    return make_page(f"Decision: {asked.plan.name}", sections, facts)
