@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+from cavvy import __version__
 from cavvy.packages import extra_command
 
 
@@ -112,3 +113,15 @@ def is_wanted(signal: str, environment: Mapping[str, str] = os.environ) -> bool:
     exporters = environment.get(f"OTEL_{name}_EXPORTER") or usual
     asked = "otlp" in [each.strip() for each in exporters.split(",")]
     return asked and any(environment.get(each) for each in endpoints)
+
+
+def make_resource(service: str, **attributes: str) -> Any:
+    """Return OpenTelemetry's description of this process. The variables may name another service
+    and further attributes. Raises ImportError without OpenTelemetry's SDK.
+    """
+    from opentelemetry.sdk.resources import Resource
+
+    usual = {"service.name": service, "service.version": __version__, **attributes}
+    stated = Resource.create().attributes  # by the variables
+    stated = {k: v for k, v in stated.items() if not str(v).startswith("unknown_service")}
+    return Resource({**usual, **stated})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.api.api_state import Api, open_api, until
-from tests.api.test_api_agents import claim, report
+from tests.api.test_api_agents import claim, report, start, write_log
 
 from cavvy.control.decide.job_traces import write_traceparent
 from cavvy.server.trace_export import JobTraces, SpanSender
@@ -118,6 +118,22 @@ async def test_a_collector_that_refuses_gets_the_traces_later(
         collector.refusals = 0
         assert await traces.send()
         assert len(collector.spans) == 14
+
+
+async def test_logs_are_sent_only_if_the_variables_ask_for_them(
+    tmp_path: Path, collector: OtlpStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    for folder, asked in (("without", ""), ("with", "otlp")):
+        monkeypatch.setenv("OTEL_LOGS_EXPORTER", asked)
+        (tmp_path / folder).mkdir()
+        async with open_api("sqlite", tmp_path / folder) as api:
+            gang = await start(api)
+            await claim(api, gang)
+            assert (await write_log(api, gang, b"hello\n", 0)).json() == {"offset": 6}
+            assert (await api.http.get(JOB + "/logs")).content == b"hello\n"
+        bodies = [each.body.string_value for each in collector.records]
+        assert bodies.count("hello") == bool(asked)
 
 
 async def test_without_a_collector_nothing_is_traced(

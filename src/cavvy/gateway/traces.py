@@ -16,7 +16,7 @@ from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.seams import ClientRequest, ResponseSink
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.packages import extra_command
-from cavvy.telemetry import is_wanted
+from cavvy.telemetry import is_wanted, make_resource
 
 _PARENT = frozenset({b"traceparent"})
 _CONTEXT = frozenset({b"traceparent", b"tracestate"})
@@ -30,17 +30,12 @@ class RequestTraces:
     def __init__(self) -> None:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        usual = {"service.name": "cavvy-gateway", "service.version": __version__}
-        stated = Resource.create().attributes  # by the variables
-        stated = {k: v for k, v in stated.items() if not str(v).startswith("unknown_service")}
-        self._provider = TracerProvider(
-            resource=Resource({**usual, **stated}), shutdown_on_exit=False
-        )
+        resource = make_resource("cavvy-gateway")
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("cavvy.gateway", __version__)
         self._context = TraceContextTextMapPropagator()

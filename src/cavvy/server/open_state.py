@@ -41,6 +41,7 @@ from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.server.database import BindsFolder, bind_folder
+from cavvy.server.log_export import LogSender, SentLogs, open_log_sender, sending_server_log
 from cavvy.server.node_listener import NodeListener
 from cavvy.server.provider_services import ProviderPeers, StoredProviderState
 from cavvy.server.serving.front import FallbackSecrets, GatewayFront
@@ -75,17 +76,18 @@ _TIDY_EVERY = timedelta(days=1)
 _CLOCK = WallClock()
 _MOST_INSTANCES = 4096  # maximum number of cached answers about instance types
 _log = logging.getLogger(__name__)
+Listener = Callable[[AtomicWrite], None]  # gets changes that were written
 
 
 class NotifyingStore:
     """A store that, after each write to a job, wakes the requests that wait for the job, and passes
-    the write on to `traces`.
+    the write on to `listeners`.
     """
 
-    def __init__(self, inner: Store, watch: ChangeNotifier, traces: JobTraces | None) -> None:
+    def __init__(self, inner: Store, watch: ChangeNotifier, listeners: Sequence[Listener]) -> None:
         self._inner = inner
         self._watch = watch
-        self._traces = traces
+        self._listeners = listeners
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -97,13 +99,13 @@ class NotifyingStore:
         keys |= {attempt.job_id for attempt in changes.attempts}
         keys |= {event.job_id for event in changes.events}
         self._watch.wake(*keys)
-        if self._traces is not None:
-            self._traces.note(changes)
+        for listener in self._listeners:
+            listener(changes)
 
 
-def watched(store: Store, watch: ChangeNotifier, traces: JobTraces | None = None) -> Store:
+def watched(store: Store, watch: ChangeNotifier, listeners: Sequence[Listener] = ()) -> Store:
     """Wrap the store so that each write wakes the requests that wait for a change."""
-    return cast(Store, NotifyingStore(store, watch, traces))
+    return cast(Store, NotifyingStore(store, watch, listeners))
 
 
 @asynccontextmanager
@@ -145,11 +147,12 @@ async def open_state(
             write_private(home.file("installation"), installation.encode())
         parts = _ServerParts(home, files, bucket, settings, address, store, installation, share)
         traces = open_traces(store, Path(home.path), installation)
+        logs = open_log_sender(installation)
         with files.setting_up():
-            app_state = _make_state(parts, node_endpoint, traces)
+            app_state = _make_state(parts, node_endpoint, traces, logs)
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
-        async with sending(traces), _running(app_state):
+        async with sending_server_log(logs), sending(traces), _running(app_state):
             yield app_state
     finally:
         await store.close()
@@ -244,11 +247,19 @@ class _ServerParts(Struct, frozen=True):
 
 
 def _make_state(
-    parts: _ServerParts, node_endpoint: NodeListener | None, traces: JobTraces | None
+    parts: _ServerParts,
+    node_endpoint: NodeListener | None,
+    traces: JobTraces | None,
+    log_sender: LogSender | None,
 ) -> AppState:
     watch, root, settings = parts.make_watch(), parts.root, parts.settings
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
-    seen, files = watched(parts.store, watch, traces), open_stored_files(settings, parts.place)
+    files = open_stored_files(settings, parts.place)
+    logs, listeners = files.deposits.logs, [] if traces is None else [traces.note]
+    if log_sender is not None:
+        sent = SentLogs(logs, log_sender)
+        logs, listeners = sent.as_logs(), [*listeners, sent.note]
+    seen = watched(parts.store, watch, listeners)
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, parts)
     private_targets = read_private_targets(settings)
     dependencies = make_dependencies(seen, sealer, tokens, files, parts.address, private_targets)
@@ -262,7 +273,7 @@ def _make_state(
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,
-        logs=files.deposits.logs,
+        logs=logs,
         blobs=files.blobs,
         sealer=sealer,
         file_keys=files.keys,

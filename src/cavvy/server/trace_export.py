@@ -19,7 +19,7 @@ from cavvy.domain.jobs import JOB_ENDS, AttemptPhase
 from cavvy.packages import extra_command
 from cavvy.store.base import AtomicWrite, RowNotFound, StoreError
 from cavvy.store.sql import Store
-from cavvy.telemetry import is_wanted
+from cavvy.telemetry import is_wanted, make_resource
 
 _PAUSE_S = 2.0  # jobs that end in this time are sent together
 _LONGEST_PAUSE_S = 300.0  # between tries while the collector does not answer
@@ -107,14 +107,10 @@ class SpanSender:
 
     def __init__(self, installation: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        usual = {"service.name": "cavvy", "service.version": __version__}
-        stated = Resource.create().attributes  # by the variables
-        stated = {k: v for k, v in stated.items() if not str(v).startswith("unknown_service")}
-        self._resource = Resource({**usual, "service.instance.id": installation, **stated})
+        self._resource = make_resource("cavvy", **{"service.instance.id": installation})
         # the provider reads the sampler from the variables
         self._sampler = TracerProvider(shutdown_on_exit=False).sampler
         self._scope = InstrumentationScope("cavvy", __version__)

@@ -30,10 +30,16 @@ class JobSpan(Struct, frozen=True, kw_only=True):
     events: Sequence[Event] = ()
 
 
+def find_run_span(job_id: str, attempt: int) -> tuple[int, int]:
+    """Return the ids of the trace of a job and of the span of an attempt's work."""
+    trace_id = _make_id(16, job_id)
+    return trace_id, _make_id(8, trace_id, "run", attempt)
+
+
 def write_traceparent(job_id: str, attempt: int) -> str:
     """Return the trace context of an attempt's work, as W3C Trace Context 1 writes it."""
-    trace_id = _make_id(16, job_id)
-    return f"00-{trace_id:032x}-{_make_id(8, trace_id, 'run', attempt):016x}-01"
+    trace_id, span_id = find_run_span(job_id, attempt)
+    return f"00-{trace_id:032x}-{span_id:016x}-01"
 
 
 def is_traceable(job: JobRecord, attempts: Iterable[Attempt]) -> bool:
