@@ -27,6 +27,7 @@ from cavvy.client.edge_wire import (
     get_device,
     invite_devices,
     list_rollouts,
+    list_samples,
     publish_model,
     retire_device,
 )
@@ -78,7 +79,7 @@ def publish(client: ApiClient, path: Path) -> ModelView:
 class RunningDevice:
     """The program of a device, enrolled with the command that a user would paste."""
 
-    def __init__(self, folder: Path, command: str) -> None:
+    def __init__(self, folder: Path, command: str, **more: str) -> None:
         self.folder, self.port, self._command = folder, free_port(), command
         folder.mkdir()
         options = {
@@ -87,7 +88,8 @@ class RunningDevice:
             "every_s": 1,
             "look_s": 0.1,
         }
-        (folder / "edge.json").write_text(json.dumps(options))
+        (folder / "edge.json").write_text(json.dumps({**options, **more}))
+        self.answered_by = ""
         self.start()
 
     def start(self) -> None:
@@ -109,6 +111,7 @@ class RunningDevice:
         url = f"http://127.0.0.1:{self.port}/v1/models/digits:predict"
         asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(asked, timeout=30) as reply:
+            self.answered_by = reply.headers["Cavvy-Answered-By"]
             return list(json.load(reply)["predictions"][0])
 
     def answers(self) -> bool:
@@ -127,8 +130,8 @@ def client(tmp_path: Path) -> Iterator[ApiClient]:
 
 
 @contextmanager
-def device_at(folder: Path, command: str) -> Iterator[RunningDevice]:
-    made = RunningDevice(folder, command)
+def device_at(folder: Path, command: str, **more: str) -> Iterator[RunningDevice]:
+    made = RunningDevice(folder, command, **more)
     try:
         yield made
     finally:
@@ -188,3 +191,34 @@ def test_a_retired_device_gets_nothing_more(client: ApiClient, tmp_path: Path) -
     second = RunningDevice(tmp_path / "second", invited.command)
     wait_until(lambda: second._process.poll() is not None)
     assert "has been used" in (second.folder / "log").read_text()
+
+
+def test_uncertain_requests_come_back_once_and_the_cloud_answers_what_a_device_cannot(
+    client: ApiClient, tmp_path: Path
+) -> None:
+    good = tmp_path / "good"
+    good.mkdir()
+    make_model(good / "model.onnx")
+    invited = invite_devices(
+        client, "default", EnrolmentAsk(site="lyon", count=2, labels={"residency": "eu"})
+    )
+    publish(client, good / "model.onnx")
+    with device_at(tmp_path / "cloud", invited.command) as cloud:
+        rollout = RolloutAsk(model="digits", to=1, soak_s=0, collect_below=0.999)
+        wait_until((cloud.folder / "card.json").exists)
+        deploy_model(client, "default", rollout)
+        wait_until(cloud.answers)
+        options = {"cloud": f"http://127.0.0.1:{cloud.port}"}
+        with device_at(tmp_path / "empty", invited.command, **options) as empty:
+            wait_until(empty.answers)
+            assert empty.predict() == cloud.predict()
+            assert empty.answered_by in ("cloud", "device")
+        wait_until(lambda: list_samples(client, "default", "digits", residency="eu").samples)
+        kept = list_samples(client, "default", "digits", residency="eu").samples
+        bodies = [json.loads(each.body) for each in kept]
+        assert {each["version"] for each in bodies} == {1}
+        assert bodies[0]["request"] == {"instances": [[1.0, 2.0, 3.0]]}
+        assert len({(each.device, each.number) for each in kept}) == len(kept)
+        hidden = list_samples(client, "default", "digits")
+        assert not hidden.samples
+        assert hidden.left_out == len(kept)

@@ -164,6 +164,12 @@ def retire(name: str, project: str) -> None:
 )
 @click.option("--soak", default="10m", metavar="TIME", help="How long each wave lasts at least.")
 @click.option("--mib-per-s", type=NumberRange(0.001, 1e6), help="Limit of each device's download.")
+@click.option(
+    "--collect-below",
+    type=NumberRange(0, 1),
+    metavar="PROBABILITY",
+    help="Keep requests whose answers are less certain, for `cavvy edge collect`.",
+)
 @click.option("--window", default="", metavar="HOURS", help="Hours to update in, such as 1-5.")
 @json_option
 def deploy(
@@ -174,6 +180,7 @@ def deploy(
     waves: str,
     soak: str,
     mib_per_s: float | None,
+    collect_below: float | None,
     window: str,
     output: str,
 ) -> None:
@@ -203,6 +210,7 @@ def deploy(
         soak_s=read_length(soak, "--soak").total_seconds(),
         mib_per_s=mib_per_s,
         window=(hours[0], hours[1]) if hours else None,
+        collect_below=collect_below,
         made_by=getpass.getuser(),
     )
     with session() as client:
@@ -267,6 +275,41 @@ def halt(name: str, project: str, reason: str) -> None:
     with session() as client:
         halt_rollout(client, project, name, reason)
     click.echo(f"rollout {name} is halted; its devices return to their former version")
+
+
+@command.command("collect")
+@click.argument("model")
+@project_option
+@click.option("--out", required=True, type=click.Path(dir_okay=False), help="The file to write.")
+@click.option(
+    "--residency", default="", help="Also take samples of devices with this label `residency`."
+)
+def collect(model: str, project: str, out: str, residency: str) -> None:
+    """Write the requests of a model whose answers were uncertain as JSON lines, oldest first.
+
+    Devices keep these requests if `cavvy edge deploy` had --collect-below. Each line has device,
+    number, model, version, at, certainty, request and answer. The file is replaced at the end.
+    """
+    import json
+    import os
+
+    from cavvy.client.edge_wire import list_samples
+
+    draft, count, left_out, after = f"{out}.part", 0, 0, ""
+    with session() as client, open(draft, "w", encoding="utf-8") as file:
+        while True:
+            page = list_samples(client, project, model, residency=residency, after=after)
+            for each in page.samples:
+                line = {"device": each.device, **json.loads(each.body)}
+                file.write(json.dumps(line) + "\n")
+            count, left_out, after = count + len(page.samples), left_out + page.left_out, page.after
+            if not after:
+                break
+    os.replace(draft, out)
+    click.echo(f"{count:,} samples of {model} are in {out}")
+    if left_out:
+        told = f"note: {left_out:,} samples must stay where they are: add --residency"
+        click.echo(told, err=True)
 
 
 def _read_labels(labels: tuple[str, ...]) -> dict[str, str]:

@@ -140,6 +140,24 @@ class RolloutView(Answer, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class SampleView(Answer, frozen=True, kw_only=True):
+    """A request whose answer was uncertain. `body` is JSON with model, version, at, certainty,
+    request and answer."""
+
+    device: str
+    number: int
+    body: str
+
+
+class SamplesView(Answer, frozen=True, kw_only=True):
+    """Samples, how many were left out because of their residency, and the place after which to ask
+    for more; "" if there are no more."""
+
+    samples: list[SampleView]
+    left_out: int
+    after: str
+
+
 class HaltAsk(Ask, frozen=True, kw_only=True):
     """Why a rollout is taken back."""
 
@@ -190,6 +208,14 @@ def halt_rollout(client: ApiClient, project: str, name: str, reason: str) -> Rol
     """Take a version back from the devices of a rollout. Raises ApiError."""
     path = f"{project_path(project)}/rollouts/{segment('rollout', name)}/halt"
     return client.ask(path, RolloutView, HaltAsk(reason=reason))
+
+
+def list_samples(
+    client: ApiClient, project: str, model: str, *, residency: str = "", after: str = ""
+) -> SamplesView:
+    """Return samples that devices have sent, oldest first. Raises ApiError."""
+    more = query(model=model, residency=residency or None, after=after or None)
+    return client.ask(f"{project_path(project)}/edge/samples{more}", SamplesView)
 
 
 def _device(project: str, name: str) -> str:

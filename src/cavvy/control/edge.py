@@ -39,6 +39,7 @@ from cavvy.domain.edge import (
     DeviceReport,
     EdgeDevice,
     EdgeInvitation,
+    EdgeSample,
     ModelFile,
     ModelRepository,
     ModelVersion,
@@ -350,6 +351,28 @@ class EdgeService:
         if missing or not found:
             raise RowNotFound("the snapshot has no files, or some were not uploaded")
         return found
+
+    async def add_samples(
+        self, project: str, name: str, samples: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Store samples of a device: their numbers, models and bodies in JSON. Raises
+        EnrolmentRefused."""
+        device = await self.find(project, name)
+        residency = device.labels.get("residency", "")
+        added = [
+            EdgeSample(device=name, number=number, model=model, residency=residency, body=body)
+            for number, model, body in samples
+        ]
+        await self._store.edge.add_samples(project, name, added, self._clock.now())
+
+    async def list_samples(
+        self, project: str, model: str, residency: str, after: tuple[int, str, int], limit: int
+    ) -> tuple[Sequence[EdgeSample], int, EdgeSample | None]:
+        """Return samples that may leave for `residency`, how many may not, and the last sample that
+        was looked at."""
+        found = await self._store.edge.list_samples(project, model, after, limit)
+        free = [each for each in found if each.residency in ("", residency)]
+        return free, len(found) - len(free), found[-1] if found else None
 
     async def find(self, project: str, name: str) -> EdgeDevice:
         """Return an enrolled device. Raises EnrolmentRefused."""

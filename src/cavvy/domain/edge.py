@@ -12,6 +12,8 @@ CHECK_IN_S = 60.0
 # Shares of the devices of a rollout that have the new model after each wave. The first wave is one
 # device, as long as there are fewer than 100.
 WAVES = (0.0, 0.01, 0.1, 1.0)
+MOST_SAMPLES = 2000  # that are kept of one device
+SAMPLE_DAYS = 90  # for which samples are kept
 
 
 class EdgeInvitation(Struct, frozen=True, kw_only=True):
@@ -68,6 +70,18 @@ class DeviceReport(Struct, frozen=True, kw_only=True):
 
     def of(self, model: str) -> DeviceModel | None:
         return next((each for each in self.models if each.name == model), None)
+
+
+class EdgeSample(Struct, frozen=True, kw_only=True):
+    """A request whose answer was uncertain, with the answer, as JSON. The device has numbered it;
+    `received` is the time of receipt in microseconds since 1970."""
+
+    device: str
+    number: int
+    model: str
+    residency: str = ""
+    received: int = 0
+    body: str
 
 
 class ModelFile(Struct, frozen=True, kw_only=True):

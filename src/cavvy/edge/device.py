@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 
-from cavvy.edge.front import EdgeFront, EngineTarget
-from cavvy.edge.server_calls import DeviceRefused, ServerCalls, environment, run_key
+from cavvy.edge.front import CloudTarget, EdgeFront, EngineTarget
+from cavvy.edge.server_calls import DeviceRefused, RequestInvalid, ServerCalls, environment, run_key
 from cavvy.edge.slots import ModelSlots, read_json, write_json
+from cavvy.edge.spool import SampleSpool, make_sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -218,7 +219,11 @@ class EdgeDevice:
         for name in sorted(_list_folders(f"{folder}/models")):
             self._add(name)
         self._over = threading.Event()
-        self._window: dict[str, Any] = {}
+        self._below: dict[str, float] = {}  # by model, the certainty below which samples are kept
+        self._spool = SampleSpool(f"{folder}/samples.db", int(self.options["spool_mib"]) << 20)
+        self.front.keep = self._keep
+        if self.options["cloud"]:
+            self.front.cloud = CloudTarget(self.options["cloud"], str(self.options["cloud_key"]))
 
     def leave(self, *signalled: object) -> None:
         self._over.set()
@@ -236,6 +241,7 @@ class EdgeDevice:
         for each in self._models.values():
             each.stop()
         self.front.shutdown()
+        self._spool.close()
         return 0
 
     def _check_in(self) -> float:
@@ -250,6 +256,10 @@ class EdgeDevice:
         except (OSError, ValueError) as error:
             say(f"the server was not reached: {error}")
             return every * random.uniform(0.5, 1.5)
+        try:
+            self._send_samples()
+        except (OSError, ValueError, DeviceRefused) as error:
+            say(f"samples were not sent: {error}")
         for each in wanted:
             self._follow(each)
         return every * random.uniform(0.8, 1.2)
@@ -260,13 +270,34 @@ class EdgeDevice:
             "models": [each.tell() for each in self._models.values()],
             "free_mib": free,
             "clock": time.time(),
+            "waiting": self._spool.waiting,
             "agent": "1",
         }
         answer = json.loads(self._calls.call("POST", "/edge/v1/check-in", told))
         return [dict(each) for each in answer["models"]]
 
+    def _keep(self, model: str, number: int, request: bytes, answer: bytes) -> None:
+        below = self._below.get(model)
+        if below is None:
+            return
+        sample = make_sample(model, number, request, answer)
+        if sample is not None and sample["certainty"] < below:
+            self._spool.put(sample)
+
+    def _send_samples(self) -> None:
+        while batch := self._spool.batch():
+            try:
+                self._calls.call("POST", "/edge/v1/samples", {"samples": batch})
+            except RequestInvalid as error:
+                say(f"{len(batch)} samples are dropped: {error}")
+            self._spool.sent(batch[-1]["number"])
+
     def _follow(self, wanted: Fields) -> None:
         name, number = str(wanted["name"]), int(wanted["number"])
+        if wanted.get("collect_below") is None:
+            self._below.pop(name, None)
+        else:
+            self._below[name] = float(wanted["collect_below"])
         model = self._models.get(name) or self._add(name)
         model.return_to(number)
         if not model.want(number) or not _is_open(wanted.get("window")):
@@ -312,6 +343,9 @@ def make_defaults() -> Fields:
         "probation_s": 60.0,
         "every_s": 60.0,
         "look_s": 1.0,
+        "spool_mib": 64,
+        "cloud": "",
+        "cloud_key": "",
     }
 
 

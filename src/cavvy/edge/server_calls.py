@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 _RENEW = 0.5  # of a token's time is used up when it is renewed
 _REFUSALS = (401, 403)
+_INVALID = (400, 413, 422)
 
 
 class DeviceRefused(Exception):
     """Raised if the server refuses the device, for example because it was retired."""
+
+
+class RequestInvalid(ValueError):
+    """Raised if the server will never accept a request."""
 
 
 class FileMissing(OSError):
@@ -110,6 +115,8 @@ class ServerCalls:
         if status in _REFUSALS:
             self._renew_at = 0.0
             raise DeviceRefused(reason)
+        if status in _INVALID:
+            raise RequestInvalid(reason)
         if status == 404:
             raise FileMissing(reason)
         raise OSError(f"{reason} (status {status})")

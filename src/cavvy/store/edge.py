@@ -1,19 +1,24 @@
 """Devices, models and rollouts, whose rows have a name in a project: `Store.edge`."""
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 from msgspec.json import Decoder
 
 from cavvy.domain.edge import (
+    MOST_SAMPLES,
+    SAMPLE_DAYS,
     EdgeDevice,
     EdgeInvitation,
+    EdgeSample,
     ModelRepository,
     ModelVersion,
     Rollout,
 )
 from cavvy.domain.values import replace
-from cavvy.store.documents import encode
+from cavvy.store.documents import encode, plain, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.rows import insert_into
 from cavvy.store.services import NamedRows
 
 _REPORT = (
@@ -22,12 +27,30 @@ _REPORT = (
 )
 
 
+_ADD = insert_into(
+    "edge_samples",
+    ("project", "device", "number", "model", "residency", "received_at", "body"),
+    "ON CONFLICT DO NOTHING",
+)
+_OF_DEVICE = "FROM edge_samples WHERE project = ? AND device = ?"
+_TRIM = (
+    f"DELETE {_OF_DEVICE} AND number <= "
+    f"(SELECT number {_OF_DEVICE} ORDER BY number DESC LIMIT 1 OFFSET {MOST_SAMPLES})"
+)
+_EXPIRE = "DELETE FROM edge_samples WHERE project = ? AND model = ? AND received_at < ?"
+_LIST = (
+    "SELECT device, number, residency, received_at, body FROM edge_samples "
+    "WHERE project = ? AND model = ? AND (received_at, device, number) > (?, ?, ?) "
+    "ORDER BY received_at, device, number LIMIT ?"
+)
+
+
 class SqlEdge:
     """The rows of devices at the edge and of the models that they serve."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
         database = read, write
-        self._write = write
+        self._read, self._write = read, write
         self.invitations = NamedRows(
             *database, "edge_invitations", "enrolment token", Decoder(EdgeInvitation).decode
         )
@@ -44,6 +67,41 @@ class SqlEdge:
             ("snapshot",),
             lambda model: (model.snapshot,),
         )
+
+    async def add_samples(
+        self, project: str, device: str, samples: Sequence[EdgeSample], now: datetime
+    ) -> None:
+        """Add samples of a device, except those that were added before. Of a device, the newest
+        MOST_SAMPLES are kept, and of all devices those of SAMPLE_DAYS."""
+        received, oldest = to_micros(now), to_micros(now - timedelta(days=SAMPLE_DAYS))
+
+        def write(session: DatabaseSession) -> None:
+            for each in samples:
+                values = (each.number, each.model, each.residency, received, plain(each.body))
+                session.run(_ADD, (project, device, *values))
+            session.run(_TRIM, (project, device, project, device))
+            for model in {each.model for each in samples}:
+                session.run(_EXPIRE, (project, model, oldest))
+
+        await self._write(write)
+
+    async def list_samples(
+        self, project: str, model: str, after: tuple[int, str, int], limit: int
+    ) -> Sequence[EdgeSample]:
+        """Return samples after a place: time of receipt in microseconds, device, number."""
+        values = (project, model, *after, limit)
+        rows = await self._read(lambda session: session.run(_LIST, values).fetchall())
+        return [
+            EdgeSample(
+                device=row[0],
+                number=row[1],
+                residency=row[2],
+                received=row[3],
+                body=row[4],
+                model=model,
+            )
+            for row in rows
+        ]
 
     async def put_reports(self, devices: Sequence[EdgeDevice]) -> None:
         """Replace devices that have checked in. A device that was changed meanwhile is left as it

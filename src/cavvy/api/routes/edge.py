@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 import msgspec
-from fastapi import Path
+from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,7 +26,7 @@ from cavvy.api.routes.blobs import send_blob
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user
-from cavvy.api.wire import read_bytes, view
+from cavvy.api.wire import done, read_bytes, view
 from cavvy.client import edge_wire as wire
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused
@@ -47,6 +47,7 @@ from cavvy.edge.bundle import make_script, pack_device
 from cavvy.store.base import ProjectFilter, RowNotFound
 from cavvy.store.blobs import NotManifest
 
+_SAMPLES = 500  # of one answer
 _BODY = 256 * 1024  # maximum size of a device's request, in bytes
 _TOKEN_VALID = timedelta(days=1)
 _NONCE_VALID = timedelta(minutes=5)
@@ -224,7 +225,48 @@ async def halt(
     return _rollout(await edge.halt(project, name, reason), await edge.devices(project))
 
 
+@router.get(
+    "/v1/projects/{project}/edge/samples",
+    "List requests of a model whose answers were uncertain, oldest first.",
+    rule=in_path(Permission.RUN),
+)
+async def list_samples(
+    app_state: AppState,
+    project: ProjectPath,
+    model: Annotated[str, Query(max_length=63)],
+    residency: Annotated[str, Query(max_length=63)] = "",
+    after: Annotated[str, Query(max_length=120)] = "",
+) -> wire.SamplesView:
+    received, _, rest = after.partition(".")
+    number, _, device = rest.partition(".")
+    if after and not (received.isdecimal() and number.isdecimal() and len(after) < 120):
+        raise ApiProblem("invalid-request", "`after` is not a place of an earlier answer")
+    place = (int(received or 0), device, int(number or 0))
+    found, left_out, last = await app_state.control_plane.edge.list_samples(
+        project, model, residency, place, _SAMPLES
+    )
+    return wire.SamplesView(
+        samples=[view(wire.SampleView, each) for each in found],
+        left_out=left_out,
+        after="" if last is None else f"{last.received}.{last.number}.{last.device}",
+    )
+
+
 # Devices
+
+
+class _Sample(Struct, frozen=True, kw_only=True):
+    number: int
+    model: str
+    version: int = 0
+    at: float = 0.0
+    certainty: float = 0.0
+    request: msgspec.Raw = msgspec.Raw(b"null")
+    answer: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Samples(Struct, frozen=True, kw_only=True):
+    samples: list[_Sample]
 
 
 class _Enrolment(Struct, frozen=True, kw_only=True):
@@ -251,6 +293,7 @@ class _CheckIn(Struct, frozen=True, kw_only=True):
 
 _decode_enrolment = msgspec.json.Decoder(_Enrolment).decode
 _decode_proof = msgspec.json.Decoder(_Proof).decode
+_decode_samples = msgspec.json.Decoder(_Samples).decode
 _decode_check_in = msgspec.json.Decoder(_CheckIn).decode
 
 
@@ -342,6 +385,26 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         for each in wanted
     ]
     return _json({"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models})
+
+
+@router.post(
+    "/edge/v1/samples",
+    "Store requests whose answers were uncertain. A sample that is sent again is stored once.",
+    rule=MACHINE,
+    sends=True,
+    status=204,
+    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+)
+async def add_samples(request: Request, app_state: AppState) -> Response:
+    project, name = _identify(request, app_state)
+    asked = _decode_samples(await read_bytes(request, _BODY))
+    rows = [
+        (each.number, each.model[:63], msgspec.json.encode(each).decode())
+        for each in asked.samples
+        if 0 <= each.number < 1 << 62
+    ]
+    await app_state.control_plane.edge.add_samples(project, name, rows)
+    return done()
 
 
 @router.get(

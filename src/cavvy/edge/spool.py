@@ -1,0 +1,143 @@
+"""What a device keeps for its server until it has taken it: requests whose answers were uncertain,
+in a SQLite file of bounded size. Each has a number that is never used again, so that the server
+stores it once, however often it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sqlite3
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_SAMPLE = 64 * 1024  # bytes of a request with its answer; larger ones are not kept
+_BATCH_BYTES = 128 * 1024
+_ENOUGH = 1e-3  # by which the sum of probabilities may differ from 1
+
+
+class SampleSpool:
+    """The file `path`, which holds at most `most_bytes` of samples: the oldest are dropped for new
+    ones."""
+
+    def __init__(self, path: str, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS samples"
+            " (number INTEGER PRIMARY KEY AUTOINCREMENT, size INTEGER, body TEXT)"
+        )
+        fresh = self._db.execute("SELECT 1 FROM sqlite_sequence").fetchone() is None
+        if fresh:  # the numbers of a file that was lost must not return
+            start = random.getrandbits(50)
+            self._db.execute("INSERT INTO sqlite_sequence VALUES ('samples', ?)", (start,))
+        row = self._db.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM samples").fetchone()
+        self.waiting, self._bytes = int(row[0]), int(row[1])
+
+    def put(self, sample: dict[str, Any]) -> None:
+        """Keep a sample, unless it is too large, or contains numbers that JSON does not have."""
+        try:
+            body = json.dumps(sample, allow_nan=False)
+        except ValueError:
+            return
+        if len(body) > min(MOST_SAMPLE, self._most):
+            return
+        with self._lock:
+            self._db.execute("INSERT INTO samples (size, body) VALUES (?, ?)", (len(body), body))
+            self.waiting += 1
+            self._bytes += len(body)
+            while self._bytes > self._most:
+                number, size = self._db.execute(
+                    "SELECT number, size FROM samples ORDER BY number LIMIT 1"
+                ).fetchone()
+                self._drop(number, 1, size)
+
+    def batch(self) -> list[dict[str, Any]]:
+        """Return the oldest samples, at most as many as one request may have."""
+        found: list[dict[str, Any]] = []
+        size = 0
+        with self._lock:
+            rows = self._db.execute("SELECT number, size, body FROM samples ORDER BY number")
+            for number, length, body in rows:
+                size += length
+                if found and size > _BATCH_BYTES:
+                    break
+                found.append({"number": number, **json.loads(body)})
+        return found
+
+    def sent(self, last: int) -> None:
+        """Drop the samples up to this number, which the server has stored."""
+        with self._lock:
+            count, size = self._db.execute(
+                "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM samples WHERE number <= ?", (last,)
+            ).fetchone()
+            self._drop(last, count, size)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _drop(self, last: int, count: int, size: int) -> None:
+        self._db.execute("DELETE FROM samples WHERE number <= ?", (last,))
+        self.waiting -= count
+        self._bytes -= size
+
+
+def make_sample(model: str, number: int, request: bytes, answer: bytes) -> dict[str, Any] | None:
+    """Return a request with its answer and the certainty of the answer, or None if the answer has
+    no probabilities."""
+    try:
+        asked, told = json.loads(request), json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    certainty = find_certainty(told)
+    if certainty is None:
+        return None
+    return {
+        "model": model,
+        "version": number,
+        "at": time.time(),
+        "certainty": certainty,
+        "request": asked,
+        "answer": told,
+    }
+
+
+def find_certainty(answer: Any) -> float | None:
+    """Return the smallest, over the rows of an answer, of the largest probability of a row. Rows
+    that are no probabilities are taken as their logarithms (softmax)."""
+    found = [each for each in map(_certainty_of, _list_rows(answer)) if each is not None]
+    return min(found, default=None)
+
+
+def _list_rows(answer: Any) -> list[Any]:
+    if not isinstance(answer, dict):
+        return []
+    if isinstance(rows := answer.get("predictions"), list):
+        return rows
+    found: list[Any] = []
+    outputs = answer.get("outputs")
+    for each in outputs if isinstance(outputs, list) else []:
+        shape, data = each.get("shape"), each.get("data")
+        floats = str(each.get("datatype", "")).startswith("FP")
+        if floats and isinstance(data, list) and isinstance(shape, list) and len(shape) == 2:
+            width = int(shape[1])
+            found += [data[start : start + width] for start in range(0, len(data), max(1, width))]
+    return found
+
+
+def _certainty_of(row: Any) -> float | None:
+    if not isinstance(row, list) or len(row) < 2:
+        return None
+    if not all(isinstance(each, (int, float)) and math.isfinite(each) for each in row):
+        return None
+    if min(row) >= 0 and abs(sum(row) - 1) < _ENOUGH:
+        return float(max(row))
+    most = max(row)
+    return 1 / sum(math.exp(each - most) for each in row)
