@@ -26,7 +26,16 @@ _MADE_BY_USERS = ("Client", "AsyncClient", "Task")
 _SECTIONS = {
     "Clients": ("Client", "AsyncClient"),
     "Tasks": ("Task",),
-    "Jobs": ("Job", "AsyncJob", "JobStatus", "NodeStatus", "JobCost", "CostItem", "JobEvent"),
+    "Jobs": (
+        "Job",
+        "AsyncJob",
+        "JobStatus",
+        "NodeStatus",
+        "JobCost",
+        "CostItem",
+        "JobEvent",
+        "FigureSeries",
+    ),
     "Arrays": ("JobArray", "AsyncJobArray", "ArrayResult"),
     "Own hosts, shares and policies": (
         "OwnHost",

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
         ShareLoan,
         ShareStatus,
     )
-    from cavvy.sdk.status import CostItem, JobCost, JobEvent, JobStatus, NodeStatus
+    from cavvy.sdk.status import (
+        CostItem,
+        FigureSeries,
+        JobCost,
+        JobEvent,
+        JobStatus,
+        NodeStatus,
+    )
     from cavvy.sdk.task import Task
     from cavvy.spec.keys import (
         Accelerator,
@@ -67,6 +74,7 @@ __all__ = [
     "ConsentNeeded",
     "CostItem",
     "Disk",
+    "FigureSeries",
     "GitWorkdir",
     "HostHolder",
     "HostReservation",
@@ -129,7 +137,9 @@ _MODULES = {
     ),
     "Job": "job",
     "JobArray": "array",
-    **dict.fromkeys(("CostItem", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"),
+    **dict.fromkeys(
+        ("CostItem", "FigureSeries", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"
+    ),
     **dict.fromkeys(
         (
             "HostHolder",

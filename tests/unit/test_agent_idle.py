@@ -19,7 +19,12 @@ class Watched:
         patch.setattr(monitor, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.usage: Any = SimpleNamespace(
-            look=lambda: None, known=True, cpu_percent=0.0, memory_mib=1.0, memory_peak_mib=2.0
+            look=lambda: None,
+            known=True,
+            cpu_percent=0.0,
+            memory_mib=1.0,
+            memory_peak_mib=2.0,
+            rates={},
         )
         self.monitor = WorkMonitor(
             lambda kind, **fields: self.said.append((kind, fields)),

@@ -367,6 +367,9 @@ class RankRunner:
             fields["values"] = {
                 self._clean(str(key)): self._clean(value) for key, value in values.items()
             }
+        figures = fields.get("figures")
+        if isinstance(figures, dict):
+            fields["figures"] = {self._clean(name): found for name, found in figures.items()}
         if kind == "checkpoint":
             self.reports.saw(float(str(fields.get("cost_s", 0))))
             self._tell_task(

@@ -38,10 +38,16 @@ _Figure = Annotated[float, Meta(ge=-_NUMBER, le=_NUMBER)] | Annotated[str, Meta(
 _Figures = Annotated[
     dict[Annotated[str, Meta(max_length=1024)], _Figure], Meta(max_length=256)
 ]  # agents apply stricter limits themselves
+_Number = Annotated[float, Meta(ge=-_NUMBER, le=_NUMBER)]
+_Spreads = Annotated[
+    dict[Annotated[str, Meta(max_length=128)], tuple[_Number, _Number, _Number]],
+    Meta(max_length=256),
+]
 FIELDS: Mapping[str, Any] = {
     "at": Moment,
     "setup_reused": bool,
     "values": _Figures,
+    "figures": _Spreads,
     "bytes": Size,
     "files": _Count,
     "newest_at": Moment | None,

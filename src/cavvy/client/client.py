@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 39  # increases with every change to the routes
+REVISION = 40  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -182,6 +182,32 @@ class ApiClient:
         """
         asked = query(session=session)
         return self.ask(job_path(project, name) + asked, wire.JobDetail)
+
+    def figures(
+        self,
+        project: str,
+        name: str,
+        *,
+        attempt: int | None = None,
+        ranks: Collection[int] = (),
+        names: Collection[str] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
+        points: int = 300,
+    ) -> wire.JobFigures:
+        """Return what the job's nodes measured, and its program reported, over time: at most
+        `points` values of each figure. By default, all figures of the first ranks in the last day
+        before the job's end or before now. Raises ApiError `job-not-found`, `invalid-request`.
+        """
+        asked = query(
+            attempt=attempt,
+            rank=ranks,
+            figure=names,
+            since=since and since.isoformat(),
+            until=until and until.isoformat(),
+            points=points,
+        )
+        return self.ask(job_path(project, name) + "/figures" + asked, wire.JobFigures)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
         """Return the expected remaining cost of a job with a deadline. Raises ApiError

@@ -223,6 +223,29 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     nodes: list[NodeView]
 
 
+class SeriesView(Answer, frozen=True, kw_only=True):
+    """One figure of a rank in an attempt, such as gpu_percent or loss. For each step, the lowest,
+    mean and highest value; null where it is unknown.
+    """
+
+    attempt: int
+    rank: int
+    name: str
+    low: list[float | None]
+    mean: list[float | None]
+    high: list[float | None]
+
+
+class JobFigures(Answer, frozen=True, kw_only=True):
+    """Figures of a job over time. All series have the same steps of `step_s` seconds, of which the
+    first begins at `start`.
+    """
+
+    start: datetime
+    step_s: int
+    series: list[SeriesView]
+
+
 class PlanStateView(Answer, frozen=True, kw_only=True):
     """The last decision of the deadline policy for a job, and its reason. `mode` is idle, spot or
     on-demand.

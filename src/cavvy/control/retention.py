@@ -1,5 +1,6 @@
 """Removes ended jobs that are no longer kept: first what `cavvy rm` removes, then the remaining
-rows. Only the entries of the ledger stay. Also removes old records of the audit log.
+rows. Only the entries of the ledger stay. Also removes old figures, and old records of the audit
+log.
 """
 
 import logging
@@ -29,6 +30,7 @@ _FORGOTTEN = 1000  # removed jobs that a pass forgets
 _SHRINK_MIB = 8
 _MONTH = timedelta(days=30)
 _CUT_RECORDS = 2000  # that one transaction removes
+_BLOCKS = 100  # days of a rank, up to 32 KB each, that one transaction removes
 WAIT = timedelta(days=30)
 # The fact SINCE LAST: the first and the last round without a break longer than WAIT. If there is
 # none, or a break, the next removal waits: the database may come from a version that kept
@@ -98,6 +100,8 @@ class Retention:
                 return _EVERY
             self._left = sorted({each.name for each in await self._store.projects()})
             await self._store.retention.forget_removed(now - _TOLD, _FORGOTTEN)
+            while await self._store.figures.forget(now, _BLOCKS):
+                await self._clock.sleep_until(self._clock.now() + _PAUSE)
         if not self._left:
             if self._removed:
                 _log.info("removed ended jobs", extra={"jobs": self._removed})

@@ -52,6 +52,7 @@ class MessageKind(StrEnum):
     UPLOAD = "upload"  # files of an output were sent
     NOTICE = "notice"
     TELEMETRY = "telemetry"
+    MINUTE = "minute"  # the figures of a whole minute
     EVENT = "event"
     EXITED = "exited"
 
@@ -67,6 +68,8 @@ class AgentMessage:
     kind: str  # a MessageKind; other kinds come from newer agents and are acknowledged
     setup_reused: bool = False  # running
     values: dict[str, float | str] = field(default_factory=dict)  # progress, telemetry
+    # minute: the lowest, mean and highest value of each figure
+    figures: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint
@@ -74,7 +77,9 @@ class AgentMessage:
     number: int | None = None
     sent: int = 0  # checkpoint, upload: bytes that were sent
     seconds: float | None = (
-        None  # notice: seconds until the node is reclaimed; checkpoint: seconds of its upload
+        # notice: seconds until the node is reclaimed; checkpoint: seconds of its upload; minute:
+        # seconds since the minute began
+        None
     )
     cost_s: float | None = None  # checkpoint: how long the work paused, as it reported
     source: str = ""  # notice

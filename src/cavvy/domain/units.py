@@ -241,19 +241,26 @@ def format_memory(mib: int) -> str:
     )
 
 
+_UNITS = {"mib": "", "mib_s": " MiB/s", "percent": "%", "w": " W"}
+
+
 def format_measure(name: str, value: float | str) -> str:
     """Return a value that a node reports, with its name, such as "memory 2.0 GiB", "CPU 25%" or
-    "loss 0.12". The ends `_mib` and `_percent` of a name are units.
+    "loss 0.12". The ends `_mib`, `_mib_s`, `_w` and `_percent` of a name are units.
     """
-    what, _, unit = name.rpartition("_")
-    has_unit = bool(what) and unit in ("mib", "percent")
+    what, unit = next(
+        ((name.removesuffix(f"_{each}"), each) for each in _UNITS if name.endswith(f"_{each}")),
+        (name, ""),
+    )
+    has_unit = bool(what and unit)
     words = (what if has_unit else name).replace("_", " ")
     words = re.sub(r"\b(cpu|gpu)\b", lambda found: found[0].upper(), words)
     if not has_unit or isinstance(value, str):
         return f"{words} {format_number(value)}"
     if unit == "mib":
         return f"{words} {format_memory(round(value))}"
-    return f"{words} {value:.0f}%" if value >= 100 else f"{words} {value:.3g}%"
+    ending = _UNITS[unit]
+    return f"{words} {value:.0f}{ending}" if value >= 100 else f"{words} {value:.3g}{ending}"
 
 
 def format_number(value: float | str) -> str:

@@ -17,7 +17,7 @@ from cavvy.sdk.client import Client
 from cavvy.sdk.errors import CavvyError
 from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
 from cavvy.sdk.operation import HostReservation, OwnHost, PolicyStatus, ShareStatus
-from cavvy.sdk.status import JobCost, JobEvent, JobStatus, Phase
+from cavvy.sdk.status import FigureSeries, JobCost, JobEvent, JobStatus, Phase
 from cavvy.sdk.task import Task
 
 if TYPE_CHECKING:
@@ -116,6 +116,27 @@ class AsyncJob:
     async def metrics(self) -> dict[str, float | str]:
         """See `Job.metrics`."""
         return await self._threads.run(self._job.metrics)
+
+    async def figures(
+        self,
+        *,
+        names: Collection[str] = (),
+        ranks: Collection[int] = (),
+        attempt: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        points: int = 300,
+    ) -> list[FigureSeries]:
+        """See `Job.figures`."""
+        return await self._threads.run(
+            self._job.figures,
+            names=names,
+            ranks=ranks,
+            attempt=attempt,
+            since=since,
+            until=until,
+            points=points,
+        )
 
     async def cost(self) -> JobCost:
         """See `Job.cost`."""

@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from numbers import Integral
 from types import NoneType
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Literal
 from cavvy.client.metrics import last_figures
 from cavvy.sdk.arguments import check_type, read_seconds
 from cavvy.sdk.errors import CavvyError, InvalidArgument, JobFailed, WaitTimeout
-from cavvy.sdk.status import JobCost, JobEvent, JobStatus, read_cost, read_detail, read_event
+from cavvy.sdk.status import (
+    FigureSeries,
+    JobCost,
+    JobEvent,
+    JobStatus,
+    read_cost,
+    read_detail,
+    read_event,
+    read_figures,
+)
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, LogChunk, wire
@@ -118,6 +127,35 @@ class Job:
         values with lines such as `CAVVY_PROGRESS {"loss": 0.12}` or with `cavvy.train`.
         """
         return last_figures(self._detail())
+
+    def figures(
+        self,
+        *,
+        names: Collection[str] = (),
+        ranks: Collection[int] = (),
+        attempt: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        points: int = 300,
+    ) -> list[FigureSeries]:
+        """Return what the nodes measured and the program reported over time, at most `points`
+        values for each rank and name, such as gpu_percent or loss. By default, all figures of the
+        first eight ranks in the last day before the end of the job, or before now. Figures are kept
+        for 30 days.
+        """
+        with self._connections.use() as connection:
+            return read_figures(
+                connection.figures(
+                    self.project,
+                    self.id,
+                    attempt=attempt,
+                    ranks=ranks,
+                    names=names,
+                    since=since,
+                    until=until,
+                    points=points,
+                )
+            )
 
     def cost(self) -> JobCost:
         """Return the job's cost so far, and the time that the job spent in each phase."""

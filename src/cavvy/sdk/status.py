@@ -121,6 +121,23 @@ class JobCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FigureSeries:
+    """What one rank measured, or its program reported, under one name over time. The values belong
+    to steps of the length `step`, of which the first begins at `start`. Each step has its lowest,
+    mean and highest value; None if it has no value.
+    """
+
+    attempt: int
+    rank: int
+    name: str
+    start: datetime
+    step: timedelta
+    low: tuple[float | None, ...] = field(repr=False)
+    mean: tuple[float | None, ...] = field(repr=False)
+    high: tuple[float | None, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
     """One event of a job, such as its submission or the loss of a node. `kind` is for programs,
     `text` for people.
@@ -135,6 +152,23 @@ class JobEvent:
 
     def __str__(self) -> str:
         return f"{self.at:%Y-%m-%d %H:%M:%S} {self.text}"
+
+
+def read_figures(found: "wire.JobFigures") -> list[FigureSeries]:
+    """Return the series of an answer."""
+    return [
+        FigureSeries(
+            attempt=each.attempt,
+            rank=each.rank,
+            name=each.name,
+            start=found.start,
+            step=timedelta(seconds=found.step_s),
+            low=tuple(each.low),
+            mean=tuple(each.mean),
+            high=tuple(each.high),
+        )
+        for each in found.series
+    ]
 
 
 def read_listing(job: "wire.JobListing") -> JobStatus:

@@ -22,6 +22,7 @@ from datetime import datetime
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.arrays import RungValue
 from cavvy.domain.events import Charge, Event
+from cavvy.domain.figures import FigureBlock
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
@@ -119,11 +120,11 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     exist.
 
     Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
-    observations, rungs, allocations. If an attempt renames its gang, a later attempt in this write
-    can use the gang's old name. `release` names gangs whose allocations are removed. `charges`
-    contains all charges so far of each listed node; these charges replace the node's stored
-    charges. Allocations are checked in the same transaction against their host and the host's other
-    allocations.
+    observations, rungs, figures, allocations. If an attempt renames its gang, a later attempt in
+    this write can use the gang's old name. `release` names gangs whose allocations are removed.
+    `charges` contains all charges so far of each listed node; these charges replace the node's
+    stored charges. Allocations are checked in the same transaction against their host and the
+    host's other allocations.
     """
 
     jobs: Sequence[JobRecord] = ()
@@ -136,6 +137,7 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     observations: Sequence[Observation] = ()
     machines: Sequence[NamedMachine] = ()
     rungs: Sequence[RungValue] = ()
+    figures: Sequence[FigureBlock] = ()  # of one minute each
 
 
 class JobReading(Struct, frozen=True, kw_only=True):

@@ -50,6 +50,7 @@ from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
 from cavvy.store.edge import SqlEdge
+from cavvy.store.figures import SqlFigures
 from cavvy.store.held import HeldReader
 from cavvy.store.job_search import FoundJobs, JobSearch, find_condition, find_order
 from cavvy.store.leases import FENCE, begin_fenced
@@ -158,7 +159,7 @@ class Store:
         self.provider_credentials = SqlCredentials(*database)
         self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
         self.retention, self.queue = SqlRetention(*database), SqlQueue(*database, self._held)
-        self.arrays = SqlArrays(*database)
+        self.arrays, self.figures = SqlArrays(*database), SqlFigures(*database)
         self.dependencies = SqlDependencies(self._read)
         self.node_pools, self.maintenance = SqlNodePools(*database), SqlMaintenance(*database)
         self.edge = SqlEdge(*database)

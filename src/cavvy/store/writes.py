@@ -41,6 +41,7 @@ from cavvy.store.documents import (
     to_micros,
 )
 from cavvy.store.drivers import DatabaseSession
+from cavvy.store.figures import write_figures
 from cavvy.store.ledger import post_bill
 from cavvy.store.maintenance import list_closed
 from cavvy.store.rows import (
@@ -115,6 +116,8 @@ def write_changes(
         session.run(OBSERVATIONS.insert, OBSERVATIONS.values(storable_observation(seen)))
     for rung in changes.rungs:
         session.run(_INSERT_RUNG, RUNGS.values(rung))
+    if changes.figures:
+        write_figures(session, changes.figures)
     if changes.allocations:
         _write_allocations(session, changes.allocations)
     return written
@@ -172,7 +175,8 @@ def remove_job(session: DatabaseSession, job: JobRecord) -> None:
     if job.array_id is not None:
         remove_empty(session, job.array_id)
     attempts = "SELECT id FROM attempts WHERE job_id = ?"
-    session.run(f"DELETE FROM nodes WHERE attempt_id IN ({attempts})", (job.id,))
+    for table in ("nodes", "figures"):
+        session.run(f"DELETE FROM {table} WHERE attempt_id IN ({attempts})", (job.id,))
     for table in ("events", "checkpoints", "documents", "rung_values"):
         session.run(f"DELETE FROM {table} WHERE job_id = ?", (job.id,))
 

@@ -8,6 +8,7 @@ import stat
 import time
 
 from ..disk import open_own
+from .figures import MinuteFigures
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class WorkMonitor:
         idle_gpu_percent: float = 0,
         connected: Callable[[], bool] = bool,
     ) -> None:
+        self._figures = MinuteFigures(say)
         self._say = say
         self._connected = connected  # returns whether a user has a session on this node
         self._warned = False  # whether the user was warned since the work was last busy
@@ -120,6 +122,7 @@ class WorkMonitor:
         """Report what has changed. If the work has been idle for too long, return the reason to end
         it."""
         now = time.monotonic()
+        self._figures.tick()
         self._tell(self._progress.look())
         if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:
             self._checkpoints_at = now
@@ -158,6 +161,7 @@ class WorkMonitor:
         """Take a measurement of the GPUs."""
         self.gpus = values
         self._means.gpu_peak_mib = max(self._means.gpu_peak_mib, values.get("gpu_memory_mib", 0))
+        self._figures.measure(values)
 
     def share_gpu(self, processes: dict[str, float] | None, values: dict[str, float]) -> None:
         """Take the GPU memory in MiB of each process on the shared GPU, or None if the driver does
@@ -189,10 +193,12 @@ class WorkMonitor:
             self._tell_usage(time.monotonic())
         self._tell(self._progress.look())
         self._tell_checkpoint(last=True)
+        self._figures.send()
 
     def _measure(self, now: float) -> None:
         self._looked_at = now
         self.usage.look()
+        self._figures.measure(self._measured)
         if (
             not self.usage.known
             or self.usage.cpu_percent >= IDLE_CPU_PERCENT
@@ -204,13 +210,19 @@ class WorkMonitor:
         if now - self._told_at >= TELEMETRY_S - 0.5:
             self._tell_usage(now)
 
+    @property
+    def _measured(self) -> dict[str, float]:
+        usage = self.usage
+        return {
+            "cpu_percent": usage.cpu_percent,
+            "memory_mib": usage.memory_mib,
+            **usage.rates,
+        }
+
     def _tell_usage(self, now: float) -> None:
         since, self._told_at = max(self._told_at, self._began_at), now
         self._told_gpus = self.gpus
-        values = {
-            name: getattr(self.usage, name)
-            for name in ("cpu_percent", "memory_mib", "memory_peak_mib")
-        }
+        values = {**self._measured, "memory_peak_mib": self.usage.memory_peak_mib}
         values.update(self.gpus)
         if self._gpu_busy_at < now:
             values["gpu_idle_s"] = round(now - self._gpu_busy_at)
@@ -218,6 +230,7 @@ class WorkMonitor:
 
     def _tell(self, values: dict[str, object]) -> None:
         if values:
+            self._figures.report(values)
             self._say("progress", values=values)
 
     def _tell_checkpoint(self, *, last: bool = False) -> None:

@@ -9,6 +9,7 @@ import os
 import time
 
 from ..disk import read_process
+from .rates import RateMeter
 from .reaper import descendants
 
 TYPE_CHECKING = False
@@ -41,6 +42,7 @@ class UsageMeter:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._before: dict[int, int] = {}
         self._at = time.monotonic()
+        self._rates = RateMeter()
         self.cpu_percent = 0.0  # CPU use since the previous measurement, in percent of one CPU
         self.memory_mib = 0.0
         self.memory_peak_mib = 0.0  # the highest measurement so far
@@ -53,6 +55,11 @@ class UsageMeter:
         """Return the IDs of the processes of commands that users run on the node."""
         others = self._others()
         return list_below(*others) if others else []
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rates of disks and networks, by name; see RateMeter."""
+        return self._rates.rates
 
     def look(self) -> None:
         """Measure the usage now. Processes that start and end between two measurements are
@@ -69,6 +76,7 @@ class UsageMeter:
         self.memory_mib = round(pages * self._page / 1048576, 1)
         self.memory_peak_mib = max(self.memory_peak_mib, self.memory_mib)
         self._before, self._at = ticks, now
+        self._rates.look(ticks)
 
 
 def list_below(*roots: int) -> list[int]:
@@ -176,17 +184,23 @@ def _read_processes(nvml: object, handle: object) -> dict[str, float] | None:
 def _read_gpus(nvml: object, handles: list[object]) -> dict[str, float]:
     import ctypes
 
+    watts, power = list[float](), ctypes.c_uint()  # mW
     rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
     memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
     read_rates = nvml.nvmlDeviceGetUtilizationRates  # type: ignore[attr-defined]  # a CDLL
     read_memory = nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]  # a CDLL
+    read_power = nvml.nvmlDeviceGetPowerUsage  # type: ignore[attr-defined]  # a CDLL
     busy, used = [], 0
     for handle in handles:
         if not read_rates(handle, ctypes.byref(rates)):
             busy.append(rates[0])
         if not read_memory(handle, ctypes.byref(memory)):
             used += memory[2]
+        if not read_power(handle, ctypes.byref(power)):
+            watts.append(power.value / 1000)
     values = {"gpu_memory_mib": round(used / 1048576, 1)}
     if busy:
         values["gpu_percent"] = round(sum(busy) / len(busy), 1)
+    if watts:
+        values["gpu_power_w"] = round(sum(watts), 1)
     return values

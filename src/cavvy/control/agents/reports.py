@@ -9,6 +9,7 @@ from typing import assert_never
 from cavvy.control.agents.checkpoints import describe, say_size
 from cavvy.costs.extras import bound_upload
 from cavvy.domain.events import Event
+from cavvy.domain.figures import MOST_NAMES, FigureBlock, FigureColumns
 from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
@@ -62,6 +63,7 @@ class ReportOutcome(Struct):
     attempt: Attempt
     node: Node
     events: list[Event] = field(default_factory=list)
+    figures: list[FigureBlock] = field(default_factory=list)
     moved: bool = False
     saved: bool = False  # whether a checkpoint has become complete
 
@@ -164,6 +166,22 @@ def _telemetry(report: ReportOutcome, message: AgentMessage, at: datetime, now: 
         name: value for name, value in message.values.items() if isinstance(value, int | float)
     }
     report.node = replace(report.node, telemetry=numbers)
+
+
+def _minute(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    began = int(at.timestamp() - (message.seconds or 0.0)) // 60
+    known = sorted(message.figures.items())[:MOST_NAMES]
+    if known:
+        columns = {
+            name: FigureColumns(low=[low], mean=[mean], high=[high])
+            for name, (low, mean, high) in known
+        }
+        node = report.node
+        report.figures.append(
+            FigureBlock(
+                attempt_id=node.attempt_id, rank=node.rank, minutes=[began], columns=columns
+            )
+        )
 
 
 def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
@@ -308,6 +326,7 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
     MessageKind.RUNNING: _running,
     MessageKind.PROGRESS: _progress,
     MessageKind.TELEMETRY: _telemetry,
+    MessageKind.MINUTE: _minute,
     MessageKind.CHECKPOINT: _saved,
     MessageKind.UPLOAD: _uploaded,
     MessageKind.NOTICE: _notice,

@@ -525,6 +525,7 @@ class AgentSessions:
                     nodes=[report.node],
                     events=[*report.events, *stop.events],
                     rungs=rungs,
+                    figures=report.figures,
                 )
             )
             if report.moved or stop.job is not None:

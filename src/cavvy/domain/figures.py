@@ -1,0 +1,95 @@
+"""What the node of a rank measured, and what its program reported, minute by minute."""
+
+from collections.abc import Mapping, Sequence
+from math import inf, nan
+
+from cavvy.domain.values import Struct
+
+FIGURES_DAYS = 30  # for how many whole days figures are kept
+MOST_NAMES = 48  # of one rank and minute; more are dropped
+
+
+class FigureColumns(Struct, frozen=True, kw_only=True):
+    """The lowest, mean and highest value of one figure in each minute of a block; NaN where the
+    figure is unknown.
+    """
+
+    low: Sequence[float]
+    mean: Sequence[float]
+    high: Sequence[float]
+
+
+class FigureBlock(Struct, frozen=True, kw_only=True):
+    """The figures of one rank in some minutes of one day (UTC). `minutes` counts from 1970, in
+    ascending order."""
+
+    attempt_id: str
+    rank: int
+    minutes: Sequence[int]
+    columns: Mapping[str, FigureColumns]
+
+
+def join_blocks(blocks: Sequence[FigureBlock]) -> FigureBlock:
+    """Join blocks of one rank to one block. If several have the same minute, the last counts."""
+    rows: dict[int, tuple[FigureBlock, int]] = {}
+    for block in blocks:
+        rows |= {minute: (block, at) for at, minute in enumerate(block.minutes)}
+    picked = [rows[minute] for minute in sorted(rows)]
+    names = sorted({name for block in blocks for name in block.columns})
+    return FigureBlock(
+        attempt_id=blocks[0].attempt_id,
+        rank=blocks[0].rank,
+        minutes=sorted(rows),
+        columns={name: _join_columns(name, picked) for name in names},
+    )
+
+
+def _join_columns(name: str, picked: Sequence[tuple[FigureBlock, int]]) -> FigureColumns:
+    low, mean, high = [], [], []
+    for block, at in picked:
+        found = block.columns.get(name)
+        low.append(found.low[at] if found else nan)
+        mean.append(found.mean[at] if found else nan)
+        high.append(found.high[at] if found else nan)
+    return FigureColumns(low=low, mean=mean, high=high)
+
+
+# the lengths in minutes for which figures are summarized
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
+
+
+def choose_step(minutes: int, points: int) -> int:
+    """Return the shortest step in minutes that divides a period into at most `points` parts, or a
+    day."""
+    return next((step for step in _STEPS if -(-minutes // step) < points), _STEPS[-1])
+
+
+def summarize_blocks(
+    blocks: Sequence[FigureBlock], start: int, step: int, count: int
+) -> Mapping[str, FigureColumns]:
+    """Summarize the blocks of one rank: for each of `count` steps from the minute `start` on, the
+    lowest value, the mean of the minutes' means, and the highest value; NaN for steps without a
+    value.
+    """
+    names = dict.fromkeys(name for block in blocks for name in block.columns)
+    found = {}
+    for name in names:
+        low, high = [inf] * count, [-inf] * count
+        total, known = [0.0] * count, [0] * count
+        for block in blocks:
+            if name not in block.columns:
+                continue
+            columns = block.columns[name]
+            rows = zip(block.minutes, columns.low, columns.mean, columns.high, strict=True)
+            for minute, least, mean, most in rows:
+                at = (minute - start) // step
+                if 0 <= at < count and mean == mean:  # not NaN
+                    low[at], high[at] = min(low[at], least), max(high[at], most)
+                    total[at] += mean
+                    known[at] += 1
+        found[name] = FigureColumns(
+            low=[each if n else nan for each, n in zip(low, known, strict=True)],
+            mean=[each / n if n else nan for each, n in zip(total, known, strict=True)],
+            high=[each if n else nan for each, n in zip(high, known, strict=True)],
+        )
+    return found

@@ -1,0 +1,69 @@
+"""What nodes measured and programs reported, from the agents' messages to the route."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.api.api_state import Api
+from tests.api.test_api_agents import claim, report, start
+
+JOB = "/v1/projects/default/jobs/t/figures"
+NOW = datetime.now(UTC)
+
+
+async def have_reported(api: Api, *minutes: dict[str, Any]) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    messages = [
+        {"seq": n, "kind": "minute", "seconds": 60, "figures": each}
+        for n, each in enumerate(minutes, 1)
+    ]
+    answer = await report(api, gang, *messages)
+    assert answer.json()["ack"] == len(minutes)
+
+
+async def test_figures_are_shown_by_rank_and_name(api: Api) -> None:
+    spread = {"loss": [1, 2, 4.00004], "gpu_percent": [0, 97, 100]}
+    await have_reported(api, spread)
+    since = (NOW - timedelta(hours=1)).isoformat()
+    found = (await api.http.get(JOB, params={"since": since})).json()
+    assert found["step_s"] == 60
+    assert [(each["attempt"], each["rank"], each["name"]) for each in found["series"]] == [
+        (1, 0, "gpu_percent"),
+        (1, 0, "loss"),
+    ]
+    loss = found["series"][1]
+    [at] = [n for n, each in enumerate(loss["mean"]) if each is not None]
+    assert (loss["low"][at], loss["mean"][at], loss["high"][at]) == (1, 2, 4)
+    began = datetime.fromisoformat(found["start"]) + timedelta(seconds=60 * at)
+    assert timedelta(seconds=0) <= NOW - began <= timedelta(minutes=5)
+    asked = {"figure": "loss", "rank": 0, "attempt": 1, "points": 10, "since": since}
+    found = (await api.http.get(JOB, params=asked)).json()
+    assert [each["name"] for each in found["series"]] == ["loss"]
+    assert len(found["series"][0]["mean"]) <= 10
+    for other in ({"figure": "other"}, {"rank": 5}, {"attempt": 2}):
+        assert (await api.http.get(JOB, params={**other, "since": since})).json()["series"] == []
+
+
+async def test_a_job_without_figures_has_no_series(api: Api) -> None:
+    await api.submit()
+    assert (await api.http.get(JOB)).json()["series"] == []
+
+
+async def test_bad_figures_of_an_agent_are_refused(api: Api) -> None:
+    await have_reported(api, {"loss": [1, 2]}, {"loss": ["a", 1, 2]}, {"x" * 999: [1, 1, 1]}, {})
+    assert (await api.http.get(JOB)).json()["series"] == []
+
+
+async def test_too_much_at_once_is_refused_with_a_hint(api: Api) -> None:
+    await have_reported(api, {"loss": [1, 1, 1]})
+    many = {"since": (NOW - timedelta(days=31)).isoformat(), "figure": [f"n{n}" for n in range(64)]}
+    for asked in (
+        many,
+        {"since": (NOW - timedelta(days=90)).isoformat()},
+        {"since": (NOW + timedelta(days=1)).isoformat()},
+    ):
+        answer = await api.http.get(JOB, params=asked)
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["code"] == "invalid-request"
+    for wrong in ({"points": 0}, {"points": 10**9}, {"rank": list(range(99))}, {"since": "2026"}):
+        assert (await api.http.get(JOB, params=wrong)).json()["code"] == "invalid-request"
