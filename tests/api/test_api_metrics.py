@@ -3,18 +3,31 @@
 import json
 import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.api.api_state import Api, until
+from tests.api.api_state import SCRIPT, Api, open_api, until
 from tests.api.team import OWN, make_service, make_team
 from tests.api.test_api_agents import claim, report
 
+from cavvy.api.routes.metrics import _add_service
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.serving.request_bills import RequestBills
+from cavvy.control.serving.requests import ServiceStatus
 from cavvy.domain.accounts import Role
-from cavvy.domain.services import ReplicaState, ServiceReplica
+from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse, name_api
+from cavvy.domain.services import (
+    FallbackApi,
+    FallbackRule,
+    ReplicaState,
+    ServiceReplica,
+    ServiceSpec,
+)
 from cavvy.domain.values import replace
+from cavvy.telemetry import Figures
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,6 +105,89 @@ async def test_a_server_without_the_package_says_what_to_install(
     answer = await api.http.get("/metrics")
     assert (answer.status_code, answer.json()["code"]) == (501, "extra-missing")
     assert answer.json()["hint"].startswith("install it where the server runs: ")
+
+
+GPU = """[[offers]]
+instance_type = "gpu"
+price_usd_hr = 9.0
+cpus = 64
+memory_gib = 256
+accelerator = "H100"
+accelerators = 1
+accelerator_memory_gib = 80
+"""
+TELEMETRY = {
+    **{"cpu_percent": 97.5, "memory_mib": 512, "gpu_percent": 88, "gpu_memory_mib": 9156},
+    **{"gpu_power_w": 350, "disk_read_mib_s": 1, "disk_write_mib_s": 2},
+    **{"net_in_mib_s": 3, "net_out_mib_s": 4},
+}
+
+
+async def test_each_metric_of_the_servers_part_of_the_page_moves(tmp_path: Path) -> None:
+    """In the life of jobs and a service. The values of a service's traffic are made up."""
+    page = (ROOT / "docs/reference/metrics.md").read_text().partition("## The gateway")[0]
+    moved: set[str] = set()
+    async with open_api("sqlite", tmp_path, script=f"{GPU}{SCRIPT}") as api:
+        before = await scrape(api.http)
+
+        async def look() -> None:
+            for name, samples in (await scrape(api.http)).items():
+                known = {tuple(each.labels.items()): each.value for each in before.get(name, [])}
+                values = ((tuple(each.labels.items()), each.value) for each in samples)
+                if any(value != known.get(labels, 0) for labels, value in values):
+                    moved.add(name)
+
+        paid = "{name: paid, run: 'true', resources: {gpu: H100}}"
+        made = await api.submit(paid, consent=True)
+        await api.submit("{name: late, run: 'true', after: [paid]}")
+        attempt = await api.attempt(made["id"])
+        await claim(api, attempt.gang)
+        await report(api, attempt.gang, {"seq": 1, "kind": "running"})
+        await report(api, attempt.gang, {"seq": 2, "kind": "telemetry", "values": TELEMETRY})
+        await until(lambda: _has(api, "cavvy_attempt_start_seconds"))
+        await look()
+        ended = {"kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0}
+        await report(api, attempt.gang, {"seq": 3, **ended})
+        await until(lambda: _has(api, "cavvy_attempts_ended"))
+        await api.http.put("/v1/budgets/b", json={"limit_micros": 9, "project": "default"})
+        await _use_tokens(api)
+        await look()
+    figures = Figures()
+    _add_service(figures, _make_status())
+    moved |= {each.name for each in figures.collect() if any(x.value for x in each.samples)}
+    listed = {name.removesuffix("_total") for name in find_names(page, "`")}
+    assert listed - moved == set()
+
+
+async def _has(api: Api, name: str) -> bool:
+    return name in await scrape(api.http)
+
+
+async def _use_tokens(api: Api) -> None:
+    """Bill a request that the API of a fallback has answered."""
+    model = FallbackApi(model="big", prices=(1_000_000, 3_000_000))
+    service = make_service("default", api.app_state.now())
+    spec = ServiceSpec(port=80, fallbacks=(FallbackRule(api=model),))
+    service = replace(service, task=replace(service.task, service=spec))
+    use = TokenUse(prompt=100, cached=1, completion=50)
+    count = KeyWork(requests=1, work_us=1, tokens={"tiny": use})
+
+    async def read() -> RequestWork:
+        return {"g": {name_api(model.url, model.model): {"": count}}}
+
+    bills, now = RequestBills(api.app_state.store), api.app_state.now()
+    await bills.divide(service, read, now, last=True)
+
+
+def _make_status() -> ServiceStatus:
+    now = datetime.now(UTC)
+    replica = ServiceReplica(
+        id="r", service="s", revision=1, state=ReplicaState.READY, ordered_at=now
+    )
+    counts = {"answered": 1, "lost": 1, "unserved": 1, "in_flight": 1, "backlog": 1, "late": 1}
+    traffic = ServiceTraffic(at_s=1.0, p50_s=1.0, p95_s=1.0, p99_s=1.0, **counts)
+    service = replace(make_service("default", now), replicas=(replica,))
+    return ServiceStatus(service=service, url="", traffic=traffic)
 
 
 def test_the_page_lists_each_metric_and_alerts_and_panels_use_only_these() -> None:

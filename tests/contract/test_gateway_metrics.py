@@ -26,6 +26,10 @@ SERVICES: list[dict[str, Any]] = [
         **{"models": ["org/tiny"], "routing": {"by": "cache"}},
     },
     {"name": "narrow", "label": "tight", "hosts": ["narrow.example"], **NARROW},
+    {
+        **{"name": "cold", "label": "cold", "hosts": ["cold.example"], "fallback_s": 0.01},
+        "fallbacks": [{"id": "other", "label": "service/tight", "service": "narrow"}],
+    },
     {"name": "odd", "label": HOSTILE, "hosts": ["odd.example"], "closed": "the budget is spent"},
 ]
 
@@ -101,7 +105,10 @@ def test_each_metric_of_the_page_moves(gateway: GatewayProcess, engine: EngineSt
     assert ask(gateway.port, "GET", "/die", **narrow).status == 502  # also at its second try
     assert ask(gateway.port, "GET", "/echo", host="odd.example").status == 402
 
+    assert ask(gateway.port, "GET", "/echo", host="cold.example").status == 200
+
     found = scrape(gateway)
+    assert found["cavvy_gateway_fallbacks_total", "cold", "service/tight"] == 1
     assert found["cavvy_gateway_requests_total", "chat", "answered"] == 2
     assert found["cavvy_gateway_request_seconds_count", "chat", ""] == 2
     assert found["cavvy_gateway_request_seconds_bucket", "chat", "+Inf"] == 2

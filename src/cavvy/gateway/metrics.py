@@ -132,6 +132,11 @@ def _add_service(figures: Figures, service: ServiceQueue) -> None:
         service.counters.latency_s,
         **labels,
     )
+    labels_of = {each.id: each.label for each in route.fallbacks}
+    for fallback, count in facts.fallbacks.items():
+        name, text = "cavvy_gateway_fallbacks", "Answers that a fallback gave."
+        if shown := labels_of.get(fallback):
+            figures.add(name, text, count, kind="counter", **labels, fallback=shown)
     used = service.sum_tokens()
     for kind, tokens in (
         ("prompt", used.prompt),

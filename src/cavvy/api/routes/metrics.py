@@ -145,12 +145,17 @@ def _add_node(figures: Figures, attempt: Attempt, node: Node, job: str) -> None:
     for name, text, key in (
         ("cavvy_node_cpu_percent", "CPU use in percent of one CPU.", "cpu_percent"),
         ("cavvy_node_memory_mib", "Memory that the work uses.", "memory_mib"),
+        ("cavvy_node_disk_read_mib_per_second", "What the work reads.", "disk_read_mib_s"),
+        ("cavvy_node_disk_write_mib_per_second", "What the work writes.", "disk_write_mib_s"),
+        ("cavvy_node_network_in_mib_per_second", "What the node receives.", "net_in_mib_s"),
+        ("cavvy_node_network_out_mib_per_second", "What the node sends.", "net_out_mib_s"),
     ):
         figures.add(name, text, told.get(key), **labels)
     model = {**labels, "modelName": attempt.offer.accelerator or ""}
     for name, text, key in (
         ("DCGM_FI_DEV_GPU_UTIL", "Mean GPU use of the node in percent.", "gpu_percent"),
         ("DCGM_FI_DEV_FB_USED", "GPU memory in use on the node, in MiB.", "gpu_memory_mib"),
+        ("DCGM_FI_DEV_POWER_USAGE", "Power of the node's GPUs in watts.", "gpu_power_w"),
     ):
         figures.add(name, text, told.get(key), **model)
 
