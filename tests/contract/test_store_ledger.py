@@ -217,8 +217,8 @@ async def test_alerts_of_a_raised_or_removed_budget_are_sent_again(store: Store)
         await store.budgets.put(SpendingBudget(name="b", limit=Money(limit), since=NOW))
         await keeper.renew_alerts("b")
         await keeper.reconcile()
-        claim = store.budgets.claim_alert
-        return [each for each in (50, 80, 100) if await claim("b", month, each)]
+        claim, [budget] = store.budgets.claim_alert, await store.budgets.list()
+        return [each for each in (50, 80, 100) if await claim(budget, month, each, "", NOW)]
 
     assert await set_and_check(1_000_000) == [100]
     assert await set_and_check(1_000_000) == [100]

@@ -212,10 +212,10 @@ class BudgetKeeper:
     async def _alert(self, state: BudgetState, percent: int, spent: Money, now: datetime) -> None:
         """Notify running jobs and the webhook, once per month for each percentage."""
         budget = state.budget
-        if not await self._store.budgets.claim_alert(budget.name, month_of(now), percent):
-            return
         text = f"{percent}% of the budget {budget.name} is spent: {format_usd(spent)} of "
         text += format_usd(state.limit)
+        if not await self._store.budgets.claim_alert(budget, month_of(now), percent, text, now):
+            return
         jobs = [await self._store.job(job_id) for job_id in state.running]
         events = [make_event(job, now, "budget", text, fact=budget.name) for job in jobs]
         if events:

@@ -34,6 +34,14 @@ from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, 
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
+from cavvy.control.notices import (
+    NOTICES,
+    NoticeSender,
+    OpenAddress,
+    SendNotice,
+    is_notice_key,
+    send_message,
+)
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.provider_tasks import ProviderTasks
 from cavvy.control.queue import QueueReconciler
@@ -102,6 +110,8 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     deposits: DepositDependencies | None = None  # None: nodes store no results in buckets
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
+    open_address: OpenAddress | None = None  # of targets of notices; None: no notices are sent
+    send_notice: SendNotice = send_message
     discounts: Sequence[Discount] = ()
     retention: RetentionDays | None = None  # None: everything is kept
     half_life: timedelta = HALF_LIFE  # in which the past use of projects decays by half
@@ -132,7 +142,7 @@ class ControlPlane:
         self._deferred = self._make_deferred(store)
         self.store = store = self._store = self._deferred.as_store()
         self._providers = providers
-        self._driver = SeparateDrivers(self, clock, is_webhook_key)
+        self._driver = SeparateDrivers(self, clock, _is_slow)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints()
         self.data, self.uploads = self._make_transfers()
@@ -143,6 +153,7 @@ class ControlPlane:
         self._name_gang = partial(gang_name, installation)
         self._warm = self._make_warm()
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
+        self.notices = self._make_notices()
         self.fair_queue = FairQueue(store, dependencies.half_life, dependencies.min_run)
         self.start_estimator = StartEstimator(store, self.pool, self.fair_queue)
         self._queue = self._make_queue()
@@ -183,6 +194,13 @@ class ControlPlane:
     def _make_reporters(self, post: Post | None) -> tuple[BudgetKeeper, Webhooks]:
         given = self._store, self._clock, post
         return BudgetKeeper(*given), Webhooks(*given)
+
+    def _make_notices(self) -> NoticeSender | None:
+        outside = self._outside
+        if outside.open_address is None:
+            return None
+        given = self._store, self._clock, self.hint
+        return NoticeSender(*given, outside.open_address, outside.read_targets, outside.send_notice)
 
     def _make_jobs(self, ids: JobIds | None) -> JobService:
         return JobService(
@@ -439,7 +457,7 @@ class ControlPlane:
         after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
         if self._outside.retention is not None:
             after[RETENTION] = FIRST
-        keys = [QUEUE, BUDGETS, *after]
+        keys = [QUEUE, BUDGETS, NOTICES, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
@@ -539,6 +557,8 @@ class ControlPlane:
             return await self.retention.reconcile()
         if key == BUDGETS:
             return await self.budgets.reconcile()
+        if key == NOTICES or is_notice_key(key):
+            return await self._reconcile_notices(key)
         if key == UPLOADS:
             await self.uploads.sweep(remove=True)
             await self.deposits.sweep()
@@ -560,6 +580,11 @@ class ControlPlane:
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
         return again
+
+    async def _reconcile_notices(self, key: str) -> timedelta | None:
+        if self.notices is None:
+            return None
+        return await (self.notices.look() if key == NOTICES else self.notices.reconcile(key))
 
     async def _sweep(self, key: str) -> timedelta | None:
         self.hint(UPLOADS)
@@ -669,6 +694,11 @@ class ControlPlane:
 
     def _notify(self, job_id: str, what: Delivery) -> None:
         self.hint(webhook_key(job_id, what))
+
+
+def _is_slow(key: str) -> bool:
+    """Return whether the work for a key waits for a server that a user chose."""
+    return is_webhook_key(key) or is_notice_key(key)
 
 
 async def _close(provider: Provider | None) -> None:

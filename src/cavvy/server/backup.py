@@ -41,6 +41,8 @@ from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, read_rev
 MANIFEST = "manifest.json"
 DATABASE = "cavvy.db"
 FORMAT = 1
+# tables with values that the key of secrets encrypts
+_SEALED = ("secrets", "provider_credentials", "notice_targets")
 
 
 class ArchiveManifest(Struct, frozen=True, kw_only=True):
@@ -111,7 +113,7 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
     rows = {each.table: each.rows for each in tables}
     needed = {"agents.key": rows["attempts"]}
     if not settings.text("secrets.key"):
-        needed["key"] = rows["secrets"] + rows["provider_credentials"]
+        needed["key"] = sum(rows[name] for name in _SEALED)
         if settings.text("files.key") == SERVER_KEY:
             needed["key"] += sum(1 for _ in (root / "file-keys").glob("*/*"))
     for name, uses in needed.items():

@@ -57,6 +57,7 @@ _USES = (
     "edge_devices",
     "secrets",
     "provider_credentials",
+    "notice_targets",
     "charges",
     "role_bindings",
     "group_roles",

@@ -10,6 +10,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.store.base import RowNotFound
 from cavvy.store.documents import decode_budget, encode, to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.notices import add_budget_notices
 from cavvy.store.rows import insert_into
 
 _SELECT = "SELECT document FROM budgets ORDER BY name"
@@ -79,10 +80,21 @@ class SqlBudgets:
         missing = RowNotFound(f"there is no budget {name}")
         await self._write(lambda session: session.change_or(missing, _DELETE, (name,)))
 
-    async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
-        """Record that an alert is being sent. Returns False if the alert was recorded before."""
-        values = (budget, to_micros(month), percent)
-        return await self._write(lambda session: session.run(_CLAIM, values).rowcount) > 0
+    async def claim_alert(
+        self, budget: SpendingBudget, month: datetime, percent: int, text: str, now: datetime
+    ) -> bool:
+        """Record that an alert is being sent, and store its notices. Returns False if the alert was
+        recorded before.
+        """
+        values = (budget.name, to_micros(month), percent)
+
+        def claim(session: DatabaseSession) -> bool:
+            if session.run(_CLAIM, values).rowcount == 0:
+                return False
+            add_budget_notices(session, budget, text, now)
+            return True
+
+        return await self._write(claim)
 
     async def forget_alerts(self, budget: str, month: datetime, above: int) -> None:
         """Delete the records of the month's alerts for shares above this percentage."""

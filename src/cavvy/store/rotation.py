@@ -2,8 +2,11 @@
 
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
+from cavvy.domain.credentials import SealedCredential
+from cavvy.domain.notices import NoticeTarget
 from cavvy.domain.values import Struct
 from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.encrypted_files.data_keys import FileKeys
@@ -47,6 +50,7 @@ async def list_keys(
     keys, current = await to_thread(_find_keys, sealer, file_keys)
     sealed = [each.sealed for each in await store.all_secrets()]
     sealed += [each.sealed for each in await store.provider_credentials.list()]
+    sealed += [each.sealed for each in await store.notices.targets()]
     used = Counter(map(find_key_id, sealed))
     files = await to_thread(
         lambda: Counter(each.key_id for each in file_keys.uses()) if file_keys else Counter()
@@ -100,11 +104,16 @@ async def rotate_key(
             encrypted += await _reseal(store, sealer, secret)
         except StoreUnusable as error:
             unreadable.append((secret.project, secret.name, str(error)))
-    for credential in await store.provider_credentials.list():
-        project, name = credential.project, credential.bound_name
+    credentials, notices = store.provider_credentials, store.notices
+    others: list[tuple[SealedCredential | NoticeTarget, Callable[[bytes], Awaitable[bool]]]] = [
+        *((each, partial(credentials.reseal, each)) for each in await credentials.list()),
+        *((each, partial(notices.reseal, each)) for each in await notices.targets()),
+    ]
+    for found, reseal in others:
+        project, name = found.project, found.bound_name
         try:
-            sealed = await to_thread(_seal_again, sealer, project, name, credential.sealed)
-            encrypted += await store.provider_credentials.reseal(credential, sealed)
+            sealed = await to_thread(_seal_again, sealer, project, name, found.sealed)
+            encrypted += await reseal(sealed)
         except StoreUnusable as error:
             unreadable.append((project, name, str(error)))
     files = 0

@@ -56,6 +56,7 @@ from cavvy.store.job_search import FoundJobs, JobSearch, find_condition, find_or
 from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
+from cavvy.store.notices import SqlNotices
 from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.queued_calls import SqlQueuedCalls
@@ -163,6 +164,7 @@ class Store:
         self.dependencies = SqlDependencies(self._read)
         self.node_pools, self.maintenance = SqlNodePools(*database), SqlMaintenance(*database)
         self.edge = SqlEdge(*database)
+        self.notices = SqlNotices(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:

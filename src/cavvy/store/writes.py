@@ -44,6 +44,7 @@ from cavvy.store.drivers import DatabaseSession
 from cavvy.store.figures import write_figures
 from cavvy.store.ledger import post_bill
 from cavvy.store.maintenance import list_closed
+from cavvy.store.notices import add_job_notices
 from cavvy.store.rows import (
     ALLOCATIONS,
     CHARGES,
@@ -304,6 +305,7 @@ def _write_charges(
 
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
+    add_job_notices(session, events)
     if session.driver.is_sqlite:
         for event in events:
             session.run(EVENTS.insert, EVENTS.values(storable_event(event)))

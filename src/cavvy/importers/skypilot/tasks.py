@@ -34,8 +34,8 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 KIND = "SkyPilot"
 _LATER = {
     "file_mounts_mapping": "the key only concerns SkyPilot itself",
-    "event_callback": "state changes do not trigger callbacks; in a Cavvy file, `webhooks` "
-    "lists addresses to call when the job ends",
+    "event_callback": "the server runs no commands of users; `cavvy notify add` sends changes of "
+    "state to Slack, Teams, mail, PagerDuty or a webhook",
 }
 _NOTED = {
     "pool": "`cavvy run` does what `sky launch` does: it ignores the number of workers and starts "

@@ -1,0 +1,150 @@
+"""Routes for the targets of notices; the API never returns their addresses."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Path
+from starlette.requests import Request
+
+from cavvy.api.app_state import AppState
+from cavvy.api.audit import note_change
+from cavvy.api.errors import ApiProblem
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_path, name_user, require
+from cavvy.api.wire import view
+from cavvy.client import notice_wire as wire
+from cavvy.control.decide.notices import WrongAddress, make_message
+from cavvy.control.notices import NOTICES, notice_key
+from cavvy.domain.accounts import Permission
+from cavvy.domain.notices import Notice, NoticeChannel, NoticeEvent, NoticeTarget
+from cavvy.domain.values import replace
+from cavvy.store.base import RowNotFound
+
+router = RouteGroup("notices", prefix="/v1/projects/{project}/notices")
+NamePath = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)]
+_LONGEST = 2000  # characters of an address
+_MOST = 50  # targets of a project; each event is stored once for each of them
+_MISSING: dict[type[Exception], str] = {RowNotFound: "notice-not-found"}
+
+
+@router.get(
+    "",
+    "List where a project's notices are sent.",
+    rule=in_path(Permission.RUN),
+)
+async def list_targets(app_state: AppState, project: ProjectPath) -> list[wire.NoticeRow]:
+    found = await app_state.store.notices.targets(project)
+    return [view(wire.NoticeRow, each, events=list(each.events)) for each in found]
+
+
+@router.put(
+    "/{name}",
+    "Set where notices are sent. Members may do this for their own jobs; for all jobs, the caller "
+    "must be an operator.",
+    rule=in_path(Permission.RUN),
+)
+async def put(
+    request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.NoticeAsk
+) -> None:
+    _require_own(request, project, ask.user)
+    known = {each.name: each for each in await app_state.store.notices.targets(project)}
+    before = known.get(name)
+    if before is not None:
+        _require_own(request, project, before.user)
+    elif len(known) >= _MOST:
+        raise ApiProblem(
+            "invalid-request", f"{project} has {_MOST} targets", "remove one: `cavvy notify rm`"
+        )
+    channel, events = _check(app_state, project, name, ask)
+    target = NoticeTarget(
+        project=project,
+        name=name,
+        channel=channel,
+        sealed=b"",
+        events=events,
+        user=ask.user,
+        updated_at=app_state.now(),
+    )
+    note_change(request, before=_facts(before), after=_facts(target))
+    sealed = await asyncio.to_thread(app_state.sealer.seal, project, target.bound_name, ask.address)
+    await app_state.store.notices.put(replace(target, sealed=sealed))
+    app_state.control_plane.hint(NOTICES)
+    app_state.control_plane.hint(notice_key(project, name))
+
+
+@router.delete(
+    "/{name}",
+    "Send no more notices to a target, and delete those that wait.",
+    rule=in_path(Permission.RUN),
+    errors=("notice-not-found",),
+    when=_MISSING,
+)
+async def delete(
+    request: Request, app_state: AppState, project: ProjectPath, name: NamePath
+) -> None:
+    target = await app_state.store.notices.target(project, name)
+    _require_own(request, project, target.user)
+    note_change(request, before=_facts(target), after=None)
+    await app_state.store.notices.delete(project, name)
+
+
+@router.post(
+    "/{name}/test",
+    "Send a test message to a target, and wait for the answer of the receiver.",
+    rule=in_path(Permission.RUN),
+    errors=("notice-not-found",),
+    when=_MISSING,
+)
+async def send_test(
+    request: Request, app_state: AppState, project: ProjectPath, name: NamePath
+) -> wire.NoticeTest:
+    target = await app_state.store.notices.target(project, name)
+    _require_own(request, project, target.user)
+    sender = app_state.control_plane.notices
+    if sender is None:
+        return wire.NoticeTest(problem="this server sends no notices")
+    return wire.NoticeTest(problem=await sender.test(target, name_user(request, "")))
+
+
+def _require_own(request: Request, project: str, user: str) -> None:
+    """Raise ApiProblem unless the caller may decide about the notices of this user, or of all users
+    if `user` is empty.
+    """
+    if not user or user != name_user(request, ""):
+        require(request, Permission.OPERATE, project)
+
+
+def _check(
+    app_state: AppState, project: str, name: str, ask: wire.NoticeAsk
+) -> tuple[NoticeChannel, tuple[str, ...]]:
+    """Raises ApiProblem."""
+    if max(len(ask.address), len(ask.user)) > _LONGEST:
+        raise ApiProblem("invalid-request", f"a text has more than {_LONGEST} characters")
+    try:
+        channel = NoticeChannel(ask.channel)
+        events = tuple(NoticeEvent(each) for each in dict.fromkeys(ask.events))
+    except ValueError as error:
+        raise ApiProblem(
+            "invalid-request",
+            f"{str(error)[:200]}: expected a channel of {', '.join(NoticeChannel)}, and events of "
+            f"{', '.join(NoticeEvent)}",
+        ) from None
+    if not events:
+        raise ApiProblem("invalid-request", f"expected events of {', '.join(NoticeEvent)}")
+    now = app_state.now()
+    trial = Notice(
+        project=project, target=name, event=NoticeEvent.DONE, text="", at=now, due_at=now
+    )
+    try:
+        make_message(channel, ask.address, [trial])
+    except WrongAddress as error:
+        raise ApiProblem("invalid-request", f"the address for {channel}: {error}") from None
+    return channel, events
+
+
+def _facts(target: NoticeTarget | None) -> dict[str, object] | None:
+    """Return the facts about a target for the audit log, which must not contain its address."""
+    if target is None:
+        return None
+    return {"channel": target.channel, "events": list(target.events), "user": target.user}

@@ -1,0 +1,190 @@
+"""Sends the notices of the outbox (`store/notices.py`) to their targets: by HTTP or SMTP, at least
+once, with growing pauses after failures.
+"""
+
+import asyncio
+import smtplib
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+
+from cavvy.control.clock import ControlClock
+from cavvy.control.decide.notices import (
+    PAUSE,
+    HttpNotice,
+    MailNotice,
+    WrongAddress,
+    count_in_message,
+    find_pause,
+    make_message,
+)
+from cavvy.control.webhooks import post_json
+from cavvy.domain.notices import Notice, NoticeEvent, NoticeTarget
+from cavvy.domain.targets import EVERY
+from cavvy.http_client import TargetDenied, connect_allowed
+from cavvy.store.base import KeyUnusable, RowNotFound
+from cavvy.store.sql import Store
+
+NOTICES = "notices"  # the worklist's key that looks for targets with due notices
+_PREFIX = "notices:"
+_LOOK = timedelta(seconds=3)
+_LOOK_FOR_TARGETS = timedelta(minutes=1)  # another server may have stored the first target
+_MAIL_S = 20.0  # maximum seconds without an answer of a mail server
+_LONGEST_S = 60.0  # maximum seconds for one mail
+
+OpenAddress = Callable[[NoticeTarget], Awaitable[str]]  # decrypts an address; raises KeyUnusable
+ReadTargets = Callable[[], Awaitable[str]]
+# sends a message, and returns "" or the problem; may raise TargetDenied
+SendNotice = Callable[[HttpNotice | MailNotice, str], Awaitable[str]]
+
+
+def notice_key(project: str, name: str) -> str:
+    """Return the worklist's key of a target."""
+    return f"{_PREFIX}{project}/{name}"
+
+
+def is_notice_key(key: str) -> bool:
+    return key.startswith(_PREFIX)
+
+
+async def send_message(message: HttpNotice | MailNotice, targets: str = EVERY) -> str:
+    """Send a message; return "" on success, otherwise the problem, which repeats no part of the
+    address. `targets` are the private targets that may be called. Raises TargetDenied.
+    """
+    if isinstance(message, HttpNotice):
+        return await post_json(message.url, message.body, targets)
+    sent = asyncio.get_running_loop().run_in_executor(_THREADS, _send_mail, message, targets)
+    try:
+        async with asyncio.timeout(_LONGEST_S):
+            return await sent
+    except TimeoutError:
+        return f"the mail server did not accept the mail within {_LONGEST_S:.0f} s"
+
+
+class NoticeSender:
+    """Reconciles NOTICES and the keys of targets."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: ControlClock,
+        hint: Callable[[str], None],
+        open_address: OpenAddress,
+        read_targets: ReadTargets,
+        send: SendNotice = send_message,
+    ) -> None:
+        self._store, self._clock, self._hint = store, clock, hint
+        self._open, self._read_targets, self._send = open_address, read_targets, send
+
+    async def look(self) -> timedelta:
+        """Hint each target with due notices."""
+        for project, name in await self._store.notices.due_targets(self._clock.now()):
+            self._hint(notice_key(project, name))
+        return _LOOK if await self._store.notices.any_target() else _LOOK_FOR_TARGETS
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        """Send the oldest notices of a target. Return the time until the next message."""
+        project, _, name = key.removeprefix(_PREFIX).partition("/")
+        try:
+            target = await self._store.notices.target(project, name)
+        except RowNotFound:
+            return None
+        notices = await self._store.notices.waiting(target, count_in_message(target.channel))
+        if not notices:
+            return None
+        now = self._clock.now()
+        if notices[0].due_at > now:  # later notices wait behind a failed one, in their order
+            return notices[0].due_at - now
+        problem, final = await self._try(target, notices)
+        if not problem:
+            await self._store.notices.remove(target, notices, "")
+            return PAUSE
+        pauses = [(each, None if final else find_pause(each.tries + 1)) for each in notices]
+        left = [each for each, pause in pauses if pause is not None]
+        if given_up := [each for each, pause in pauses if pause is None]:
+            await self._store.notices.remove(target, given_up, f"not sent: {problem}")
+        if not left:
+            return PAUSE
+        pause = next(pause for _, pause in pauses if pause is not None)
+        await self._store.notices.postpone(target, left, self._clock.now() + pause, problem)
+        return pause
+
+    async def test(self, target: NoticeTarget, user: str) -> str:
+        """Send one message now that says that it is a test. Return "" or the problem."""
+        now = self._clock.now()
+        notice = Notice(
+            project=target.project,
+            target=target.name,
+            event=NoticeEvent.DONE,
+            user=user,
+            text="this is a test of `cavvy notify`",
+            at=now,
+            due_at=now,
+        )
+        problem, _ = await self._try(target, [notice])
+        return problem
+
+    async def _try(self, target: NoticeTarget, notices: Sequence[Notice]) -> tuple[str, bool]:
+        """Return why the notices were not sent, or "", and whether another try is useless."""
+        try:
+            address = await self._open(target)
+            message = make_message(target.channel, address, notices)
+            return await self._send(message, await self._read_targets()), False
+        except KeyUnusable:
+            return "its address cannot be decrypted; set it again", True
+        except (WrongAddress, TargetDenied) as error:
+            return str(error), True
+
+
+# Separate threads, because mail servers can be slow: other work must not wait for them.
+_THREADS = ThreadPoolExecutor(4, "notices")
+
+
+class _Smtp(smtplib.SMTP):
+    """A connection that is opened only to addresses that `targets` allow."""
+
+    targets = EVERY
+    tls: ssl.SSLContext | None = None
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
+        plain = connect_allowed((host, port), timeout, targets=self.targets)
+        return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=host)
+
+
+def _send_mail(mail: MailNotice, targets: str) -> str:
+    """Raises TargetDenied."""
+    server, tls = mail.server, ssl.create_default_context()
+    line = _Smtp(local_hostname=socket.gethostname(), timeout=_MAIL_S)
+    line.targets, line.tls = targets, tls if server.tls else None
+    line._host = server.host  # type: ignore[attr-defined]  # STARTTLS checks this name
+    try:
+        code, _ = line.connect(server.host, server.port)
+        if code != 220:
+            return f"the mail server refused the connection ({code})"
+        line.ehlo()
+        if not server.tls and line.has_extn("starttls"):
+            line.starttls(context=tls)
+            line.ehlo()
+        elif not server.tls and server.user:
+            return "the mail server offers no TLS, so the password was not sent"
+        if server.user:
+            line.login(server.user, server.password)
+        line.sendmail(mail.sender, mail.recipients, mail.message)
+        return ""
+    except smtplib.SMTPAuthenticationError as error:  # the server's text may quote the login
+        return f"the mail server refused the login ({error.smtp_code})"
+    except smtplib.SMTPRecipientsRefused as error:
+        codes = sorted({str(code) for code, _ in error.recipients.values()})
+        return f"the mail server refused the recipients ({', '.join(codes)})"
+    except smtplib.SMTPResponseException as error:
+        return f"the mail server refused the mail ({error.smtp_code})"
+    except smtplib.SMTPException as error:
+        return f"the mail server broke the protocol ({type(error).__name__})"
+    except (OSError, ValueError) as error:
+        return str(error)[:200] or type(error).__name__
+    finally:
+        with suppress(OSError):
+            line.close()
