@@ -51,6 +51,30 @@ _AWS_COMMITMENTS = """
     p4de.24xlarge il-central-1 22.55349
     p4de.24xlarge ap-northeast-1 24.474597
     p4de.24xlarge ap-southeast-1 20.881639
+    g4dn.2xlarge us-east-1 0.474
+    g4dn.2xlarge us-east-2 0.474
+    g4dn.2xlarge us-west-2 0.474
+    g4dn.2xlarge eu-west-1 0.572
+    g4dn.2xlarge eu-central-1 0.642
+    g4dn.2xlarge ap-northeast-1 0.693
+    g4dn.2xlarge ap-south-1 0.521
+    g4dn.2xlarge sa-east-1 0.872
+    g4dn.12xlarge us-east-1 2.465
+    g4dn.12xlarge us-east-2 2.465
+    g4dn.12xlarge us-west-2 2.465
+    g4dn.12xlarge eu-west-1 2.977
+    g4dn.12xlarge eu-central-1 3.337
+    g4dn.12xlarge ap-northeast-1 3.604
+    g4dn.12xlarge ap-south-1 2.713
+    g4dn.12xlarge sa-east-1 4.538
+    g4dn.16xlarge us-east-1 2.742
+    g4dn.16xlarge us-east-2 2.742
+    g4dn.16xlarge us-west-2 2.742
+    g4dn.16xlarge eu-west-1 3.312
+    g4dn.16xlarge eu-central-1 3.713
+    g4dn.16xlarge ap-northeast-1 4.01
+    g4dn.16xlarge ap-south-1 3.018
+    g4dn.16xlarge sa-east-1 5.048
     g5.2xlarge us-east-1 0.76356
     g5.2xlarge us-east-2 0.76356
     g5.2xlarge us-west-2 0.76356
@@ -239,6 +263,14 @@ _GOOGLE_COMMITMENTS = {
         asia-southeast1 1830.13370383 1029.5572739
         """,
     ),
+    "a2-megagpu": (
+        (16,),
+        """
+        us-central1 1602.1434392 890.10724854
+        europe-west4 1627.6400032 904.27501481
+        asia-southeast1 1722.51929383 969.77164046
+        """,
+    ),
     "a3-highgpu": (
         (8,),
         """
@@ -263,6 +295,31 @@ _GOOGLE_COMMITMENTS = {
 }
 
 
+# US dollars per month for g2-standard-24 (two L4) and g2-standard-32 (one L4), with commitments of
+# one and three years, from the same file. Google adds up the prices of parts, and all machines of
+# G2 have 4 GiB for each CPU, so that two machines give the prices of an L4 and of a CPU, and these
+# the prices of all others.
+_GOOGLE_L4 = """
+    asia-northeast1 1181.69887048 844.07074024 1024.32889564 731.66358532
+    asia-northeast3 1181.69887048 844.07074024 1024.32889564 731.66358532
+    asia-south1 957.86747352 684.19088524 830.30574636 593.07534102
+    asia-southeast1 1135.22958752 810.87827096 984.04805336 702.89147628
+    europe-west1 1013.21349808 723.72373448 878.28119744 627.34350764
+    europe-west2 1047.70744786 748.36245212 908.18145213 648.70106946
+    europe-west3 1084.46908278 774.62080324 940.04742819 671.46253662
+    europe-west4 967.1583266 690.82715902 838.3593093 598.82783811
+    europe-west6 1287.24399328 919.45983752 1115.81832104 797.01292836
+    me-central2 1472.29276784 1051.63762624 1276.22362712 911.58821832
+    northamerica-northeast1 1013.21349808 723.72373448 878.28119744 627.34350764
+    northamerica-northeast2 1013.21349808 723.72373448 878.28119744 627.34350764
+    us-central1 920.18289084 657.2734507 797.63967862 569.74257075
+    us-east1 920.18289084 657.2734507 797.63967862 569.74257075
+    us-east4 917.16994432 655.12135376 795.02798536 567.87708568
+    us-west1 920.18289084 657.2734507 797.63967862 569.74257075
+"""
+_L4_OF_G2 = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}  # by CPUs
+
+
 def list_tables() -> Sequence[PriceTable]:
     return (*TABLES, _make_google_table())
 
@@ -274,6 +331,13 @@ def _make_google_table() -> PriceTable:
             for count in counts:
                 rates = [count * Decimal(each) / HOURS_PER_MONTH for each in months]
                 rows.append(" ".join([f"{series}-{count}g", region, *map(str, rates)]))
+    for region, *months in map(str.split, _GOOGLE_L4.strip().splitlines()):
+        parts = [
+            _split_g2(*map(Decimal, pair)) for pair in zip(months[:2], months[2:], strict=True)
+        ]
+        for cpus, count in _L4_OF_G2.items():
+            rates = [(count * l4 + cpus * cpu) / HOURS_PER_MONTH for l4, cpu in parts]
+            rows.append(" ".join([f"g2-standard-{cpus}", region, *map(str, rates)]))
     return PriceTable(
         provider="gcp",
         source="Google Cloud Billing Catalog, by Cyclenerd/google-cloud-pricing-cost-calculator "
@@ -282,3 +346,9 @@ def _make_google_table() -> PriceTable:
         columns=("12", "36"),
         rows="\n".join(rows),
     )
+
+
+def _split_g2(small: Decimal, large: Decimal) -> tuple[Decimal, Decimal]:
+    """The price of an L4 and of a CPU with its memory, from those of g2-standard-24 and -32."""
+    cpu = (2 * large - small) / (2 * 32 - 24)
+    return large - 32 * cpu, cpu
