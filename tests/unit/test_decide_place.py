@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from datetime import date
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -227,3 +228,16 @@ def test_seven_pictures_are_drawn(home: Path) -> None:
     assert "gcp" in said["regions"]
     wrong = run("diagram", "nothing")
     assert (wrong.exit_code, "known: decision" in wrong.stderr) == (2, True)
+
+
+def test_a_few_questions_replace_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "TASK.YAML is missing" in run("decide").stderr
+
+    answers = iter(["L4:1", "2", "30%", "service", "refused", "eu", "-", "{price_usd: 9000}"])
+    monkeypatch.setattr(click, "prompt", lambda text, default: next(answers))
+    monkeypatch.setattr("cavvy.cli.task.submission.may_ask", lambda: True)
+    told = json.loads(run("decide", "-o", "json").stdout)
+    assert told["answer"]
+    names = [place["option"]["name"] for place in told["ranked"]]
+    assert "own machines" in names
+    assert not any(name.endswith(" spot") for name in names)

@@ -18,10 +18,21 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ROWS = 8
+# the value in the file, the question and the usual answer; "-" leaves the value out
+_QUESTIONS = (
+    ("gpu", "Accelerators of a machine, such as H100:8", "H100:8"),
+    ("machines", "Machines", "1"),
+    ("use", "Share of the hours that they work", "40%"),
+    ("kind", "training, batch or service", "training"),
+    ("preemption", "Preemptions: tolerated or refused", "tolerated"),
+    ("residency", "Country or area where data must stay (- for any)", "-"),
+    ("data", "Data, such as {gb: 5000, at: aws/us-east-1} (- for none)", "-"),
+    ("owned", "Own machines, such as {price_usd: 300000} (- for none)", "-"),
+)
 
 
 @click.command("decide")
-@click.argument("file", metavar="TASK.YAML", type=click.Path(dir_okay=False))
+@click.argument("file", metavar="[TASK.YAML]", required=False, type=click.Path(dir_okay=False))
 @click.option(
     "--set",
     "changes",
@@ -31,11 +42,12 @@ _ROWS = 8
 )
 @click.option("--report", type=_FILE, help="Write a report: .html, or .pdf by Chromium.")
 @json_option
-def command(file: str, changes: tuple[str, ...], report: Path | None, output: str) -> None:
+def command(file: str | None, changes: tuple[str, ...], report: Path | None, output: str) -> None:
     """Decide between clouds, own machines, edge devices and serverless replicas.
 
-    TASK.YAML is a task file or a plan of costs, with what the work needs; the reference page "Costs
-    of ownership" lists the values. Each point names its fact and the date of the fact.
+    TASK.YAML is a task file or a plan of costs, with what the work needs; the reference page
+    "Comparing, owning, deciding" lists the values. Each point names its fact and the date of the
+    fact. Without a file, the command asks a few questions.
 
     \b
       cavvy decide train.yaml --set machines=2 --set use=40% --set owned.price_usd=300000
@@ -46,7 +58,8 @@ def command(file: str, changes: tuple[str, ...], report: Path | None, output: st
     from cavvy.spec.decision_file import read_decision
 
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = _ask() if file is None else Path(file).read_text(encoding="utf-8")
+        file = file or "your answers"
         asked = read_decision(text, file, read_params(changes))
         market = _find_market(asked, file)
         options, needs = _list_options(asked, market, file)
@@ -67,6 +80,17 @@ def command(file: str, changes: tuple[str, ...], report: Path | None, output: st
         _show(made, asked)
     if made.answer is None:
         raise CommandFailure("every option breaks a requirement", "relax one of those listed above")
+
+
+def _ask() -> str:
+    """Ask what the work is like, and return a file with the answers. Raises CommandFailure if there
+    is no terminal."""
+    from cavvy.cli.task.submission import may_ask
+
+    if not may_ask():
+        raise CommandFailure("TASK.YAML is missing", "`cavvy decide --help` shows the usage", 2)
+    answers = [(name, click.prompt(text, default=usual)) for name, text, usual in _QUESTIONS]
+    return "".join(f"{name}: {value}\n" for name, value in answers if value != "-")
 
 
 def _find_market(asked: "DecisionFile", file: str) -> "Market":

@@ -31,7 +31,7 @@ def command(file: str, report: Path | None, runs: int, seed: int, output: str) -
 
     The plan states the machines, their use, and prices. What it omits comes from the catalog (with
     `gpu`), data sheets and published defaults; all assumptions are listed with their sources. The
-    reference page "Costs of ownership" describes the values.
+    reference page "Comparing, owning, deciding" describes the values.
 
     \b
       machines: 4

@@ -1,0 +1,67 @@
+"""`cavvy compare --benchmark` runs one script as real jobs at two places: here and by SSH."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.hosts import Lab, lab_at
+from tests.system.trust import User, user_at
+
+pytestmark = pytest.mark.system
+
+# It reports progress, and ends by itself if it has done all samples.
+SCRIPT = """
+import json, time
+done, begin = 0, time.monotonic()
+while done < 4000:
+    time.sleep(0.05)
+    done = int((time.monotonic() - begin) * 400.0)
+    print("CAVVY_PROGRESS " + json.dumps({"done": done}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab_at(tmp_path_factory.mktemp("lab")) as lab:
+        lab.add(gpus=0)
+        with lab.entered():
+            yield lab
+
+
+@pytest.fixture
+def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path / "user") as user:
+        user.settings(
+            "[providers.local]\nprice_usd_hr = 0.36\n"
+            f'[providers.ssh]\nhosts = "h1"\nssh_config = "{lab.ssh_config}"\n'
+        )
+        (user.work / "train.py").write_text(SCRIPT)
+        yield user
+        user.cli("down", "--all", "--yes")
+
+
+def test_one_script_is_compared_at_two_places(user: User) -> None:
+    report = user.work / "report.html"
+    asked = ["--provider", "local", "--provider", "ssh", "--seconds", "3", "--yes"]
+    asked += ["--samples", "40000", "--report", str(report)]
+    told = user.json("compare", "--benchmark", "train.py", *asked)
+    rows = {row["place"]: row for row in told}
+    assert set(rows) == {"local", "ssh"}
+    for row in rows.values():
+        assert row["samples_per_s"] == pytest.approx(400, rel=0.5)
+        assert row["start_s"] > 0
+        assert row["finish_s"] == pytest.approx(row["start_s"] + 40000 / row["samples_per_s"])
+    assert rows["local"]["usd_hr"] == 0.36
+    assert rows["local"]["finish_usd"] == pytest.approx(0.36 * rows["local"]["finish_s"] / 3600)
+    page = report.read_text()
+    for row in rows.values():
+        assert f"job {row['job']}" in page  # the source of each figure
+
+
+def test_a_run_that_ends_by_itself_has_its_own_bill(user: User) -> None:
+    asked = ["--provider", "local", "--provider", "ssh", "--seconds", "60", "--yes"]
+    rows = user.json("compare", "--benchmark", "train.py", *asked)
+    for row in rows:
+        assert row["outcome"] == "done"
+        assert row["finish_s"] > 10
+    assert rows[0]["finish_usd"] == pytest.approx(0.36 * rows[0]["finish_s"] / 3600, rel=0.5)
