@@ -226,7 +226,7 @@ def test_telemetry_while_it_runs_and_idle_limit() -> None:
         assert rig.finish() == 0
         exited = rig.exited()
         assert (exited["outcome"], exited["exit_code"]) == ("limit", 143)
-        assert exited["reason"] == "no output, no CPU use and no connection for 1.5 s"
+        assert exited["reason"] == "no output, no CPU use and no connection in use for 1.5 s"
         assert rig.stub.last("event")["name"] == "idle", "a warning precedes the end"
         values = rig.stub.last("telemetry")["values"]  # type: ignore[call-overload]
         now = {"cpu_percent", "memory_mib", "memory_peak_mib"}

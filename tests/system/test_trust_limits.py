@@ -109,7 +109,7 @@ def test_idle_work_is_ended(user: User) -> None:
     )
     job = user.ended("idle")
     assert (job.phase, job.attempts[0].outcome) == ("failed", "limit"), told
-    assert "no output, no CPU use and no connection" in job.reason
+    assert "no output, no CPU use and no connection in use" in job.reason
     check_clean(user)
 
 

@@ -77,7 +77,7 @@ def test_a_gpu_that_cannot_be_measured_leaves_the_plain_limit(
 ) -> None:
     watched = Watched(monkeypatch, idle_s=1800, idle_gpu_percent=5)
     assert watched.run(120, cpu=100) == (120, "")
-    assert watched.run(60)[1] == "no output, no CPU use and no connection for 1800 s"
+    assert watched.run(60)[1] == "no output, no CPU use and no connection in use for 1800 s"
 
 
 def test_without_a_gpu_limit_a_busy_cpu_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:

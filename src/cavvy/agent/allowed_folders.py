@@ -281,13 +281,17 @@ def raise_unless_vanished(error: OSError) -> None:
 
 
 def walk_below(
-    folder: int, *, on_error: Callable[[OSError], object] = ignore_error
+    folder: int,
+    *,
+    on_error: Callable[[OSError], object] = ignore_error,
+    without: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """For every file and folder below an open folder, yield the relative path, the directory entry,
     and the descriptor of the folder that contains it. The folder's descriptor is closed when the
     iteration continues. A folder is yielded before its entries. Links are not followed. A folder
     that cannot be listed is omitted after a call of `on_error`, unless the call raises an error. As
-    for `os.walk`, the error's filename is the folder's path.
+    for `os.walk`, the error's filename is the folder's path. Folders with a name in `without` are
+    omitted.
     """
     todo = [""]
     while todo:
@@ -304,6 +308,8 @@ def walk_below(
             for entry in found:
                 path = os.path.join(below, entry.name)
                 if entry.is_dir(follow_symlinks=False):
+                    if entry.name in without:
+                        continue
                     todo.append(path)
                 yield path, entry, here
         except OSError as error:

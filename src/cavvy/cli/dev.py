@@ -3,38 +3,52 @@ Jupyter on it.
 """
 
 import json
+import os
 import shlex
-import shutil
-import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import click
 
 from cavvy.cli.reach.session import list_jobs, named, session
-from cavvy.cli.reach.tunnel import with_tunnel
+from cavvy.cli.reach.tunnel import wait_lost, with_kept_tunnel
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import TaskCommand, replace_command, task_options
-from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.formatting import UNFINISHED
+from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.cli.view.formatting import ENDED, UNFINISHED
+from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Coroutine, Sequence
+
+    from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client import ApiClient
     from cavvy.client.tunnel.mux import NodeTunnel
     from cavvy.client.wire import JobDetail
+    from cavvy.domain.tasks import TaskSpec
+    from cavvy.importers.devcontainer import DevContainer
     from cavvy.task_files import LoadedTask, ReadOptions
 
+_T = TypeVar("_T")
 _USUAL_NAME = "dev"
 _USUAL_IDLE = "30m"
 _HAS_JUPYTER = "jupyter lab --version > /dev/null 2>&1"
 _INSTALL = f"{_HAS_JUPYTER} || python3 -m pip install --progress-bar off jupyterlab"
+_START_JUPYTER = "exec jupyter lab --no-browser --ip=127.0.0.1"
 _JUPYTER = f"""\
 {_INSTALL}
 if [ "$(id -u)" = 0 ]; then set -- --allow-root; fi
 set -- --port="${{MASTER_PORT:-8888}}" --port-retries=50 --ServerApp.root_dir="$(pwd -P)" "$@"
-exec jupyter lab --no-browser --ip=127.0.0.1 "$@"
+# Kernels and terminals without work end after this time, and then Jupyter and the session. An open
+# browser is no work.
+set -- --MappingKernelManager.cull_idle_timeout=@IDLE_S@ \\
+    --MappingKernelManager.cull_connected=True --TerminalManager.cull_inactive_timeout=@IDLE_S@ \\
+    --ServerApp.shutdown_no_activity_timeout=@IDLE_S@ "$@"
+{_START_JUPYTER} "$@"
 """
 # Starts Jupyter in a session that was started without it, from an environment of its own if the
 # session has none.
@@ -47,13 +61,41 @@ fi
 nohup setsid sh -c {shlex.quote(_JUPYTER)} > .jupyter.log 2>&1 < /dev/null &
 """
 _LIST = 'PATH="$PWD/.jupyter/bin:$PATH"; jupyter server list --json'
-_SHELL = """\
-if command -v tmux > /dev/null; then exec tmux new-session -A -s cavvy; fi
-echo "note: tmux is not installed here; this shell ends when you disconnect" >&2
-exec "${SHELL:-/bin/sh}"
+# Starts an editor in the browser, which is installed into the session's folder if the session has
+# none. Its password is in a file that only the session's user can read.
+_ADD_CODE_SERVER = """\
+mkdir -p .code-server && chmod 700 .code-server && cd .code-server || exit 1
+PATH="$PWD/bin:$PATH"
+if [ -e pid ] && kill -0 "$(cat pid)" 2> /dev/null; then exit 0; fi
+if ! command -v code-server > /dev/null; then
+    curl -fsSL https://code-server.dev/install.sh |
+        sh -s -- --method=standalone --prefix="$PWD" > install.log 2>&1 &&
+        command -v code-server > /dev/null || { tail -n 1 install.log >&2; exit 1; }
+fi
+PASSWORD="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
+export PASSWORD
+printf %s "$PASSWORD" > password
+nohup setsid code-server --auth password --bind-addr 127.0.0.1:0 --disable-telemetry \\
+    --disable-update-check "${PWD%/.code-server}" > log 2>&1 < /dev/null &
+echo $! > pid
 """
+# prints the port and the password of a code-server that listens
+_FIND_CODE_SERVER = """\
+cd .code-server 2> /dev/null || exit 0
+sed -n 's/.*HTTP server listening on http:\\/\\/127.0.0.1:\\([0-9]*\\).*/\\1/p' log | tail -n 1
+cat password
+"""
+_DEVCONTAINERS = (".devcontainer/devcontainer.json", ".devcontainer.json", "devcontainer.json")
+_HOME = "home"  # the session's checkpoint folder, if its home folder is kept
+_MOST_ENDED = 200  # ended jobs among which a session to resume is looked for
+# A shell whose home folder is kept starts there.
+_HOME_SHELL = """\
+export HOME="$CAVVY_CHECKPOINT_DIR"
+mkdir -p "$HOME" && cd && exec "${SHELL:-/bin/sh}"
+"""
+_SHELL_NAME = "dev"  # of the shell that stays while its user is not connected
 _LOOK_AGAIN_S = 0.5
-_JUPYTER_S = 300.0  # maximum seconds to wait for Jupyter, which may have to be installed first
+_START_S = 300.0  # maximum seconds to wait for Jupyter, which may have to be installed first
 
 
 class DevCommand(TaskCommand):
@@ -68,6 +110,8 @@ class DevCommand(TaskCommand):
         from cavvy.spec.translation import WAIT
 
         replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT)
+        if ctx.params.get("file") is None and not ctx.params.get("no_devcontainer"):
+            ctx.params["file"] = _find_devcontainer(Path())
         return rest
 
 
@@ -78,9 +122,10 @@ class DevCommand(TaskCommand):
 @click.option("-p", "--project", default=None, help="The project of the machine.")
 @click.option(
     "--ide",
-    type=click.Choice(["ssh", "vscode", "jupyter"]),
+    type=click.Choice(["ssh", "vscode", "cursor", "zed", "jetbrains", "jupyter", "code-server"]),
     default="ssh",
-    help="What to open: a shell, VS Code, or Jupyter in a browser.",
+    help="What to open: a shell; VS Code, Cursor, Zed or JetBrains Gateway over SSH; Jupyter or "
+    "code-server in a browser.",
 )
 @click.option(
     "--idle-gpu",
@@ -88,7 +133,23 @@ class DevCommand(TaskCommand):
     help="Also end the session if GPU use stays below PERCENT for the time of --keep, even if CPUs "
     "or users are busy.",
 )
+@click.option(
+    "--home",
+    is_flag=True,
+    help="Keep the shell's home folder: save it as it changes, and restore it when the command "
+    "starts a session on this machine again, also on other nodes.",
+)
+@click.option(
+    "--sync",
+    "sync_folder",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False),
+    help="While the command runs, mirror FOLDER and the session's folder, in both directions.",
+)
 @click.option("--no-open", is_flag=True, help="Only start the session and show how to connect.")
+@click.option(
+    "--no-devcontainer", is_flag=True, help="Do not read this folder's devcontainer.json."
+)
 def command(
     file: str,
     options: "ReadOptions",
@@ -97,37 +158,56 @@ def command(
     project: str | None,
     ide: str,
     idle_gpu: str | None,
+    home: bool,
+    sync_folder: str | None,
     no_open: bool,
+    no_devcontainer: bool,
 ) -> None:
-    """Get a machine for interactive work, and open a shell, VS Code or Jupyter on it.
+    """Get a machine for interactive work, and open a shell, an editor or Jupyter on it.
 
     The machine's name is --machine (default: dev). Run the command again to reconnect. The
     session and its machine end after they have been idle for --keep (default: 30m): no output, no
     CPU use by your programs and no connection. Before the session ends, a warning appears in the
     job's events. With --idle-gpu 5%, the session also ends when the GPUs have been idle for the
     time --keep, even if CPUs or users are busy. With a task file, the session has the file's
-    resources, setup, folder and environment, but does not run the file's commands.
+    resources, setup, folder and environment, but does not run the file's commands. Without a task
+    file, the session follows the folder's devcontainer.json, if there is one.
     """
     from cavvy.cli.run import say_machine, submit_loaded
 
     params = read_params(param)
-    loaded = _read_session(file, params, options, ide, idle_gpu)
+    container = _read_devcontainer(file, options)
+    if container is not None:
+        options = _follow_devcontainer(container, options)
+    loaded = _read_session(file, params, options, ide, idle_gpu, home)
     name = loaded.task.machine or _USUAL_NAME
     with session() as client:
         project = project or loaded.task.project
-        job = _find_session(client, project, name)
+        job, seen = _find_session(client, project, name), 0
+        if job is None and home:
+            job, seen = _resume_session(client, project, name)
         if job is None:
             made = submit_loaded(client, loaded, file, params, project, name, yes)
             job = client.job(project, made.name)
-        else:
+        elif not seen:
             click.echo(f"session {job.name} is already running; the options are ignored", err=True)
         try:
-            _wait(client, job)
+            _wait(client, job, seen)
             click.echo(say_machine(client.machine(project, name)), err=True)
             folder = _read_folder(_output(client, job, ["pwd", "-P"]))
-            if ide == "jupyter" and _JUPYTER.strip() not in _task(job)["run"]:
+            if ide == "jupyter" and _START_JUPYTER not in _task(job)["run"]:
                 _add_jupyter(client, job, folder)
-            _connect(project, name, folder, ide, no_open=no_open)
+            if ide == "code-server":
+                _add_code_server(client, job)
+            way = _SessionWay(
+                project=project,
+                name=name,
+                folder=folder,
+                ports=container.ports if container is not None else (),
+                home=(_task(job).get("checkpoint") or {}).get("path") == _HOME,
+                sync=None if sync_folder is None else Path(sync_folder).resolve(),
+            )
+            _connect(way, ide, no_open=no_open)
         except KeyboardInterrupt:
             there = named(project, name)
             click.echo(
@@ -138,8 +218,62 @@ def command(
             raise
 
 
+def _find_devcontainer(folder: Path) -> str | None:
+    """Return the file that describes the folder, or None. Raises CommandFailure if there are
+    several.
+    """
+    for name in _DEVCONTAINERS:
+        if (folder / name).is_file():
+            return str(folder / name)
+    found = sorted(str(each) for each in folder.glob(".devcontainer/*/devcontainer.json"))
+    if len(found) > 1:
+        hint = f"name one, as in `cavvy dev {shlex.quote(found[0])}`, or add --no-devcontainer"
+        raise CommandFailure(f"there are several of them: {', '.join(found[:5])}", hint, 2)
+    return found[0] if found else None
+
+
+def _read_devcontainer(file: str, options: "ReadOptions") -> "DevContainer | None":
+    """Return the file's content if it is a `devcontainer.json`. Raises CommandFailure."""
+    if options.text is not None or Path(file).name not in _DEVCONTAINERS[1:]:
+        return None
+    from cavvy.importers import read_devcontainer
+    from cavvy.spec import SpecError
+
+    try:
+        found = read_devcontainer(Path(file), os.environ)
+    except SpecError as error:
+        raise CommandFailure(str(error), "--no-devcontainer ignores the file", 2) from error
+    except OSError as error:
+        raise CommandFailure(f"{file}: {error.strerror}", exit_code=2) from error
+    click.echo(f"the session follows {file}", err=True)
+    for each in found.kept:
+        click.echo(f"note: {each}", err=True)
+    if found.extensions:
+        listed = " ".join(f"--install-extension {each}" for each in found.extensions)
+        click.echo(f"note: extensions of VS Code that the file names: {listed}", err=True)
+    return found
+
+
+def _follow_devcontainer(container: "DevContainer", options: "ReadOptions") -> "ReadOptions":
+    """Return options by which the task is that of the `devcontainer.json`. Raises CommandFailure if
+    no GPU was chosen although the file needs one.
+    """
+    from cavvy.domain.values import replace
+
+    overrides = json.loads(options.overrides or "{}")
+    if container.needs_gpu and "gpu" not in overrides.get("resources", {}):
+        hint = "name one, such as --gpu A10; `cavvy offers` lists them"
+        raise CommandFailure(f"{container.file}: `hostRequirements.gpu` needs a GPU", hint, 2)
+    return replace(options, text=json.dumps(container.task), dialect="cavvy")
+
+
 def _read_session(
-    file: str, params: dict[str, str], options: "ReadOptions", ide: str, idle_gpu: str | None
+    file: str,
+    params: dict[str, str],
+    options: "ReadOptions",
+    ide: str,
+    idle_gpu: str | None,
+    home: bool = False,
 ) -> "LoadedTask":
     """Read the task file, and return the task of a session. The session's idle limit is the keep
     time of its machine.
@@ -150,7 +284,7 @@ def _read_session(
     from cavvy.domain.values import replace
 
     overrides = json.loads(options.overrides or "{}")
-    if options.text is None or file == "-":
+    if options.text is None or file == "-" or Path(file).name in _DEVCONTAINERS[1:]:
         own = {key: value for key, value in overrides.items() if key != "run"}
         task = read_task(file, params, replace(options, overrides=json.dumps(own))).task
         if task.session and ide != "jupyter":
@@ -165,11 +299,19 @@ def _read_session(
     limits = overrides.setdefault("limits", {})
     limits["idle"] = {"gpu": idle_gpu, "for": idle} if idle_gpu else idle
     overrides["session"] = True
+    if home:
+        overrides["checkpoint"] = {"path": _HOME, "every": "10m"}
     loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
-    if ide == "jupyter" and loaded.task.setup is None:
-        overrides["setup"] = _INSTALL  # Jupyter is installed into a separate environment.
+    if ide == "jupyter":
+        if loaded.task.setup is None:
+            overrides["setup"] = _INSTALL  # Jupyter is installed into a separate environment.
+        overrides["run"] = _JUPYTER.replace("@IDLE_S@", _idle_s(loaded.task))
         loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
     return loaded
+
+
+def _idle_s(task: "TaskSpec") -> str:
+    return str(round((task.limits.idle or task.keep).total_seconds()))
 
 
 def _task(job: "JobDetail") -> dict[str, Any]:
@@ -194,7 +336,12 @@ def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
     if _read_servers(_output(client, job, ["sh", "-c", _LIST]), folder):
         return
     click.echo(f"session {job.name} has no Jupyter yet; installing and starting it", err=True)
-    chunks = list(client.exec(job.project, job.name, ["sh", "-c", _ADD_JUPYTER]))
+    from msgspec.json import decode
+
+    from cavvy.domain.tasks import TaskSpec
+
+    line = _ADD_JUPYTER.replace("@IDLE_S@", _idle_s(decode(job.task, type=TaskSpec)))
+    chunks = list(client.exec(job.project, job.name, ["sh", "-c", line]))
     if chunks[-1].exit_code == 0:
         return
     there = named(job.project, job.machine or job.name)
@@ -252,15 +399,32 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
     )
 
 
-def _wait(client: "ApiClient", job: "JobDetail") -> None:
-    """Show the session's events and the output of its setup until the session is running. Raises
-    CommandFailure if the session ends.
+def _resume_session(client: "ApiClient", project: str, name: str) -> "tuple[JobDetail | None, int]":
+    """Queue the machine's newest session with a kept home folder again. Return it, or None if there
+    is none, and the number of its last event before.
+    """
+    for row in list_jobs(client, project, ENDED, _MOST_ENDED)[0]:
+        if row.machine != name:
+            continue
+        job = client.job(project, row.id)
+        task = _task(job)
+        if task.get("session") and (task.get("checkpoint") or {}).get("path") == _HOME:
+            seen = client.events(project, job.id).last
+            client.retry(project, job.id)
+            click.echo(f"session {job.name} is resumed; the options are ignored", err=True)
+            return client.job(project, job.id), seen
+    return None, 0
+
+
+def _wait(client: "ApiClient", job: "JobDetail", seen: int) -> None:
+    """Show the session's events and the output of its setup until the session is running. Events
+    up to the number `seen` belong to an earlier attempt. Raises CommandFailure if the session ends.
     """
     if job.phase == "running":
         return
     from cavvy.cli.reach.follow import follow_start
 
-    follow_start(client, job)
+    follow_start(client, job, after=seen, first=job.attempt + 1 if seen else None)
     ended = client.job(job.project, job.id)
     if ended.phase in UNFINISHED:
         return
@@ -270,69 +434,174 @@ def _wait(client: "ApiClient", job: "JobDetail") -> None:
     )
 
 
-def _connect(project: str, name: str, folder: str, ide: str, *, no_open: bool) -> None:
-    there = named(project, name)
-    if ide == "jupyter":
-        _open_jupyter(project, name, folder, no_open=no_open)
-    elif ide == "vscode":
-        _open_editor(project, name, folder, no_open=no_open)
-    elif ide == "ssh" and not no_open and sys.stdin.isatty() and sys.stdout.isatty():
-        from cavvy.cli.reach.terminal import run_here
+class _SessionWay(Struct, frozen=True, kw_only=True):
+    """The session to connect to, and what runs beside each connection."""
 
-        with_tunnel(
-            project, name, lambda tunnel: run_here(tunnel, argv=None, line=_SHELL, terminal=True)
-        )
+    project: str
+    name: str
+    folder: str  # of the session, on its node
+    ports: "Sequence[int]"  # forwarded to this machine
+    home: bool  # whether the session's home folder is kept
+    sync: Path | None  # the folder of this machine that is mirrored
+
+    @property
+    def there(self) -> str:
+        return named(self.project, self.name)
+
+
+def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
+    if ide in ("jupyter", "code-server"):
+        _open_page(way, ide, no_open=no_open)
+    elif ide != "ssh":
+        from cavvy.cli.reach.editors import open_editor
+
+        open_editor(way.project, way.name, way.folder, ide, no_open=no_open)
+    if not no_open and ide == "ssh" and sys.stdin.isatty() and sys.stdout.isatty():
+        _open_shell(way)
+    elif way.sync is not None and (no_open or ide not in ("jupyter", "code-server")):
+        _sync(way, once=no_open)
     click.echo(
-        f"the session continues until it is idle; reconnect with: cavvy dev --machine {there}"
+        f"the session continues until it is idle; reconnect with: cavvy dev --machine {way.there}"
     )
-    click.echo(f"open a shell: cavvy ssh {there}    end the session: cavvy machines stop {there}")
+    click.echo(
+        f"open a shell: cavvy ssh {way.there}    end the session: cavvy machines stop {way.there}"
+    )
 
 
-def _open_editor(project: str, name: str, folder: str, *, no_open: bool) -> None:
-    """Write Cavvy's hosts into the SSH configuration, and print or run the command that opens VS
-    Code.
-    """
-    from cavvy.cli.reach.ssh_config import write_config
+def _sync(way: _SessionWay, *, once: bool) -> None:
+    """Mirror the folder once, or until Ctrl-C."""
+    from cavvy.cli.reach.mirror import FolderMirror
 
-    for message in write_config():
-        click.echo(message)
-    host = f"{name}.cavvy" if named(project, name) == name else name
-    words = ["code", "--remote", f"ssh-remote+{host}", folder]
-    click.echo(shlex.join(words))
-    if not no_open and shutil.which(words[0]):
-        subprocess.run(words, check=False)
-    elif not shutil.which(words[0]):
-        click.echo("note: VS Code's `code` command is not installed here", err=True)
+    assert way.sync is not None
+    mirror = FolderMirror(way.sync, way.folder, f"{way.project}/{way.name}")
 
+    async def act(tunnel: "NodeTunnel", latest: "LatestTunnel") -> None:
+        if not once:
+            await mirror.keep(tunnel, _say)
+        done = await mirror.settle(tunnel, _say)
+        click.echo(f"sync: {done.sent} sent, {done.fetched} fetched, {done.removed} removed")
 
-def _open_jupyter(project: str, name: str, folder: str, *, no_open: bool) -> None:
-    """Forward a local port to the session's Jupyter until Ctrl-C, and print the address with its
-    token. With `no_open`, only print the address on the node.
-    """
-    from cavvy.cli.forward import listen_here
-
-    port, token = _find_jupyter(project, name, folder)
-    if no_open:
-        there = named(project, name)
-        click.echo(f"on the node: http://127.0.0.1:{port}/lab?token={token}")
-        click.echo(f"bring it here: cavvy dev --ide jupyter --machine {there}")
-        return
-
-    async def act(tunnel: "NodeTunnel") -> None:
-        here = await listen_here(tunnel, "127.0.0.1", 0, "127.0.0.1", port)
-        click.echo(f"http://127.0.0.1:{here}/lab?token={quote(token, safe='')}")
-        click.echo("Ctrl-C closes the tunnel; Jupyter continues")
-        await tunnel.lost.wait()
-
+    if not once:
+        click.echo(f"{way.sync} is mirrored until Ctrl-C", err=True)
     try:
-        with_tunnel(project, name, act)
+        with_kept_tunnel(way.project, way.name, act)
     except KeyboardInterrupt:
         click.echo()
 
 
+def _say(text: str) -> None:
+    """Print a message beside a shell, whose terminal is in raw mode."""
+    click.echo(f"\r{escape_controls(text)}\r", err=True)
+
+
+async def _beside(way: _SessionWay, tunnel: "NodeTunnel", act: "Coroutine[Any, Any, _T]") -> "_T":
+    """Mirror the folder while `act` runs. The mirror's errors end it."""
+    if way.sync is None:
+        return await act
+    import asyncio
+
+    from cavvy.cli.reach.mirror import FolderMirror
+
+    mirror = FolderMirror(way.sync, way.folder, f"{way.project}/{way.name}")
+    main, copies = asyncio.ensure_future(act), asyncio.ensure_future(mirror.keep(tunnel, _say))
+    try:
+        await asyncio.wait([main, copies], return_when=asyncio.FIRST_COMPLETED)
+        if not main.done() and isinstance(copies.exception(), CommandFailure):
+            _say(f"sync has stopped: {copies.exception()}")
+        return await main
+    finally:
+        for each in (main, copies):
+            each.cancel()
+        await asyncio.gather(main, copies, return_exceptions=True)
+
+
+def _open_shell(way: _SessionWay) -> None:
+    """Open the session's shell, which stays while its user is not connected."""
+    from cavvy.cli.forward import listen_latest
+    from cavvy.cli.reach.terminal import read_input, run_here
+
+    opened: list[asyncio.Queue[bytes]] = []
+
+    async def act(tunnel: "NodeTunnel", latest: "LatestTunnel") -> int:
+        if not opened:
+            await listen_latest(tunnel, latest, way.ports)
+            opened.append(read_input())
+        line = _HOME_SHELL if way.home else None
+        shell = run_here(
+            tunnel, argv=None, line=line, terminal=True, keep=_SHELL_NAME, keys=opened[0]
+        )
+        return await _beside(way, tunnel, shell)
+
+    with_kept_tunnel(way.project, way.name, act)
+
+
+def _add_code_server(client: "ApiClient", job: "JobDetail") -> None:
+    """Start code-server in the session, unless it runs. Raises CommandFailure if it cannot be
+    installed.
+    """
+    chunks = list(client.exec(job.project, job.name, ["sh", "-c", _ADD_CODE_SERVER]))
+    if chunks[-1].exit_code:
+        said = b"".join(chunk.data for chunk in chunks).decode(errors="replace").strip()
+        raise CommandFailure(
+            f"code-server could not be installed in session {job.name}: "
+            + (said.rpartition("\n")[2] or "no output"),
+            "use an image that contains code-server, or install it in the task's `setup`",
+        )
+
+
+def _open_page(way: _SessionWay, ide: str, *, no_open: bool) -> None:
+    """Forward a local port to the session's Jupyter or code-server until Ctrl-C, and print the
+    address with its token or password. With `no_open`, only print the address on the node.
+    """
+    from cavvy.cli.forward import listen_here, listen_latest
+
+    port, secret = (
+        _find_jupyter(way.project, way.name, way.folder)
+        if ide == "jupyter"
+        else _find_code_server(way.project, way.name)
+    )
+    path = f"/lab?token={quote(secret, safe='')}" if ide == "jupyter" else "/"
+    if ide != "jupyter":
+        click.echo(f"password: {secret}")
+    if no_open:
+        click.echo(f"on the node: http://127.0.0.1:{port}{path}")
+        click.echo(f"bring it here: cavvy dev --ide {ide} --machine {way.there}")
+        return
+    said: list[int] = []
+
+    async def act(tunnel: "NodeTunnel", latest: "LatestTunnel") -> None:
+        if not said:
+            said.append(await listen_here(latest, "127.0.0.1", 0, "127.0.0.1", port))
+            click.echo(f"http://127.0.0.1:{said[0]}{path}")
+            click.echo(f"Ctrl-C closes the tunnel; {ide.capitalize()} continues")
+            await listen_latest(tunnel, latest, way.ports)
+        await _beside(way, tunnel, wait_lost(tunnel))
+
+    try:
+        with_kept_tunnel(way.project, way.name, act)
+    except KeyboardInterrupt:
+        click.echo()
+
+
+def _find_code_server(project: str, name: str) -> tuple[int, str]:
+    """Return the port and password of the session's code-server. Raises CommandFailure."""
+    until = time.monotonic() + _START_S
+    with session() as client:
+        while time.monotonic() < until:
+            chunks = client.exec(project, name, ["sh", "-c", _FIND_CODE_SERVER])
+            said = b"".join(chunk.data for chunk in chunks).decode(errors="replace").split()
+            if len(said) == 2 and said[0].isdigit() and said[1].isalnum():
+                return int(said[0]), said[1]
+            time.sleep(_LOOK_AGAIN_S)
+    raise CommandFailure(
+        "code-server does not answer",
+        f"`cavvy exec {named(project, name)} cat .code-server/log` shows its output",
+    )
+
+
 def _find_jupyter(project: str, name: str, folder: str) -> tuple[int, str]:
     """Return the port and token of the session's Jupyter. Raises CommandFailure."""
-    until = time.monotonic() + _JUPYTER_S
+    until = time.monotonic() + _START_S
     with session() as client:
         while time.monotonic() < until:
             listed = client.exec(project, name, ["sh", "-c", _LIST])

@@ -13,6 +13,9 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import NameArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
 
 _LAST_PORT = 65535
@@ -144,7 +147,29 @@ def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailu
     )
 
 
-async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, there: int) -> int:
+async def listen_latest(
+    tunnel: "NodeTunnel", latest: "LatestTunnel", ports: "Sequence[int]"
+) -> None:
+    """Forward ports of the node to the same ports of this machine, or to free ports if these are
+    used, and print the addresses.
+    """
+    if not ports:
+        return
+    same = await _is_here(tunnel)
+    for port in ports:
+        if same:
+            click.echo(f"port {port} of the session: 127.0.0.1:{port}", err=True)
+            continue
+        try:
+            here = await listen_here(latest, "127.0.0.1", port, "127.0.0.1", port)
+        except CommandFailure:
+            here = await listen_here(latest, "127.0.0.1", 0, "127.0.0.1", port)
+        click.echo(f"port {port} of the session: 127.0.0.1:{here}", err=True)
+
+
+async def listen_here(
+    tunnel: "NodeTunnel | LatestTunnel", bind: str, here: int, host: str, there: int
+) -> int:
     """Forward port `here` of this machine to port `there` of the node. Returns the local port;
     if `here` is 0, a free port is chosen. Raises CommandFailure.
     """

@@ -69,7 +69,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "edge": "Serve models on devices that are often offline.",
     },
     "Work on nodes": {
-        "dev": "Get a machine for interactive work: a shell, VS Code or Jupyter.",
+        "dev": "Get a machine for interactive work: a shell, an editor or Jupyter.",
         "machines": "List, start, stop and remove named machines, and set their keep times.",
         "exec": "Run a command in the environment of a running job.",
         "ssh": "Open a shell on a job's node, or let plain ssh and editors reach it.",

@@ -3,12 +3,14 @@ load the rest of the folder only for such a file; `bills` has a door of its own.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.translation import Dialect, Translation
 
 if TYPE_CHECKING:
+    from cavvy.importers.devcontainer import DevContainer
     from cavvy.importers.dstack.profiles import ProfiledText
     from cavvy.spec.problems import ProblemNotes
     from cavvy.spec.tree import Node
@@ -67,3 +69,12 @@ def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
         groups.append(replace(group, run=ready.run))
     task = add_translation_header(task, source.kind, source.before, source.after)
     return replace(task, replica_groups=tuple(groups)) if groups else task
+
+
+def read_devcontainer(path: Path, environ: Mapping[str, str]) -> "DevContainer":
+    """Read a `devcontainer.json`. `environ` contains this machine's variables, which the file may
+    name. Raises SpecError and OSError.
+    """
+    from cavvy.importers import devcontainer
+
+    return devcontainer.read_file(path, environ)

@@ -30,7 +30,7 @@ def list_files(folder: Path) -> list[str]:
     listed = _ask_git(folder)
     if listed is None:
         return sorted(_walk(folder, "", (), git_rules=True))
-    own = _Own(folder)
+    own = IgnoreRules(folder)
     return sorted(path for path in listed if not own.ignores(path))
 
 
@@ -189,26 +189,28 @@ def _names(pattern: "RegexPattern", name: str) -> bool:
     return False
 
 
-class _Own:
-    """Applies the `.cavvyignore` files of a folder to the list of files that git returned."""
+class IgnoreRules:
+    """Applies the `.cavvyignore` files of a folder to paths that another program has listed, and
+    with `git_rules` also the `.gitignore` files.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, git_rules: bool = False) -> None:
+        self._folder, self._git_rules = folder, git_rules
         self._rules: dict[str, Rules] = {}
         self._folders: dict[str, bool] = {"": False}
 
     def ignores(self, path: str) -> bool:
         parent, _, _ = path.rpartition("/")
         parent = f"{parent}/" if parent else ""
-        return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
+        return self.ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
 
-    def _ignores_folder(self, inside: str) -> bool:
+    def ignores_folder(self, inside: str) -> bool:
         """Return whether a folder or one of its parents is ignored. No rule can include the
         contents of an ignored folder again. `inside` is the folder's path and ends with a slash.
         """
         if inside not in self._folders:
             parent = inside[: inside.rstrip("/").rfind("/") + 1]
-            ignored = self._ignores_folder(parent) or _matches(
+            ignored = self.ignores_folder(parent) or _matches(
                 self._rules_for(parent), inside.rstrip("/"), True
             )
             self._folders[inside] = ignored
@@ -217,5 +219,6 @@ class _Own:
     def _rules_for(self, inside: str) -> Rules:
         if inside not in self._rules:
             outer = self._rules_for(inside[: inside.rstrip("/").rfind("/") + 1]) if inside else ()
-            self._rules[inside] = (*outer, *_rules_of(self._folder, inside, git_rules=False))
+            own = _rules_of(self._folder, inside, git_rules=self._git_rules)
+            self._rules[inside] = (*outer, *own)
         return self._rules[inside]

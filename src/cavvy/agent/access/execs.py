@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 
 from ..config import AgentConfig
 from ..control_client import ControlPlaneClient
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from .inbox import ExecInbox, UserPresence
 
 NOT_RUNNING = 126
+# A session counts as a connection for this many seconds after its last byte: a shell without input
+# and output, or a tunnel that nothing uses, does not keep a node.
+QUIET_S = 60.0
 
 
 class RankExecs:
@@ -46,10 +50,11 @@ class RankExecs:
 
     @property
     def connected(self) -> bool:
-        """Whether a user's command or session is running. Programs that an ended command has left
-        behind are ignored.
+        """Whether a user's command runs, or a session that was used within QUIET_S. Programs that
+        an ended command has left behind are ignored.
         """
-        return any(not running.over for running in self._running)
+        now = time.monotonic()
+        return any(not each.over and not each.is_quiet(now) for each in self._running)
 
     @property
     def reapers(self) -> list[int]:
@@ -116,13 +121,24 @@ class RankExec:
         self._redactor = Redactor(secrets)
         self._reported = self._gone = self.over = False
         self._inbox, self._user = inbox, user
+        self._moved_at = time.monotonic()
+        if inbox is not None:
+            inbox.moved = self._moved
         stream.drained = self._drained
         stream.begin()
         self.process = execs.spawn(self, command)
         if user is not None:
             user.gone = self.process.hang_up
 
+    def is_quiet(self, now: float) -> bool:
+        """Return whether this is a session whose user has neither sent nor got a byte of late."""
+        return self._inbox is not None and now - self._moved_at > QUIET_S
+
+    def _moved(self) -> None:
+        self._moved_at = time.monotonic()
+
     def wrote(self, data: bytes) -> None:
+        self._moved()
         self._stream.write(self._redactor.feed(data))
         if self._stream.full:
             # a user's command, unlike the work, may be paused until its output is delivered

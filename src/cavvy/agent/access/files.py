@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Fields = dict[str, Any]
 
 _open: dict[int, int] = {}  # handle -> file descriptor
+_DRAFT = ".cavvy-part"  # suffix of a file that is not complete
+_MOST_BYTES = 1 << 20  # of the files in one answer
 _FLAGS = {"read": os.O_RDONLY, "write": os.O_WRONLY, "both": os.O_RDWR}
 
 
@@ -195,8 +197,9 @@ def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, b
 
 
 def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """Without following links, list the relative path and type of every entry below a folder. The
-    field `unlisted` contains the paths of folders that cannot be listed, with the reasons.
+    """Without following links, list the relative path and type of every entry below a folder,
+    except folders with a name in `without` and what is in them. The field `unlisted` contains the
+    paths of folders that cannot be listed, with the reasons.
     """
     found: list[tuple[str, Fields]] = []
     unlisted: list[tuple[str, str]] = []
@@ -208,7 +211,8 @@ def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, b
     with files.find(asked) as path:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | files.flags)
     try:
-        for path, listed, folder in walk_below(top, on_error=note):
+        without = frozenset(asked.get("without", ()))
+        for path, listed, folder in walk_below(top, on_error=note, without=without):
             entry = describe(listed.stat(follow_symlinks=False))
             if listed.is_symlink():
                 entry["link"] = os.readlink(listed.name, dir_fd=folder)
@@ -280,6 +284,138 @@ def do_hash(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
             found.update(part)
             left, count = left - len(part), count + len(part)
     return {"sha256": found.hexdigest(), "size": count}
+
+
+def _below(asked: Fields, name: object) -> Fields:
+    return {"path": os.path.join(str(asked["path"]), str(name))}
+
+
+def do_put(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
+    """Write many files or links below a folder. Each entry of `files` states what its path must be
+    now, `was`: null if nothing, or the size and the time of a file. An entry that is not as
+    expected, because a program has changed it meanwhile, is left alone. `wrote` has the new time
+    of each entry, or null.
+
+    The bytes of the files follow each other in the call. With `staged`, the content is a file that
+    `open` and `write` made at this path.
+    """
+    rest, wrote = memoryview(data), list[object]()
+    for entry in asked["files"]:
+        content = rest[: int(entry.get("size", 0))]
+        rest = rest[len(content) :]
+        try:
+            with files.find(_below(asked, entry["path"]), follow=False, make=True) as path:
+                wrote.append(_put(files, asked, entry, path, content))
+        except OSError:
+            wrote.append(None)
+    return {"wrote": wrote}
+
+
+def _put(
+    files: NodeFileCalls, asked: Fields, entry: Fields, path: str, content: memoryview
+) -> float | None:
+    if not _is_as(path, entry.get("was")):
+        return None
+    draft = f"{path}{_DRAFT}"
+    if "link" in entry:
+        if os.path.lexists(draft):
+            os.unlink(draft)
+        os.symlink(entry["link"], draft)
+    elif "staged" in entry:
+        with files.find(_below(asked, entry["staged"]), follow=False) as draft:
+            return _replace(draft, path, entry)
+    else:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(draft, flags, 0o600)
+        try:
+            while content:
+                content = content[os.write(file, content) :]
+            os.fchmod(file, stat.S_IMODE(int(entry["mode"])))
+            os.utime(file, ns=(int(entry["mtime_ns"]), int(entry["mtime_ns"])))
+        finally:
+            os.close(file)
+    return _replace(draft, path, entry)
+
+
+def _replace(draft: str, path: str, entry: Fields) -> float | None:
+    """Give the draft its name, unless a program has changed the old file meanwhile."""
+    if not _is_as(path, entry.get("was")):
+        os.unlink(draft)
+        return None
+    os.replace(draft, path)
+    return os.lstat(path).st_mtime
+
+
+def _is_as(path: str, was: list[float] | None) -> bool:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return was is None
+    if was is None or stat.S_ISDIR(found.st_mode):
+        return False
+    return [found.st_size, found.st_mtime] == [int(was[0]), float(was[1])]
+
+
+def do_get(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
+    """Read many files below a folder. `got` has the size and time of each file, or null if it is
+    no longer a file, or too large for the rest of `most` bytes. The contents follow each other.
+    """
+    got, parts, left = list[object](), list[bytes](), min(int(asked["most"]), _MOST_BYTES)
+    for name in asked["files"]:
+        try:
+            with files.find(_below(asked, name), follow=False) as path:
+                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(file, "rb") as opened:
+                found = os.fstat(file)
+                content = opened.read(left + 1) if stat.S_ISREG(found.st_mode) else None
+        except OSError:
+            content = None
+        if content is None or len(content) > left or len(content) != found.st_size:
+            got.append(None)
+            continue
+        got.append([found.st_size, found.st_mtime])
+        parts.append(content)
+        left -= len(content)
+    return {"got": got}, b"".join(parts)
+
+
+def do_hashes(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
+    """Return the SHA-256 of many files below a folder, or null for what is not a file."""
+    found = list[str | None]()
+    for name in asked["files"]:
+        try:
+            with files.find(_below(asked, name), follow=False) as path:
+                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(file, "rb") as opened:
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise OSError(errno.EINVAL, "not a file")
+                digest = hashlib.sha256()
+                while part := opened.read(1 << 20):
+                    digest.update(part)
+            found.append(digest.hexdigest())
+        except OSError:
+            found.append(None)
+    return {"sha256": found}
+
+
+def do_drop(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
+    """Remove many files and empty folders below a folder; `was` is as for `put`, and "folder" for a
+    folder. `dropped` says which of them are gone.
+    """
+    dropped = list[bool]()
+    for name, was in asked["files"]:
+        try:
+            with files.find(_below(asked, name), follow=False) as path:
+                if was == "folder":
+                    os.rmdir(path)
+                elif _is_as(path, was):
+                    os.unlink(path)
+                dropped.append(not os.path.lexists(path))
+        except FileNotFoundError:
+            dropped.append(True)
+        except OSError:
+            dropped.append(False)
+    return {"dropped": dropped}
 
 
 OPERATIONS: dict[

@@ -26,6 +26,7 @@ class ExecInbox:
 
     def __init__(self, link: ControlPlaneClient, exec_id: str, sink: socket.socket) -> None:
         self._loop, self._sink = link.loop, sink
+        self.moved: Callable[[], None] = nothing  # is called when the user has sent something
         self._path = f"/agent/v1/execs/{exec_id}/input{link.query}"
         self._offset = 0
         self._waiting = bytearray()
@@ -51,6 +52,8 @@ class ExecInbox:
         if self._closed:
             return
         data = base64.b64decode(fields.read("data", "str", ""))
+        if data:
+            self.moved()
         self._offset += len(data)
         self._waiting += data
         self._ended = fields.read("end", "bool")

@@ -20,8 +20,9 @@ import subprocess
 import termios
 
 from ..loop import make_wake_pipe
-from . import frames
-from .files import answer
+from . import frames, kept_shell
+from .files import NodeFileCalls, answer
+from .folder_watch import FolderWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,8 +90,13 @@ class SessionChannel:
         # sends SIGHUP to the child's command in its container, unless the command has ended
         self.hang_up: list[str] = []
         self.terminal = False
+        self.shell = ""  # the name of the kept shell to which the connection leads
         self.connection: socket.socket | None = None
         self.listener: socket.socket | None = None
+        self.watch: FolderWatch | None = None
+        self.held = contextlib.ExitStack()  # keeps the watched folder's path valid
+        # of a watch: whether there is a change to tell, and whether the peer wants to be told
+        self.changed = self.wanted = False
 
 
 class RemoteSession:
@@ -158,7 +164,11 @@ class RemoteSession:
         channel = self._channels.get(number)
         if channel is None:
             return
-        if kind == frames.DATA:
+        if kind == frames.DATA and channel.watch is not None:
+            channel.wanted = True
+            self._say(number, frames.CREDIT, struct.pack(">I", len(payload)))
+            self._tell_change(channel)
+        elif kind == frames.DATA:
             channel.waiting += payload
             self._pour(channel)
         elif kind == frames.EOF:
@@ -167,6 +177,10 @@ class RemoteSession:
         elif kind == frames.CREDIT:
             channel.credit += struct.unpack(">I", payload)[0]
             self._watch(channel)
+        elif kind == frames.CONTROL and channel.shell:
+            with contextlib.suppress(OSError):
+                where = self._place.env.get("TMUX_TMPDIR") or self._folder()
+                kept_shell.resize(where, channel.shell, json.loads(payload))
         elif kind == frames.CONTROL:
             control(channel, json.loads(payload))
         elif kind == frames.CLOSE:
@@ -177,8 +191,12 @@ class RemoteSession:
     def _open(self, number: int, asked: Fields) -> None:
         channel = SessionChannel(number)
         try:
-            if asked["what"] == "run":
+            if asked["what"] == "run" and asked.get("keep"):
+                self._attach_shell(channel, asked)
+            elif asked["what"] == "run":
                 self._run(channel, asked)
+            elif asked["what"] == "watch":
+                self._watch_folder(channel, asked)
             elif asked["what"] == "tcp":
                 made = socket.create_connection((asked["host"], int(asked["port"])), timeout=15)
                 self._attach(channel, made)
@@ -198,8 +216,7 @@ class RemoteSession:
 
     def _run(self, channel: SessionChannel, asked: Fields) -> None:
         env = {**self._place.env, **asked.get("env", {})}
-        folder = self._place.folder if os.path.isdir(self._place.folder) else "/"
-        terminal = asked.get("pty")
+        folder, terminal = self._folder(), asked.get("pty")
         if terminal:
             env["TERM"] = str(terminal.get("term") or "xterm")
         command, channel.hang_up = self._place.command(asked, channel.number)
@@ -226,6 +243,21 @@ class RemoteSession:
             os.set_blocking(fd, False)
             self._by_file[fd] = channel
 
+    def _attach_shell(self, channel: SessionChannel, asked: Fields) -> None:
+        """Connect the channel to a shell that stays when the session ends."""
+        terminal = asked.get("pty") or {}
+        env = {**self._place.env, **asked.get("env", {})}
+        env["TERM"] = str(terminal.get("term") or "xterm")
+        channel.shell = str(asked["keep"])
+        command, _ = self._place.command(asked, channel.number)
+        folder = self._folder()
+        where = env.get("TMUX_TMPDIR") or folder
+        made = kept_shell.attach(where, channel.shell, command, env, terminal, folder)
+        self._attach(channel, made)
+
+    def _folder(self) -> str:
+        return self._place.folder if os.path.isdir(self._place.folder) else "/"
+
     def _attach(self, channel: SessionChannel, connection: socket.socket) -> None:
         connection.setblocking(False)
         if connection.family != socket.AF_UNIX:
@@ -243,6 +275,18 @@ class RemoteSession:
         channel.listener.setblocking(False)
         self._by_file[channel.listener.fileno()] = channel
         self._poll.register(channel.listener.fileno(), select.POLLIN)
+
+    def _watch_folder(self, channel: SessionChannel, asked: Fields) -> None:
+        """Watch a folder. For each byte that the peer sends, it is told one change."""
+        path = channel.held.enter_context(NodeFileCalls(self._place.root()).find(asked))
+        channel.watch = FolderWatch(path, asked.get("without", ()))
+        self._by_file[channel.watch.fileno()] = channel
+        self._poll.register(channel.watch.fileno(), select.POLLIN)
+
+    def _tell_change(self, channel: SessionChannel) -> None:
+        if channel.changed and channel.wanted:
+            channel.changed = channel.wanted = False
+            self._say(channel.number, frames.DATA, b"\n")
 
     def _accept(self, channel: SessionChannel) -> None:
         assert channel.listener is not None
@@ -282,6 +326,9 @@ class RemoteSession:
         channel = self._by_file[fd]
         if channel.listener is not None:
             self._accept(channel)
+        elif channel.watch is not None:
+            channel.changed |= channel.watch.read()
+            self._tell_change(channel)
         elif fd == channel.sink:
             self._pour(channel)
         else:
@@ -387,6 +434,11 @@ class RemoteSession:
             self._want(channel.listener.fileno(), 0)
             self._by_file.pop(channel.listener.fileno(), None)
             channel.listener.close()
+        if channel.watch is not None:
+            self._want(channel.watch.fileno(), 0)
+            self._by_file.pop(channel.watch.fileno(), None)
+            channel.watch.close()
+        channel.held.close()
         if channel.child is not None and channel.child.poll() is None:
             try:
                 os.killpg(channel.child.pid, signal.SIGHUP)

@@ -138,7 +138,7 @@ class WorkMonitor:
         """
         if self._connected():
             self._busy_at = now
-        idle, what = now - self._busy_at, "no output, no CPU use and no connection"
+        idle, what = now - self._busy_at, "no output, no CPU use and no connection in use"
         ahead = min(WARN_S, limit / 2)
         if self._idle_gpu_percent and "gpu_percent" in self.gpus:
             idle, what = now - self._gpu_busy_at, f"GPU use below {self._idle_gpu_percent:g} %"

@@ -30,7 +30,7 @@ from cavvy.api.wire import PositionQuery, reply, view
 from cavvy.catalog.accelerators import names_matching
 from cavvy.client import wire
 from cavvy.client.paths import PATTERN
-from cavvy.control.decide.requests import RETRIED
+from cavvy.control.decide.requests import can_retry
 from cavvy.control.fair_queue import QueuePlace
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
@@ -445,7 +445,7 @@ async def retry(
     await app_state.store.archive.check(project)
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
     found = await find_job(app_state, project, name)  # says why a removed job is gone
-    new = 1 if found.phase in RETRIED else 0
+    new = 1 if can_retry(found) else 0
     try:
         async with count_new(app_state, project, found.user, new, what="retry"):
             return await _row(app_state, await jobs.retry(project, name, account))

@@ -231,7 +231,7 @@ async def _receive(
         if item.kind == stat.S_IFDIR:
             landing.make_folder(here)
         elif item.kind == stat.S_IFREG:
-            await _fetch_file(tunnel, there, landing, here, item, bar)
+            await fetch_file(tunnel, there, landing, here, item, bar)
         elif item.link is not None and stays_inside(item):
             landing.make_link(here, item.link)
     # Set the folder's attributes last, because writing a folder's contents changes the folder's
@@ -245,9 +245,18 @@ def _below(top: str, item: CopyItem) -> str:
     return f"{top}/{item.path}" if item.path else top
 
 
-async def _fetch_file(
-    tunnel: "NodeTunnel", path: str, landing: Landing, to: str, item: CopyItem, bar: _Bar
+async def fetch_file(
+    tunnel: "NodeTunnel",
+    path: str,
+    landing: Landing,
+    to: str,
+    item: CopyItem,
+    bar: "_Bar | None" = None,
 ) -> None:
+    """Fetch one file; a copy that was interrupted continues. Raises CommandFailure if the file
+    changes meanwhile, RemoteError and TunnelLost.
+    """
+    bar = bar or _Bar(True)
     handle = (await tunnel.call("open", path=path))[0].get("handle")
     try:
         with landing.write(to, item) as file:
@@ -260,7 +269,7 @@ async def _fetch_file(
                 tunnel.call("read", handle=handle, offset=offset, size=_PIECE)
                 for offset in range(start, item.size, _PIECE)
             )
-            async with aclosing(_overlap(reads)) as answers:
+            async with aclosing(overlap(reads)) as answers:
                 async for _, data in answers:
                     if len(data) != min(_PIECE, item.size - file.tell()):
                         raise _changed(path)
@@ -283,7 +292,7 @@ async def _check_empty(tunnel: "NodeTunnel", path: str, handle: object) -> None:
         )
 
 
-async def _overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
+async def overlap(calls: "Iterable[Coroutine[Any, Any, _T]]") -> "AsyncGenerator[_T, None]":
     """Yield the results in the order of the calls, with at most `_AHEAD` calls running at the same
     time.
     """
@@ -363,8 +372,20 @@ async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
 async def _send_file(
     tunnel: "NodeTunnel", source: Path, to: str, item: CopyItem, bar: _Bar
 ) -> None:
+    part = await stage_file(tunnel, source, to, item, bar)
+    await tunnel.call("rename", path=part, target=to)
+    bar.files += 1
+
+
+async def stage_file(
+    tunnel: "NodeTunnel", source: Path, to: str, item: CopyItem, bar: "_Bar | None" = None
+) -> str:
+    """Send a file under the name of an incomplete file, and return this path. Raises CommandFailure
+    if the file changes meanwhile, RemoteError and TunnelLost.
+    """
     from cavvy.client.tunnel.mux import RemoteError
 
+    bar = bar or _Bar(True)
     folder, name = posixpath.split(to)
     part, start = posixpath.join(folder, name_part(name)), 0
     with source.open("rb") as file:
@@ -380,7 +401,7 @@ async def _send_file(
         try:
             bar.move(start)
             file.seek(start)
-            async with aclosing(_overlap(_write_all(tunnel, handle, file, bar))) as answers:
+            async with aclosing(overlap(_write_all(tunnel, handle, file, bar))) as answers:
                 async for _ in answers:
                     pass
             if file.tell() != item.size:
@@ -388,8 +409,7 @@ async def _send_file(
             await tunnel.call("set", handle=handle, mode=stat.S_IMODE(item.mode), mtime=item.mtime)
         finally:
             await tunnel.call("close", handle=handle)
-    await tunnel.call("rename", path=part, target=to)
-    bar.files += 1
+    return part
 
 
 def _write_all(

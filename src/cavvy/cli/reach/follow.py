@@ -55,12 +55,16 @@ def follow(
     sys.exit(exit_code(job))
 
 
-def follow_start(client: "ApiClient", job: "JobDetail") -> None:
-    """Show the job's log and events, such as the output of its setup, until it runs or ends."""
+def follow_start(
+    client: "ApiClient", job: "JobDetail", *, after: int = 0, first: int | None = None
+) -> None:
+    """Show the job's log and events, such as the output of its setup, until it runs or ends.
+    `after` and `first` are as for `follow`.
+    """
     from cavvy.cli.view.screen import open_screen
 
     with open_screen(job) as screen:
-        _show(client, job, screen, 0, None, only_start=True)
+        _show(client, job, screen, after, first, only_start=True)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ USUAL_PROJECT = "default"  # the project of commands and tasks that name none
 PATIENCE_S = 120.0  # maximum seconds for which a command repeats a request if no server answers
 FOLLOW_PATIENCE_S = 600.0  # the same limit in seconds, for commands that follow a job
 # exit code (EX_UNAVAILABLE) if no server answered, so that the job's state is unknown
-_NO_SERVER = 69
+NO_SERVER = 69
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def make_failure(error: "ApiError") -> CommandFailure:
         return CommandFailure(error.message, error.hint)
     hint = error.hint or "`cavvy server status` shows the server"
     message = f"no answer from the server: {error.message}" if error.passing else error.message
-    return CommandFailure(message, hint, _NO_SERVER)
+    return CommandFailure(message, hint, NO_SERVER)
 
 
 def _command() -> str:

@@ -20,16 +20,23 @@ _PIECE = 64 * 1024
 
 
 async def run_here(
-    tunnel: "NodeTunnel", *, argv: list[str] | None, line: str | None, terminal: bool
+    tunnel: "NodeTunnel",
+    *,
+    argv: list[str] | None,
+    line: str | None,
+    terminal: bool,
+    keep: str = "",
+    keys: "asyncio.Queue[bytes] | None" = None,
 ) -> int:
     """Run the command until it ends. Returns the command's exit code in the form that a shell uses.
-    Raises RemoteError or TunnelLost.
+    With `keep`, connect to the kept shell of this name instead. `keys` are those of `read_input`,
+    if the caller has called it. Raises RemoteError or TunnelLost.
     """
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))
     size = shutil.get_terminal_size()
     pty = {"term": os.environ.get("TERM", "xterm"), "cols": size.columns, "rows": size.lines}
-    channel = await tunnel.run(argv=argv, line=line, pty=pty)
+    channel = await tunnel.run(argv=argv, line=line, pty=pty, keep=keep)
 
     def resized() -> None:
         size = os.get_terminal_size(sys.stdin.fileno())
@@ -37,14 +44,17 @@ async def run_here(
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, resized)
     with _raw(sys.stdin.fileno()):
-        return await _converse(channel)
+        return await _converse(channel, keys, kept=bool(keep))
 
 
-async def _converse(channel: "TunnelChannel") -> int:
-    from cavvy.agent.access.frames import ERR
+async def _converse(
+    channel: "TunnelChannel", keys: "asyncio.Queue[bytes] | None" = None, *, kept: bool = False
+) -> int:
+    from cavvy.agent.access.frames import EOF, ERR
+    from cavvy.client.tunnel.mux import TunnelLost
 
     loop = asyncio.get_running_loop()
-    keys = read_input()
+    keys = keys or read_input()
 
     async def send_keys() -> None:
         while data := await keys.get():
@@ -57,9 +67,14 @@ async def _converse(channel: "TunnelChannel") -> int:
     try:
         while (piece := await channel.read()) is not None:
             kind, data = piece
+            if kind == EOF:  # of a kept shell, which has no exit code
+                channel.close()
+                return 0
             await asyncio.to_thread(write_all, 2 if kind == ERR else 1, data)
     finally:
         sending.cancel()
+    if kept and channel.exit is None:
+        raise TunnelLost("the connection was closed")
     return exit_code(channel.exit)
 
 

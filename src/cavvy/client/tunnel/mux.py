@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cavvy.agent.access import frames
@@ -218,16 +218,26 @@ class NodeTunnel:
         line: str | None = None,
         env: Mapping[str, str] | None = None,
         pty: Fields | None = None,
+        keep: str = "",
     ) -> TunnelChannel:
         """Start a command, given as words (`argv`) or as a shell line (`line`). If `argv` and
-        `line` are None, start a shell. Raises RemoteError, TunnelLost.
+        `line` are None, start a shell. With the name `keep`, the command stays when the tunnel
+        ends, and a later call with the same name connects to it; it needs a `pty`, and its exit
+        code is not told. Raises RemoteError, TunnelLost.
         """
         asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
+        asked |= {"keep": keep} if keep else {}
         return await self._open(asked)
 
     async def connect(self, host: str, port: int) -> TunnelChannel:
         """Let the node open a TCP connection to this address. Raises RemoteError, TunnelLost."""
         return await self._open({"what": "tcp", "host": host, "port": port})
+
+    async def watch(self, path: str, without: Sequence[str]) -> TunnelChannel:
+        """Watch a folder of the node. For each byte that is written to the channel, the node sends
+        one byte when something has changed. Raises RemoteError, TunnelLost.
+        """
+        return await self._open({"what": "watch", "path": path, "without": list(without)})
 
     def begin_connect(self, host: str, port: int) -> TunnelChannel:
         """Connect as `connect` does, but let the caller send before the node has answered. If the

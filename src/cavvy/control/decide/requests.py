@@ -75,12 +75,19 @@ def release_kept(job: JobRecord, attempts: Sequence[Attempt], now: datetime) -> 
     )
 
 
+def can_retry(job: JobRecord) -> bool:
+    """Return whether the job has ended such that it can be queued again. A session is done when it
+    was idle, so that it can be resumed.
+    """
+    return job.phase in RETRIED or (job.phase is JobPhase.DONE and job.task.session)
+
+
 def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
     """Return the reason why the job cannot be retried, with a hint for the user. The result is None
     if the job can be retried."""
     if job.removing:
         return f"job {job.name} is being removed", f"`cavvy rm {job.name}` completes the removal"
-    if job.phase in RETRIED:
+    if can_retry(job):
         return None
     done = job.phase is JobPhase.DONE
     return (

@@ -1,0 +1,684 @@
+"""Mirrors a folder of this machine and a folder of a session, in both directions.
+
+Each pass lists both folders, and compares them with what they had after the last pass. What only
+one side has changed is copied to the other; what both have changed stays twice: the version of this
+machine keeps its name, and the version of the node gets the suffix `.conflict`. A changed file wins
+over its deletion. A file that changes while it is copied is left for the next pass.
+
+The node is not trusted, as in `received.py`: it writes only below the folder, never through a link,
+and no files of git.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cavvy.agent.access.folder_watch import FolderWatch
+from cavvy.cli.reach.copying import fetch_file, overlap, stage_file
+from cavvy.cli.reach.received import (
+    PART,
+    CopyItem,
+    Landing,
+    find_obeyed,
+    is_git_name,
+    read_listing,
+    stays_inside,
+    understand,
+)
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.state import default_home, write_private
+from cavvy.domain.values import Struct, field
+from cavvy.spec.ignore import SKIPPED, IgnoreRules
+
+if TYPE_CHECKING:
+    from cavvy.client.tunnel.mux import NodeTunnel
+
+# Folders and files that stay on their side: what programs create again, and Cavvy's own files.
+WITHOUT = (*sorted(SKIPPED), ".jupyter", ".code-server", ".cavvy-shells", ".cavvy-mirror")
+_MARKER = ".cavvy-mirror"
+_BATCH_BYTES = 768 * 1024  # of the files in one call; the node's answers have at most 1 MiB
+_BATCH_FILES = 400
+_SETTLE_S = 0.1  # a program often writes several files at once
+_SLOW_S = 2.0  # seconds between two passes where changes cannot be watched
+_EXECUTABLE = 0o100
+
+
+class FileFacts(Struct, frozen=True, array_like=True):
+    """What a file, link or folder was when it was listed; folders have neither size nor time."""
+
+    kind: int
+    size: int = 0
+    mtime: float = 0
+    executable: bool = False
+    link: str | None = None
+
+
+class SyncedEntry(Struct, frozen=True, array_like=True):
+    """An entry as it was on both sides after a pass; the times differ between file systems."""
+
+    here: FileFacts
+    there: FileFacts
+
+
+class Step(StrEnum):
+    """What a pass does with one path."""
+
+    SEND = "send"
+    FETCH = "fetch"
+    DROP_HERE = "drop here"
+    DROP_THERE = "drop there"
+    COMPARE = "compare"  # both have changed: keep both unless they are equal
+    FORGET = "forget"
+
+
+Facts = Mapping[str, FileFacts]
+
+
+def decide(base: Mapping[str, SyncedEntry], here: Facts, there: Facts) -> dict[str, Step]:
+    """Return the step for each path that is not as it was after the last pass."""
+    steps: dict[str, Step] = {}
+    for path in base.keys() | here.keys() | there.keys():
+        was, own, other = base.get(path), here.get(path), there.get(path)
+        own_new = own != (was and was.here)
+        other_new = other != (was and was.there)
+        if own is None and other is None:
+            steps[path] = Step.FORGET
+        elif own_new and not other_new:
+            steps[path] = Step.DROP_THERE if own is None else Step.SEND
+        elif other_new and not own_new:
+            steps[path] = Step.DROP_HERE if other is None else Step.FETCH
+        elif own_new and own is None:
+            steps[path] = Step.FETCH
+        elif own_new and other is None:
+            steps[path] = Step.SEND
+        elif own_new:
+            steps[path] = Step.COMPARE
+    return steps
+
+
+class MirrorState(Struct, kw_only=True):
+    """The state after the last pass. `marker` is also in a file of the node: if the node has
+    another, its folder is not the one of the last pass, and nothing in it counts as deleted.
+    """
+
+    marker: str = ""
+    entries: dict[str, SyncedEntry] = field(default_factory=dict)
+
+
+class MirrorCount(Struct, kw_only=True):
+    """What one pass has done."""
+
+    sent: int = 0
+    fetched: int = 0
+    removed: int = 0
+    conflicts: list[str] = field(default_factory=list)
+    # a folder on one side and a file on the other, which the user must rename
+    unmerged: list[str] = field(default_factory=list)
+    obeyed: list[str] = field(default_factory=list)  # fetched files by which programs run others
+    left: int = 0  # paths that changed meanwhile
+
+
+class FolderMirror:
+    """Mirrors the folder `here` and the node's folder `there`. `name` tells sessions apart."""
+
+    def __init__(self, here: Path, there: str, name: str) -> None:
+        self._here, self._there = here, there
+        key = hashlib.sha256(f"{name}\0{here}".encode()).hexdigest()[:24]
+        self._file = Path(default_home()) / "mirrors" / f"{key}.json"
+        self._state = self._load()
+        self._told: set[str] = set()
+
+    async def keep(self, tunnel: "NodeTunnel", say: Callable[[str], None]) -> None:
+        """Mirror until the tunnel ends. Raises CommandFailure, RemoteError and TunnelLost."""
+        watched = await _Changes.watch(tunnel, self._here, self._there)
+        clock, again = asyncio.get_running_loop().time, 0
+        try:
+            while True:
+                began = clock()
+                count = await self.run(tunnel)
+                self._tell(count, say)
+                if count.left:
+                    await asyncio.sleep(min(_SLOW_S, _SETTLE_S * 2**again))
+                    again += 1
+                else:
+                    again = 0
+                    await watched.wait(max(_SETTLE_S, clock() - began))
+        finally:
+            watched.close()
+
+    async def settle(self, tunnel: "NodeTunnel", say: Callable[[str], None]) -> MirrorCount:
+        """Make passes until both folders are equal, at most three. Raises as `run`."""
+        total = MirrorCount()
+        for _ in range(3):
+            count = await self.run(tunnel)
+            self._tell(count, say)
+            total.sent += count.sent
+            total.fetched += count.fetched
+            total.removed += count.removed
+            if not (count.left or count.conflicts):
+                break
+        return total
+
+    async def run(self, tunnel: "NodeTunnel") -> MirrorCount:
+        """Make one pass. Raises CommandFailure, RemoteError and TunnelLost."""
+        rules = IgnoreRules(self._here, git_rules=True)
+        listed = asyncio.to_thread(_list_here, self._here, rules)
+        here, (there, marker) = await asyncio.gather(listed, self._list_there(tunnel, rules))
+        if marker is None or marker != self._state.marker or not here:
+            # A folder that is new, or empty although it had files, deletes nothing on the other.
+            self._state.entries = {}
+        made = _Pass(tunnel, self._here, self._there, self._state.entries, here, there)
+        count = await made.run(decide(self._state.entries, here, there))
+        if marker is None or marker != self._state.marker:
+            self._state.marker = token_hex(16)
+            await _mark(tunnel, self._there, self._state.marker)
+        if made.changed:
+            await asyncio.to_thread(self._save)
+        count.obeyed = find_obeyed(made.fetched)
+        return count
+
+    def _tell(self, count: MirrorCount, say: Callable[[str], None]) -> None:
+        for path in count.conflicts:
+            say(f"{path} changed here and on the node; the node's is saved as {path}.conflict")
+        unmerged = [path for path in count.unmerged if path not in self._told]
+        obeyed = [path for path in count.obeyed if path not in self._told]
+        self._told.update(unmerged, obeyed)
+        for path in unmerged:
+            say(f"{path} is a folder on one side and a file on the other; rename one")
+        if obeyed:
+            say(f"shells and editors here may run programs that {', '.join(obeyed[:5])} name")
+
+    async def _list_there(
+        self, tunnel: "NodeTunnel", rules: IgnoreRules
+    ) -> tuple[dict[str, FileFacts], str | None]:
+        said, data = await tunnel.call("walk", path=self._there, without=list(WITHOUT))
+        if said.get("unlisted"):
+            raise CommandFailure(
+                f"folders of the session cannot be read: {said['unlisted'][:3]!r}",
+                "make them readable, or name them in .cavvyignore",
+            )
+        top = CopyItem(path="", mode=stat.S_IFDIR, size=0, mtime=0)
+        items = await asyncio.to_thread(read_listing, top, data)
+        found = {item.path: _facts_of(item) for item in items[1:]}
+        marker = found.pop(_MARKER, None)
+        text = None
+        if marker is not None:
+            _, content = await tunnel.call("get", path=self._there, files=[_MARKER], most=64)
+            text = content.decode(errors="replace")
+        return {path: facts for path, facts in found.items() if _takes(path, facts, rules)}, text
+
+    def _load(self) -> MirrorState:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=MirrorState)
+        except (OSError, msgspec.MsgspecError):
+            return MirrorState()  # without it, nothing counts as deleted
+
+    def _save(self) -> None:
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(str(self._file), msgspec.json.encode(self._state))
+
+
+class _Changes:
+    """Waits until one of the two folders has changed."""
+
+    def __init__(self, here: FolderWatch | None) -> None:
+        self._here, self._event = here, asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def watch(cls, tunnel: "NodeTunnel", here: Path, there: str) -> "_Changes":
+        from cavvy.client.tunnel.mux import RemoteError
+
+        own: FolderWatch | None = None
+        with suppress(OSError):
+            own = FolderWatch(str(here), WITHOUT)
+        made = cls(own)
+        if own is not None:
+            asyncio.get_running_loop().add_reader(own.fileno(), made._read)
+        else:
+            made._tasks.append(asyncio.create_task(made._tick()))
+        try:
+            channel = await tunnel.watch(there, WITHOUT)
+        except RemoteError:
+            made._tasks.append(asyncio.create_task(made._tick()))
+            return made
+
+        async def listen() -> None:
+            await channel.write(b"\n")
+            while await channel.read() is not None:
+                made._event.set()
+                await channel.write(b"\n")
+
+        made._tasks.append(asyncio.create_task(listen()))
+        return made
+
+    def _read(self) -> None:
+        assert self._here is not None
+        try:
+            changed = self._here.read()
+        except OSError:  # no room for more watches
+            asyncio.get_running_loop().remove_reader(self._here.fileno())
+            self._tasks.append(asyncio.create_task(self._tick()))
+            return
+        if changed:
+            self._event.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_SLOW_S)
+            self._event.set()
+
+    async def wait(self, settle_s: float) -> None:
+        """Wait for the next change, and then `settle_s` seconds for those that follow it. Raises
+        TunnelLost.
+        """
+        waits = asyncio.create_task(self._event.wait())
+        done, _ = await asyncio.wait([waits, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        waits.cancel()
+        for each in done - {waits}:
+            await each  # raises the error with which it ended
+        await asyncio.sleep(settle_s)
+        self._event.clear()
+
+    def close(self) -> None:
+        for each in self._tasks:
+            each.cancel()
+        if self._here is not None:
+            asyncio.get_running_loop().remove_reader(self._here.fileno())
+            self._here.close()
+
+
+class _Pass:
+    """One pass. `entries` is brought up to date with each step that succeeds."""
+
+    def __init__(
+        self,
+        tunnel: "NodeTunnel",
+        root: Path,
+        far: str,
+        entries: dict[str, SyncedEntry],
+        here: dict[str, FileFacts],
+        there: dict[str, FileFacts],
+    ) -> None:
+        self._tunnel, self._root, self._far = tunnel, root, far
+        self._entries, self._own, self._other = entries, here, there
+        self._count = MirrorCount()
+        self.changed = False
+        self.fetched: list[CopyItem] = []
+
+    async def run(self, steps: Mapping[str, Step]) -> MirrorCount:
+        groups: dict[Step, list[str]] = {step: [] for step in Step}
+        for path in sorted(steps):
+            groups[steps[path]].append(path)
+        self.changed = bool(steps)
+        for path in groups[Step.FORGET]:
+            self._entries.pop(path, None)
+        with Landing(self._root) as landing:
+            await self._compare(groups, landing)
+            await self._drop_there(groups[Step.DROP_THERE] + self._replaced(groups[Step.SEND]))
+            self._drop_here(groups[Step.DROP_HERE])
+            await self._send(groups[Step.SEND])
+            await self._fetch(groups[Step.FETCH], landing)
+        return self._count
+
+    def _replaced(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths whose kind changes, so that the old entry goes first."""
+        return [
+            path
+            for path in paths
+            if (old := self._other.get(path)) is not None
+            and (stat.S_ISDIR(old.kind) != stat.S_ISDIR(self._own[path].kind))
+        ]
+
+    # Both sides have changed
+
+    async def _compare(self, groups: dict[Step, list[str]], landing: Landing) -> None:
+        unknown: list[str] = []
+        for path in groups[Step.COMPARE]:
+            own, other = self._own[path], self._other[path]
+            same = (own.size, own.link) == (other.size, other.link)
+            if own.kind == other.kind and same and stat.S_ISREG(own.kind):
+                unknown.append(path)
+            elif own.kind == other.kind and same:
+                self._entries[path] = SyncedEntry(own, other)
+            else:
+                await self._keep_both(path, groups, landing)
+        for batch in _split(unknown, lambda path: 0):
+            said, _ = await self._tunnel.call("hashes", path=self._far, files=batch)
+            hashes = understand(said.get("sha256"), list[str | None])
+            for path, digest in zip(batch, hashes, strict=False):
+                if digest is not None and digest == await asyncio.to_thread(self._hash, path):
+                    self._entries[path] = SyncedEntry(self._own[path], self._other[path])
+                else:
+                    await self._keep_both(path, groups, landing)
+
+    async def _keep_both(self, path: str, groups: dict[Step, list[str]], landing: Landing) -> None:
+        """Save the node's version under another name on this machine, and then send this
+        machine's.
+        """
+        other = self._other[path]
+        if stat.S_IFDIR in (other.kind, self._own[path].kind):
+            self._count.unmerged.append(path)
+            return
+        if other.link is not None:
+            groups[Step.SEND].append(path)  # a link has no content of its own
+            return
+        name = f"{path}.conflict"
+        number = 1
+        while name in self._own or name in self._other or os.path.lexists(self._root / name):
+            number += 1
+            name = f"{path}.conflict-{number}"
+        if not await self._fetch_one(path, name, landing):
+            self._count.left += 1
+            return
+        self._count.conflicts.append(path)
+        groups[Step.SEND].append(path)
+
+    def _hash(self, path: str) -> str:
+        digest = hashlib.sha256()
+        with suppress(OSError), open(self._root / path, "rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        return digest.hexdigest()
+
+    # From this machine to the node
+
+    async def _send(self, paths: list[str]) -> None:
+        small: list[str] = []
+        for path in sorted(paths):
+            own = self._own[path]
+            if stat.S_ISDIR(own.kind):
+                await self._tunnel.call("mkdir", path=f"{self._far}/{path}", parents=True)
+                self._entries[path] = SyncedEntry(own, own)
+            elif own.size > _BATCH_BYTES:
+                await self._send_large(path)
+            else:
+                small.append(path)
+        batches = _split(small, lambda path: self._own[path].size)
+        async for batch, wrote in overlap(self._put(batch) for batch in batches):
+            for path, mtime in zip(batch, wrote, strict=False):
+                self._note_sent(path, mtime)
+
+    async def _put(self, batch: list[str]) -> tuple[list[str], list[float | None]]:
+        files, parts, sent = list[object](), list[bytes](), list[str]()
+        for path in batch:
+            entry = self._describe(path)
+            if entry is None:
+                self._count.left += 1
+                continue
+            content = entry.pop("content")
+            files.append(entry)
+            sent.append(path)
+            parts.append(content if isinstance(content, bytes) else b"")
+        said, _ = await self._tunnel.call("put", b"".join(parts), path=self._far, files=files)
+        return sent, understand(said.get("wrote"), list[float | None])
+
+    def _describe(self, path: str) -> dict[str, object] | None:
+        """Return the entry of `put` for a path, or None if it has changed since it was listed."""
+        own, was = self._own[path], self._other.get(path)
+        expected = None if was is None or stat.S_ISDIR(was.kind) else [was.size, was.mtime]
+        entry: dict[str, object] = {"path": path, "was": expected, "content": b""}
+        if own.link is not None:
+            return entry | {"link": own.link}
+        try:
+            with open(self._root / path, "rb", opener=_open_plain) as file:
+                content = file.read(_BATCH_BYTES + 1)
+                found = os.fstat(file.fileno())
+        except OSError:
+            return None
+        if len(content) != own.size or found.st_mtime != own.mtime:
+            return None
+        mode, mtime_ns = stat.S_IMODE(found.st_mode), found.st_mtime_ns
+        entry |= {"size": len(content), "mode": mode, "mtime_ns": mtime_ns, "content": content}
+        return entry
+
+    async def _send_large(self, path: str) -> None:
+        was = self._other.get(path)
+        expected = None if was is None or stat.S_ISDIR(was.kind) else [was.size, was.mtime]
+        try:
+            item = _item_of(path, self._own[path])
+            staged = await stage_file(self._tunnel, self._root / path, f"{self._far}/{path}", item)
+        except CommandFailure:  # the file has changed
+            self._count.left += 1
+            return
+        entry = {"path": path, "was": expected, "staged": os.path.relpath(staged, self._far)}
+        said, _ = await self._tunnel.call("put", path=self._far, files=[entry])
+        wrote = understand(said.get("wrote"), list[float | None])
+        self._note_sent(path, wrote[0] if wrote else None)
+
+    def _note_sent(self, path: str, mtime: float | None) -> None:
+        if mtime is None:
+            self._count.left += 1
+            return
+        own = self._own[path]
+        there = msgspec.structs.replace(own, mtime=mtime)
+        self._entries[path] = SyncedEntry(own, there)
+        self._count.sent += 1
+
+    async def _drop_there(self, paths: list[str]) -> None:
+        files: list[tuple[str, object]] = []
+        for path in sorted(paths, reverse=True):
+            was = self._other[path]
+            files.append((path, "folder" if stat.S_ISDIR(was.kind) else [was.size, was.mtime]))
+        for start in range(0, len(files), _BATCH_FILES):
+            batch = files[start : start + _BATCH_FILES]
+            said, _ = await self._tunnel.call("drop", path=self._far, files=batch)
+            dropped = understand(said.get("dropped"), list[bool])
+            for (path, _), gone in zip(batch, dropped, strict=False):
+                if gone:
+                    self._entries.pop(path, None)
+                    self._other.pop(path, None)
+                    self._count.removed += 1
+                else:
+                    self._count.left += stat.S_ISREG(self._other[path].kind)
+
+    # From the node to this machine
+
+    async def _fetch(self, paths: list[str], landing: Landing) -> None:
+        small: list[str] = []
+        for path in sorted(paths):
+            other, own = self._other[path], self._own.get(path)
+            if own is not None and stat.S_ISDIR(own.kind) != stat.S_ISDIR(other.kind):
+                self._drop_here([path])
+                if path in self._own:
+                    continue
+            if stat.S_ISDIR(other.kind):
+                landing.make_folder(path)
+                self._entries[path] = SyncedEntry(other, other)
+            elif other.link is not None:
+                self._fetch_link(path, landing)
+            elif other.size > _BATCH_BYTES:
+                await self._fetch_one(path, path, landing)
+            else:
+                small.append(path)
+        batches = _split(small, lambda path: self._other[path].size)
+        async for batch, got, data in overlap(self._get(batch) for batch in batches):
+            at = 0
+            for path, facts in zip(batch, got, strict=False):
+                if facts is None:
+                    self._count.left += 1
+                    continue
+                content = data[at : at + int(facts[0])]
+                at += len(content)
+                self._write(path, path, facts, content, landing)
+
+    async def _get(
+        self, batch: list[str]
+    ) -> tuple[list[str], list[tuple[int, float] | None], bytes]:
+        said, data = await self._tunnel.call("get", path=self._far, files=batch, most=_BATCH_BYTES)
+        return batch, understand(said.get("got"), list[tuple[int, float] | None]), data
+
+    async def _fetch_one(self, path: str, to: str, landing: Landing) -> bool:
+        other = self._other[path]
+        if other.size <= _BATCH_BYTES:
+            _, got, data = await self._get([path])
+            facts = got[0] if got else None
+            return facts is not None and self._write(path, to, facts, data, landing)
+        item = _item_of(to, other)
+        if to == path and not self._is_as_listed(path):
+            self._count.left += 1
+            return False
+        try:
+            await fetch_file(self._tunnel, f"{self._far}/{path}", landing, to, item)
+        except CommandFailure:  # the file has changed
+            self._count.left += 1
+            return False
+        self._note_fetched(path, to, other)
+        return True
+
+    def _write(
+        self,
+        path: str,
+        to: str,
+        facts: tuple[int, float],
+        content: bytes,
+        landing: Landing,
+    ) -> bool:
+        """Write a fetched file, unless the user has changed the file of this name meanwhile."""
+        other = msgspec.structs.replace(self._other[path], size=facts[0], mtime=facts[1])
+        if len(content) != facts[0] or (to == path and not self._is_as_listed(path)):
+            self._count.left += 1
+            return False
+        with landing.write(to, _item_of(to, other)) as file:
+            file.truncate(0)
+            file.write(content)
+        self._note_fetched(path, to, other)
+        return True
+
+    def _note_fetched(self, path: str, to: str, other: FileFacts) -> None:
+        self.fetched.append(_item_of(to, other))
+        if to == path:
+            own = _facts_here(self._root / path)
+            if own is not None:
+                self._entries[path] = SyncedEntry(own, other)
+            self._count.fetched += 1
+
+    def _fetch_link(self, path: str, landing: Landing) -> None:
+        other = self._other[path]
+        if self._is_as_listed(path) and other.link is not None:
+            with suppress(CommandFailure):  # a file is in the way
+                landing.make_link(path, other.link)
+                own = _facts_here(self._root / path)
+                if own is not None:
+                    self._entries[path] = SyncedEntry(own, other)
+                    self._count.fetched += 1
+
+    def _is_as_listed(self, path: str) -> bool:
+        return _facts_here(self._root / path) == self._own.get(path)
+
+    def _drop_here(self, paths: list[str]) -> None:
+        for path in sorted(paths, reverse=True):
+            own = self._own[path]
+            if not self._is_as_listed(path):
+                self._count.left += 1
+                continue
+            try:
+                (os.rmdir if stat.S_ISDIR(own.kind) else os.unlink)(self._root / path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                    raise
+                continue
+            self._entries.pop(path, None)
+            self._own.pop(path, None)
+            self._count.removed += 1
+
+
+def _list_here(root: Path, rules: IgnoreRules) -> dict[str, FileFacts]:
+    found: dict[str, FileFacts] = {}
+    todo = [""]
+    while todo:
+        inside = todo.pop()
+        with suppress(FileNotFoundError), os.scandir(root / inside) as entries:
+            for entry in entries:
+                path = f"{inside}{entry.name}"
+                if entry.name in WITHOUT:
+                    continue
+                facts = _facts_here(entry.path)
+                if facts is None or not _takes(path, facts, rules):
+                    continue
+                found[path] = facts
+                if stat.S_ISDIR(facts.kind):
+                    todo.append(f"{path}/")
+    return found
+
+
+def _facts_here(path: str | Path) -> FileFacts | None:
+    try:
+        found = os.lstat(path)
+        link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
+    except OSError:
+        return None
+    return _make_facts(found.st_mode, found.st_size, found.st_mtime, link)
+
+
+def _facts_of(item: CopyItem) -> FileFacts:
+    return _make_facts(item.mode, item.size, item.mtime, item.link)
+
+
+def _make_facts(mode: int, size: int, mtime: float, link: str | None) -> FileFacts:
+    kind = stat.S_IFMT(mode)
+    if kind == stat.S_IFDIR:
+        return FileFacts(kind)
+    return FileFacts(kind, size, mtime, link is None and bool(mode & _EXECUTABLE), link)
+
+
+def _item_of(path: str, facts: FileFacts) -> CopyItem:
+    mode = facts.kind | (0o755 if facts.executable else 0o644)
+    return CopyItem(path=path, mode=mode, size=facts.size, mtime=facts.mtime, link=facts.link)
+
+
+def _takes(path: str, facts: FileFacts, rules: IgnoreRules) -> bool:
+    """Return whether an entry is mirrored: no special files, nothing of git, no incomplete files,
+    no links that lead out, and nothing that the folder's ignore files name.
+    """
+    parts = path.split("/")
+    if parts[-1].endswith(PART) or any(part in WITHOUT or is_git_name(part) for part in parts):
+        return False
+    if facts.kind == stat.S_IFLNK and not stays_inside(_item_of(path, facts)):
+        return False
+    if facts.kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+        return False
+    ignored = (
+        rules.ignores_folder(f"{path}/") if facts.kind == stat.S_IFDIR else rules.ignores(path)
+    )
+    return not ignored
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _split(paths: Iterable[str], size: Callable[[str], int]) -> Iterable[list[str]]:
+    """Divide paths into batches for one call each."""
+    batch, total = list[str](), 0
+    for path in paths:
+        if batch and (len(batch) == _BATCH_FILES or total + size(path) > _BATCH_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(path)
+        total += size(path)
+    if batch:
+        yield batch
+
+
+async def _mark(tunnel: "NodeTunnel", folder: str, marker: str) -> None:
+    opened, _ = await tunnel.call(
+        "open",
+        path=f"{folder}/{_MARKER}",
+        mode="write",
+        create=True,
+        truncate=True,
+        permissions=0o600,
+    )
+    await tunnel.call("write", marker.encode(), handle=opened.get("handle"), offset=0)
+    await tunnel.call("close", handle=opened.get("handle"))
