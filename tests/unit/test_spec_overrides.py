@@ -84,3 +84,9 @@ def test_another_command_gets_the_variables_of_the_tool() -> None:
 def test_wrong_ones_are_refused(text: str) -> None:
     with pytest.raises(SpecError):
         apply_overrides(TaskSpec(name="a", run="x"), text)
+
+
+def test_tags_are_added_to_those_of_the_file() -> None:
+    task = TaskSpec(name="train", run="x", tags={"team": "vision", "ci": "no"})
+    changed = apply_overrides(task, "{tags: {ci: github}}")
+    assert changed.tags == {"team": "vision", "ci": "github"}

@@ -40,8 +40,8 @@ def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> T
     """Replace values of a task with the values in `text`, a YAML table with keys of the task file.
 
     In a section such as `resources`, only the keys in `text` are replaced. The keys are replaced in
-    every alternative of the resources. Variables and secrets in `text` are added to the task's
-    variables and secrets. If `now` is given, times before `now` are refused. Raises SpecError for
+    every alternative of the resources. Variables, secrets and tags in `text` are added to those of
+    the task. If `now` is given, times before `now` are refused. Raises SpecError for
     invalid values.
     """
     if not text:
@@ -93,8 +93,10 @@ def read_variables(text: str) -> Mapping[str, str]:
 def _merge(task: TaskSpec, values: dict[str, Any]) -> TaskSpec:
     env, secrets = values.pop("env", {}), values.pop("secrets", ())
     for name, inner in values.items():
-        if isinstance(inner, dict):
-            old = getattr(task, name)
+        old = getattr(task, name)
+        if isinstance(inner, dict) and isinstance(old, Mapping):  # tags
+            values[name] = {**old, **inner}
+        elif isinstance(inner, dict):
             merge = _merge_needs if isinstance(old, ResourceSpec) else replace
             values[name] = merge(old, **inner)
     return replace(
