@@ -103,6 +103,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "credential": "Set, list and remove a project's own credentials for providers.",
         "policy": "Restrict what the jobs of a project may use, and set its share of the queue.",
         "pool": "Share nodes that are added and removed with the work of a project's jobs.",
+        "runner": "Run the jobs of GitHub Actions and GitLab CI on any provider.",
         "shares": "Show each project's share of the queue, its use, and what waits.",
         "trust": "Manage the identity providers whose sign-ins the server accepts.",
         "token": "Create, list and revoke access tokens.",

@@ -1,0 +1,168 @@
+"""`cavvy runner github`: runs the jobs of GitHub Actions."""
+
+import os
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from cavvy.cli.reach.session import session
+from cavvy.cli.task.load import yes_option
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
+
+if TYPE_CHECKING:
+    from cavvy.cli.runners.controller import RunnerController, RunnerTask
+    from cavvy.cli.runners.scale_sets import AppKey, GitHubProblem
+    from cavvy.client import ApiClient
+
+_APP = ("GITHUB_APP_ID", "GITHUB_APP_INSTALLATION_ID", "GITHUB_APP_PRIVATE_KEY")
+_WEEK_S = 7 * 24 * 3600.0  # how long the server may be away
+
+
+@click.command("github")
+@click.argument("url")
+@click.argument("files", metavar="TASK.YAML...", nargs=-1, required=True)
+@click.option("-p", "--project", help="The project; the default is the project in each file.")
+@click.option(
+    "--max",
+    "most",
+    type=WholeRange(1),
+    default=20,
+    help="The maximum number of runners of each file.",
+)
+@click.option("--group", help="The runner group at GitHub; the default is its group `default`.")
+@click.option("--delete", is_flag=True, help="Delete the scale sets of the files instead.")
+@yes_option
+def serve(
+    url: str,
+    files: tuple[str, ...],
+    project: str | None,
+    most: int,
+    group: str | None,
+    delete: bool,
+    yes: bool,
+) -> None:
+    """Run the jobs of GitHub Actions of the organization or repository at URL.
+
+    The name in each file is a label: a GitHub job with `runs-on: NAME` gets a runner with the
+    resources of the file. The file's `run` starts GitHub's runner, which reads its configuration
+    from the environment; a file with an image may omit `run`.
+
+    GITHUB_TOKEN contains a token, or GITHUB_APP_ID, GITHUB_APP_INSTALLATION_ID and
+    GITHUB_APP_PRIVATE_KEY contain an app and its key. The command runs until it is stopped, and
+    may be killed: the next one continues with the same runners.
+    """
+    from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.cli.runners.controller import RunnerController
+    from cavvy.cli.runners.scale_sets import GitHubProblem, ScaleSetService
+
+    try:
+        service = ScaleSetService(url, _read_credentials())
+    except GitHubProblem as problem:
+        raise CommandFailure(str(problem), exit_code=2) from problem
+    with session(patience_s=_WEEK_S) as client:
+        tasks = [_read_task(client, file, project, yes=yes) for file in files]
+        if len({task.label for task in tasks}) < len(tasks):
+            raise CommandFailure("two files have the same name", "give each its own `name`", 2)
+        controllers = [
+            RunnerController(
+                client.sibling(),
+                service,
+                task,
+                most=most,
+                group=group,
+                submit=lambda api, task, name, secret: _submit(api, task, name, secret, yes=yes),
+                report=lambda text: click.echo(text, err=True),
+            )
+            for task in tasks
+        ]
+        try:
+            if delete:
+                for controller in controllers:
+                    controller.delete()
+                return
+            with ended_by_signals():
+                _run(controllers)
+        except GitHubProblem as problem:
+            raise _explain(problem) from problem
+
+
+def _run(controllers: "list[RunnerController]") -> NoReturn:
+    """Run the controllers, each in a thread, until one fails or a signal ends the command."""
+    failed: SimpleQueue[BaseException] = SimpleQueue()
+
+    def run(controller: "RunnerController") -> None:
+        try:
+            controller.run()
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            failed.put(error)
+
+    for each in controllers:
+        threading.Thread(target=run, args=(each,), daemon=True).start()
+    try:
+        raise failed.get()
+    finally:
+        for each in controllers:
+            each.close()
+
+
+def _read_credentials() -> "str | AppKey":
+    """Return the token or the app in the environment. Raises CommandFailure."""
+    from cavvy.cli.runners.scale_sets import AppKey
+
+    token = os.environ.get("GITHUB_TOKEN", "").strip()
+    values = [os.environ.get(name, "").strip() for name in _APP]
+    if token:
+        return token
+    if all(values):
+        return AppKey(client_id=values[0], installation=values[1], pem=values[2])
+    missing = [name for name, value in zip(_APP, values, strict=True) if not value]
+    given = len(missing) < len(_APP)
+    raise CommandFailure(
+        f"{' and '.join(missing) if given else 'GITHUB_TOKEN'} is not set",
+        f"set GITHUB_TOKEN, or all of {', '.join(_APP)}",
+        exit_code=2,
+    )
+
+
+def _read_task(client: "ApiClient", file: str, project: str | None, *, yes: bool) -> "RunnerTask":
+    """Return the label and the project of a file, whose task the server accepts. Raises
+    CommandFailure, ApiError."""
+    from cavvy.cli.runners.controller import RunnerTask
+    from cavvy.cli.task.load import read_task
+    from cavvy.cli.task.refusals import ask_server
+
+    loaded = read_task(file, {}, tells=True)
+    price = ask_server(client, loaded, file, {}, project).consent_needed
+    if price and not yes and loaded.task.limits.budget is None:
+        hint = "add --yes to agree, or set limits.budget in the file"
+        raise CommandFailure(f"{file}: {price}", hint, exit_code=2)
+    task = loaded.task
+    return RunnerTask(label=task.name, file=file, project=project or task.project)
+
+
+def _submit(client: "ApiClient", task: "RunnerTask", name: str, secret: str, *, yes: bool) -> None:
+    """Submit the job of a runner. The file is read again, so that new runners follow its changes.
+    Raises CommandFailure, ApiError."""
+    from cavvy.cli.run import submit_loaded
+    from cavvy.cli.runners.controller import DEFAULT_RUN, write_overrides
+    from cavvy.cli.task.load import read_task
+    from cavvy.task_files import ReadOptions
+
+    own = read_task(task.file, {}).task
+    tags = {"ci": "github", "ci-label": task.label}
+    overrides = write_overrides(own.run or DEFAULT_RUN, secret, tags)
+    loaded = read_task(task.file, {}, ReadOptions(overrides=overrides))
+    submit_loaded(client, loaded, task.file, {}, task.project, name, yes)
+
+
+def _explain(problem: "GitHubProblem") -> CommandFailure:
+    hints = {
+        401: "the token or the key of the app is wrong or has expired",
+        403: "the token needs the permission to manage self-hosted runners: Administration of a "
+        "repository, or Self-hosted runners of an organization (read and write)",
+        404: "the address is wrong, or the token does not give access to it",
+    }
+    return CommandFailure(str(problem), hints.get(problem.status, ""))
