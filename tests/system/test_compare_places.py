@@ -1,5 +1,6 @@
 """`cavvy compare --benchmark` runs one script as real jobs at two places: here and by SSH."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +66,19 @@ def test_a_run_that_ends_by_itself_has_its_own_bill(user: User) -> None:
         assert row["outcome"] == "done"
         assert row["finish_s"] > 10
     assert rows[0]["finish_usd"] == pytest.approx(0.36 * rows[0]["finish_s"] / 3600, rel=0.5)
+
+
+def test_a_plan_takes_its_use_from_the_ledger_and_chromium_prints_the_report(user: User) -> None:
+    user.cli("run", "--yes", "--name", "paid", "--", "sleep", "2")
+    (user.work / "plan.yaml").write_text(
+        "machines: 1\ngpu: H100:8\nuse: recorded\nowned: {price_usd: 300000}\n"
+    )
+    told = user.json("tco", "plan.yaml", "--runs", "10")
+    use = next(each for each in told["assumptions"] if each["name"] == "use")
+    assert 0 < use["value"] < 0.01
+    assert "in the ledger" in use["source"]
+    if not any(map(shutil.which, ("chromium", "google-chrome"))):
+        pytest.skip("there is no Chromium: sudo apt-get install -y chromium")
+    user.cli("tco", "plan.yaml", "--runs", "10", "--report", str(user.work / "r.pdf"))
+    assert (user.work / "r.pdf").read_bytes().startswith(b"%PDF-")
+    assert (user.work / "r.pdf").stat().st_size > 20_000

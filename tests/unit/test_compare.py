@@ -12,8 +12,10 @@ from click.testing import CliRunner, Result
 
 from cavvy.catalog.accelerators import Precision
 from cavvy.cli.main import cli
+from cavvy.cli.task import forecast
 from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
 from cavvy.cli.view.report import ReportSection, ReportTable, make_page
+from cavvy.client.wire import MarketListing
 from cavvy.costs.comparison import compare_offers, list_facts, price_per_tflops
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
@@ -200,3 +202,33 @@ def test_pictures_and_pages_escape_texts_and_survive_odd_values() -> None:
     )
     fact = Fact(name=evil, value=1.0, unit=evil, source=evil, formula=evil)
     assert "<script" not in make_page(evil, [section], [fact])
+
+
+def test_what_this_installation_has_seen_is_shown(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = MarketListing(
+        market="aws/us-east-2/use2-az1/p5.48xlarge:8/spot",
+        granted=3,
+        refused=1,
+        refused_at=None,
+        lives=3,
+        taken=2,
+        failed=0,
+        node_hours=100.0,
+        boots=0,
+        boot_s=0.0,
+        preemptions_per_hour=0.5,
+    )
+    monkeypatch.setattr(forecast, "seen_here", lambda: {seen.market: seen})
+    rows = json.loads(run("compare", "H100", "L4", "-o", "json").stdout)
+    told = {(row["provider"], row["accelerator"]): row["seen"] for row in rows if row["seen"]}
+    assert told == {("aws", "H100"): "granted 3 of 4 launches, reclaimed 2 times in 100.0 h"}
+    (home / "plan.yaml").write_text(
+        "machines: 1\nuse: 50%\ngpu: H100:8\nowned: {price_usd: 300000}\ncloud: {providers: aws}\n"
+    )
+    done = run("tco", str(home / "plan.yaml"), "--runs", "0", "-o", "json")
+    assumed = {each["name"]: each for each in json.loads(done.stdout)["assumptions"]}
+    overhead = assumed["cloud.spot_overhead"]
+    assert overhead["value"] == pytest.approx(0.5 * (900 + 300) / 3600, abs=1e-4)
+    assert "2 preemptions in 100 node-hours here" in overhead["source"]

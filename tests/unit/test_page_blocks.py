@@ -129,6 +129,7 @@ OTHERS = {
     ("guides/sign-in.md", "jobs:"): "GitHub Actions",
     ("guides/sign-in.md", "train:"): "GitLab CI",
     ("guides/simulate.md", "# scenario.yaml"): "a scenario, which test_simulate_scenario.py reads",
+    ("tutorials/money.md", "# plan.yaml"): "a plan of costs, which the tour reads",
     ("guides/ssh-hosts.md", "# inventory"): "the inventory of hosts",
     ("extend/write-a-provider.md", "[project.entry"): "a pyproject.toml",
     ("tutorials/first-job.md", "# wrong.yaml"): "wrong on purpose, as its test sees",

@@ -20,6 +20,7 @@ from cavvy.spec.cost_plan import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cavvy.client.wire import MarketListing
     from cavvy.costs.ownership import CostAssumption, OwnershipPlan
     from cavvy.domain.tasks import AcceleratorNeed
 
@@ -48,7 +49,7 @@ def load_cost_plan(path: str) -> "OwnershipPlan":
 def find_values(read: CostPlanFile, folder: Path) -> "dict[str, CostAssumption]":
     """Return what the plan does not state but other sources do. Raises CommandFailure,
     CostPlanError."""
-    found = {"cloud.spot_overhead": _expect_overhead()}
+    found = {"cloud.spot_overhead": _expect_overhead(None)}
     if isinstance(read.use, UseTrace):
         found["use"] = _use_of_trace(read.use, folder)
     elif read.use is not None:
@@ -58,21 +59,29 @@ def find_values(read: CostPlanFile, folder: Path) -> "dict[str, CostAssumption]"
     return found
 
 
-def _expect_overhead() -> "CostAssumption":
+def _expect_overhead(seen: "MarketListing | None") -> "CostAssumption":
     """Return the share of time that preemptions cost on spot: each repeats half of the time between
-    checkpoints, and a restart."""
+    checkpoints, and a restart. `seen` is what this installation has seen of the market."""
     from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 
-    lost = SPOT_PREEMPTIONS_PER_HOUR * (_CHECKPOINT_S / 2 + _RESTART_S) / 3600
+    rate, source = (
+        SPOT_PREEMPTIONS_PER_HOUR,
+        "Can't Be Late, NSDI 2024, the prior of the market model",
+    )
+    if seen is not None and seen.node_hours:
+        rate = seen.preemptions_per_hour
+        source = (
+            f"{seen.taken} preemptions in {seen.node_hours:.0f} node-hours here, with the prior"
+        )
+    lost = rate * (_CHECKPOINT_S / 2 + _RESTART_S) / 3600
     return make_assumption(
         "cloud.spot_overhead",
         round(lost, 4),
-        f"{SPOT_PREEMPTIONS_PER_HOUR:g} preemptions an hour (Can't Be Late, NSDI 2024, the prior "
-        f"of the market model) x (half of {_CHECKPOINT_S / 60:g} min between checkpoints + "
-        f"{_RESTART_S / 60:g} min)",
+        f"{rate:.3g} preemptions an hour ({source}) x (half of {_CHECKPOINT_S / 60:g} min between "
+        f"checkpoints + {_RESTART_S / 60:g} min)",
         low=0.0,
         high=round(3 * lost, 4),
-        as_of=date(2024, 4, 16),
+        as_of=date(2024, 4, 16) if seen is None else datetime.now(UTC).date(),
     )
 
 
@@ -118,7 +127,7 @@ def _recorded_use(read: CostPlanFile) -> "CostAssumption":
     return make_assumption(
         "use",
         min(1.0, hours / (machines * (_PERIOD / timedelta(hours=1)))),
-        f"{hours:,.0f} machine-hours in the ledger of this installation",
+        f"{hours:,.1f} machine-hours in the ledger of this installation",
         as_of=until.date(),
     )
 
@@ -127,6 +136,7 @@ def _find_prices(read: CostPlanFile) -> "dict[str, CostAssumption]":
     """Return the lowest prices for the plan's machine, the egress price there, and the power by the
     data sheet. Raises CostPlanError, CommandFailure."""
     from cavvy.catalog.accelerators import find_accelerator
+    from cavvy.cli.task.forecast import seen_here
 
     offers, needs = find_machine_offers(read), _parse_gpu(read)
     usual = next((each for each in offers if each.purchase is Purchase.ON_DEMAND), None)
@@ -136,6 +146,9 @@ def _find_prices(read: CostPlanFile) -> "dict[str, CostAssumption]":
             f"`cavvy offers --gpu {read.gpu}` shows the nearest, or state cloud.on_demand_usd_hr",
         )
     found = _list_prices(offers)
+    spot = [each for each in offers if each.purchase is Purchase.SPOT]
+    if spot and (seen := seen_here().get(min(spot, key=lambda each: each.rate).key)):
+        found["cloud.spot_overhead"] = _expect_overhead(seen)
     if usual is not None:
         found["cloud.egress_usd_gb"] = _find_egress(usual)
     known = find_accelerator(needs[0].name or "")
