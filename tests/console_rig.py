@@ -186,6 +186,7 @@ def job_answers(job: wire.JobDetail, log: bytes = b"", **more: Any) -> dict[str,
             "/events": wire.EventPage(events=[], last=0, over=False),
             "/logs": log_answer(log),
             "/forecast": wire.ForecastView(runs=0),
+            "/figures": more.get("figures", wire.JobFigures(start=NOW, step_s=60, series=[])),
         }.items()
     }
 

@@ -1,12 +1,13 @@
 """Shapes of the console's charts."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.console_rig import NOW, CannedClient, spent
 
 from cavvy.client.wire import StretchView
+from cavvy.console import charts
 from cavvy.console.charts import PLOT_PX, stacked_days, timeline
 from cavvy.console.memory import Memory
 from cavvy.console.spending import OTHERS, DailySpending, day_of, spending_by_day
@@ -100,3 +101,44 @@ def test_a_group_with_the_name_of_the_others_is_not_lost() -> None:
     spending = spending_by_day(client, Memory(), "project", NOW, 1)
     assert list(spending.series) == ["p6", "p5", "p4", "p3", "p2", OTHERS]
     assert spending.totals == [128]
+
+
+def test_curves_have_gaps_bands_and_a_summary() -> None:
+    line = charts.Line(
+        "rank 0", 0, 60, [1.0, None, 3.0, 2.0], [1.0, None, 2.0, 2.0], [1.0, None, 4.0, 2.0]
+    )
+    chart = charts.curves([line], "gpu_percent", datetime(2026, 3, 4, 23, 58, tzinfo=UTC))
+    assert chart is not None
+    band, curve = chart.curves
+    assert curve.path.count("M") == 2, "a gap where nothing is known"
+    assert band.kind == "band"
+    assert [each.label for each in chart.levels] == ["0%", "50%", "100%"]
+    assert [each.label for each in chart.marks] == ["23:58", "23:59", "00:00", "00:01"]
+    assert chart.lines == [("rank 0", "1%", "2%", "4%", "2%")]
+
+
+def test_curves_of_several_lines_have_colors_and_lengths_of_time() -> None:
+    lines = [charts.Line(f"job {each}", each * 60.0, 60, [1000.0, 1001.0]) for each in range(2)]
+    chart = charts.curves(lines, "loss")
+    assert chart is not None
+    assert [kind for kind, _ in chart.kinds] == ["series-0", "series-1"]
+    assert chart.marks[0].label == "0s"
+    assert float(chart.levels[0].label.replace(",", "")) > 900, "far from 0, the axis begins there"
+    assert charts.curves([charts.Line("x", 0, 60, [None])], "loss") is None
+    zero = charts.curves([charts.Line("x", 0, 60, [0.0])], "net_in_mib_s")
+    assert zero is not None
+    assert zero.levels[0].label == "0 MiB/s"
+
+
+def test_a_plot_of_offers_has_two_logarithmic_axes() -> None:
+    points = [
+        charts.Point(x=x, y=y, group=group, label=group, number=number)
+        for number, (x, y, group) in enumerate([(0.5, 100, "a"), (5, 1000, "b"), (50, 2000, "b")])
+    ]
+    chart = charts.scatter(points)
+    assert chart is not None
+    assert [each.x for each in chart.dots] == [0.0, 50.0, 100.0]
+    assert [each.kind for each in chart.dots] == ["series-1", "series-0", "series-0"]
+    assert {"$0.50", "$5.00", "$50"} <= {each.label for each in chart.marks}
+    assert charts.scatter([]) is None
+    assert charts.scatter(points[:1]) is not None

@@ -209,3 +209,39 @@ def test_an_update_requests_only_what_may_have_changed() -> None:
     ]
     for page in (first, second):
         assert [f"e{number}" for number in range(5, 0, -1)] == re.findall(r">(e\d)<", page)
+
+
+def series(rank: int = 0, name: str = "loss", **fields: Any) -> wire.SeriesView:
+    values: list[float | None] = [2.0, 1.0, None, 0.5]
+    usual = {"attempt": 1, "low": values, "mean": values, "high": [3.0, 1.5, None, 0.5]}
+    return wire.SeriesView(rank=rank, name=name, **usual | fields)
+
+
+def test_figures_are_drawn_over_time_with_a_line_for_each_rank() -> None:
+    found = wire.JobFigures(
+        start=NOW - timedelta(minutes=4),
+        step_s=60,
+        series=[series(), series(1), series(name="gpu_percent")],
+    )
+    job = detail(attempts=[attempt(nodes=[node(0), node(1)])])
+    client = CannedClient(job_answers(job, figures=found))
+    page = sign_in(client).get("/jobs/default/train?period=hour").text
+    titles = re.findall(r"<figcaption>([^<]+)</figcaption>", page)
+    assert titles == ["Loss", "GPU"], "what the work reports comes first"
+    assert page.count('class="curve series-1"') == 1
+    assert page.count('class="curve band"') == 1, "only a line that is alone has a band"
+    assert "rank 1" in page
+    assert "M0 " in page
+    asked = next(each for each in client.asked if "/figures" in each)
+    assert asked.count("rank=") == 8
+    alone = sign_in(client).get("/jobs/default/train?rank=1").text
+    assert 'aria-current="true">12 hours' in alone
+    assert client.asked[-1].count("rank=") <= 1
+
+
+def test_updates_have_the_charts_once_a_minute() -> None:
+    found = wire.JobFigures(start=NOW, step_s=60, series=[series()])
+    client = CannedClient(job_answers(detail(attempts=[attempt(nodes=[node()])]), figures=found))
+    update = {"sec-fetch-dest": "empty"}
+    page = sign_in(client).get("/jobs/default/train", headers=update).text
+    assert 'id="figures"' in page, "at the begin of a minute"

@@ -3,17 +3,18 @@ percentages of the chart's width, vertical ones are pixels.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from math import floor, log, log10
+from datetime import UTC, datetime, timedelta
+from math import ceil, floor, log, log10
 
 from cavvy.client.wire import StretchView
 from cavvy.console.spending import DailySpending
-from cavvy.domain.units import Money, format_duration, format_usd
+from cavvy.domain.units import Money, format_duration, format_measure, format_usd
 
 _ROW_PX = 22
 PLOT_PX = 160
+CURVES_PX = 110  # the height of a plot of curves
 CURVE_PX = 1000  # the width of the box of curves, which is stretched to the width of the chart
 _GROUPS = 6  # groups of points with a color of their own
 _GAP = 0.25  # the share of a day's width that stays empty
@@ -37,10 +38,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Mark:
-    """A label of an axis, at a position along it."""
+    """A label of an axis, at a position along it. `moment` is the time that the page's script shows
+    in the browser's time zone instead, or "".
+    """
 
     at: float
     label: str
+    moment: str = ""
 
 
 @dataclass(frozen=True)
@@ -298,3 +302,136 @@ def _list_steps(least: float, most: float) -> Sequence[float]:
     if len(inside) <= _LABELS:
         return inside
     return [each for each in inside if abs(log10(each) - round(log10(each))) < 1e-6]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values at equal distances of `step_s` seconds, None where there are none. `low` and `high`
+    bound a band around them. `start_s` is the time of the first value.
+    """
+
+    name: str
+    start_s: float
+    step_s: float
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.step_s * max(1, len(self.values) - 1)
+
+
+def curves(lines: Sequence[Line], figure: str, begin: datetime | None = None) -> Chart | None:
+    """Return a plot of the figure with this name over time: a curve for each line, and a band if
+    there is one line. Times are seconds after `begin`, or lengths without it. Return None without
+    values.
+    """
+    shown = [each for each in lines if any(value is not None for value in each.values)]
+    if not shown:
+        return None
+    alone = shown[0] if len(shown) == 1 and shown[0].low else None
+    known = [value for each in shown for value in each.values if value is not None]
+    if alone:
+        known += [value for value in (*alone.low, *alone.high) if value is not None]
+    low, high = _bounds_of(min(known), max(known), figure)
+    first, last = min(each.start_s for each in shown), max(each.end_s for each in shown)
+
+    def across(seconds: float) -> float:
+        return round(CURVE_PX * (seconds - first) / (last - first), 1)
+
+    def down(value: float) -> float:
+        return round(CURVES_PX * (1 - (value - low) / (high - low)), 1)
+
+    drawn = [
+        Curve(_path_of(each, each.values, across, down), f"series-{number % _GROUPS}")
+        for number, each in enumerate(shown)
+    ]
+    if alone:
+        drawn.insert(0, Curve(_band_of(alone, across, down), "band"))
+    return Chart(
+        CURVES_PX,
+        bars=(),
+        marks=_moment_marks(first, last, begin),
+        levels=[
+            Mark(down(each), show_figure(figure, each)) for each in (low, (low + high) / 2, high)
+        ],
+        kinds=[(f"series-{number % _GROUPS}", each.name) for number, each in enumerate(shown)]
+        if len(shown) > 1
+        else (),
+        curves=drawn,
+        columns=("Line", "Lowest", "Mean", "Highest", "Last"),
+        lines=[_summary_of(each, figure) for each in shown],
+    )
+
+
+def show_figure(figure: str, value: float) -> str:
+    """Return a value with the unit that the figure's name states."""
+    text = format_measure(f"x_{figure}" if figure in ("mib", "w", "percent") else figure, value)
+    return text.removeprefix(format_measure(figure, "")).strip() or text
+
+
+def _bounds_of(low: float, high: float, figure: str) -> tuple[float, float]:
+    """Return the ends of a vertical axis: from 0 unless all values are far from it."""
+    if figure.endswith("_percent") and low >= 0:
+        return 0.0, max(100.0, high)
+    if 0 <= low < high / 2 or low == high >= 0:
+        return 0.0, high or 1.0
+    margin = (high - low) * 0.05 or abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _path_of(
+    line: Line,
+    values: Sequence[float | None],
+    across: Callable[[float], float],
+    down: Callable[[float], float],
+) -> str:
+    parts, is_drawn = [], False
+    for number, value in enumerate(values):
+        if value is None:
+            is_drawn = False
+            continue
+        x, y = across(line.start_s + number * line.step_s), down(value)
+        parts.append(f"{'L' if is_drawn else 'M'}{x:g} {y:g}" + ("" if is_drawn else "h0.1"))
+        is_drawn = True
+    return "".join(parts)
+
+
+def _band_of(line: Line, across: Callable[[float], float], down: Callable[[float], float]) -> str:
+    """Return the area between the lowest and the highest values, without gaps."""
+    points = [
+        (across(line.start_s + number * line.step_s), down(low), down(high))
+        for number, (low, high) in enumerate(zip(line.low, line.high, strict=True))
+        if low is not None and high is not None
+    ]
+    there = "L".join(f"{x:g} {high:g}" for x, _, high in points)
+    back = "L".join(f"{x:g} {low:g}" for x, low, _ in reversed(points))
+    return f"M{there}L{back}Z"
+
+
+def _moment_marks(first: float, last: float, begin: datetime | None) -> list[Mark]:
+    """Return marks at whole hours or minutes, or lengths without a begin."""
+    span = last - first
+    step = next((step for step in _STEPS if span / step <= _LABELS), _STEPS[-1])
+    since = begin.timestamp() if begin else 0.0
+    number = ceil((since + first) / step)
+    marks: list[Mark] = []
+    while (at := number * step - since) <= last and len(marks) < 4 * _LABELS:
+        label = _length(at)
+        moment = ""
+        if begin is not None:
+            when = (begin + timedelta(seconds=at)).astimezone(UTC)
+            label = f"{when:%d %b}" if step >= 86400 else f"{when:%H:%M}"
+            moment = when.isoformat(timespec="seconds") if step < 86400 else ""
+        marks.append(Mark(_percent((at - first) / span), label, moment))
+        number += 1
+    return marks
+
+
+def _summary_of(line: Line, figure: str) -> tuple[str, ...]:
+    known = [each for each in line.values if each is not None]
+    low = min((each for each in line.low if each is not None), default=min(known))
+    high = max((each for each in line.high if each is not None), default=max(known))
+    numbers = (low, sum(known) / len(known), high, known[-1])
+    return (line.name, *(show_figure(figure, each) for each in numbers))

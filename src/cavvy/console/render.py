@@ -49,6 +49,7 @@ def _environment() -> Environment:
         placement=read_placement,
         latency=show_latency,
         measure=format_measure,
+        figure=name_figure,
     )
     return environment
 
@@ -78,6 +79,12 @@ def show_latency(seconds: float | None) -> str:
 def show_log(text: str) -> Markup:
     """Return a log with its carriage returns, which HTML would otherwise turn into newlines."""
     return Markup(str(escape(text)).replace("\r", "&#13;"))
+
+
+def name_figure(name: str) -> str:
+    """Return the name of a figure in words, such as "GPU memory"."""
+    words = format_measure(name, "").strip()
+    return words[:1].upper() + words[1:]
 
 
 def show_percent(share: float | None) -> str:

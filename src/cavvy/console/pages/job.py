@@ -5,16 +5,23 @@ from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 import yaml
 from starlette.requests import Request
 
-from cavvy.client import ApiClient
+from cavvy.client import ApiClient, ApiError
 from cavvy.client.metrics import TOTALS
-from cavvy.client.wire import AttemptView, EventView, ForecastView, JobDetail, NodeView
+from cavvy.client.wire import (
+    AttemptView,
+    EventView,
+    ForecastView,
+    JobDetail,
+    JobFigures,
+    NodeView,
+)
 from cavvy.console import charts
 from cavvy.console.memory import Memory
 from cavvy.console.pages.page import (
@@ -33,6 +40,18 @@ from cavvy.console.pages.page import (
 _EVENTS = 200  # events on the page, the newest
 _MOST_PAGES = 20  # pages of events that are read to find the newest
 _TAIL_BYTES = 64 << 10
+_PERIODS = {"hour": 1.0, "12 hours": 12.0, "day": 24.0, "week": 168.0, "month": 720.0}  # hours
+_USUAL_PERIOD = "12 hours"
+_POINTS = 200  # of a curve
+_RANKS = 8  # with a curve each; one in long periods, of which the server reads less at once
+_FIGURES_S = 8  # seconds of each minute in which updates of the page have the charts
+# figures that nodes measure; all others are reported by the work
+_MEASURED = frozenset(
+    {
+        *("gpu_percent", "gpu_memory_mib", "gpu_power_w", "cpu_percent", "memory_mib"),
+        *("disk_read_mib_s", "disk_write_mib_s", "net_in_mib_s", "net_out_mib_s"),
+    }
+)
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
@@ -56,6 +75,9 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "start": _start_of(job),
             "avoided": {key: until for key, until in job.avoid.items() if until > now},
             "attempts": [(each, _show_hardware(each)) for each in reversed(job.attempts)],
+            "figures": _figures(client, request, job, now),
+            "periods": list(_PERIODS),
+            "period": request.query_params.get("period") or _USUAL_PERIOD,
             "events": _newest_events(client, memory_of(request), project, job.id),
         }
         | _shown_nodes(client, request, job),
@@ -77,9 +99,47 @@ def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[st
         "nodes": [_node_row(node) for node in nodes],
         "node_counts": Counter(node.phase for node in nodes),
         "log": log,
+        "is_rank_chosen": "rank" in request.query_params,
+        "is_update": is_update(request),
         "rank": rank,
         "ranks": ranks,
     }
+
+
+def _figures(
+    client: ApiClient, request: Request, job: JobDetail, now: datetime
+) -> Sequence[tuple[str, charts.Chart]]:
+    """Return a chart of each figure in the chosen period before the job's end or before now: what
+    the work reports first, then what nodes measure. They change once a minute, so most updates of
+    the page leave them out.
+    """
+    if not job.attempts or (is_update(request) and now.second >= _FIGURES_S):
+        return ()
+    hours = _PERIODS.get(request.query_params.get("period", ""), _PERIODS[_USUAL_PERIOD])
+    end = min(job.ended_at or now, now)
+    since = max(end - timedelta(hours=hours), job.submitted_at)
+    chosen = [read_number(request, "rank", 0)] if "rank" in request.query_params else []
+    ranks = chosen or range(_RANKS if hours <= _PERIODS["day"] else 1)
+    found = memory_of(request).recall(
+        ("figures", job.id, hours, *chosen, now.replace(second=0, microsecond=0)),
+        lambda: try_part(
+            lambda: client.figures(job.project, job.id, ranks=ranks, since=since, points=_POINTS)
+        ),
+    )
+    return chart_figures(found.value) if found.value else ()
+
+
+def chart_figures(found: JobFigures) -> Sequence[tuple[str, charts.Chart]]:
+    """Return a chart of each figure with a line for each rank of each attempt."""
+    lines: dict[str, list[charts.Line]] = {}
+    several = len({each.attempt for each in found.series}) > 1
+    for each in found.series:
+        name = f"rank {each.rank}" + (f", attempt {each.attempt}" if several else "")
+        line = charts.Line(name, 0, found.step_s, each.mean, each.low, each.high)
+        lines.setdefault(each.name, []).append(line)
+    ordered = sorted(lines, key=lambda name: (name in _MEASURED, name))
+    drawn = ((name, charts.curves(lines[name], name, found.start)) for name in ordered)
+    return [(name, chart) for name, chart in drawn if chart is not None]
 
 
 def _forecast(
@@ -109,17 +169,19 @@ def retry(client: ApiClient, request: Request, now: datetime) -> str:
 
 
 def read_log(client: ApiClient, request: Request) -> dict[str, Any]:
-    """Return the log from a position on, for the page's script. `data` is in base64, because it may
-    end within a character.
+    """Return the log from a position on, for the page's script; nothing before the
+    attempt has begun. `data` is in base64, because it may end within a character.
     """
     project, name = named_in(request)
-    chunk = client.log(
-        project,
-        name,
-        rank=read_number(request, "rank", 0),
-        attempt=read_number(request, "attempt", 1),
-        offset=read_number(request, "offset", 0),
-    )
+    attempt, offset = read_number(request, "attempt", 1), read_number(request, "offset", 0)
+    try:
+        chunk = client.log(
+            project, name, rank=read_number(request, "rank", 0), attempt=attempt, offset=offset
+        )
+    except ApiError as error:
+        if error.code != "log-not-found":
+            raise
+        return {"data": "", "attempt": attempt, "offset": offset, "over": False}
     return {
         "data": base64.b64encode(chunk.data).decode(),
         "attempt": chunk.attempt,

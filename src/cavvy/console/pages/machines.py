@@ -25,7 +25,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         {
             "nodes": nodes,
             "rate_micros": sum(each.rate_micros_per_hour for each in nodes),
-            "machines": [(each, _ssh_line(each)) for each in machines],
+            "machines": [(each, _shell_of(each)) for each in machines],
             "hosts": try_part(lambda: list_hosts(client)).value or [],
             "joined": try_part(client.joined).value or [],
         },
@@ -66,7 +66,11 @@ def keep(client: ApiClient, request: Request, now: datetime) -> str:
     return "/machines#named-title"
 
 
-def _ssh_line(machine: MachineView) -> str:
-    """Return the command that opens a shell on the machine while a job runs there."""
+def _shell_of(machine: MachineView) -> str:
+    """Return the command that opens a shell on the machine: in its job's environment or, without
+    one, in a session of its own.
+    """
     place = "" if machine.project == _USUAL_PROJECT else f" -p {quote(machine.project)}"
-    return f"cavvy ssh {quote(machine.job or machine.name)}{place}"
+    if machine.state == "busy" and machine.job:
+        return f"cavvy ssh {quote(machine.job)}{place}"
+    return f"cavvy dev --machine {quote(machine.name)}{place}"

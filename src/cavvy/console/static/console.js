@@ -30,6 +30,9 @@ function showLocalTimes(part) {
     if (each.hasAttribute("data-local")) each.textContent = local;
     else each.title = local;
   }
+  for (const each of part.querySelectorAll("[data-moment]")) {
+    each.textContent = new Date(each.dataset.moment).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  }
 }
 
 function keyOf(node) {
