@@ -3,6 +3,7 @@ the best parameters of its grid.
 
     python benchmarks/autoscaling.py          # the replica-hours; about 25 minutes of CPU
     python benchmarks/autoscaling.py --quick  # the short traces only, about 8 minutes
+    python benchmarks/autoscaling.py --scaled # a quarter, half and twice of their requests
 
 A rule's best parameters are those with the fewest replica-hours among all that have the asked share
 of requests on time, or those with the highest share if none has it. They are chosen on the trace
@@ -11,7 +12,8 @@ itself, which favours the rules. Rules by request rate are given the true mean t
 Cavvy's autoscaler has the weights that did best on the traces of the other sources. It is run once
 for each share in `ASKED`, the one parameter that its users set, and must have at least the share of
 requests on time of the rule's best run, with fewer replica-hours. `default_ratio` is the same ratio
-with the default weights, which were chosen on all these traces.
+with the default weights, which were chosen on all these traces. With other numbers of requests,
+only the default weights are measured.
 """
 
 import sys
@@ -28,7 +30,7 @@ from typing import NamedTuple
 
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.domain.values import asdict
-from cavvy.sim.serving.comparison import bound_replica_hours
+from cavvy.sim.serving.comparison import bound_replica_hours, scale_load
 from cavvy.sim.serving.history import ScalingRule
 from cavvy.sim.serving.requests import RequestTrace, read_requests
 from cavvy.sim.serving.rules import (
@@ -65,6 +67,7 @@ TRACES: Mapping[str, TraceFile] = {
     "genai": TraceFile("genai2026/qps.tar.gz", "genai", 1),
 }
 LONG = {"genai"}
+SCALES = (0.25, 0.5, 2.0)
 
 _TARGETS = (0.7, 0.85, 1.0, 1.2, 1.5)
 _RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -96,6 +99,7 @@ GRID: Mapping[str, Sequence[ScalingRule]] = {
 }
 CHOICES: Mapping[str, Sequence[float]] = {
     "slow_s": (120.0, 150.0, 200.0, 300.0),
+    "slow_requests": (400.0, 800.0, 1200.0),
     "burst": (3.0, 4.0, 6.0),
     "assumed_uneven": (2.0, 4.0, 8.0),
     "assumed_counts": (2.0, 5.0),
@@ -118,11 +122,18 @@ class RunPoint(NamedTuple):
 
 @cache
 def read_trace(name: str) -> RequestTrace:
-    return read_requests(DATA / "traces" / TRACES[name].path)
+    """Return a trace of `TRACES`, or one with a multiple of its requests, such as `genai * 0.5`."""
+    base, _, factor = name.partition(" * ")
+    trace = read_requests(DATA / "traces" / TRACES[base].path)
+    return scale_load(trace, float(factor or 1), seed=0)
+
+
+def count_slots(name: str) -> int:
+    return TRACES[name.partition(" * ")[0]].concurrency
 
 
 def make_setting(name: str) -> ServiceSetting:
-    return ServiceSetting(concurrency=TRACES[name].concurrency)
+    return ServiceSetting(concurrency=count_slots(name))
 
 
 def run_rule(task: tuple[str, str, int]) -> RunPoint:
@@ -138,7 +149,7 @@ def run_own(task: tuple[str, float, ScalingWeights]) -> RunPoint:
     trace = read_trace(name)
     terms = ScalingTerms(
         on_time=on_time,
-        concurrency=TRACES[name].concurrency,
+        concurrency=count_slots(name),
         service_s=trace.work_s / len(trace.services_s),
         weights=weights,
     )
@@ -187,7 +198,7 @@ def score(own: Sequence[RunPoint], bests: Mapping[str, RunPoint]) -> float:
 
 def measure(names: Sequence[str]) -> Iterator[Mapping[str, object]]:
     """Yield a row for each trace and rule."""
-    drawn = draw_weights()
+    drawn = [] if " * " in names[0] else draw_weights()
     rules = [(name, rule, at) for name in names for rule in GRID for at in range(len(GRID[rule]))]
     tried = [*drawn, ScalingWeights()]
     own = [(name, asked, weights) for name in names for weights in tried for asked in ASKED]
@@ -205,9 +216,9 @@ def measure(names: Sequence[str]) -> Iterator[Mapping[str, object]]:
         for name in names
     }
     for name in names:
-        others = [each for each in names if TRACES[each].source != TRACES[name].source]
+        others = [each for each in names if drawn and TRACES[each].source != TRACES[name].source]
         weights = min(
-            drawn,
+            drawn or tried,
             key=lambda weights: sum(
                 score([owned[each, asked, weights] for asked in ASKED], bests[each])
                 for each in others
@@ -236,11 +247,14 @@ def measure(names: Sequence[str]) -> Iterator[Mapping[str, object]]:
 def main() -> None:
     began = time.monotonic()
     quick = "--quick" in sys.argv[1:]
-    names = [name for name in TRACES if not (quick and name in LONG)]
+    scaled = "--scaled" in sys.argv[1:]
+    names = [name for name in TRACES if not ((quick or scaled) and name in LONG)]
     missing = [name for name in names if not (DATA / "traces" / TRACES[name].path).exists()]
     if missing:
         sys.exit(f"{DATA} has no {', '.join(missing)}: set CAVVY_DATA to the folder of the data")
     fewer = usual = total = 0
+    if scaled:
+        names = [f"{name} * {factor}" for factor in SCALES for name in names]
     for row in measure(names):
         shown = {name: value for name, value in row.items() if name != "weights"}
         print(" ".join(f"{name}={value}" for name, value in shown.items()), flush=True)

@@ -365,6 +365,9 @@ def test_a_full_queue_sends_requests_to_fallbacks(
         wait_for(lambda: engine.in_flight)
         second.send(write_request("POST", path, body, **JSON))
         wait_for(lambda: gateway.facts("full")["backlog"])
+        facts = gateway.facts("full")
+        assert facts["backlog_size"] == len(body) // 4, "a token for each four bytes"
+        assert facts["prompts"]["arrived"] >= 2 * facts["backlog_size"]
         reply = chat(gateway, "full")
         assert (reply.status, reply.headers["cavvy-served-by"]) == (200, "api.example")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import exp
+from operator import mul
 from random import Random
 
 import msgspec
@@ -27,7 +28,7 @@ from cavvy.autoscaler.observations import (
 from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
-from cavvy.domain.service_loads import BatchFit
+from cavvy.domain.service_loads import BatchFit, PromptSums
 from cavvy.domain.services import TargetKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -379,6 +380,89 @@ def test_twelve_long_requests_get_their_replicas_at_the_next_decision(
     )
     decision, _ = decide(replace(TERMS, concurrency=concurrency), state, seen)
     assert wanted <= decision.wanted <= wanted + 5, "some more for those of a cold start"
+
+
+def measure_sizes(slope_s: float, short: int = 100, long: int = 1000) -> LoadRecord:
+    """A minute with ten requests a second, half of them with long prompts. A request takes a
+    second, and `slope_s` more for each token.
+    """
+    record, sizes = LoadRecord(), (short, long)
+    for _ in range(60):
+        times = [1.0 + slope_s * size for size in sizes]
+        prompts = PromptSums(
+            arrived=5 * sum(sizes),
+            ended=10,
+            size=5 * sum(sizes),
+            time_s=5 * sum(times),
+            size2=5 * sum(size * size for size in sizes),
+            cross_s=5 * sum(map(mul, sizes, times)),
+        )
+        seen = ServiceObservation(
+            now_s=0.0, arrivals=(10,), completed=10, completed_s=5 * sum(times), prompts=prompts
+        )
+        record = record_load(record, seen, TERMS)
+    return record
+
+
+def test_the_work_of_a_request_follows_from_the_size_of_its_prompt() -> None:
+    record = measure_sizes(0.002)
+    assert record.slope_s == pytest.approx(0.002, rel=0.1)
+    before = estimate_load(record, ServiceObservation(now_s=0.0), TERMS)
+    assert before.service_s == pytest.approx(2.1, rel=0.02)
+    longer = ServiceObservation(
+        now_s=0.0, arrivals=(10,) * 300, prompts=PromptSums(arrived=3000 * 1000)
+    )
+    after = estimate_load(record_load(record, longer, TERMS), longer, TERMS)
+    assert after.service_s == pytest.approx(3.0, rel=0.05), "before any of them has ended"
+    for size, each_s in ((100, 1.2), (1000, 3.0)):
+        waiting = ServiceObservation(now_s=0.0, backlog=50, backlog_size=50 * size)
+        load = estimate_load(record, waiting, TERMS)
+        assert load.backlog_s == pytest.approx(50 * each_s, rel=0.1)
+
+
+@pytest.mark.parametrize("slope_s", [0.0, -0.0005])
+def test_prompts_that_do_not_make_requests_longer_change_nothing(slope_s: float) -> None:
+    record = measure_sizes(slope_s)
+    assert record.slope_s == 0
+    longer = ServiceObservation(
+        now_s=0.0,
+        arrivals=(10,) * 300,
+        prompts=PromptSums(arrived=3e9),
+        backlog=7,
+        backlog_size=7e6,
+    )
+    load = estimate_load(record_load(record, longer, TERMS), longer, TERMS)
+    assert load.backlog_s == pytest.approx(7 * load.service_s)
+    usual = estimate_load(record, ServiceObservation(now_s=0.0), TERMS)
+    assert load.service_s == pytest.approx(usual.service_s)
+
+
+def test_long_prompts_get_more_replicas_than_as_many_short_ones() -> None:
+    record = measure_sizes(0.02)
+    state = ScalingState(began_s=0.0, wanted=3, load=record)
+    wanted = []
+    for size in (100, 1000):
+        seen = ServiceObservation(
+            now_s=900.0, in_flight=12, backlog=80, backlog_size=80 * size, markets=(market(3),)
+        )
+        wanted.append(decide(TERMS, state, seen)[0].wanted)
+    assert wanted[1] > wanted[0]
+
+
+def test_the_rate_of_few_requests_is_averaged_over_a_longer_time() -> None:
+    """By chance, half as many come for a minute. It is no reason to expect half as many."""
+
+    def halve(per_s: float) -> float:
+        record = LoadRecord()
+        for arrived, seconds in ((per_s, 900), (per_s / 2, 60)):
+            for s in range(seconds):
+                count = int(arrived * (s + 1)) - int(arrived * s)
+                seen = ServiceObservation(now_s=0.0, arrivals=(count,))
+                record = record_load(record, seen, TERMS)
+        return record.rate / per_s
+
+    assert halve(0.5) > 0.93
+    assert halve(20.0) < 0.87
 
 
 def test_requests_that_never_end_do_not_make_the_others_longer() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.request_bills import KeyWork, merge_work
-from cavvy.domain.service_loads import BatchFit, PlaceLoad
+from cavvy.domain.service_loads import BatchFit, PlaceLoad, PromptSums
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 
 
@@ -107,6 +107,27 @@ def test_no_arrival_is_lost_or_counted_twice(steps: list[tuple[str, int]]) -> No
         counted[name] += more
         totals = add(totals, **{each: tell(number) for each, number in counted.items()})
     assert count(totals) == sum(counted.values())
+
+
+def test_sizes_of_prompts_and_answers_of_fallbacks_are_added_up() -> None:
+    totals = GatewayTotals()
+    for count in (1, 3):
+        parts = {
+            name: tell(
+                count,
+                prompts=PromptSums(arrived=10.0 * count),
+                backlog_size=5,
+                fallbacks={name: count, "both": count},
+                shed=count,
+            )
+            for name in "ab"
+        }
+        totals = add(totals, **parts)
+    found = totals.sum
+    assert found is not None
+    assert found.prompts.arrived == 60.0
+    assert (found.backlog_size, found.shed) == (10, 6)
+    assert found.fallbacks == {"a": 3, "b": 3, "both": 6}
 
 
 def test_requests_that_wait_for_a_place_are_added_up() -> None:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from cavvy.autoscaler.decide import decide
-from cavvy.autoscaler.load import LoadRecord, ServiceLoad
-from cavvy.autoscaler.objectives import estimate_goals, find_speeds, record_tokens
+from cavvy.autoscaler.load import LoadRecord, ServiceLoad, add_to_hour
+from cavvy.autoscaler.objectives import estimate_goals, find_speeds
 from cavvy.autoscaler.observations import MarketObservation, ScaleReason, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
@@ -87,8 +87,8 @@ def test_answers_that_miss_an_objective_are_counted() -> None:
 
 
 def test_the_lengths_of_the_last_hour_count() -> None:
-    before = record_tokens(TokenTimes(), TokenTimes(answers=100, prompt=100_000), 0)
-    after = record_tokens(before, TokenTimes(answers=100, prompt=900_000), 3 * 3600)
+    before = add_to_hour(TokenTimes(), TokenTimes(answers=100, prompt=100_000), 0)
+    after = add_to_hour(before, TokenTimes(answers=100, prompt=900_000), 3 * 3600)
     assert 8000 < after.prompt / after.answers < 9000
 
 

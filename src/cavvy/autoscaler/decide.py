@@ -6,12 +6,15 @@
     budget  = the allowed late requests minus the actual ones, at most `allowed` and at
               least -debt * allowed, where allowed = (1 - on_time) * rate * budget_s
 
-    backlog = waiting requests + rate * D - the requests that the replicas serve within D. D is the
-    time until a replica that is requested now is ready. A ready replica serves concurrency / S
-    requests per second; a starting replica does so once its own cold start has ended. If backlog *
-    S / (concurrency * N) exceeds the service's maximum wait, N is at least rate * S / concurrency +
-    backlog * S / (concurrency * drain), where drain = drain_s * exp(budget / allowed). These
-    replicas never have more slots than there are requests until D.
+    backlog = the work of waiting requests + rate * D * S - the work that the replicas do within D,
+    in seconds of a slot. D is the time until a replica that is requested now is ready. A ready
+    replica does `concurrency` seconds of work per second; a starting replica does so once its own
+    cold start has ended. If backlog / (concurrency * N) exceeds the service's maximum wait, N is at
+    least rate * S / concurrency + backlog / (concurrency * drain), where drain = drain_s *
+    exp(budget / allowed). These replicas never have more slots than there are requests until D.
+
+S and the work of waiting requests follow from the sizes of prompts: the time of service is fitted
+to the sizes of the last hour's requests, and added up over the requests that arrive and wait.
 
 If the service has objectives for the tokens of a language model, N is at least the number that
 meets them (`objectives.py`).
@@ -27,9 +30,9 @@ processed. After `idle_s` without a request, `least` replicas remain.
 from math import ceil, exp
 
 from cavvy.autoscaler.cold_starts import expect_cold_start, list_starts, record_cold_starts
-from cavvy.autoscaler.load import ServiceLoad, estimate_load, record_load
+from cavvy.autoscaler.load import ServiceLoad, add_to_hour, estimate_load, record_load
 from cavvy.autoscaler.markets import place_replicas
-from cavvy.autoscaler.objectives import estimate_goals, record_tokens
+from cavvy.autoscaler.objectives import estimate_goals
 from cavvy.autoscaler.observations import ScaleReason, ScalingDecision, ServiceObservation
 from cavvy.autoscaler.staffing import count_agreeing, count_replicas
 from cavvy.autoscaler.state import ScalingState
@@ -90,7 +93,7 @@ def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) 
         state,
         began_s=seen.now_s if state.began_s is None else state.began_s,
         load=load,
-        tokens=record_tokens(state.tokens, seen.tokens, len(seen.arrivals)),
+        tokens=add_to_hour(state.tokens, seen.tokens, len(seen.arrivals)),
         cold_starts=cold_starts,
         idle_since_s=None if busy else idle_since_s,
     )
@@ -163,13 +166,13 @@ def _count_for_backlog(
     ahead_s = expect_cold_start(known, seen.markets, assumed_s)
     starts_s = list_starts(known, seen.markets, assumed_s)
     served_s = seen.ready * ahead_s + sum(max(0.0, ahead_s - start_s) for start_s in starts_s)
-    backlog = seen.backlog + state.load.rate * ahead_s - served_s * slots / service_s
-    if backlog * service_s <= terms.wait_s * slots * max(1, replicas):
+    backlog_s = load.backlog_s + state.load.rate * ahead_s * service_s - served_s * slots
+    if backlog_s <= terms.wait_s * slots * max(1, replicas):
         # Replicas that drain a backlog are kept until the backlog alone would make no request late.
-        waits_s = seen.backlog * service_s / (slots * max(1, seen.ready))
+        waits_s = load.backlog_s / (slots * max(1, seen.ready))
         return replicas if waits_s > terms.wait_s / 2 else 0
     drain_s = terms.drain_s * exp(surplus)
-    drained = ceil(load.erlangs / slots + backlog * service_s / (slots * drain_s))
+    drained = ceil(load.erlangs / slots + backlog_s / (slots * drain_s))
     # More replicas than requests would be of no use.
     return min(drained, ceil((seen.present + state.load.rate * ahead_s) / slots))
 

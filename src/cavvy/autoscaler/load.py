@@ -1,18 +1,30 @@
 """The load of a service: how often requests arrive, how evenly, and how long they take."""
 
 from math import exp, inf, sqrt
+from typing import TypeVar
 
 from cavvy.autoscaler.observations import ServiceObservation
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.service_loads import PromptSums
+from cavvy.domain.values import Struct, asdict, combine, replace
 
 # The number of last requests over which the service time is averaged, approximately.
 _REMEMBERED_REQUESTS = 500.0
 # The configured service time counts as this many measurements.
 _ASSUMED_REQUESTS = 2.0
 _MOST_UNEVEN = 50.0
+_HOUR_S = 3600.0
+# When times of service are fitted to the sizes of prompts, a line without a slope counts as this
+# many requests; in the mean size of arriving requests, that of completed ones counts as so many.
+_LEVEL_REQUESTS = 20.0
+_MEAN_REQUESTS = 20.0
+# The least share of the mean time of service that a request is expected to take.
+_LEAST_SHARE = 0.2
 # The unevenness before an increase is the one that was measured this many long steps ago.
 _STEPS_BEFORE = 3
+
+
+_S = TypeVar("_S", bound=Struct)
 
 
 class CountRecord(Struct, frozen=True, kw_only=True):
@@ -55,8 +67,10 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
     `slow` and `fast` are numbers of requests, and `slow_span_s` and `fast_span_s` are the seconds
     in which the requests arrived. `short` counts the arrivals in short steps, and `long` counts the
     arrivals in long steps. `uneven` contains the unevenness at the end of the last long steps,
-    oldest first. `completed` is the number of completed requests, which took `service_s` seconds on
-    average.
+    oldest first. `completed` is the number of completed requests, which took `service_s` seconds
+    and had `size` tokens in their prompts on average. `sizes` are sums over about the last hour's
+    requests by the sizes of their prompts, and `slow_size` and `fast_size` the tokens of the
+    prompts of `slow` and `fast` requests.
     """
 
     slow: float = 0.0
@@ -68,11 +82,32 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
     uneven: tuple[float, ...] = ()
     completed: float = 0.0
     service_s: float = 0.0
+    size: float = 0.0
+    sizes: PromptSums = PromptSums()
+    slow_size: float = 0.0
+    fast_size: float = 0.0
 
     @property
     def rate(self) -> float:
         """The average number of arrivals per second."""
         return self.slow / self.slow_span_s if self.slow_span_s else 0.0
+
+    @property
+    def slope_s(self) -> float:
+        """The time of service that a token of a prompt adds, at least 0."""
+        sums = self.sizes
+        if sums.ended <= 0 or sums.size <= 0:
+            return 0.0
+        mean, mean_s = sums.size / sums.ended, sums.time_s / sums.ended
+        squares = max(0.0, sums.size2 - sums.ended * mean * mean)
+        cross = sums.cross_s - sums.ended * mean * mean_s
+        slope = cross / (squares + _LEVEL_REQUESTS * mean * mean)
+        return min(max(0.0, slope), mean_s / mean)
+
+    def expect_size(self, burst: bool) -> float:
+        """Return the expected number of tokens in the prompts of the next requests."""
+        count, size = (self.fast, self.fast_size) if burst else (self.slow, self.slow_size)
+        return (size + _MEAN_REQUESTS * self.size) / (count + _MEAN_REQUESTS)
 
     def unevenness(self, weights: ScalingWeights) -> float:
         """Return the variance of the number of arrivals divided by their mean."""
@@ -81,7 +116,8 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
 
 class ServiceLoad(Struct, frozen=True, kw_only=True):
     """The expected load: arrivals per second, seconds of service per request, the unevenness of the
-    arrivals, and whether the arrivals are a burst. The unevenness is the variance of the number of
+    arrivals, and whether the arrivals are a burst. `backlog_s` are the expected seconds of service
+    of all requests that wait. The unevenness is the variance of the number of
     arrivals in a period divided by the mean of this number (1 for a Poisson process). `latest` is
     the rate of the last seconds in a burst, otherwise 0. `completed_s` is the service time without
     regard to the requests in flight, or None if they do not raise it.
@@ -93,6 +129,7 @@ class ServiceLoad(Struct, frozen=True, kw_only=True):
     burst: bool
     latest: float = 0.0
     completed_s: float | None = None
+    backlog_s: float = 0.0
 
     @property
     def erlangs(self) -> float:
@@ -110,12 +147,19 @@ def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerm
         record.fast_span_s,
     )
     short, long, uneven = record.short, record.long, record.uneven
-    keep_slow, keep_fast = exp(-1 / weights.slow_s), exp(-1 / weights.fast_s)
+    wanted_s = weights.slow_requests / record.rate if record.rate else weights.slow_most_s
+    slow_s = max(weights.slow_s, min(weights.slow_most_s, wanted_s))
+    keep_slow, keep_fast = exp(-1 / slow_s), exp(-1 / weights.fast_s)
     keep_short = exp(-weights.short_s / weights.uneven_s)
     keep_long = exp(-weights.long_s / weights.uneven_s)
+    arrivals = sum(seen.arrivals)
+    each_size = seen.prompts.arrived / arrivals if arrivals else 0.0
+    slow_size, fast_size = record.slow_size, record.fast_size
     for arrived in seen.arrivals:
         slow, slow_span_s = keep_slow * slow + arrived, keep_slow * slow_span_s + 1
         fast, fast_span_s = keep_fast * fast + arrived, keep_fast * fast_span_s + 1
+        slow_size = keep_slow * slow_size + arrived * each_size
+        fast_size = keep_fast * fast_size + arrived * each_size
         rate = slow / slow_span_s
         short = short.add(arrived, rate, weights.short_s, keep_short)
         long = long.add(arrived, rate, weights.long_s, keep_long)
@@ -133,20 +177,32 @@ def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerm
         uneven=uneven,
         completed=completed,
         service_s=(kept * record.service_s + seen.completed_s) / completed if completed else 0.0,
+        size=(kept * record.size + seen.prompts.size) / completed if completed else 0.0,
+        sizes=add_to_hour(record.sizes, seen.prompts, len(seen.arrivals)),
+        slow_size=slow_size,
+        fast_size=fast_size,
     )
+
+
+def add_to_hour(before: _S, seen: _S, elapsed_s: float) -> _S:
+    """Return sums over about the last hour, in which older values have less weight: `before`, and
+    what was seen in the `elapsed_s` seconds since.
+    """
+    keep = exp(-max(0.0, elapsed_s) / _HOUR_S)
+    return combine(type(before)(**{k: keep * value for k, value in asdict(before).items()}), seen)
 
 
 def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerms) -> ServiceLoad:
     """Return the expected load.
 
     The rate is the average rate, or the recent rate during a burst. The service time is the mean
-    over the completed requests, unless the requests in flight have run longer than this mean. Of
-    these, it is only known that they take longer than the time so far. Therefore this time is added
-    to the total, but the requests are not added to the number of completed requests, as in the
-    maximum-likelihood estimate for such measurements. The load that follows from requests in flight
-    is at most the number of requests that are present: a few requests that never end do not make
-    the others longer. In a batch, the time so far is not the time of one request; the measured time
-    of batches is used instead.
+    over the completed requests, corrected if prompts are now longer or shorter than theirs, unless
+    the requests in flight have run longer than this mean. Of these, it is only known that they take
+    longer than the time so far. Therefore this time is added to the total, but the requests are not
+    added to the number of completed requests, as in the maximum-likelihood estimate for such
+    measurements. The load that follows from requests in flight is at most the number of requests
+    that are present: a few requests that never end do not make the others longer. In a batch, the
+    time so far is not the time of one request; the measured time of batches is used instead.
     """
     weights = terms.weights
     unevenness = record.unevenness(weights)
@@ -155,6 +211,8 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     requests = record.completed + _ASSUMED_REQUESTS
     total_s = record.completed * record.service_s + _ASSUMED_REQUESTS * terms.service_s
     mean_s = total_s / requests
+    slope_s, size = record.slope_s, record.expect_size(burst)
+    mean_s = max(_LEAST_SHARE * mean_s, mean_s + slope_s * (size - record.size))
     excess_s = max(0.0, seen.in_flight_s - seen.in_flight * mean_s) if seen.batch is None else 0.0
     longest_s = seen.present / rate if rate else inf
     service_s = max(mean_s, min(longest_s, mean_s + excess_s / requests))
@@ -165,6 +223,10 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
         burst=burst,
         latest=record.short.latest if burst else 0.0,
         completed_s=mean_s if service_s > mean_s else None,
+        backlog_s=max(
+            _LEAST_SHARE * seen.backlog * service_s,
+            seen.backlog * service_s + slope_s * (seen.backlog_size - seen.backlog * size),
+        ),
     )
 
 

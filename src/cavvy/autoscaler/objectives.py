@@ -29,9 +29,8 @@ from cavvy.autoscaler.staffing import find_late_share
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import LatencyGoal
-from cavvy.domain.values import Struct, asdict, combine
+from cavvy.domain.values import Struct
 
-_MEMORY_S = 3600.0  # the time over which lengths and speeds are averaged
 _ENOUGH = 20  # answers from which a speed is computed
 # Until the number of running requests has varied, the gap is assumed to grow by this share of the
 # mean gap for each further request. The assumption counts as much as this sum of squares.
@@ -90,13 +89,6 @@ class GoalEstimate(Struct, frozen=True, kw_only=True):
     gap_s: float
     best_ttft_s: float
     best_gap_s: float
-
-
-def record_tokens(before: TokenTimes, seen: TokenTimes, elapsed_s: float) -> TokenTimes:
-    """Return the sums, in which older answers have less weight, with the new answers."""
-    keep = exp(-max(0.0, elapsed_s) / _MEMORY_S)
-    kept = TokenTimes(**{name: keep * value for name, value in asdict(before).items()})
-    return combine(kept, seen)
 
 
 def find_speeds(times: TokenTimes) -> TokenSpeeds | None:

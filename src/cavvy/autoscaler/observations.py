@@ -4,7 +4,7 @@ decisions.
 
 from enum import StrEnum
 
-from cavvy.domain.service_loads import BatchFit, TokenTimes
+from cavvy.domain.service_loads import BatchFit, PromptSums, TokenTimes
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 
@@ -47,7 +47,9 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     total so far. `backlog` requests wait. `reading` is the mean of the GPU utilisation or of the
     metric over the ready replicas. `batch` is the measured time of a batch. It is None if the
     gateway does not join requests to batches, or has not measured a batch yet. `tokens` are the
-    sums over the answers of a language model since the last decision.
+    sums over the answers of a language model since the last decision. `prompts` are sums over the
+    requests that arrived or ended since the last decision, and `backlog_size` is the number of
+    tokens in the prompts of those that wait.
     """
 
     now_s: float
@@ -62,6 +64,8 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     reading: float | None = None
     batch: BatchFit | None = None
     tokens: TokenTimes = TokenTimes()
+    prompts: PromptSums = PromptSums()
+    backlog_size: float = 0.0
     markets: tuple[MarketObservation, ...] = ()
 
     @property

@@ -53,6 +53,21 @@ class TokenTimes(Struct, frozen=True, kw_only=True):
     late: float = 0.0
 
 
+class PromptSums(Struct, frozen=True, kw_only=True):
+    """Sums over the requests of a service, whose prompts have x tokens; they only grow while the
+    gateway runs. `arrived` is the sum of all x of requests that have arrived. `ended` requests were
+    answered after a time of service of y seconds: `size` is the sum of their x, `time_s` of all y,
+    `size2` of all x * x, and `cross_s` of all x * y.
+    """
+
+    arrived: float = 0.0
+    ended: float = 0.0
+    size: float = 0.0
+    time_s: float = 0.0
+    size2: float = 0.0
+    cross_s: float = 0.0
+
+
 class PlaceLoad(Struct, frozen=True, kw_only=True):
     """The requests that must stay in one set of places, such as the EU. `waiting` is the number of
     requests that wait for a replica, and `asked_at` is when the last request arrived, in seconds

@@ -169,7 +169,7 @@ class ServiceQueue:
             self.refuse()
             exchange.sink.answer(refused)
             return
-        self.counters.arrivals += 1
+        self.counters.record_arrival(_count_tokens(exchange))
         if exchange.places:
             self._bound.add(exchange.places, exchange.arrived_at)
         else:
@@ -339,7 +339,9 @@ class ServiceQueue:
         answered = exchange.list_present() if members else (exchange,)
         for each in answered:
             share_s = work_s / len(answered)
-            self.counters.record_answer(each.arrived_at, each.started_at, now, share_s)
+            self.counters.record_answer(
+                each.arrived_at, each.started_at, now, share_s, _count_tokens(each)
+            )
             if now - each.arrived_at > self.slow_s:
                 self.counters.slow += 1
         if self.canary is not None:
@@ -608,6 +610,8 @@ class ServiceQueue:
             fallbacks=dict(counters.fallbacks),
             batches=self._describe_batches(),
             tokens=self.engine.times.describe(),
+            prompts=counters.describe_prompts(),
+            backlog_size=sum(map(_count_tokens, self._waiting)),
             places=self._bound.describe(each.places for each in self._waiting),
         )
 

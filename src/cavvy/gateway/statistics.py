@@ -17,6 +17,7 @@ from cavvy.domain.service_loads import (
     BatchFit,
     PlaceLoad,
     PlaceLoads,
+    PromptSums,
     TokenTimes,
     write_places,
 )
@@ -118,6 +119,8 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     fallbacks: dict[str, int] = field(default_factory=dict)  # answers by the fallback's ID
     batches: BatchFacts | None = None
     tokens: TokenTimes = TokenTimes()
+    prompts: PromptSums = PromptSums()
+    backlog_size: int = 0  # tokens in the prompts of those that wait
     places: PlaceLoads = field(default_factory=dict)
 
 
@@ -138,6 +141,7 @@ class ServiceCounters:
         "latency",
         "latency_s",
         "lost",
+        "prompts",
         "refused",
         "retried",
         "service_s",
@@ -157,6 +161,7 @@ class ServiceCounters:
         self.concurrency_s = self.waited_s = self.service_s = self.latency_s = 0.0
         self.starts_s = 0.0  # the sum of the times at which the requests in flight started
         self.latency: dict[int, int] = {}
+        self.prompts = [0.0] * len(PromptSums.__struct_fields__)
         self._changed_at = now
         self._seen = 0
         self._seconds: deque[int] = deque(maxlen=60)
@@ -168,10 +173,21 @@ class ServiceCounters:
         self.in_flight += change
         self.starts_s += change * started_at
 
+    def record_arrival(self, size: int) -> None:
+        """Count a request, whose prompt has `size` tokens."""
+        self.arrivals += 1
+        self.prompts[0] += size
+
     def record_answer(
-        self, arrived_at: float, started_at: float, now: float, work_s: float
+        self, arrived_at: float, started_at: float, now: float, work_s: float, size: int = 1
     ) -> None:
         """Count an answer. `work_s` is the time for which the replica was busy with the request."""
+        sums = self.prompts
+        sums[1] += 1
+        sums[2] += size
+        sums[3] += work_s
+        sums[4] += size * size
+        sums[5] += size * work_s
         self.answered += 1
         self.waited_s += started_at - arrived_at
         self.service_s += work_s
@@ -183,6 +199,9 @@ class ServiceCounters:
         """Called once a second."""
         self._seconds.append(self.arrivals - self._seen)
         self._seen = self.arrivals
+
+    def describe_prompts(self) -> PromptSums:
+        return PromptSums(**dict(zip(PromptSums.__struct_fields__, self.prompts, strict=True)))
 
     def list_seconds(self) -> tuple[int, ...]:
         return tuple(self._seconds)

@@ -47,12 +47,14 @@ def add_reports(
     """
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}
-    tried, tokens, fallbacks = former.tried, former.tokens, Counter(former.fallbacks)
+    tried, tokens, prompts = former.tried, former.tokens, former.prompts
+    fallbacks = Counter(former.fallbacks)
     for server, report in reports.items():
         new, old = report.traffic, _find_former(totals, server, report)
         for name in _COUNTERS:
             counters[name] += max(getattr(new, name) - getattr(old, name), 0)
         tokens = combine(tokens, combine(new.tokens, old.tokens, -1))
+        prompts = combine(prompts, combine(new.prompts, old.prompts, -1))
         fallbacks += Counter(new.fallbacks) - Counter(old.fallbacks)
         tried = _add_tried(tried, new.tried, old.tried)
     told = [each.traffic for each in reports.values()]
@@ -60,6 +62,7 @@ def add_reports(
         _add_levels(told, at_s),
         **counters,
         tokens=tokens,
+        prompts=prompts,
         fallbacks=dict(fallbacks),
         tried=tried,
         whole=whole,
@@ -88,6 +91,7 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
         in_flight=sum(each.in_flight for each in told),
         in_flight_s=sum(each.in_flight_s for each in told),
         backlog=sum(each.backlog for each in told),
+        backlog_size=sum(each.backlog_size for each in told),
         per_s=sum(each.per_s for each in told),
         p50_s=_find_largest(each.p50_s for each in told),
         p95_s=_find_largest(each.p95_s for each in told),

@@ -13,7 +13,7 @@ from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
 from cavvy.domain.request_bills import RequestWork
-from cavvy.domain.service_loads import BatchFit, PlaceLoads, TokenTimes
+from cavvy.domain.service_loads import BatchFit, PlaceLoads, PromptSums, TokenTimes
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
@@ -76,6 +76,8 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     work: RequestWork = field(default_factory=dict)
     places: PlaceLoads = field(default_factory=dict)
     tokens: TokenTimes = TokenTimes()
+    prompts: PromptSums = PromptSums()
+    backlog_size: float = 0.0  # tokens in the prompts of those that wait
     fallbacks: Mapping[str, int] = field(default_factory=dict)  # answers by the fallback's ID
     batch: BatchFit | None = None  # the time of a batch, if the service has batches
     process: str = ""  # "" for the sum of several gateways
@@ -159,6 +161,8 @@ def observe(
         backlog=traffic.backlog,
         batch=traffic.batch,
         tokens=combine(traffic.tokens, before.tokens, -1),
+        prompts=combine(traffic.prompts, before.prompts, -1),
+        backlog_size=traffic.backlog_size,
         markets=_observe_markets(service, now),
     )
 

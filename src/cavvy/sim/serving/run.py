@@ -20,7 +20,7 @@ from cavvy.autoscaler.observations import (
 )
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
-from cavvy.domain.service_loads import TokenTimes
+from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, combine
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView, SpotHedge
@@ -83,7 +83,7 @@ class AutoscalerController:
         self._arrivals: list[int] = []
         self._arrived = 0
         self._before = (0, 0, 0, 0.0)
-        self._tokens = TokenTimes()
+        self._tokens, self._prompts = TokenTimes(), PromptSums()
         self.answers: EngineAnswers
         self.goals: GoalEstimate | None = None  # of the last decision
         self._lost: list[int] = []
@@ -105,12 +105,15 @@ class AutoscalerController:
         self._before = (service.started, service.late, service.completed, service.completed_s)
         self.answers = service.answers
         before, self._tokens = self._tokens, service.answers.describe()
+        prompts, self._prompts = self._prompts, service.prompts
         seen = ServiceObservation(
             now_s=service.now_s,
             arrivals=tuple(self._arrivals),
             started=service.started - started,
             late=service.late - late,
             tokens=combine(self._tokens, before, -1),
+            prompts=combine(self._prompts, prompts, -1),
+            backlog_size=service.backlog_size,
             completed=service.completed - completed,
             completed_s=service.completed_s - completed_s,
             in_flight=service.in_flight,

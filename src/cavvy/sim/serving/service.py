@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
+from operator import add
 from pathlib import Path
 from random import Random
 
+from cavvy.domain.service_loads import PromptSums
 from cavvy.domain.values import Struct
 from cavvy.sim.serving.engines import EngineAnswers, SimulatedEngine
 from cavvy.sim.serving.requests import RequestTrace, TokenSpeed
@@ -121,6 +123,7 @@ class SimulatedService:
         self.cold_starts: list[tuple[int, float]] = []
         self.arrived = self.started = self.late = self.completed = 0
         self.completed_s = 0.0
+        self._sums = [0.0] * len(PromptSums.__struct_fields__)
         self._next = 0
         self._ends: list[tuple[float, int, int, SimulatedReplica]] = []
         self._free: list[tuple[int, int, SimulatedReplica]] = []
@@ -142,6 +145,19 @@ class SimulatedService:
     def in_flight_s(self) -> float:
         """The total time for which the requests in flight have been processed."""
         return self.in_flight * self.now_s - self._begun_s
+
+    @property
+    def prompts(self) -> PromptSums:
+        return PromptSums(**dict(zip(PromptSums.__struct_fields__, self._sums, strict=True)))
+
+    @property
+    def backlog_size(self) -> float:
+        """The number of tokens in the prompts of waiting requests."""
+        return sum(map(self._size_of, self.queue))
+
+    def _size_of(self, request: int) -> float:
+        """Return the tokens of a request's prompt, or 1 if the trace does not state them."""
+        return self.trace.tokens[request][0] if self.trace.tokens else 1.0
 
     def count_held(self, market: int) -> int:
         return len(self.starting[market]) + len(self.ready[market])
@@ -225,6 +241,7 @@ class SimulatedService:
 
     def _arrive(self) -> None:
         self.arrived += 1
+        self._sums[0] += self._size_of(self._next)
         if not self.holds and not any(self.ready):
             self.record.failed.add(self._next)
         else:
@@ -287,6 +304,9 @@ class SimulatedService:
         self._begun_s -= self.now_s - taken_s
         self.completed += 1
         self.completed_s += taken_s
+        size = self._size_of(request)
+        ended = (1.0, size, taken_s, size * size, size * taken_s)
+        self._sums[1:] = map(add, self._sums[1:], ended)
         if not replica.draining:
             heappush(self._free, (replica.busy, replica.number, replica))
             self._dispatch()
