@@ -176,8 +176,10 @@ def test_odd_files_get_clear_errors(home: Path, line: str, said: str) -> None:
 @pytest.mark.parametrize("command", ["decide", "tco"])
 def test_files_that_cannot_be_read_get_clear_errors(home: Path, command: str) -> None:
     (home / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "is not a text in UTF-8" in run(command, str(home / "binary.yaml")).stderr
-    assert "cannot be read" in run(command, str(home / "missing.yaml")).stderr
+    assert "is not valid UTF-8" in run(command, str(home / "binary.yaml")).stderr
+    assert "does not exist" in run(command, str(home / "missing.yaml")).stderr
+    assert "is a directory" in run(command, str(home)).stderr
+    assert "larger than 4 MiB" in run(command, "/dev/zero").stderr
     (home / "plan.yaml").write_text(PLAN.replace("H100:8", "H100:7"))
     assert run(command, str(home / "plan.yaml")).exit_code in (1, 2)
 
@@ -192,6 +194,7 @@ def test_a_report_of_costs_lists_each_assumption_beside_its_source(home: Path) -
     assert page.count("<svg") == 3
     for each in told["assumptions"]:
         assert each["source"], each["name"]
+        assert each["as_of"], each["name"]
         assert each["name"] in page
         assert each["name"] in done.stdout
     assert [each["name"] for each in told["options"]] == ["cloud", "owned", "mixed"]

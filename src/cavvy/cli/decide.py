@@ -54,21 +54,20 @@ def command(file: str | None, changes: tuple[str, ...], report: Path | None, out
     """
     from cavvy.cli.task.load import read_params
     from cavvy.costs.decision import decide_place
+    from cavvy.spec import SpecError, read_file
     from cavvy.spec.cost_plan import CostPlanError
     from cavvy.spec.decision_file import read_decision
 
     try:
-        text = _ask() if file is None else Path(file).read_text(encoding="utf-8")
+        text = _ask() if file is None else read_file(Path(file))
         file = file or "your answers"
-        asked = read_decision(text, file, read_params(changes))
+        asked = read_decision(text, file, read_params(changes), datetime.now(UTC).date())
         market = _find_market(asked, file)
         options, needs = _list_options(asked, market, file)
     except CostPlanError as error:
         raise CommandFailure(str(error), error.hint, 2) from error
-    except UnicodeDecodeError as error:
-        raise CommandFailure(f"{file} is not a text in UTF-8", exit_code=2) from error
-    except OSError as error:
-        raise CommandFailure(f"{file} cannot be read: {error.strerror}", exit_code=2) from error
+    except SpecError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
     made = _add_use(decide_place(options, needs, asked.weights), market)
     if report is not None:
         from cavvy.cli.view.report import write_report

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from math import isfinite
 
 from cavvy.costs.ownership import CostAssumption, OwnershipPlan, list_assumptions, list_bounds
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.spec.tree import read_table
 
 _TABLES = ("owned", "cloud", "mixed")
@@ -48,19 +48,21 @@ class CostPlanFile(Struct, frozen=True, kw_only=True):
     use: UseTrace | str | None = None
 
 
-def read_cost_plan(text: str, file: str) -> CostPlanFile:
-    """Raises CostPlanError."""
+def read_cost_plan(text: str, file: str, day: date | None = None) -> CostPlanFile:
+    """Return what a file says. `day` is the date of values whose date it does not state. Raises
+    CostPlanError.
+    """
     data = read_table(text)
     if not data:
         raise CostPlanError(
             f"{file}: expected a table of values",
             "begin with `machines: 4`, `use: 60%`, and tables `owned` and `cloud`",
         )
-    return read_cost_table(data, file)
+    return read_cost_table(data, file, day)
 
 
-def read_cost_table(data: Mapping[str, object], file: str) -> CostPlanFile:
-    """Raises CostPlanError."""
+def read_cost_table(data: Mapping[str, object], file: str, day: date | None = None) -> CostPlanFile:
+    """Like `read_cost_plan`, for a file that was parsed already."""
     flat = _flatten(data, file)
     given = dict[str, CostAssumption]()
     use: UseTrace | str | None = None
@@ -68,7 +70,8 @@ def read_cost_table(data: Mapping[str, object], file: str) -> CostPlanFile:
         if name == "use" and (value == "recorded" or _is_trace(value)):
             use = _read_trace(value, file) if isinstance(value, dict) else "recorded"
         elif name not in _TEXTS:
-            given[name] = _read_value(name, value, file)
+            read = _read_value(name, value, file)
+            given[name] = replace(read, as_of=read.as_of or day)
     texts = {name: _read_texts(name, flat[name], file) for name in _TEXTS if name in flat}
     return CostPlanFile(
         name=", ".join(texts.get("name", (file,))),
@@ -88,7 +91,10 @@ def complete_plan(read: CostPlanFile, found: Mapping[str, CostAssumption]) -> Ow
     if known.get("mixed.machines") is not None and "mixed.machines" not in read.given:
         half = known["machines"].value / 2 if known["machines"] else 0.0
         known["mixed.machines"] = make_assumption(
-            "mixed.machines", float(int(half)), "assumed by Cavvy: half of the machines"
+            "mixed.machines",
+            float(int(half)),
+            "assumed by Cavvy: half of the machines",
+            as_of=known["machines"].as_of if known["machines"] else None,
         )
     missing = [name for name, each in known.items() if each is None]
     if missing:

@@ -15,6 +15,7 @@ the work needs.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from enum import StrEnum
 from math import isfinite
 
@@ -55,9 +56,9 @@ class DecisionFile(Struct, frozen=True, kw_only=True):
     weights: Mapping[str, float] = field(default_factory=lambda: CRITERIA)
 
 
-def read_decision(text: str, file: str, changes: Mapping[str, str] | None = None) -> DecisionFile:
-    """Return the contents of a file, with values such as data.gb replaced by `changes`. Raises
-    CostPlanError.
+def read_decision(text: str, file: str, changes: Mapping[str, str], day: date) -> DecisionFile:
+    """Return what a file says, with values such as data.gb replaced by `changes`. `day` is the
+    date of values whose date the file does not state. Raises CostPlanError.
     """
     data = read_table(text)
     if not data:
@@ -67,10 +68,10 @@ def read_decision(text: str, file: str, changes: Mapping[str, str] | None = None
         )
     if "run" in data:
         data = _translate_task(data)
-    for name, value in (changes or {}).items():
+    for name, value in changes.items():
         _set(data, name, value)
     own = {name: data.pop(name) for name in _OWN if name in data}
-    plan = read_cost_table(data, file)
+    plan = read_cost_table(data, file, day)
     return _Reader(own, file).read(plan)
 
 

@@ -8,6 +8,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.costs.comparison import DATA_SHEETS_READ
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.spec import SpecError, read_file
 from cavvy.spec.cost_plan import (
     CostPlanError,
     CostPlanFile,
@@ -36,14 +37,14 @@ _RESTART_S = 300.0
 def load_cost_plan(path: str) -> "OwnershipPlan":
     """Read and complete a plan. Raises CommandFailure."""
     try:
-        read = read_cost_plan(Path(path).read_text(encoding="utf-8"), path)
+        text = read_file(Path(path))
+        day = datetime.fromtimestamp(Path(path).stat().st_mtime, UTC).date()
+        read = read_cost_plan(text, path, day)
         return complete_plan(read, find_values(read, Path(path).parent))
     except CostPlanError as error:
         raise CommandFailure(str(error), error.hint, 2) from error
-    except UnicodeDecodeError as error:
-        raise CommandFailure(f"{path} is not a text in UTF-8", exit_code=2) from error
-    except OSError as error:
-        raise CommandFailure(f"{path} cannot be read: {error.strerror}", exit_code=2) from error
+    except SpecError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
 
 
 def find_values(read: CostPlanFile, folder: Path) -> "dict[str, CostAssumption]":
@@ -105,6 +106,7 @@ def _use_of_trace(trace: UseTrace, folder: Path) -> "CostAssumption":
         result.gpu_use,
         f"{result.jobs:,} jobs of {trace.jobs} through `cavvy simulate fleet` (mean wait "
         f"{result.mean_wait_s / 3600:.1f} h)",
+        as_of=datetime.fromtimestamp(jobs.stat().st_mtime, UTC).date(),
     )
 
 
@@ -241,5 +243,6 @@ def _find_egress(offer: Offer) -> "CostAssumption":
     found = prices.get(f"{offer.provider}/{offer.region}") or prices.get(offer.provider)
     if found is None:
         source = f"the catalog has no egress price of {offer.provider}; 0 is assumed"
-        return make_assumption("cloud.egress_usd_gb", 0.0, source)
+        today = datetime.now(UTC).date()
+        return make_assumption("cloud.egress_usd_gb", 0.0, source, as_of=today)
     return make_assumption("cloud.egress_usd_gb", found.value, found.source, as_of=found.as_of)
