@@ -78,5 +78,7 @@ def test_what_is_wrong_is_told(user: User, site: GitHubSite) -> None:
     )
     user.variables["GITHUB_TOKEN"] = TOKEN
     assert "two files have the same name" in user.cli("runner", "github", url, file, file, code=2)
+    pair = user.task(f"{TASK}\nnodes: 2\n", "pair.yaml")
+    assert "a runner is one job on one node" in user.cli("runner", "github", url, pair, code=2)
     user.cli("runner", "github", url, file, "--delete")
     assert site.sets == {}

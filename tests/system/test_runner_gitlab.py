@@ -89,9 +89,9 @@ def test_a_job_from_its_first_stage_to_its_last(user: User) -> None:
     assert job.run("cat file")[:2] == (0, "kept\n")
     assert job.run("exit 42")[0] == BUILD_FAILURE
     assert job.code_file.read_text() == "42"
-    assert json.loads(bytes(user.job("gitlab-71").task))["limits"]["duration"] == "PT1500S"
     assert job.stage("cleanup")[0] == 0
-    assert user.ended("gitlab-71").phase == "stopped"
+    # the job ends by itself, so that its nodes can be kept
+    assert user.ended("gitlab-71").phase == "done"
     assert job.stage("cleanup")[0] == 0
     code, _, err = job.run("true")
     assert (code, "does not run any more" in err) == (SYSTEM_FAILURE, True)
@@ -105,12 +105,19 @@ def test_failures_of_the_executor_are_told_from_those_of_scripts(user: User) -> 
     assert (code, "word" in err) == (SYSTEM_FAILURE, True)
     job = Executor(user, 73, runner_info={})
     code, _, err = job.prepare()
-    assert (code, "limits.duration" in err) == (SYSTEM_FAILURE, True)
+    assert (code, "timeout" in err) == (SYSTEM_FAILURE, True)
     (job.folder / "response.json").write_text('{"id": "../x"}')
     assert job.prepare()[0] == SYSTEM_FAILURE
     job.variables["JOB_RESPONSE_FILE"] = ""
     assert "JOB_RESPONSE_FILE is not set" in job.prepare()[2]
     assert user.api.jobs("default").jobs == []
+
+
+def test_a_job_ends_by_itself_if_gitlab_runner_is_gone(user: User) -> None:
+    job = Executor(user, 75, runner_info={"timeout": 2 - 900})
+    job.prepare()
+    assert user.ended("gitlab-75").phase == "failed"
+    assert "the time of the CI job is over" in user.log("gitlab-75")
 
 
 def test_a_cancelled_script_ends_on_the_node(user: User) -> None:

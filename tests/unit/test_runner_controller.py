@@ -288,6 +288,30 @@ def test_a_runner_that_is_lost_before_its_job_is_replaced(
     assert job.runner not in ("", lost)
 
 
+def test_a_node_that_is_lost_in_its_job_gets_no_second_runner(
+    site: GitHubSite, cavvy: MemoryCavvy
+) -> None:
+    cavvy.starts = False
+    (job,) = site.queue("gpu")
+    controller = make_controller(site, cavvy)
+    while not cavvy.jobs:
+        controller.step()
+    (name,) = cavvy.jobs
+    with site.news:
+        site.runners[name].job, job.state, job.runner = job, "running", name
+        site.events.append(site.tell("JobStarted", job))
+    cavvy.jobs[name][1].set()  # its node is gone
+    for _ in range(5):
+        controller.step()
+    assert (list(cavvy.jobs), len(cavvy.secret_values)) == ([name], 1)
+    with site.news:  # GitHub gives the job up
+        job.state, job.result = "completed", "failed"
+        site.events.append(site.tell("JobCompleted", job))
+        del site.runners[name]
+    work(site, cavvy, controller)
+    assert list(cavvy.jobs) == [name]
+
+
 def test_a_job_whose_runner_github_has_deleted_is_stopped(
     site: GitHubSite, cavvy: MemoryCavvy
 ) -> None:
@@ -353,9 +377,11 @@ def test_a_second_controller_waits_for_the_end_of_the_session(
     site.session_s = 1000.0
     first = make_controller(site, cavvy)
     first.step()
+    cavvy.secret_values[f"{first._prefix}0A0B0C0D"] = (T0, "of a runner that the first one starts")
     with pytest.raises(SessionTaken):
         make_controller(site, cavvy).step()
-    first.close()
+    assert len(cavvy.secret_values) == 1
+    first.end()
     make_controller(site, cavvy).step()
 
 
@@ -384,10 +410,41 @@ def test_a_wrong_token_is_told_without_the_token(site: GitHubSite, cavvy: Memory
 def test_delete_leaves_no_scale_set(site: GitHubSite, cavvy: MemoryCavvy) -> None:
     controller = make_controller(site, cavvy)
     controller.step()
-    controller.close()
+    controller.end()
     assert site.sets
     controller.delete()
     assert site.sets == {}
+
+
+def test_delete_stops_runners_that_wait(site: GitHubSite, cavvy: MemoryCavvy) -> None:
+    cavvy.starts = False
+    (job,) = site.queue("gpu")
+    controller = make_controller(site, cavvy, sleep=lambda seconds: None)
+    while not cavvy.jobs:
+        controller.step()
+    site.cancel(job)
+    make_controller(site, cavvy, sleep=lambda seconds: None).delete()
+    assert (site.sets, site.runners, cavvy.running()) == ({}, {}, [])
+
+
+def test_odd_messages_do_not_stop_the_controller(site: GitHubSite, cavvy: MemoryCavvy) -> None:
+    said: list[str] = []
+    controller = make_controller(site, cavvy, report=said.append)
+    controller.step()
+    (job,) = site.queue("gpu")
+    odd = {"messageType": "JobStarted", "runnerName": 3}
+    named = {"messageType": "JobCompleted", "jobDisplayName": "a\x1b[2J", "runnerName": "x" * 5000}
+    site.events += [odd, {"messageType": "Unknown"}, named, None, [], {}]  # type: ignore[list-item]
+    work(site, cavvy, controller)
+    assert job.result == "succeeded"
+    site.message = {
+        "messageId": site.next(),
+        "messageType": "Other",
+        "body": "{",
+        "statistics": None,
+    }
+    controller.step()
+    assert site.message is None
 
 
 def test_runners_of_other_labels_are_not_touched(site: GitHubSite, cavvy: MemoryCavvy) -> None:

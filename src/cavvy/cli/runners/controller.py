@@ -14,10 +14,11 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from cavvy.cli.reach.session import make_failure
 from cavvy.cli.runners.scale_sets import (
@@ -31,6 +32,7 @@ from cavvy.cli.runners.scale_sets import (
     SetMessage,
     SetSession,
 )
+from cavvy.cli.runners.tasks import NO_RETRY
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 from cavvy.client import ApiError
@@ -48,6 +50,7 @@ _GRACE_S = 180.0
 _LOOK_S = 60.0  # how often GitHub is asked whether a runner is still registered
 # how long a message that a job has completed may follow the end of the job's runner
 _LATE_S = 300.0
+_DELETE_LOOKS = 60  # how often is looked whether stopped runners have ended
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0  # pauses after problems that may pass
 
 
@@ -116,18 +119,19 @@ class RunnerController:
         # when runners ended whose completed jobs no message has reported yet
         self._unreported: dict[str, float] = {}
         self._said = ""
+        self._over = threading.Event()
         # Scale sets of several organizations can have the same name.
         place = hashlib.sha256(f"{service.url}/{group}/{task.label}".encode()).hexdigest()
         self._prefix = f"CI_RUNNER_{place[:8]}_".upper()
 
-    def run(self) -> NoReturn:
-        """Keep the runners, until the process ends. Raises GitHubProblem if GitHub refuses the
-        credentials or the address."""
+    def run(self) -> None:
+        """Keep the runners, until another thread calls `end`. Raises GitHubProblem if GitHub
+        refuses the credentials or the address."""
         pause = _SHORTEST_S
-        while True:
+        while not self._over.is_set():
             try:
                 self.step()
-                pause, self._said = _SHORTEST_S, ""
+                pause = _SHORTEST_S
             except (GitHubSilent, SessionTaken) as problem:
                 self._say(f"{problem}; trying again")
                 self._sleep(pause)
@@ -137,31 +141,36 @@ class RunnerController:
         """Open the session if there is none, start and remove runners, and wait for a message.
         Raises GitHubProblem."""
         if self._session is None:
-            self._session = self._open()
+            self._open()
         self.reconcile()
+        session = self._session
         try:
-            message = self._session.next_message(self._most)
-            if message is not None:
-                self._take(self._session, message)
+            message = session.next_message(self._most) if session is not None else None
+            if session is not None and message is not None:
+                self._take(session, message)
         except GitHubSilent:
             raise
         except GitHubProblem as problem:  # the session is over
-            self._say(str(problem))
-            self.close()
+            if not self._over.is_set():
+                self._say(str(problem))
+                self._close()
 
-    def close(self) -> None:
-        """End the session, so that the next controller need not wait for its end."""
-        session, self._session = self._session, None
-        if session is not None:
-            with suppress(GitHubProblem):
-                session.close()
+    def end(self) -> None:
+        """End the session, so that the next controller need not wait until GitHub ends it."""
+        self._over.set()
+        self._close()
 
     def delete(self) -> None:
         """Stop the runners that have no job, and delete the scale set. Raises GitHubProblem."""
         scale_set = self._service.open_scale_set(self._task.label, self._group)
-        self._remove(RunnerChanges(remove=self._most, idle=tuple(self._list_runners())))
-        self._tidy()
-        if left := self._list_runners():
+        runners = tuple(self._list_runners())
+        self._remove(RunnerChanges(remove=len(runners), idle=runners))
+        for _ in range(_DELETE_LOOKS):
+            self._tidy()
+            if not (left := self._list_runners()):
+                break
+            self._sleep(_SHORTEST_S)
+        else:
             raise GitHubProblem(f"{self._task.label} still has runners: {', '.join(left)}")
         self._service.delete_scale_set(scale_set.id)
 
@@ -178,16 +187,23 @@ class RunnerController:
                 break
         self._remove(changes)
 
-    def _open(self) -> SetSession:
-        """Open the session. Its number of jobs is newer than anything known so far."""
+    def _open(self) -> None:
+        """Open the session, whose number of assigned jobs is newer than what was known before.
+        Runners are touched only with a session, because another controller may have it."""
         if self._scale_set is None:
             self._scale_set = self._service.open_scale_set(self._task.label, self._group)
-        self._tidy()
         owner = f"cavvy-{socket.gethostname()}-{os.getpid()}"
-        session = self._service.open_session(self._scale_set.id, owner)
-        self._assigned, self._unreported = session.assigned, {}
+        self._session = self._service.open_session(self._scale_set.id, owner)
+        self._assigned, self._said = self._session.assigned, ""
         self._report(f"{self._task.label}: waiting for jobs at {self._service.url}")
-        return session
+        self._tidy()
+        self._unreported = {}
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(GitHubProblem):
+                session.close()
 
     def _take(self, session: SetSession, message: SetMessage) -> None:
         """Note what a message says. The message is deleted before runners start, because the next
@@ -275,7 +291,7 @@ class RunnerController:
             self._say(f"{self._task.label}: no runner could start: {failure.message}")
             self._forget(name, ran=False)
             return False
-        self._looked[name] = self._monotonic()
+        self._looked[name], self._said = self._monotonic(), ""
         self._report(f"{name} starts")
         return True
 
@@ -336,10 +352,10 @@ def suppress_missing(code: str) -> Iterator[None]:
 
 def write_overrides(run: str, secret: str, tags: Mapping[str, str]) -> str:
     """Return the overrides of a runner's job, as YAML: its configuration reaches only the program
-    of the runner. A configuration is valid once, so nothing is retried."""
+    of the runner."""
     commands = f'export {JIT_VARIABLE}="${secret}"\nunset {secret}\n{run}'
-    never = {"preemption": 0, "node": 0, "exit": 0}
-    return json.dumps({"run": commands, "secrets": [secret], "retry": never, "tags": dict(tags)})
+    made = {"run": commands, "secrets": [secret], "retry": NO_RETRY, "tags": dict(tags)}
+    return json.dumps(made)
 
 
 def _describe(job: CiJobMessage) -> str:

@@ -9,7 +9,7 @@ import click
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.task.load import yes_option
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def serve(
                 most=most,
                 group=group,
                 submit=lambda api, task, name, secret: _submit(api, task, name, secret, yes=yes),
-                report=lambda text: click.echo(text, err=True),
+                # The names of CI jobs are those of anyone who may propose a change.
+                report=lambda text: click.echo(escape_controls(text), err=True),
             )
             for task in tasks
         ]
@@ -105,7 +106,7 @@ def _run(controllers: "list[RunnerController]") -> NoReturn:
         raise failed.get()
     finally:
         for each in controllers:
-            each.close()
+            each.end()
 
 
 def _read_credentials() -> "str | AppKey":
@@ -131,10 +132,10 @@ def _read_task(client: "ApiClient", file: str, project: str | None, *, yes: bool
     """Return the label and the project of a file, whose task the server accepts. Raises
     CommandFailure, ApiError."""
     from cavvy.cli.runners.controller import RunnerTask
-    from cavvy.cli.task.load import read_task
+    from cavvy.cli.runners.tasks import read_runner_task
     from cavvy.cli.task.refusals import ask_server
 
-    loaded = read_task(file, {}, tells=True)
+    loaded = read_runner_task(file, {}, tells=True)
     price = ask_server(client, loaded, file, {}, project).consent_needed
     if price and not yes and loaded.task.limits.budget is None:
         hint = "add --yes to agree, or set limits.budget in the file"
@@ -148,13 +149,12 @@ def _submit(client: "ApiClient", task: "RunnerTask", name: str, secret: str, *, 
     Raises CommandFailure, ApiError."""
     from cavvy.cli.run import submit_loaded
     from cavvy.cli.runners.controller import DEFAULT_RUN, write_overrides
-    from cavvy.cli.task.load import read_task
-    from cavvy.task_files import ReadOptions
+    from cavvy.cli.runners.tasks import read_runner_task
 
-    own = read_task(task.file, {}).task
+    own = read_runner_task(task.file, {}).task
     tags = {"ci": "github", "ci-label": task.label}
     overrides = write_overrides(own.run or DEFAULT_RUN, secret, tags)
-    loaded = read_task(task.file, {}, ReadOptions(overrides=overrides))
+    loaded = read_runner_task(task.file, {}, overrides)
     submit_loaded(client, loaded, task.file, {}, task.project, name, yes)
 
 

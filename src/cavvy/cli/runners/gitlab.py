@@ -3,7 +3,8 @@ GitLab Runner calls: https://docs.gitlab.com/runner/executors/custom/
 
 The job of Cavvy for a CI job only waits; each stage runs its script there. It is named after the
 ID of the CI job, which the stages read from the job's own document: the pipeline could change
-variables. It stops by itself if GitLab Runner is gone when the CI job's time is over.
+variables. It ends by itself, so that its nodes can be kept for the next job: after the last stage,
+or when the CI job's time is over, because GitLab Runner may be gone.
 """
 
 import json
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 _PARAM = "CUSTOM_ENV_CAVVY_PARAM_"
-_WAIT = "exec sleep 2147483647"  # seconds, the most that every `sleep` takes
+_END = ".cavvy-ci-job-has-ended"  # a file in the job's folder
+_WAIT = f"""\
+i=0
+until [ -e {_END} ]; do
+  i=$((i + 1))
+  [ $i -lt %d ] || {{ echo "the time of the CI job is over"; exit 1; }}
+  sleep 1
+done
+"""
 # The scripts are made for bash or, with `shell = "sh"`, for sh.
 _SHELL = "if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 _SPARE_S = 900  # how long a job outlives the CI job's own limit, for the last stages
@@ -98,11 +107,22 @@ def run(script: str, stage: str, project: str) -> None:
 @command.command("cleanup")
 @project_option
 def cleanup(project: str) -> None:
-    """Stop the job (`cleanup_exec`)."""
+    """End the job (`cleanup_exec`)."""
     with _system_failures(), session(patience_s=_PATIENCE_S) as client:
         job = _find_live(client, project, _name(_read_document()))
-        if job is not None:
+        if job is not None and not _end(client, project, job):
             client.stop(project, job.id, reason="the CI job has ended")
+
+
+def _end(client: "ApiClient", project: str, job: "JobDetail") -> bool:
+    """Let a running job end by itself. Return False if that is not possible."""
+    from cavvy.client import ApiError
+
+    try:
+        chunks = [*client.exec(project, job.id, ["touch", _END])] if job.phase == "running" else []
+    except ApiError:
+        return False
+    return bool(chunks) and chunks[-1].exit_code == 0
 
 
 def _submit(
@@ -110,38 +130,33 @@ def _submit(
 ) -> str:
     """Submit the job of a CI job, and return its name. Raises CommandFailure, ApiError."""
     from cavvy.cli.run import submit_loaded
-    from cavvy.cli.task.load import read_task
-    from cavvy.task_files import ReadOptions
+    from cavvy.cli.runners.tasks import read_runner_task
 
     params = {
         name.removeprefix(_PARAM).lower(): value
         for name, value in os.environ.items()
         if name.startswith(_PARAM)
     }
-    own = read_task(file, params).task
-    options = ReadOptions(overrides=json.dumps(_make_overrides(own.limits.duration, document)))
-    loaded = read_task(file, params, options)
+    loaded = read_runner_task(file, params, json.dumps(_make_overrides(document)))
     return submit_loaded(client, loaded, file, params, project, _name(document), yes).name
 
 
-def _make_overrides(limit: object, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the job of a CI job has instead of the file's values. `limit` is the file's limit
-    on its time, or None. Raises CommandFailure."""
+def _make_overrides(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the job of a CI job has instead of the file's values. Raises CommandFailure."""
+    from cavvy.cli.runners.tasks import NO_RETRY
+
+    about = document.get("runner_info")
+    timeout = about.get("timeout") if isinstance(about, dict) else None
+    if not isinstance(timeout, int):
+        raise CommandFailure("GitLab's document states no timeout of the CI job")
     made: dict[str, Any] = {
-        "run": _WAIT,
-        "retry": {"preemption": 0, "node": 0, "exit": 0},
+        "run": _WAIT % (timeout + _SPARE_S),
+        "retry": NO_RETRY,
         "tags": {"ci": "gitlab", "ci-job": str(document["id"])},
     }
     image = document.get("image")
     if isinstance(image, dict) and image.get("name"):
         made["image"] = str(image["name"])
-    if limit is None:
-        about = document.get("runner_info")
-        timeout = about.get("timeout") if isinstance(about, dict) else None
-        if not isinstance(timeout, int):
-            hint = "set limits.duration in the file, so that no job can be left over"
-            raise CommandFailure("GitLab states no time limit of the CI job", hint)
-        made["limits"] = {"duration": f"{timeout + _SPARE_S}s"}
     return made
 
 

@@ -16,6 +16,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
@@ -438,12 +439,17 @@ def _read_expiry(token: str, now_s: float) -> float:
 
 
 def _read_jobs(message: _Message) -> list[CiJobMessage]:
-    if message.message_type != "RunnerScaleSetJobMessages" or not message.body:
-        return []
+    """Return what a message says of jobs. What is not understood is left out: the message would be
+    delivered for ever, and its statistics say how many runners are needed."""
     try:
-        return convert(json.loads(message.body), list[CiJobMessage])
-    except (ValueError, RecursionError, ValidationError) as error:
-        raise GitHubSilent("GitHub sent a message that is not understood") from error
+        rows = json.loads(message.body or "[]")
+    except (ValueError, RecursionError):
+        return []
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        with suppress(ValidationError):
+            found.append(convert(row, CiJobMessage))
+    return found
 
 
 def _decode(reply: HttpReply, kind: type[_T]) -> _T:

@@ -1,0 +1,35 @@
+"""Reads the task files of runners."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cavvy.cli.task.load import read_task
+from cavvy.cli.view.failure import CommandFailure
+
+if TYPE_CHECKING:
+    from cavvy.task_files import LoadedTask
+
+# A configuration is valid once, and scripts of a CI job cannot go on elsewhere.
+NO_RETRY = {"preemption": 0, "node": 0, "exit": 0}
+
+
+def read_runner_task(
+    file: str, params: Mapping[str, str], overrides: str = "", *, tells: bool = False
+) -> "LoadedTask":
+    """Return the task of a runner, which is one job on one node. Raises CommandFailure."""
+    from cavvy.domain.arrays import is_array
+    from cavvy.task_files import ReadOptions
+
+    loaded = read_task(file, params, ReadOptions(overrides=overrides), tells=tells)
+    task = loaded.task
+    unfit = {
+        "nodes": task.nodes > 1,
+        "array": is_array(task),
+        "schedule": task.schedule is not None,
+        "after": bool(task.after),
+        "group": task.group is not None,
+    }
+    if found := [name for name, given in unfit.items() if given]:
+        hint = f"remove {' and '.join(f'`{name}`' for name in found)} from the file"
+        raise CommandFailure(f"{file}: a runner is one job on one node", hint, exit_code=2)
+    return loaded
