@@ -112,7 +112,7 @@ async def test_a_collector_that_refuses_gets_the_traces_later(
         await collect(collector, 7)
         traces = JobTraces(api.app_state.store, tmp_path / "none", SpanSender("i"))
         [job] = (await api.app_state.store.list_jobs(None)).jobs
-        traces._ended[job.id] = None
+        traces._ended[job.id] = 0
         collector.refusals = 1000
         assert not await traces.send()
         collector.refusals = 0

@@ -74,6 +74,7 @@ class AppState(Struct, kw_only=True):
     snapshots: set[tuple[str, str]] = field(
         default_factory=set
     )  # (project, hash) of the working-folder snapshots whose blobs are known to be complete
+    job_names: dict[str, str] = field(default_factory=dict)  # by id, for metrics
     hook_limits: HookLimits = field(default_factory=HookLimits)
     # held while a thread parses a long task file; parallel threads would parse no faster
     parsing: Lock = field(default_factory=Lock)

@@ -6,7 +6,7 @@ matter. The extra `otel` has the packages.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ _LONGEST_PAUSE_S = 300.0  # between tries while the collector does not answer
 _STOP_S = 3.0  # for the last traces of a server that stops
 _BATCH = 50  # jobs of one request
 _MOST = 100_000  # jobs that wait; the others are lost
+_TRIES = 10  # to send a job alone, after which its trace is dropped
 _ENDS = frozenset({AttemptPhase.ENDED, AttemptPhase.KEPT})
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class JobTraces:
 
     def __init__(self, store: Store, file: Path, exporter: "SpanSender") -> None:
         self._store, self._file, self._exporter = store, file, exporter
-        self._ended: dict[str, None] = {}
+        self._ended: dict[str, int] = {}  # by job, how often it could not be sent alone
+        self._size = _BATCH  # of the next request; half of it after each failure
         self._news = asyncio.Event()
 
     def note(self, changes: AtomicWrite) -> None:
@@ -45,7 +47,8 @@ class JobTraces:
         found = [each.id for each in changes.jobs if each.phase in JOB_ENDS]
         found += [each.job_id for each in changes.attempts if each.phase in _ENDS]
         if found and len(self._ended) < _MOST:
-            self._ended.update(dict.fromkeys(found))
+            for job_id in found:
+                self._ended.setdefault(job_id, 0)
             self._news.set()
 
     async def run(self) -> None:
@@ -62,19 +65,37 @@ class JobTraces:
         began = datetime.now(UTC)
         self._news.clear()
         while self._ended:
-            batch = list(self._ended)[:_BATCH]
-            try:
-                spans = [span for job_id in batch for span in await self._trace(job_id)]
-                sent = not spans or await asyncio.to_thread(self._exporter.send, spans)
-            except StoreError:
-                sent = False
-            if not sent:
+            batch = list(self._ended)[: self._size]
+            if not await self._send_batch(batch):
+                self._put_off(batch)
                 self._news.set()
                 return False
+            self._size = min(2 * self._size, _BATCH)
             for job_id in batch:
                 del self._ended[job_id]
         self._write(began)
         return True
+
+    async def _send_batch(self, batch: Sequence[str]) -> bool:
+        try:
+            spans = [span for job_id in batch for span in await self._trace(job_id)]
+            return not spans or await asyncio.to_thread(self._exporter.send, spans)
+        except StoreError:
+            return False
+
+    def _put_off(self, batch: Sequence[str]) -> None:
+        """Make the next request smaller, since the collector may refuse one trace of it. A job that
+        could not be sent alone waits for the others.
+        """
+        if len(batch) > 1:
+            self._size = len(batch) // 2
+            return
+        [job_id] = batch
+        tries = self._ended.pop(job_id) + 1
+        if tries < _TRIES:
+            self._ended[job_id] = tries
+        else:
+            _log.warning("the collector took no trace of a job", extra={"job": job_id})
 
     async def _trace(self, job_id: str) -> Sequence[JobSpan]:
         try:
@@ -93,9 +114,13 @@ class JobTraces:
             self._write(datetime.now(UTC))  # earlier jobs are not sent
             return
         found = await self._store.ended_since(since - timedelta(seconds=_PAUSE_S), _MOST)
-        self._ended.update(dict.fromkeys(found))
+        self._ended.update(dict.fromkeys(found, 0))
         if found:
             self._news.set()
+
+    def close(self) -> None:
+        """End the tries of a request that is under way."""
+        self._exporter.close()
 
     def _write(self, since: datetime) -> None:
         with suppress(OSError):  # on a full disk, traces may be sent twice
@@ -106,51 +131,54 @@ class SpanSender:
     """Sends spans with OpenTelemetry's SDK. Raises ImportError without it."""
 
     def __init__(self, installation: str) -> None:
+        from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk import trace as sdk
+        from opentelemetry.sdk.trace.export import SpanExportResult
+        from opentelemetry.sdk.trace.sampling import Decision
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+        self._trace, self._sdk = trace, sdk
+        self._taken, self._sampled = SpanExportResult.SUCCESS, Decision.RECORD_AND_SAMPLE
         self._resource = make_resource("cavvy", **{"service.instance.id": installation})
         # the provider reads the sampler from the variables
-        self._sampler = TracerProvider(shutdown_on_exit=False).sampler
+        self._sampler = sdk.TracerProvider(shutdown_on_exit=False).sampler
         self._scope = InstrumentationScope("cavvy", __version__)
         self._exporter = OTLPSpanExporter()
 
-    def send(self, spans: Iterable[JobSpan]) -> bool:
-        """Return whether the collector has taken the spans, or refused them for good."""
-        from opentelemetry.sdk.trace.export import SpanExportResult
-        from opentelemetry.sdk.trace.sampling import Decision
+    def send(self, spans: Sequence[JobSpan]) -> bool:
+        """Return whether the collector has taken the spans that the sampler chooses."""
+        chosen = {}  # by trace
+        for each in spans:
+            if each.trace_id not in chosen:
+                result = self._sampler.should_sample(None, each.trace_id, each.name)
+                chosen[each.trace_id] = result.decision is self._sampled
+        sampled = [self._convert(each) for each in spans if chosen[each.trace_id]]
+        return not sampled or self._exporter.export(sampled) is self._taken
 
-        kept = (Decision.RECORD_AND_SAMPLE,)
-
-        sampled = [
-            self._convert(each)
-            for each in spans
-            if self._sampler.should_sample(None, each.trace_id, each.name).decision in kept
-        ]
-        return not sampled or self._exporter.export(sampled) is SpanExportResult.SUCCESS
+    def close(self) -> None:
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # it has no types
 
     def _convert(self, span: JobSpan) -> Any:
-        from opentelemetry.sdk.trace import Event as SpanEvent
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+        trace = self._trace
+        code = trace.StatusCode
+        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 
-        def make_context(span_id: int) -> SpanContext:
-            flags = TraceFlags(TraceFlags.SAMPLED)
-            return SpanContext(span.trace_id, span_id, is_remote=False, trace_flags=flags)
+        def make_context(span_id: int) -> Any:
+            return trace.SpanContext(span.trace_id, span_id, is_remote=False, trace_flags=flags)
 
-        return ReadableSpan(
+        return self._sdk.ReadableSpan(
             name=span.name,
             context=make_context(span.span_id),
             parent=None if span.parent_id is None else make_context(span.parent_id),
             resource=self._resource,
             attributes=dict(span.attributes),
             events=[
-                SpanEvent(each.kind, {"cavvy.text": each.text}, _to_nanoseconds(each.at))
+                self._sdk.Event(each.kind, {"cavvy.text": each.text}, _to_nanoseconds(each.at))
                 for each in span.events
             ],
-            kind=SpanKind.INTERNAL,
-            status=Status(StatusCode.ERROR, span.failed) if span.failed else Status(StatusCode.OK),
+            kind=trace.SpanKind.INTERNAL,
+            status=trace.Status(code.ERROR, span.failed) if span.failed else trace.Status(code.OK),
             start_time=_to_nanoseconds(span.begin),
             end_time=_to_nanoseconds(span.end),
             instrumentation_scope=self._scope,
@@ -172,6 +200,7 @@ async def sending(traces: JobTraces | None) -> AsyncIterator[None]:
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await traces.send()
+        traces.close()
 
 
 def open_traces(store: Store, folder: Path, installation: str) -> JobTraces | None:
@@ -188,4 +217,4 @@ def open_traces(store: Store, folder: Path, installation: str) -> JobTraces | No
 
 
 def _to_nanoseconds(at: datetime) -> int:
-    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    return round(at.timestamp() * 1e6) * 1000

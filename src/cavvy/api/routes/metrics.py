@@ -26,6 +26,7 @@ from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
 from cavvy.telemetry import Figures, MetricsMissing, load_client, write_metrics
 
 router = RouteGroup("server")
+_NAMES_SPARE = 10_000  # names of jobs that have ended, and are kept for now
 # the results of requests, each with its field of `ServiceTraffic`; a request has one of them
 _RESULTS = {"answered": "answered", "lost": "lost", "refused": "unserved"}
 
@@ -132,11 +133,21 @@ async def _add_gangs(figures: Figures, app_state: AppState, projects: ProjectFil
             attempt.nodes * offer.rate.micros_per_hour / MICROS_PER_USD,
             **place,
         )
-    jobs = await store.find_jobs(list({each.job_id for each in attempts.values()}))
-    names = {each.id: each.name for each in jobs}
+    names = await _read_names(app_state, {each.job_id for each in attempts.values()})
     for node in await store.open_nodes(projects):
         if known := attempts.get(node.attempt_id):
             _add_node(figures, known, node, names.get(known.job_id, ""))
+
+
+async def _read_names(app_state: AppState, wanted: set[str]) -> Mapping[str, str]:
+    """Return the names of jobs by their ids. Names never change, so they are read once."""
+    known = app_state.job_names
+    if new := [each for each in wanted if each not in known]:
+        known.update({job.id: job.name for job in await app_state.store.find_jobs(new)})
+    if len(known) > 2 * len(wanted) + _NAMES_SPARE:
+        for gone in known.keys() - wanted:
+            del known[gone]
+    return known
 
 
 def _add_node(figures: Figures, attempt: Attempt, node: Node, job: str) -> None:
@@ -150,14 +161,16 @@ def _add_node(figures: Figures, attempt: Attempt, node: Node, job: str) -> None:
         ("cavvy_node_network_in_mib_per_second", "What the node receives.", "net_in_mib_s"),
         ("cavvy_node_network_out_mib_per_second", "What the node sends.", "net_out_mib_s"),
     ):
-        figures.add(name, text, told.get(key), **labels)
+        if (value := told.get(key)) is not None:
+            figures.add(name, text, value, **labels)
     model = {**labels, "modelName": attempt.offer.accelerator or ""}
     for name, text, key in (
         ("DCGM_FI_DEV_GPU_UTIL", "Mean GPU use of the node in percent.", "gpu_percent"),
         ("DCGM_FI_DEV_FB_USED", "GPU memory in use on the node, in MiB.", "gpu_memory_mib"),
         ("DCGM_FI_DEV_POWER_USAGE", "Power of the node's GPUs in watts.", "gpu_power_w"),
     ):
-        figures.add(name, text, told.get(key), **model)
+        if (value := told.get(key)) is not None:
+            figures.add(name, text, value, **model)
 
 
 async def _add_money(figures: Figures, app_state: AppState, projects: ProjectFilter) -> None:
