@@ -36,7 +36,7 @@ def user(lab: Lab, tmp_path: Path) -> Iterator[User]:
             "[providers.local]\nprice_usd_hr = 0.36\n"
             f'[providers.ssh]\nhosts = "h1"\nssh_config = "{lab.ssh_config}"\n'
         )
-        (user.work / "train.py").write_text(SCRIPT)
+        (user.work / "train 1.py").write_text(SCRIPT)
         yield user
         user.cli("down", "--all", "--yes")
 
@@ -45,7 +45,7 @@ def test_one_script_is_compared_at_two_places(user: User) -> None:
     report = user.work / "report.html"
     asked = ["--provider", "local", "--provider", "ssh", "--seconds", "3", "--yes"]
     asked += ["--samples", "40000", "--report", str(report)]
-    told = user.json("compare", "--benchmark", "train.py", *asked)
+    told = user.json("compare", "--benchmark", "train 1.py", *asked)
     rows = {row["place"]: row for row in told}
     assert set(rows) == {"local", "ssh"}
     for row in rows.values():
@@ -61,7 +61,7 @@ def test_one_script_is_compared_at_two_places(user: User) -> None:
 
 def test_a_run_that_ends_by_itself_has_its_own_bill(user: User) -> None:
     asked = ["--provider", "local", "--provider", "ssh", "--seconds", "60", "--yes"]
-    rows = user.json("compare", "--benchmark", "train.py", *asked)
+    rows = user.json("compare", "--benchmark", "train 1.py", *asked)
     for row in rows:
         assert row["outcome"] == "done"
         assert row["finish_s"] > 10

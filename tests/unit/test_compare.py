@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from cavvy.catalog.accelerators import Precision
 from cavvy.cli.main import cli
 from cavvy.cli.task import forecast
+from cavvy.cli.task.place_runs import name_job
 from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
 from cavvy.cli.view.report import ReportSection, ReportTable, make_page
 from cavvy.client.wire import MarketListing
@@ -156,6 +157,20 @@ def test_one_place_is_no_comparison(home: Path) -> None:
     (home / "train.py").write_text("print()\n")
     done = run("compare", "--benchmark", str(home / "train.py"), "--provider", "local")
     assert "two or more places" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train.py", "compare-train"),
+        ("My Train (1).py", "compare-my-train-1"),
+        ("$(reboot).py", "compare-reboot"),
+        ("\u00fc.py", "compare-script"),
+        (f"{'a' * 80}.py", f"compare-{'a' * 42}"),
+    ],
+)
+def test_a_job_s_name_is_plain(script: str, name: str) -> None:
+    assert name_job(Path(script)) == name
 
 
 def test_a_pdf_is_printed_by_a_browser(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

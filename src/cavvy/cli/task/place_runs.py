@@ -1,6 +1,7 @@
 """Measures running jobs by their reports of progress, and runs one script as a job at several
 places. `cavvy bench` and `compare` use this module."""
 
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -72,14 +73,14 @@ def run_places(
     with session() as client, Client() as submitter:
         for gpu, provider in product(gpus or (None,), providers or (None,)):
             resources = {"gpu": gpu, "providers": [provider] if provider else None}
-            task = Task(
-                f"python3 {shlex.quote(script.name)}",
-                name=f"compare-{script.stem}"[:50],
-                workdir=str(script.absolute().parent),
-                resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
-                limits={"duration": f"{round(seconds + START_S)}s"},
-            )
             try:
+                task = Task(
+                    f"python3 {shlex.quote(script.name)}",
+                    name=name_job(script),
+                    workdir=str(script.absolute().parent),
+                    resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
+                    limits={"duration": f"{round(seconds + START_S)}s"},
+                )
                 job = submitter.submit(task, consent=consent)
             except CavvyError as error:
                 raise CommandFailure(error.message, error.hint) from error
@@ -91,6 +92,12 @@ def run_places(
                 stop_measured(client, job.project, job.name, "measured by cavvy compare")
             found.append(_measure(place, seen, last, seconds, samples))
     return found
+
+
+def name_job(script: Path) -> str:
+    """Return the name of the job that runs a script: letters, digits and hyphens only."""
+    plain = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")
+    return f"compare-{plain or 'script'}"[:50].rstrip("-")
 
 
 def watch_reports(
