@@ -17,6 +17,10 @@ demo: setup ## plan eight H100 on spot; train a small CNN here, lose the node, r
 demo-serve: setup ## serve requests here: cold start, scale-up, a killed replica, a canary that is rolled back, the bill
 	@scripts/demo_serve.sh
 
+demo-edge: ## train here, serve on ten devices: a broken link, a bad version that goes back, samples, a better model
+	@EXTRAS=edge,onnx scripts/setup.sh && .venv/bin/python -m pip install --quiet --disable-pip-version-check "scikit-learn>=1.5"
+	@scripts/demo_edge.sh
+
 test: setup-dev ## run every test that this machine can run; says what it skips and why
 	@scripts/test.sh $(ARGS)
 
@@ -83,5 +87,5 @@ bars: setup-dev ## measure the bars of commands, server and submissions, in one 
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo demo-serve test test-fast test-provider soak check scenarios docs picture bars bench clean
+.PHONY: help setup setup-dev demo demo-serve demo-edge test test-fast test-provider soak check scenarios docs picture bars bench clean
 .PHONY: test-lowest format coverage hooks site site-serve lock changelog dist

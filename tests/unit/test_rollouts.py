@@ -171,3 +171,12 @@ def test_the_counts_of_a_device_that_starts_anew_are_added() -> None:
         device = replace(make_devices(1)[0], report=report)
         rollout = decide_rollout(rollout, [device], at)
     assert rollout.sums_new.requests == 80 + 60
+
+
+def test_a_wave_waits_for_the_trials_on_its_devices() -> None:
+    rollout, now = make_rollout(waves=(1.0,)), START + timedelta(hours=1)
+    for on_trial, phase in ((True, RolloutPhase.RUNNING), (False, RolloutPhase.DONE)):
+        model = DeviceModel(name="m", serving=2, on_trial=on_trial)
+        report = DeviceReport(at=now, models=(model,))
+        device = replace(make_devices(1)[0], report=report)
+        assert decide_rollout(rollout, [device], now).phase is phase

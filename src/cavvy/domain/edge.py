@@ -47,11 +47,13 @@ class EdgeDevice(Struct, frozen=True, kw_only=True):
 
 
 class DeviceModel(Struct, frozen=True, kw_only=True):
-    """What a device does with one model: the version that it serves, the version whose trial failed
-    there (`refused`), why, and the sums over the requests to the served version."""
+    """What a device does with one model: the version that it serves, perhaps on trial, the version
+    whose trial failed there (`refused`), why, and the sums over the requests to the served version.
+    """
 
     name: str
     serving: int = 0
+    on_trial: bool = False
     refused: int = 0
     problem: str = ""
     sums: RevisionSums = RevisionSums()

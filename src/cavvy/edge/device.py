@@ -109,6 +109,7 @@ class ServedModel:
         told = {"name": self.name, **{each: getattr(self.slots, each) for each in _EXPORTED}}
         if engine is not None:
             told.update(serving=engine.number, sums=engine.target.sums)
+        told["on_trial"] = self._tried is not None
         return told
 
     def look(self) -> None:

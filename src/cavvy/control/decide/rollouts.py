@@ -97,7 +97,9 @@ def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime
     settled = [
         found
         for each in heard
-        if (found := _find(each, rollout.model)) and rollout.to in (found.serving, found.refused)
+        if (found := _find(each, rollout.model))
+        and rollout.to in (found.serving, found.refused)
+        and not found.on_trial
     ]
     if len(settled) < len(heard) or not any(each.serving == rollout.to for each in settled):
         return False
