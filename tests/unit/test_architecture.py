@@ -45,8 +45,10 @@ def test_the_cli_holds_one_file_for_each_command_and_modules_that_know_none() ->
     modules = list(cli.glob("*/**/*.py"))
     assert {path.parent.name for path in modules} == {
         "clusters",
+        "coding_agents",
         "installation",
         "reach",
+        "runners",
         "task",
         "view",
     }
