@@ -109,7 +109,7 @@ class GitHubSite:
             "jobId": f"job-{job.number}",
             "ownerName": OWNER,
             "repositoryName": REPOSITORY,
-            "jobDisplayName": "build",
+            "jobDisplayName": "build\x1b[2J",
             "workflowRunId": 7,
             "eventName": "push",
             "requestLabels": [job.label],
