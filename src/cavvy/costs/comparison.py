@@ -9,7 +9,7 @@ program reaches; `cavvy estimate` and `cavvy bench` predict and measure programs
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 
-from cavvy.catalog.accelerators import AcceleratorModel, Precision, find_accelerator
+from cavvy.catalog.accelerators import AcceleratorModel, find_accelerator
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import Struct
@@ -190,11 +190,3 @@ def _list_model_facts(row: ComparedAccelerator) -> list[Fact]:
 def _fact(row: ComparedAccelerator, name: str, value: float, unit: str) -> Fact:
     source = row.model.source if row.model else "the provider's list"
     return Fact(name=name, value=value, unit=unit, source=source, as_of=DATA_SHEETS_READ)
-
-
-def price_per_tflops(row: ComparedAccelerator, precision: Precision) -> float | None:
-    """Return the lowest price without a commitment of one TFLOP/s for an hour, in US dollars."""
-    rate = row.model.peak.get(precision) if row.model else None
-    if not rate or row.lowest is None:
-        return None
-    return price_each(row.cheapest[row.lowest]) / (rate / _TERA)

@@ -5,7 +5,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from cavvy.catalog.regions import is_region, locate
-from cavvy.costs.decision import CRITERIA, ROUND_TRIPS, OptionKind, PlaceOption
+from cavvy.costs.decision import ROUND_TRIPS, OptionKind, PlaceOption
 from cavvy.costs.ownership import HOURS_PER_MONTH, OwnershipPlan, forecast_ownership
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
@@ -21,7 +21,6 @@ _DELIVERY = (
     "4-8 weeks from order to use in a colocation (public comparisons of 2026); 8 are assumed"
 )
 _EDGE_YEARS = 4  # life of an edge device, as that of a server
-__all__ = ["CRITERIA", "Market", "list_places"]
 
 
 class Market(Struct, frozen=True, kw_only=True):
