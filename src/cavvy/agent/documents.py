@@ -356,6 +356,8 @@ class WorkConfig:
     idle_gpu_percent: float = field(
         default=0, metadata=harmless("work with idle GPUs does not count as idle")
     )
+    # for how long the work may make no progress, which the agent then reports
+    stuck_s: float | None = field(default=None, metadata=harmless("a stuck job is not found"))
     log_limit_mib: int = 1024
     # after this many seconds without an answer from the server, the results of ended work are
     # uploaded to a bucket; 0 if there is no bucket

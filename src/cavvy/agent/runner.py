@@ -155,8 +155,21 @@ class RankRunner:
                 self._end("preempted", reason, seconds, reserve)
         elif kind == "stop":
             self._end("stopped", reason or "a stop was requested", seconds)
+        elif kind == "stacks":
+            self._steps.take_stacks(self._tell_stacks)
         else:
             complain(f"this agent does not know the order {kind!r}")
+
+    def _tell_stacks(self, found: dict[str, object]) -> None:
+        """Report where the work's processes are, and write their stacks to the log."""
+        text = str(found.pop("text"))
+        start = "\n" if self._line_open else ""
+        self.wrote(f"{start}cavvy: {text}\n".encode(errors="replace"))
+        self.say(
+            "stacks",
+            **found,
+            text="" if found["stacks"] else self._redactor.text(text.partition("\n")[0]),
+        )
 
     def asked(self, asked: ExecConfig) -> None:
         """Start a user's command or remote session."""

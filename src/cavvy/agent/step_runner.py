@@ -73,6 +73,7 @@ class StepRunner:
         self._group: str | None = None
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
+        self._stacks: WorkProcess | None = None  # takes the stacks of work that may hang
         self._streams: PipeStreams | None = None
         self.checkpoint_sync: CheckpointSync | None = (
             None  # uploads checkpoints if they are not on shared storage
@@ -289,6 +290,8 @@ class StepRunner:
             idle_s=self._work.idle_s,
             idle_gpu_percent=self._work.idle_gpu_percent,
             connected=lambda: self._owner.execs.connected,
+            stuck_s=self._work.stuck_s,
+            alone=self._config.devices is None,
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:
             self._watch.memory_mib = self._config.memory_mib
@@ -385,6 +388,34 @@ class StepRunner:
         except OSError as error:
             self._owner.failed("node", None, f"this node cannot start a process: {error}")
 
+    def take_stacks(self, found: Callable[[dict[str, object]], None]) -> None:
+        """Take the stacks of the work's Python processes, and pass them to `found`."""
+        watch = self._watch
+        if watch is None or self._stacks is not None:
+            return
+        from .work.stacks import report_stacks
+
+        pids, path, rank = watch.usage.list_work(), self._env.get("PATH", ""), self._config.rank
+        lines: list[bytes] = []
+        command = ChildCommand(
+            [], self._env, self._config.home, lambda channel: report_stacks(path, pids, rank)
+        )
+
+        def gone() -> None:
+            self._stacks = None
+            try:
+                stacks = json.loads(b"".join(lines))
+            except ValueError:
+                stacks = {"stacks": [], "moved": False, "text": "no stacks: py-spy was killed"}
+            if stacks["moved"] and self._watch is not None:
+                self._watch.moved()
+            found(stacks)
+
+        try:
+            self._stacks = WorkProcess(self._loop, command, wrote=lines.append, gone=gone)
+        except OSError as error:
+            found({"stacks": [], "moved": False, "text": f"no stacks: {error}"})
+
     def _wrote(self, data: bytes) -> None:
         if self._watch is not None:
             self._watch.wrote(data)
@@ -402,7 +433,7 @@ class StepRunner:
         if self._watch is not None:
             self._watch.end()
             self._watch = None
-        for beside in (self._gpus, self._sweeper):
+        for beside in (self._gpus, self._sweeper, self._stacks):
             if beside is not None:
                 beside.kill()
         if self._streams is not None:

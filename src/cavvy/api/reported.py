@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from cavvy.domain.jobs import RankStack
 from cavvy.domain.messages import AgentMessage
 from cavvy.store.documents import plain
 
@@ -43,11 +44,14 @@ _Spreads = Annotated[
     dict[Annotated[str, Meta(max_length=128)], tuple[_Number, _Number, _Number]],
     Meta(max_length=256),
 ]
+_Stacks = Annotated[list[RankStack], Meta(max_length=64)]
 FIELDS: Mapping[str, Any] = {
     "at": Moment,
     "setup_reused": bool,
     "values": _Figures,
     "figures": _Spreads,
+    "stacks": _Stacks,
+    "moved": bool,
     "bytes": Size,
     "files": _Count,
     "newest_at": Moment | None,

@@ -211,6 +211,8 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     failure: str | None = None  # a FailureKind
     exit_code: int | None
     first_failed_rank: int | None
+    # the processes that did not reach the place where the others wait, if the work made no progress
+    stuck_ranks: list[int] = []
     created_at: datetime
     since: datetime
     launched_at: datetime | None
@@ -483,6 +485,12 @@ class NodeListing(Answer, frozen=True, kw_only=True):
     devices: list[str]
     # for a warm node: when it is released if no job takes it over
     kept_until: datetime | None = None
+    user: str = ""
+    accelerator: str | None = None
+    accelerator_count: float = 0  # of this node; a part of one counts as that part
+    running_at: datetime | None = None  # when the node's work began
+    telemetry: dict[str, float] = {}
+    progress: dict[str, float | str] = {}
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):

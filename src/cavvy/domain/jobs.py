@@ -161,6 +161,7 @@ class FailureKind(StrEnum):
     NODE = "node-fault"
     NETWORK = "network"
     BOOT = "no-boot"
+    STUCK = "stuck"  # the work made no progress for longer than its limit
     PROGRAM = "program"  # the program would fail on every offer
 
     @property
@@ -172,6 +173,7 @@ class FailureKind(StrEnum):
 _LABELS = {
     FailureKind.GPU: "GPU fault",
     FailureKind.BOOT: "did not boot",
+    FailureKind.STUCK: "no progress",
     FailureKind.PROGRAM: "the program failed",
 }
 
@@ -325,6 +327,36 @@ class UnsureBill(Struct, frozen=True, kw_only=True):
     traffic: Money = field(default_factory=Money)
 
 
+class RankStack(Struct, frozen=True, kw_only=True):
+    """Where a process of the work is. `rank` is its rank among all processes of the job, and
+    `world` their number, or 0 if it is unknown."""
+
+    rank: int
+    world: int = 0
+    place: str  # the innermost line of the program's own code
+    call: str = ""  # the operation of PyTorch in which it waits for other ranks, or ""
+
+
+class StackReport(Struct, frozen=True, kw_only=True):
+    """The stacks of the processes of one node. `moved` states that one of them does not hang.
+    `text` says why there are no stacks."""
+
+    at: datetime
+    stacks: tuple[RankStack, ...] = ()
+    moved: bool = False
+    text: str = ""
+
+
+class StuckWork(Struct, frozen=True, kw_only=True):
+    """Work that made no progress. `ranks` are the processes that did not reach the place where the
+    others wait; () if they are unknown. `node` is the rank of the node of the first of them."""
+
+    at: datetime
+    reason: str
+    ranks: tuple[int, ...] = ()
+    node: int | None = None
+
+
 class Attempt(Struct, frozen=True, kw_only=True):
     """One attempt of a job: one gang on one offer."""
 
@@ -377,6 +409,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     checkpoint_every: timedelta | None = (
         None  # the checkpoint interval that was sent to the work, if Cavvy chooses the interval
     )
+    stuck: StuckWork | None = None  # set if the work is ended because it hangs
     wait: AttemptWait | None = None
     version: int = 0
 
@@ -405,7 +438,8 @@ class Order(Struct, frozen=True, kw_only=True):
     """
 
     seq: int
-    # "stop" (`seconds` is the grace period) or "notice" (`seconds` until the node is reclaimed)
+    # "stop" (`seconds` is the grace period), "notice" (`seconds` until the node is reclaimed) or
+    # "stacks" (the agent reports where the work is, within `seconds`)
     kind: str
     seconds: float
     reason: str
@@ -463,6 +497,7 @@ class Node(Struct, frozen=True, kw_only=True):
     risk_at: datetime | None = None  # when the provider warned that it may reclaim this node
     telemetry: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float | str] = field(default_factory=dict)
+    stacks: StackReport | None = None  # the last that was ordered
     version: int = 0
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from cavvy.agent.documents import PROTOCOL, WorkConfig
-from cavvy.domain.jobs import Order
+from cavvy.domain.jobs import Order, RankStack
 
 # How many older and newer versions are supported. Other versions are supported because servers may
 # be upgraded or downgraded while jobs run.
@@ -53,6 +53,7 @@ class MessageKind(StrEnum):
     NOTICE = "notice"
     TELEMETRY = "telemetry"
     MINUTE = "minute"  # the figures of a whole minute
+    STACKS = "stacks"  # where the work is, as the order "stacks" asked
     EVENT = "event"
     EXITED = "exited"
 
@@ -70,6 +71,8 @@ class AgentMessage:
     values: dict[str, float | str] = field(default_factory=dict)  # progress, telemetry
     # minute: the lowest, mean and highest value of each figure
     figures: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    stacks: list[RankStack] = field(default_factory=list)  # stacks
+    moved: bool = False  # stacks: whether the work makes progress
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint
@@ -84,7 +87,7 @@ class AgentMessage:
     cost_s: float | None = None  # checkpoint: how long the work paused, as it reported
     source: str = ""  # notice
     name: str = ""  # event
-    text: str = ""  # event
+    text: str = ""  # event; stacks: why there are none
     outcome: str | None = None  # exited: an AttemptOutcome; other values come from newer agents
     exit_code: int | None = None  # exited
     reason: str = ""  # exited

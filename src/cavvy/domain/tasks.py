@@ -300,6 +300,7 @@ class JobLimits(Struct, frozen=True, kw_only=True):
     idle: timedelta | None = None  # time without output or CPU use
     # if above 0, `idle` is time with a GPU use below this percentage, even with busy CPUs
     idle_gpu_percent: float = 0
+    stuck: timedelta | None = None  # time without progress of any rank
     unattended: timedelta = timedelta(
         hours=6
     )  # how long a node may continue to work without contact with the control plane (the lease)

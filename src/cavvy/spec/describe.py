@@ -333,6 +333,7 @@ def _limits(task: TaskSpec) -> str:
         f"after running for {_length(limits.duration)}" if limits.duration else "",
         f"before it costs more than {format_usd(limits.budget)}" if limits.budget else "",
         _idle(limits),
+        f"after {_length(limits.stuck)} without progress" if limits.stuck else "",
     ]
     return listed(part for part in parts if part) if any(parts) else ""
 

@@ -202,6 +202,7 @@ class Limits(TypedDict, total=False):
     duration: Length
     budget: Dollars
     idle: Length | IdleGpus
+    stuck: Length
     unattended: Length
 
 

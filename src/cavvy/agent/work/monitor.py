@@ -31,6 +31,9 @@ IDLE_GPU_PERCENT = 1.0
 # GPU use below which a node reports how long its GPUs have been idle, if the task sets no limit
 LOW_GPU_PERCENT = 5.0
 WARN_S = 300.0  # seconds from the warning until idle work is ended; at most half of the idle limit
+# Rates from which the work counts as making progress. Ranks that wait for each other, and daemons
+# of the node, send less over the network.
+FLOW_MIB_S, NET_FLOW_MIB_S = 0.1, 1.0
 _MEANS = {"cpu_percent": "cpu_mean_percent", "gpu_percent": "gpu_mean_percent"}
 
 
@@ -89,8 +92,14 @@ class WorkMonitor:
         idle_s: float | None,
         idle_gpu_percent: float = 0,
         connected: Callable[[], bool] = bool,
+        stuck_s: float | None = None,
+        alone: bool = False,
     ) -> None:
         self._figures = MinuteFigures(say)
+        self._stuck_s = stuck_s  # the limit that the control plane applies, if there is one
+        self._alone = alone  # whether no other job uses the node's network
+        self._moved_at = time.monotonic()  # when the work last made progress
+        self._reported: dict[str, object] = {}
         self._say = say
         self._connected = connected  # returns whether a user has a session on this node
         self._warned = False  # whether the user was warned since the work was last busy
@@ -115,7 +124,7 @@ class WorkMonitor:
         self._began_at = self._looked_at
 
     def wrote(self, data: bytes) -> None:
-        self._busy_at = time.monotonic()
+        self._busy_at = self._moved_at = time.monotonic()
         self._tell(self._progress.feed(data))
 
     def tick(self) -> str:
@@ -127,7 +136,8 @@ class WorkMonitor:
         if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:
             self._checkpoints_at = now
             self._tell_checkpoint()
-        often = 1.0 if self.memory_mib else min(TELEMETRY_S, (self._idle_s or TELEMETRY_S) / 4)
+        limits = (self._idle_s or TELEMETRY_S * 4, self._stuck_s or TELEMETRY_S * 4)
+        often = 1.0 if self.memory_mib else min(TELEMETRY_S, *(limit / 4 for limit in limits))
         if now - self._looked_at >= often:
             self._measure(now)
         return "" if self._idle_s is None else self._check_idle(now, self._idle_s)
@@ -207,8 +217,22 @@ class WorkMonitor:
             self._busy_at = now
         if self.gpus.get("gpu_percent", 100) >= (self._idle_gpu_percent or LOW_GPU_PERCENT):
             self._gpu_busy_at = now
+        if self._flows():
+            self._moved_at = now
         if now - self._told_at >= TELEMETRY_S - 0.5:
             self._tell_usage(now)
+
+    def moved(self) -> None:
+        """Take note that the work makes progress, and report it."""
+        self._moved_at = time.monotonic()
+        self._tell_usage(self._moved_at)
+
+    def _flows(self) -> bool:
+        """Return whether the work moves data, as programs do that load or save much."""
+        rates = self.usage.rates
+        disk = rates.get("disk_read_mib_s", 0) + rates.get("disk_write_mib_s", 0)
+        net = rates.get("net_in_mib_s", 0) + rates.get("net_out_mib_s", 0)
+        return disk >= FLOW_MIB_S or (self._alone and net >= NET_FLOW_MIB_S)
 
     @property
     def _measured(self) -> dict[str, float]:
@@ -224,6 +248,8 @@ class WorkMonitor:
         self._told_gpus = self.gpus
         values = {**self._measured, "memory_peak_mib": self.usage.memory_peak_mib}
         values.update(self.gpus)
+        if self._stuck_s is not None:
+            values["still_s"] = round(now - self._moved_at)
         if self._gpu_busy_at < now:
             values["gpu_idle_s"] = round(now - self._gpu_busy_at)
         self._say("telemetry", values=dict(values, **self._means.add(values, now - since)))
@@ -231,11 +257,15 @@ class WorkMonitor:
     def _tell(self, values: dict[str, object]) -> None:
         if values:
             self._figures.report(values)
+            if {**self._reported, **values} != self._reported:
+                self._reported.update(values)
+                self._moved_at = time.monotonic()
             self._say("progress", values=values)
 
     def _tell_checkpoint(self, *, last: bool = False) -> None:
         found = self._checkpoints.look(last=last) if self._checkpoints else {}
         if found:
+            self._moved_at = time.monotonic()
             self._say("checkpoint", **found)
 
 

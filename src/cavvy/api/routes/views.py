@@ -157,6 +157,7 @@ def attempt_view(attempt: Attempt, nodes: Sequence[Node]) -> wire.AttemptView:
         rate_micros_per_hour=attempt.offer.rate.micros_per_hour,
         reason=attempt.standing,
         failure=None if attempt.outcome in _NO_FAILURES else failure_of(attempt),
+        stuck_ranks=list(attempt.stuck.ranks) if attempt.stuck else [],
         nodes=[view(wire.NodeView, node) for node in nodes],
     )
 
@@ -177,6 +178,12 @@ def node_row(
         heard_at=node.heard_at,
         devices=[] if allocation is None else list(allocation.devices),
         kept_until=attempt.kept_until if attempt.phase is AttemptPhase.KEPT else None,
+        user=job.user,
+        accelerator=attempt.offer.accelerator,
+        accelerator_count=attempt.offer.accelerator_count * attempt.offer.accelerator_part,
+        running_at=node.running_at,
+        telemetry=node.telemetry,
+        progress=node.progress,
     )
 
 

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import assert_never
 
 from cavvy.control.agents.checkpoints import describe, say_size
+from cavvy.control.decide.stuck import STILL
 from cavvy.costs.extras import bound_upload
 from cavvy.domain.events import Event
 from cavvy.domain.figures import MOST_NAMES, FigureBlock, FigureColumns
@@ -19,6 +20,7 @@ from cavvy.domain.jobs import (
     NodePhase,
     SentData,
     SentKind,
+    StackReport,
 )
 from cavvy.domain.messages import AgentMessage, MessageKind
 from cavvy.domain.tasks import TaskSpec
@@ -48,6 +50,7 @@ _MOST_TOLD_BYTES = (
 )  # maximum bytes of one rank's events; later events are dropped to save disk space
 _EVENT_BYTES = 200  # bytes of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
+_LONGEST_PLACE = 200  # characters of a place in a stack
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
 Figures = dict[str, float | str]
@@ -158,7 +161,10 @@ def _running(report: ReportOutcome, message: AgentMessage, at: datetime, now: da
 
 
 def _progress(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
-    report.node = replace(report.node, progress=_merged(report.node.progress, message.values))
+    before = report.node.progress
+    report.node = replace(report.node, progress=_merged(before, message.values))
+    if report.node.progress != before:
+        _note_progress(report)
 
 
 def _telemetry(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
@@ -182,6 +188,27 @@ def _minute(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
                 attempt_id=node.attempt_id, rank=node.rank, minutes=[began], columns=columns
             )
         )
+
+
+def _stacks(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    stacks = tuple(
+        replace(each, place=each.place[:_LONGEST_PLACE], call=each.call[:_LONGEST_PLACE])
+        for each in message.stacks
+    )
+    report.node = replace(
+        report.node,
+        stacks=StackReport(at=now, stacks=stacks, moved=message.moved, text=message.text[:300]),
+    )
+    if message.moved:
+        _note_progress(report)
+    report.moved = True
+
+
+def _note_progress(report: ReportOutcome) -> None:
+    """Let the work count as making progress until the next telemetry."""
+    telemetry = report.node.telemetry
+    if telemetry.get(STILL, 0):
+        report.node = replace(report.node, telemetry={**telemetry, STILL: 0})
 
 
 def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
@@ -327,6 +354,7 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
     MessageKind.PROGRESS: _progress,
     MessageKind.TELEMETRY: _telemetry,
     MessageKind.MINUTE: _minute,
+    MessageKind.STACKS: _stacks,
     MessageKind.CHECKPOINT: _saved,
     MessageKind.UPLOAD: _uploaded,
     MessageKind.NOTICE: _notice,

@@ -99,6 +99,7 @@ def make_assignment(
         machine=task.on_kept_nodes,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
         idle_gpu_percent=task.limits.idle_gpu_percent,
+        stuck_s=task.limits.stuck.total_seconds() if task.limits.stuck else None,
         deposit_after_s=deposit_after_s,
     )
 

@@ -22,6 +22,14 @@ from cavvy.control.decide.obstacles import (
     say_lost,
 )
 from cavvy.control.decide.rows import taken_at
+from cavvy.control.decide.stuck import (
+    STACKS,
+    STACKS_WAIT,
+    AwaitStacks,
+    TakeStacks,
+    find_stuck,
+    next_silence,
+)
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import (
@@ -34,6 +42,7 @@ from cavvy.domain.jobs import (
     Node,
     NodePhase,
     StopCause,
+    StuckWork,
 )
 from cavvy.domain.values import Struct, replace
 
@@ -97,6 +106,14 @@ class ClearMisses(Struct, frozen=True, kw_only=True):
     """Reset the count of missed polls, because a poll found the gang again."""
 
 
+class EndStuck(Struct, frozen=True, kw_only=True):
+    """End the work because it hangs: tell these ranks to stop within the grace period."""
+
+    work: StuckWork
+    ranks: tuple[int, ...]
+    grace: timedelta
+
+
 class KeepGang(Struct, frozen=True, kw_only=True):
     """Keep the idle gang of a pool until a new time."""
 
@@ -114,6 +131,7 @@ Action = (
     | RemoveGang
     | AdvanceAttempt
     | OrderRanks
+    | EndStuck
     | CountMiss
     | ClearMisses
     | KeepGang
@@ -189,8 +207,35 @@ def _running(view: AttemptSnapshot, now: datetime) -> Action:
         or _unwanted(view, now)
         or _noticed(view, now)
         or _gone(view, now)
-        or RecheckAttempt(after=_next_look(view, now))
+        or _stuck(view, now)
+        or RecheckAttempt(after=min(_next_look(view, now), next_silence(view, now)))
     )
+
+
+def _stuck(view: AttemptSnapshot, now: datetime) -> Action | None:
+    """Return the next step of work that makes no progress, or None if it makes progress: first ask
+    where its ranks are, then end it, then wait for its end."""
+    grace, stuck = view.job.task.grace, view.attempt.stuck
+    if stuck is not None:
+        left = stuck.at + grace + MARGIN - now
+        if left > _NONE:
+            return RecheckAttempt(after=left)
+        return _ending(AttemptOutcome.NODE, stuck.reason, FailureKind.STUCK, rank=stuck.node)
+    match find_stuck(view, now):
+        case TakeStacks() as found:
+            return OrderRanks(
+                ranks=found.ranks,
+                kind=STACKS,
+                seconds=STACKS_WAIT.total_seconds(),
+                reason=found.reason,
+            )
+        case AwaitStacks() as found:
+            return RecheckAttempt(after=found.after)
+        case StuckWork() as found:
+            left_ranks = [x.rank for x in view.nodes if x.phase is not NodePhase.EXITED]
+            return EndStuck(work=found, ranks=tuple(left_ranks), grace=grace)
+        case None:
+            return None
 
 
 def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
@@ -292,6 +337,16 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         # While a job is being stopped, its grace period applies, not the time of a provider's
         # notice, which may be days.
         return waiting if _wanted(view) else None
+    if view.attempt.stuck is not None:
+        # the failures follow from the order to stop, or from lost connections to stopped ranks
+        stuck = view.attempt.stuck
+        return _ending(
+            AttemptOutcome.NODE,
+            stuck.reason,
+            FailureKind.STUCK,
+            exit_code=first.exit_code,
+            rank=stuck.node,
+        )
     outcome = _outcome_of(view, first, lost)
     # A limit of the job ends all nodes; the idle limit is reached if one of them is idle.
     alone = len(view.nodes) > 1 and (

@@ -22,6 +22,7 @@ _COOLDOWNS: dict[FailureKind, tuple[timedelta, timedelta]] = {
     FailureKind.NODE: (timedelta(seconds=30), timedelta(hours=1)),
     FailureKind.NETWORK: (timedelta(minutes=1), timedelta(hours=1)),
     FailureKind.BOOT: (timedelta(minutes=1), timedelta(hours=1)),
+    FailureKind.STUCK: (timedelta(seconds=30), timedelta(hours=1)),
     FailureKind.PROGRAM: (timedelta(0), timedelta(0)),
 }
 _OF_THE_PLACE = frozenset(

@@ -11,6 +11,7 @@ from cavvy.control.decide.failures import failure_of
 from cavvy.control.decide.looks import GangLook, is_starting
 from cavvy.control.decide.market import observations_of
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
+from cavvy.control.decide.stuck import STACKS
 from cavvy.costs.extras import bill_traffic
 from cavvy.costs.metering import total
 from cavvy.domain.allocations import Allocation
@@ -306,7 +307,11 @@ def _say_range(provider: str, cost: Money, unsure: UnsureBill) -> str:
 def adjust_attempt(
     rows: JobRows,
     attempt: Attempt,
-    action: gangs.OrderRanks | gangs.CountMiss | gangs.ClearMisses | gangs.KeepGang,
+    action: gangs.OrderRanks
+    | gangs.EndStuck
+    | gangs.CountMiss
+    | gangs.ClearMisses
+    | gangs.KeepGang,
     now: datetime,
 ) -> RowChanges:
     """Change an attempt without changing its phase: send orders to its ranks, change its count of
@@ -315,6 +320,8 @@ def adjust_attempt(
     match action:
         case gangs.OrderRanks():
             return order_ranks(rows, attempt, action, now)
+        case gangs.EndStuck():
+            return _end_stuck(rows, attempt, action, now)
         case gangs.CountMiss():
             return RowChanges(attempts=(count_miss(attempt, now),))
         case gangs.ClearMisses():
@@ -323,6 +330,21 @@ def adjust_attempt(
             return RowChanges(attempts=(replace(attempt, kept_until=action.until),))
         case _:
             assert_never(action)
+
+
+def _end_stuck(
+    rows: JobRows, attempt: Attempt, action: gangs.EndStuck, now: datetime
+) -> RowChanges:
+    order = gangs.OrderRanks(
+        ranks=action.ranks,
+        kind="stop",
+        seconds=action.grace.total_seconds(),
+        reason=action.work.reason,
+    )
+    changes = order_ranks(rows, attempt, order, now)
+    fact = ",".join(map(str, action.work.ranks))
+    event = make_event(rows.job, now, "stuck", action.work.reason, attempt.number, fact)
+    return replace(changes, attempts=(replace(attempt, stuck=action.work),), events=(event,))
 
 
 def count_miss(attempt: Attempt, now: datetime) -> Attempt:
@@ -355,6 +377,8 @@ def _describe(action: gangs.OrderRanks) -> str:
     ranks = "the node" if action.ranks == (0,) else f"ranks {names}"
     if action.kind == "stop":
         return f"{ranks} must stop within {action.seconds:.0f} s"
+    if action.kind == STACKS:
+        return f"{ranks} must report the stacks of the work"
     return f"{ranks} will be reclaimed in {action.seconds:.0f} s"
 
 

@@ -110,6 +110,7 @@ LIMITS = section(
     idle=FieldSpec(
         either(_LENGTH, lambda length: (length, 0.0), _IDLE), to=("idle", "idle_gpu_percent")
     ),
+    stuck=_LENGTH,
     unattended=_LENGTH,
 )
 

@@ -1,0 +1,432 @@
+"""Work that makes no progress: what agents see of it, which rank is behind, and how it is ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.records import make_job_record
+from tests.unit.test_agent_idle import Watched
+from tests.unit.test_control_reports import NODE as REPORTED
+from tests.unit.test_control_reports import applied, message
+from tests.unit.test_decide_attempts import T0, at, view, with_exit
+
+from cavvy.agent.work import stacks as taken
+from cavvy.agent.work.monitor import NET_FLOW_MIB_S
+from cavvy.agent.work.stacks import TOOL, describe, find_call, is_helper, take_stacks
+from cavvy.control.decide import attempt as a
+from cavvy.control.decide.attempt import decide_attempt
+from cavvy.control.decide.attempt_snapshot import HEARD_LATELY, AttemptSnapshot
+from cavvy.control.decide.rows import JobRows
+from cavvy.control.decide.stuck import STACKS, STACKS_WAIT, STILL, find_behind
+from cavvy.control.decide.transitions import adjust_attempt
+from cavvy.domain.jobs import (
+    AttemptOutcome,
+    AttemptPhase,
+    FailureKind,
+    JobPhase,
+    Order,
+    RankStack,
+    StackReport,
+    StuckWork,
+)
+from cavvy.domain.messages import MessageKind
+from cavvy.domain.tasks import JobLimits, TaskSpec
+from cavvy.domain.values import replace
+
+LIMIT = timedelta(minutes=10)
+TASK = TaskSpec(name="n", run="x", grace=timedelta(seconds=30), limits=JobLimits(stuck=LIMIT))
+JOB = make_job_record(T0, task=TASK, phase=JobPhase.RUNNING, attempt=1)
+
+
+def silent(*still_s: float | None, heard: float = 1000, **changes: Any) -> AttemptSnapshot:
+    """Running ranks that have seen no progress for these seconds; None: the agent does not say."""
+    made = view(ranks=len(still_s), job=JOB, **changes)
+    nodes = [
+        replace(node, heard_at=at(heard), telemetry={} if still is None else {STILL: float(still)})
+        for node, still in zip(made.nodes, still_s, strict=True)
+    ]
+    return replace(made, nodes=tuple(nodes))
+
+
+def ordered(old: AttemptSnapshot, kind: str = STACKS, seconds: float = 1000) -> AttemptSnapshot:
+    order = Order(seq=1, kind=kind, seconds=60, reason="no progress", at=at(seconds))
+    return replace(old, nodes=tuple(replace(node, order=order) for node in old.nodes))
+
+
+def answered(old: AttemptSnapshot, *places: str, seconds: float = 1005) -> AttemptSnapshot:
+    """Each rank has answered with one process, at a place such as "all_reduce train.py:1"."""
+    nodes = []
+    for node, place in zip(old.nodes, places, strict=True):
+        call, _, where = place.rpartition(" ")
+        stack = RankStack(rank=node.rank, place=where, call=call)
+        nodes.append(replace(node, stacks=StackReport(at=at(seconds), stacks=(stack,))))
+    return replace(old, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("found", "seconds"),
+    [
+        (silent(599), 1000),
+        (silent(900, 0), 1000),
+        (silent(900, None), 1000),
+        (silent(900, 900), 1000 + HEARD_LATELY.total_seconds()),
+        (silent(900, phase=AttemptPhase.BOOTING), 1000),
+        (replace(silent(900), job=replace(JOB, task=replace(TASK, limits=JobLimits()))), 1000),
+    ],
+    ids=["below", "another moves", "unknown", "agents are silent", "starts", "no limit"],
+)
+def test_work_that_may_make_progress_is_left_alone(found: AttemptSnapshot, seconds: float) -> None:
+    action = decide_attempt(found, at(seconds))
+    assert not isinstance(action, a.OrderRanks | a.EndStuck)
+    assert not (isinstance(action, a.AdvanceAttempt) and action.failure is FailureKind.STUCK)
+
+
+def test_the_next_look_is_when_the_limit_may_be_reached() -> None:
+    action = decide_attempt(silent(595), at(1000))
+    assert action == a.RecheckAttempt(after=timedelta(seconds=6))
+
+
+def test_silent_ranks_are_asked_where_they_are_and_then_stopped() -> None:
+    asks = decide_attempt(silent(700, 650), at(1000))
+    assert isinstance(asks, a.OrderRanks)
+    assert (asks.ranks, asks.kind) == ((0, 1), STACKS)
+    waits = ordered(silent(700, 650))
+    left = STACKS_WAIT - timedelta(seconds=5)
+    assert decide_attempt(waits, at(1005)) == a.RecheckAttempt(after=left)
+    found = answered(waits, "all_reduce train.py:9", "train.py:4")
+    ends = decide_attempt(found, at(1006))
+    assert isinstance(ends, a.EndStuck)
+    assert (ends.work.ranks, ends.work.node, ends.ranks) == ((1,), 1, (0, 1))
+    assert ends.work.reason == (
+        "no progress for 10m00s (limits.stuck): rank 1 has not reached all_reduce, but is at "
+        "train.py:4"
+    )
+
+
+def test_old_answers_and_orders_do_not_count_for_a_new_silence() -> None:
+    old = answered(ordered(silent(700), seconds=200), "train.py:4", seconds=210)
+    action = decide_attempt(old, at(1000))
+    assert isinstance(action, a.OrderRanks)
+    assert action.kind == STACKS
+    again = answered(ordered(silent(700), seconds=999), "train.py:4", seconds=210)
+    assert isinstance(decide_attempt(again, at(1000)), a.RecheckAttempt)
+
+
+def test_work_whose_agents_do_not_answer_is_stopped_without_stacks() -> None:
+    late = 1000 + STACKS_WAIT.total_seconds()
+    found = replace(
+        ordered(silent(700)),
+        nodes=tuple(replace(n, heard_at=at(late)) for n in ordered(silent(700)).nodes),
+    )
+    action = decide_attempt(found, at(late))
+    assert isinstance(action, a.EndStuck)
+    assert action.work.ranks == (0,)
+    assert action.work.reason == "no progress for 10m00s (limits.stuck)"
+
+
+STUCK = StuckWork(at=at(1000), reason="no progress: rank 1", ranks=(9,), node=1)
+
+
+def test_stopped_ranks_end_the_attempt_as_stuck_with_the_rank_that_is_behind() -> None:
+    found = ordered(silent(700, 700, stuck=STUCK), "stop")
+    assert decide_attempt(found, at(1001)) == a.RecheckAttempt(after=timedelta(seconds=34))
+    for outcome in (AttemptOutcome.STOPPED, AttemptOutcome.EXIT):
+        one = with_exit(found, 0, outcome, 1, 1003)
+        both = with_exit(one, 1, AttemptOutcome.STOPPED, 137, 1004)
+        ends = decide_attempt(both, at(1005))
+        assert isinstance(ends, a.AdvanceAttempt)
+        assert (ends.phase, ends.outcome) == (AttemptPhase.ENDING, AttemptOutcome.NODE)
+        assert (ends.failure, ends.rank, ends.reason) == (FailureKind.STUCK, 1, STUCK.reason)
+
+
+def test_ranks_that_do_not_stop_are_removed_after_their_grace_period() -> None:
+    found = ordered(silent(700, 700, stuck=STUCK), "stop")
+    ends = decide_attempt(found, at(1036))
+    assert isinstance(ends, a.AdvanceAttempt)
+    assert (ends.failure, ends.rank) == (FailureKind.STUCK, 1)
+
+
+def test_work_that_succeeds_before_the_stop_has_succeeded() -> None:
+    found = with_exit(silent(700, stuck=STUCK), 0, AttemptOutcome.SUCCEEDED, 0, 1001)
+    ends = decide_attempt(found, at(1002))
+    assert isinstance(ends, a.AdvanceAttempt)
+    assert ends.outcome is AttemptOutcome.SUCCEEDED
+
+
+def test_the_end_is_stored_with_the_orders_and_an_event() -> None:
+    found = answered(ordered(silent(700)), "train.py:4")
+    action = decide_attempt(found, at(1001))
+    assert isinstance(action, a.EndStuck)
+    rows = JobRows(job=JOB, attempts={1: found.attempt}, nodes={"j-1": found.nodes})
+    changes = adjust_attempt(rows, found.attempt, action, at(1001))
+    [attempt], [node], [event] = changes.attempts, changes.nodes, changes.events
+    assert attempt.stuck == action.work
+    assert node.order is not None
+    assert (node.order.kind, node.order.seq, node.order.seconds) == ("stop", 2, 30)
+    assert (event.kind, event.fact) == ("stuck", "0")
+
+
+@pytest.mark.parametrize(
+    ("places", "world", "ranks", "text"),
+    [
+        (["all_reduce t.py:1"] * 3 + ["t.py:9"], 4, (3,), "rank 3 has not reached all_reduce"),
+        (["all_reduce t.py:1"] * 3, 4, (3,), "rank 3 has no process any more"),
+        (
+            ["all_reduce t.py:1", "all_reduce t.py:1", "broadcast t.py:2"],
+            3,
+            (2,),
+            "rank 2 waits in broadcast at t.py:2, but each of ranks 0, 1 waits in all_reduce",
+        ),
+        (["all_reduce t.py:1", "broadcast t.py:2"], 2, (1,), "rank 1 waits in broadcast"),
+        (
+            ["all_reduce t.py:1", "all_reduce t.py:7"],
+            2,
+            (1,),
+            "rank 1 waits in all_reduce at t.py:7",
+        ),
+        (["all_reduce t.py:1"] * 2, 2, (), "all 2 ranks: each waits in all_reduce at t.py:1"),
+        (["t.py:1", "t.py:2", "t.py:1"], 0, (1,), "rank 1 is at t.py:2, but each of ranks 0, 2 is"),
+        (["t.py:1"], 0, (0,), "rank 0 is at t.py:1"),
+        (["all_reduce t.py:1"], 10**12, (0,), "rank 0 waits in all_reduce"),
+    ],
+)
+def test_the_rank_that_differs_is_behind(
+    places: list[str], world: int, ranks: tuple[int, ...], text: str
+) -> None:
+    processes = []
+    for rank, place in enumerate(places):
+        call, _, where = place.rpartition(" ")
+        processes.append(RankStack(rank=rank, world=world, place=where, call=call))
+    [node] = ordered(silent(700)).nodes
+    node = replace(node, stacks=StackReport(at=at(1001), stacks=tuple(processes)))
+    found = find_behind([node], "no progress", at(1002))
+    assert found.ranks == ranks
+    assert text in found.reason
+    assert found.node == 0
+
+
+def test_thousands_of_lost_ranks_are_named_briefly() -> None:
+    [node] = ordered(silent(700)).nodes
+    stack = RankStack(rank=0, world=5000, place="t.py:1", call="all_reduce")
+    node = replace(node, stacks=StackReport(at=at(1001), stacks=(stack,)))
+    found = find_behind([node], "no progress", at(1002))
+    assert len(found.ranks) == 64
+    assert "and 4991 more" in found.reason
+
+
+def test_a_missing_tool_is_part_of_the_reason() -> None:
+    [node] = ordered(silent(700)).nodes
+    node = replace(node, stacks=StackReport(at=at(1001), text="no stacks: py-spy is missing"))
+    assert find_behind([node], "no progress", at(1002)).reason == (
+        "no progress; no stacks: py-spy is missing"
+    )
+
+
+def test_answers_of_agents_become_reports_and_progress_ends_a_silence() -> None:
+    stack = RankStack(rank=3, world=4, place="p" * 999, call="all_reduce")
+    still = replace(REPORTED, telemetry={STILL: 700.0})
+    found = applied(message(MessageKind.STACKS, stacks=[stack]), node=still)
+    assert found.moved
+    assert found.node.stacks is not None
+    assert len(found.node.stacks.stacks[0].place) == 200
+    assert found.node.telemetry == {STILL: 700.0}
+    moved = applied(message(MessageKind.STACKS, moved=True), node=still)
+    assert moved.node.telemetry == {STILL: 0}
+    told = applied(message(MessageKind.PROGRESS, values={"step": 2}), node=still)
+    assert told.node.telemetry == {STILL: 0}
+    same = replace(still, progress={"step": 2.0})
+    told = applied(message(MessageKind.PROGRESS, values={"step": 2}), node=same)
+    assert told.node.telemetry == {STILL: 700.0}, "the same step again is no progress"
+
+
+# What the agent sees
+
+
+def still_of(watched: Watched) -> float:
+    return [fields["values"]["still_s"] for kind, fields in watched.said if kind == "telemetry"][-1]
+
+
+def test_output_reports_and_data_count_as_progress_and_busy_cpus_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, idle_s=None, stuck_s=600)
+    watched.run(5, cpu=800, gpu=100)
+    assert still_of(watched) >= 290
+    watched.monitor.wrote(b"a line\n")
+    watched.run(1, cpu=800)
+    assert 50 <= still_of(watched) <= 70
+    watched.monitor.wrote(b'CAVVY_PROGRESS {"step": 1}\n')
+    watched.usage.rates = {"disk_read_mib_s": 0.2}
+    watched.run(3)
+    assert still_of(watched) <= 10
+    watched.usage.rates = {"net_in_mib_s": NET_FLOW_MIB_S, "disk_read_mib_s": 0.05}
+    watched.run(3)
+    assert still_of(watched) >= 170, "other jobs use the network too"
+    watched.monitor.moved()
+    assert still_of(watched) == 0
+
+
+def test_a_job_that_has_the_node_alone_makes_progress_by_its_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, idle_s=None, stuck_s=600, alone=True)
+    watched.usage.rates = {"net_out_mib_s": NET_FLOW_MIB_S}
+    watched.run(3)
+    assert still_of(watched) <= 10
+
+
+def test_without_the_limit_no_silence_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, idle_s=None)
+    watched.run(3)
+    assert all("still_s" not in fields.get("values", {}) for _, fields in watched.said)
+
+
+def frame(name: str, file: str, line: int = 1) -> dict[str, Any]:
+    return {"name": name, "file": file, "line": line}
+
+
+TORCH = "/x/site-packages/torch"
+
+
+@pytest.mark.parametrize(
+    ("frames", "call", "place"),
+    [
+        (
+            [
+                frame("wait", f"{TORCH}/distributed/distributed_c10d.py", 7),
+                frame("all_reduce", f"{TORCH}/distributed/distributed_c10d.py", 3),
+                frame("wrapper", f"{TORCH}/distributed/c10d_logger.py"),
+                frame("step", "/work/train.py", 12),
+            ],
+            "all_reduce",
+            "train.py:12 in step",
+        ),
+        (
+            [
+                frame("_engine_run_backward", f"{TORCH}/autograd/graph.py"),
+                frame("backward", f"{TORCH}/_tensor.py"),
+                frame("main", "train.py", 5),
+            ],
+            "backward",
+            "train.py:5 in main",
+        ),
+        (
+            [
+                frame("wait", "/usr/lib/python3.12/threading.py"),
+                frame("_next_data", f"{TORCH}/utils/data/dataloader.py"),
+                frame("<module>", "/work/train.py", 9),
+            ],
+            "",
+            "train.py:9 in <module>",
+        ),
+        ([frame("run", "/usr/lib/python3.12/x.py", 3)], "", "x.py:3 in run"),
+    ],
+)
+def test_a_stack_shows_the_own_line_and_the_wait(
+    frames: list[dict[str, Any]], call: str, place: str
+) -> None:
+    assert find_call(frames) == call
+    assert describe(frames) == {"call": call, "place": place}
+    assert not is_helper(frames)
+
+
+def test_helpers_and_launchers_are_no_ranks() -> None:
+    assert is_helper(
+        [frame("get", "x.py"), frame("_worker_loop", f"{TORCH}/utils/data/_utils/worker.py")]
+    )
+    assert is_helper([frame("run", f"{TORCH}/distributed/elastic/agent/server/api.py")])
+
+
+HUNG = """
+import sys, threading
+def hang():
+    print("ready", flush=True)
+    threading.Event().wait()
+hang()
+"""
+BUSY = """
+import time
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+    time.sleep(0.01)
+    sum(range(10))
+    time.sleep(0.01)
+    time.sleep(0.01)
+"""
+
+
+@contextmanager
+def program(text: str, **env: str) -> Iterator[int]:
+    """A running Python program."""
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, env={**os.environ, **env}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path with the real py-spy, without pauses that a test need not wait for."""
+    path = os.path.dirname(sys.executable)
+    if not taken.find_tool(path):
+        pytest.skip("needs py-spy: pip install 'cavvy[stacks]'")
+    monkeypatch.setattr(taken, "PAUSE_S", 0.0)
+    monkeypatch.setattr(taken, "ROUNDS", 8)
+    return path
+
+
+def test_the_real_tool_finds_where_real_programs_hang(tool: str) -> None:
+    with program(HUNG, RANK="1", WORLD_SIZE="2") as one, program(HUNG, RANK="0") as zero:
+        found = take_stacks(tool, [one, zero, os.getppid()], rank=0)
+    if "Permission" in found["text"] or "ptrace" in found["text"]:
+        pytest.skip(f"this machine forbids py-spy: {found['text']}")
+    assert not found["moved"]
+    stacks = sorted(found["stacks"], key=lambda each: each["rank"])
+    assert [(each["rank"], each["world"]) for each in stacks] == [(0, 0), (1, 2)]
+    assert all(each["place"] == "<string>:5 in hang" for each in stacks)
+    assert f"process {one}, rank 1" in found["text"]
+    json.dumps(found)
+
+
+def test_a_stopped_program_is_named_beside_others(tool: str) -> None:
+    with program(HUNG, RANK="1", WORLD_SIZE="2") as one, program(HUNG, RANK="0") as zero:
+        os.kill(zero, signal.SIGSTOP)
+        found = take_stacks(tool, [one, zero], rank=0)
+        os.kill(zero, signal.SIGCONT)
+    if not found["stacks"]:
+        pytest.skip(f"this machine forbids py-spy: {found['text']}")
+    places = {each["rank"]: each["place"] for each in found["stacks"]}
+    assert places[1] == "<string>:5 in hang"
+    assert places[0] in ("an unknown line in a stop by a signal", "<string>:5 in hang")
+
+
+def test_a_real_program_that_works_is_seen_to_move(tool: str) -> None:
+    with program(BUSY) as pid:
+        found = take_stacks(tool, [pid], rank=3)
+    if "Permission" in found["text"] or "ptrace" in found["text"]:
+        pytest.skip(f"this machine forbids py-spy: {found['text']}")
+    assert found["moved"]
+    assert [each["rank"] for each in found["stacks"]] == [3]
+
+
+def test_without_the_tool_or_a_program_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taken, "find_tool", lambda path: "")
+    found = take_stacks("", [os.getpid()], 0)
+    assert (found["stacks"], found["moved"]) == ([], False)
+    assert TOOL in found["text"]
+    monkeypatch.setattr(taken, "find_tool", lambda path: "/nowhere/py-spy")
+    assert "runs no Python program" in take_stacks("", [1 << 30], 0)["text"]
+    assert "no stacks: py-spy: " in take_stacks("", [os.getpid()], 0)["text"]
