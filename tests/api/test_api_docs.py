@@ -17,8 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (41, "2a7feff251a5a36e")
-ROUTES = (42, "d22d7c2ba02f4501")
+ROUTES = (42, "9475bc3775010dcd")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -182,6 +182,7 @@ class FakeClient:
         default_factory=list
     )  # what `down` does not get rid of
     rows: list[wire.NodeListing] = field(default_factory=list)
+    series: list[wire.SeriesView] = field(default_factory=list)
     served: list[Any] = field(default_factory=list)  # the services
     removes_old_from: datetime | None = None
     log_bytes: bytes = b""
@@ -227,6 +228,9 @@ class FakeClient:
 
     def _key(self, name: str) -> str:
         return next((key for key, job in self.all_jobs.items() if job.id == name), name)
+
+    def figures(self, project: str, name: str, **asked: Any) -> wire.JobFigures:
+        return wire.JobFigures(start=T0, step_s=60, series=self.series)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
         return wire.ForecastView(

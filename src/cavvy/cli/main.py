@@ -47,6 +47,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "rerun": "Run a job again, unchanged or with changed parameters.",
         "ps": "List jobs.",
         "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",
+        "top": "Show the use of GPUs, CPUs, memory, network and disks of all nodes, live.",
         "logs": "Print or follow a job's log.",
         "console": "Show jobs, services, machines and costs in a browser.",
         "events": "Show a job's history and the reason for each step.",

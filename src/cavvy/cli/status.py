@@ -1,7 +1,8 @@
 """`cavvy status`: shows one job in detail."""
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from msgspec.json import decode, encode
@@ -12,7 +13,8 @@ from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out, text_out
-from cavvy.client.metrics import TOTALS
+from cavvy.client.errors import ApiError
+from cavvy.client.metrics import TOTALS, estimate_left_s, find_share, find_stragglers
 from cavvy.domain.units import format_duration, format_measure
 
 if TYPE_CHECKING:
@@ -20,7 +22,19 @@ if TYPE_CHECKING:
     from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.wire import ForecastView, JobDetail
 
+_SPEED_SINCE = timedelta(minutes=30)
+_STILL_TOLD_S = 60
 _IDLE_TOLD_S = 300  # loading and compiling leave GPUs idle for shorter times
+
+
+class ShownJob(NamedTuple):
+    """A job, the forecast of its deadline policy, and the seconds until its work is done, if they
+    are known.
+    """
+
+    job: "JobDetail"
+    forecast: "ForecastView | None"
+    left_s: float | None
 
 
 @click.command("status")
@@ -30,19 +44,19 @@ _IDLE_TOLD_S = 300  # loading and compiling leave GPUs idle for shorter times
 @json_option
 def command(name: str, project: str, watch: bool, output: str) -> None:
     """Show one job: phase, placement, attempts, reasons, position in the queue, or an array."""
-    from cavvy.client import ApiError
 
-    def read(client: "ApiClient") -> "tuple[JobDetail, ForecastView | None] | ArrayDetail":
+    def read(client: "ApiClient") -> "ShownJob | ArrayDetail":
         try:
             job = client.job(project, name, session=True)
         except ApiError as error:
             return array_instead(client, project, name, error)
         planned = job.plan_state is not None and job.ended_at is None
-        return job, client.forecast(project, job.id) if planned else None
+        forecast = client.forecast(project, job.id) if planned else None
+        return ShownJob(job, forecast, _estimate_left(client, job))
 
-    def show(found: "tuple[JobDetail, ForecastView | None] | ArrayDetail") -> None:
-        if isinstance(found, tuple):
-            _show(*found, output)
+    def show(found: "ShownJob | ArrayDetail") -> None:
+        if isinstance(found, ShownJob):
+            _show(found, output)
         else:
             _show_array(found, output)
 
@@ -67,20 +81,22 @@ def _show_array(found: "ArrayDetail", output: str) -> None:
     text_out(f"`cavvy ps {named(array.project, array.name)}` lists the jobs")
 
 
-def _show(job: "JobDetail", forecast: "ForecastView | None", output: str) -> None:
+def _show(found: "ShownJob", output: str) -> None:
+    job, forecast = found.job, found.forecast
     if output == "json":
         # The fields `task`, `origin` and `offer` of the job are raw JSON.
         document = decode(encode(job))
         extra = {} if forecast is None else {"forecast": decode(encode(forecast))}
         json_out(document | extra)
         return
-    pairs_out(_facts(job) + _plan_state_facts(job, forecast))
+    pairs_out(_facts(found) + _plan_state_facts(job, forecast))
     _attempts_out(job)
     _search_out(job)
     _nodes_out(job)
 
 
-def _facts(job: "JobDetail") -> list[tuple[str, object]]:
+def _facts(found: "ShownJob") -> list[tuple[str, object]]:
+    job = found.job
     lasted = (formatting.show_ago if job.phase in formatting.ENDED else formatting.show_for)(
         job.since
     )
@@ -106,7 +122,7 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         else ""
     )
     facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
-    return facts + _progress_facts(job) + _idle_facts(job)
+    return facts + _progress_facts(found) + _rank_facts(job)
 
 
 def _queue_facts(job: "JobDetail") -> list[tuple[str, object]]:
@@ -120,8 +136,9 @@ def _queue_facts(job: "JobDetail") -> list[tuple[str, object]]:
     return [("queue", f"position {formatting.show_place(job)}"), ("starts", start)]
 
 
-def _idle_facts(job: "JobDetail") -> list[tuple[str, object]]:
-    """Return the ranks whose GPUs have been idle for five minutes or more."""
+def _rank_facts(job: "JobDetail") -> list[tuple[str, object]]:
+    """Return the ranks whose GPUs have been idle for five minutes or more, that are slower than the
+    others, and for how long no rank has made progress."""
     own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
     if own is None or job.phase != "running":
         return []
@@ -131,14 +148,46 @@ def _idle_facts(job: "JobDetail") -> list[tuple[str, object]]:
         if (lasted := round(node.telemetry.get("gpu_idle_s", 0))) >= _IDLE_TOLD_S
         and node.exited_at is None
     ]
-    return [("idle gpus", ", ".join(idle))] if idle else []
+    facts: list[tuple[str, object]] = [("idle gpus", ", ".join(idle))] if idle else []
+    if slow := find_stragglers(own.nodes):
+        ranks = ", ".join(f"rank {rank} ({ratio:.1f} times)" for rank, ratio in slow)
+        facts.append(("stragglers", f"steps take longer than the median: {ranks}"))
+    still = min((node.telemetry.get("still_s", 0) for node in own.nodes), default=0)
+    if still >= _STILL_TOLD_S:
+        since = format_duration(timedelta(seconds=round(still)))
+        facts.append(("no progress", f"for {since}, on any rank"))
+    return facts
 
 
-def _progress_facts(job: "JobDetail") -> list[tuple[str, object]]:
+def _find_progress(job: "JobDetail") -> "dict[str, float | str]":
+    """Return what the first rank that reports progress last reported in the newest attempt."""
     own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
-    if own is None or not own.nodes or not (progress := own.nodes[0].progress):
+    reported = (node.progress for node in own.nodes) if own else ()
+    return next((each for each in reported if each), {})
+
+
+def _estimate_left(client: "ApiClient", job: "JobDetail") -> float | None:
+    """Return the seconds until the work is done, by its speed in the last minutes."""
+    progress = _find_progress(job)
+    if job.phase != "running" or find_share(progress) is None or "left_s" in progress:
+        return None
+    since, names = datetime.now(UTC) - _SPEED_SINCE, ["done"]
+    with suppress(ApiError):  # of a server that keeps no figures
+        found = client.figures(job.project, job.id, attempt=job.attempt, names=names, since=since)
+        return estimate_left_s(progress, next(iter(found.series), None), found.step_s)
+    return None
+
+
+def _progress_facts(found: "ShownJob") -> list[tuple[str, object]]:
+    progress = _find_progress(found.job)
+    if not progress:
         return []
-    return [("progress", formatting.show_progress(progress))]
+    share, text = find_share(progress), formatting.show_progress(progress)
+    if share is not None:
+        text = f"{formatting.show_bar(share)}  {text}"
+    if found.left_s is not None:
+        text += f"  about {formatting.show_seconds(round(found.left_s))} left"
+    return [("progress", text)]
 
 
 def _plan_state_facts(

@@ -1,12 +1,15 @@
 """The values that a job's program reports."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cavvy.client.wire import JobDetail
+    from cavvy.client.wire import JobDetail, NodeView, SeriesView
 
 
+_LEAST_RANKS = 3  # whose median tells what is usual
+_STRAGGLES = 1.3  # times the median; ranks of equal machines differ by a few percent
 # Names of telemetry values for the time since the work began, or since the GPUs were last used,
 # which agents report in addition to the current use.
 TOTALS = frozenset(
@@ -18,6 +21,7 @@ TOTALS = frozenset(
         "measured_s",
         "checkpoints",
         "checkpoint_pause_s",
+        "still_s",
     }
 )
 
@@ -31,6 +35,52 @@ def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
         for name, value in progress.items()
         if name not in ("done", "total", "unit", "left_s", "complete")
     }
+
+
+def find_share(progress: Mapping[str, float | str]) -> float | None:
+    """Return the share of the work that is done, from 0 to 1, or None if the program does not
+    report it.
+    """
+    fraction = progress.get("fraction")
+    done, total = progress.get("done"), progress.get("total")
+    if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+        fraction = done / total
+    return min(max(fraction, 0.0), 1.0) if isinstance(fraction, int | float) else None
+
+
+def estimate_left_s(
+    progress: Mapping[str, float | str], done: "SeriesView | None", step_s: int
+) -> float | None:
+    """Return the seconds until the work is done, or None if they are unknown: what the program
+    reports as `left_s`, or else what is left at the mean speed of the series of `done`, whose
+    values are `step_s` seconds apart.
+    """
+    told = progress.get("left_s")
+    if isinstance(told, int | float):
+        return max(told, 0.0)
+    now, total = progress.get("done"), progress.get("total")
+    if done is None or not isinstance(now, int | float) or not isinstance(total, int | float):
+        return None
+    known = [(at, each) for at, each in enumerate(done.mean) if each is not None]
+    (first_at, first), (last_at, last) = (known or [(0, 0.0)])[0], (known or [(0, 0.0)])[-1]
+    if last <= first or now > total:
+        return None
+    return (total - now) * (last_at - first_at) * step_s / (last - first)
+
+
+def find_stragglers(nodes: "Sequence[NodeView]") -> list[tuple[int, float]]:
+    """Return the ranks that need much longer for a step than the median rank, with the ratio. Ranks
+    report the duration of a step as `step_ms`; at least three must have reported it.
+    """
+    told = {
+        node.rank: float(value)
+        for node in nodes
+        if isinstance(value := node.progress.get("step_ms"), int | float) and value > 0
+    }
+    if len(told) < _LEAST_RANKS:
+        return []
+    usual = median(told.values())
+    return [(rank, ms / usual) for rank, ms in sorted(told.items()) if ms >= _STRAGGLES * usual]
 
 
 def last_figures(job: "JobDetail") -> dict[str, float | str]:

@@ -28,6 +28,7 @@ COLORS = {
 ENDED = frozenset({"done", "failed", "stopped"})
 _EXACT_S = 600  # shorter estimated times are shown with their seconds
 _LONGEST_S = 3.2e10  # seconds in a thousand years; a longer remaining time is not shown
+_BAR = 20  # characters of a bar of progress
 UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
 
 
@@ -132,6 +133,12 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
     if isinstance(left := progress.get("left_s"), int | float) and 0 <= left < _LONGEST_S:
         parts.append(f"{show_seconds(round(left))} left")
     return "  ".join(parts)
+
+
+def show_bar(share: float) -> str:
+    """Return a bar for the share of the work that is done."""
+    full = int(share * _BAR)
+    return f"[{'=' * full}{'-' * (_BAR - full)}] {int(share * 100)}%"
 
 
 def tags_of(job: "JobDetail") -> dict[str, str]:

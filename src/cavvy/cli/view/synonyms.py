@@ -15,7 +15,7 @@ _ADVICE = {
     "delete remove prune": "`cavvy rm NAME` removes a job that has ended; to stop a job first, "
     "use `cavvy stop NAME`",
     "show-gpus gpus offer instances": "`cavvy offers --accelerators` lists accelerators and prices",
-    "info describe show get inspect metrics top": "`cavvy status NAME` shows a job",
+    "info describe show get inspect metrics": "`cavvy status NAME` shows a job",
     "dashboard ui web gui": "`cavvy console` shows jobs, services and costs in a browser",
     "history event": "`cavvy events NAME` shows a job's history",
     "shell connect": "`cavvy ssh NAME` opens a shell on a job's node",
