@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.unit.cli_client import FakeClient, client
 from cavvy.agent.check import doctor
 from cavvy.agent.check.doctor import Finding, Machine
 from cavvy.cli.main import cli
-from cavvy.client import ExecChunk
+from cavvy.client import ExecChunk, maintenance_wire
 
 __all__ = ["client"]
 
@@ -270,16 +271,21 @@ def test_the_command_examines_this_machine() -> None:
     assert all(each["fix"] for each in told["findings"] if each["state"] == "lack")
 
 
-def answer_exec(fake: FakeClient, monkeypatch: pytest.MonkeyPatch, prelude: str = "") -> None:
-    """Let the jobs' node be this machine."""
+def answer_exec(
+    fake: FakeClient, monkeypatch: pytest.MonkeyPatch, prelude: str = ""
+) -> list[tuple[str, int]]:
+    """Let the jobs' node be this machine. Return the jobs and ranks that are asked."""
+    asked: list[tuple[str, int]] = []
 
     def run(project: str, name: str, words: list[str], *, rank: int = 0) -> Iterator[ExecChunk]:
+        asked.append((name, rank))
         env = {**os.environ, "PATH": f"{prelude}{os.environ['PATH']}"}
         done = subprocess.run(words, capture_output=True, env=env)
         yield ExecChunk(data=done.stdout + done.stderr, exit_code=None)
         yield ExecChunk(data=b"", exit_code=done.returncode)
 
     monkeypatch.setattr(FakeClient, "exec", lambda self, *words, **how: run(*words, **how))
+    return asked
 
 
 def test_the_command_examines_the_node_of_a_job(
@@ -290,6 +296,24 @@ def test_the_command_examines_the_node_of_a_job(
     told = json.loads(answer.stdout)
     assert told["place"] == "now"
     assert "python" in {each["name"] for each in told["findings"]}
+
+
+@pytest.mark.parametrize(("name", "asked"), [("ssh/big", ("id-of-now", 1)), ("ssh/other", None)])
+def test_a_node_is_examined_through_a_job_on_it(
+    client: FakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    asked: tuple[str, int] | None,
+) -> None:
+    idle = SimpleNamespace(job_id="", rank=0, project="default", phase="kept")
+    busy = SimpleNamespace(job_id="id-of-now", rank=1, project="default", phase="running")
+    hosts = [SimpleNamespace(name="ssh/other", holders=[idle])]
+    hosts += [SimpleNamespace(name="ssh/big", holders=[idle, busy])]
+    monkeypatch.setattr(maintenance_wire, "list_hosts", lambda client: hosts)
+    seen = answer_exec(client, monkeypatch)
+    found = CliRunner().invoke(cli, ["doctor", name], prog_name="cavvy")
+    assert seen == ([] if asked is None else [asked])
+    assert ("a node is examined through a job" in found.output) is (asked is None)
 
 
 @pytest.mark.parametrize(

@@ -141,19 +141,20 @@ def _find_job(client: "ApiClient", project: str, name: str, rank: int) -> tuple[
     from cavvy.client import ApiError
     from cavvy.client.maintenance_wire import list_hosts
 
-    try:
-        return client.job(project, name).name, rank, project
-    except ApiError as error:
-        if error.code != "job-not-found":
-            raise
-        for host in list_hosts(client):
-            for holder in host.holders if host.name == name else ():
-                if holder.job_id and holder.phase == "running":
-                    return holder.job_id, holder.rank, holder.project
-        hint = "`cavvy nodes` lists the nodes with running jobs; a node is examined through a job"
-        raise CommandFailure(
-            f"there is no job {name}, and no node with a job of yours", hint
-        ) from error
+    if "/" not in name:  # names of own hosts have a slash
+        try:
+            return client.job(project, name).name, rank, project
+        except ApiError as error:
+            if error.code != "job-not-found":
+                raise
+    for host in list_hosts(client):
+        for holder in host.holders if host.name == name else ():
+            if holder.job_id and holder.phase == "running":
+                return holder.job_id, holder.rank, holder.project
+    raise CommandFailure(
+        f"there is no job {name}, and no node of this name with a running job of yours",
+        "`cavvy nodes hosts` lists own nodes; a node is examined through a job",
+    )
 
 
 def _judge_clock(finding: MachineFinding, skew_s: float) -> MachineFinding:
