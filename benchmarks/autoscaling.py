@@ -99,7 +99,6 @@ GRID: Mapping[str, Sequence[ScalingRule]] = {
 }
 CHOICES: Mapping[str, Sequence[float]] = {
     "slow_s": (120.0, 150.0, 200.0, 300.0),
-    "slow_requests": (400.0, 800.0, 1200.0),
     "burst": (3.0, 4.0, 6.0),
     "assumed_uneven": (2.0, 4.0, 8.0),
     "assumed_counts": (2.0, 5.0),

@@ -449,22 +449,6 @@ def test_long_prompts_get_more_replicas_than_as_many_short_ones() -> None:
     assert wanted[1] > wanted[0]
 
 
-def test_the_rate_of_few_requests_is_averaged_over_a_longer_time() -> None:
-    """By chance, half as many come for a minute. It is no reason to expect half as many."""
-
-    def halve(per_s: float) -> float:
-        record = LoadRecord()
-        for arrived, seconds in ((per_s, 900), (per_s / 2, 60)):
-            for s in range(seconds):
-                count = int(arrived * (s + 1)) - int(arrived * s)
-                seen = ServiceObservation(now_s=0.0, arrivals=(count,))
-                record = record_load(record, seen, TERMS)
-        return record.rate / per_s
-
-    assert halve(0.5) > 0.93
-    assert halve(20.0) < 0.87
-
-
 def test_requests_that_never_end_do_not_make_the_others_longer() -> None:
     record = LoadRecord(
         slow=1500.0, slow_span_s=150.0, fast=300.0, fast_span_s=30.0, completed=500, service_s=0.05

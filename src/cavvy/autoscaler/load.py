@@ -147,9 +147,7 @@ def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerm
         record.fast_span_s,
     )
     short, long, uneven = record.short, record.long, record.uneven
-    wanted_s = weights.slow_requests / record.rate if record.rate else weights.slow_most_s
-    slow_s = max(weights.slow_s, min(weights.slow_most_s, wanted_s))
-    keep_slow, keep_fast = exp(-1 / slow_s), exp(-1 / weights.fast_s)
+    keep_slow, keep_fast = exp(-1 / weights.slow_s), exp(-1 / weights.fast_s)
     keep_short = exp(-weights.short_s / weights.uneven_s)
     keep_long = exp(-weights.long_s / weights.uneven_s)
     arrivals = sum(seen.arrivals)

@@ -9,12 +9,9 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     were chosen on other traces.
     """
 
-    # The average of arrivals is taken over about `slow_requests`, because the average of fewer ones
-    # changes by chance, but over at least `slow_s` and at most `slow_most_s`.
-    slow_requests: float = 800.0
+    # the approximate time over which the average of arrivals is taken, and the time over which the
+    # recent arrivals are counted to detect bursts
     slow_s: float = 150.0
-    slow_most_s: float = 600.0
-    # the time over which the recent arrivals are counted to detect bursts
     fast_s: float = 30.0
     # the recent arrivals are a burst if they exceed the average by this many standard deviations
     burst: float = 6.0
