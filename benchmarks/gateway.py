@@ -14,6 +14,7 @@ import re
 import selectors
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,30 @@ SLICES = 5
 HOST = "svc.example"
 FIELDS = ("Host: svc.example", "User-Agent: bench", "Accept: */*", "Content-Type: application/json")
 SERVICE = {"name": "svc", "hosts": [HOST], "concurrency": 512}
+# language models, which get prompts of 16 KiB
+MODELS = {
+    by: {"name": by, "hosts": [f"{by}.example"], "concurrency": 512, "models": ["m"], **more}
+    for by, more in (("cache", {"routing": {"by": "cache"}}), ("load", {}))
+}
+# Half of each prompt is one of eight beginnings; the rest is its own.
+PROMPTS = """
+local letters, begins, n = "abcdefghijklmnopqrstuvwxyz     ", {{}}, 0
+local function fill(size)
+  local words = {{}}
+  for i = 1, size do local at = math.random(#letters); words[i] = letters:sub(at, at) end
+  return table.concat(words)
+end
+for i = 1, 8 do begins[i] = fill(8192) end
+local rests = {{}}
+for i = 1, 64 do rests[i] = fill(8160) end
+wrk.method, wrk.headers["Host"] = "POST", "{host}"
+request = function()
+  n = n + 1
+  local text = begins[n % 8 + 1] .. n .. rests[n % 64 + 1]
+  local said = '{{"model":"m","messages":[{{"role":"user","content":"' .. text .. '"}}]}}'
+  return wrk.format(nil, "/v1/chat/completions", nil, said)
+end
+"""
 BODY = '{"predictions":[0.1,0.2,0.3,0.4],"model":"m","version":"1","id":"abcdef"}'
 STREAM_S = 20.0
 CHUNK = re.compile(rb"\r\n(?:data: \d+\n\n)+\r\n")
@@ -68,7 +93,7 @@ class Bench:
         cores = sorted(os.sched_getaffinity(0))
         self.load_core, self.proxy_core = str(cores[0]), str(cores[-1])
         self.upstreams = [self._start_upstream(name) for name in ("up1", "up2")]
-        self.gateway = GatewayProcess(services=[SERVICE])
+        self.gateway = GatewayProcess(services=[SERVICE, *MODELS.values()])
         pin(self.gateway.process.pid, self.proxy_core)
         self.set_embedded(self.upstreams[:1])
         nginx_port, nginx = self.start_nginx("proxy", self.upstreams[0])
@@ -85,6 +110,11 @@ class Bench:
     def set_embedded(self, ports: list[int]) -> None:
         rows = [{"id": f"r{port}", "host": "127.0.0.1", "port": port} for port in ports]
         self.gateway.control(type="replicas", service="svc", replicas=rows)
+
+    def set_models(self, ports: list[int]) -> None:
+        rows = [{"id": f"r{port}", "host": "127.0.0.1", "port": port} for port in ports]
+        for name in MODELS:
+            self.gateway.control(type="replicas", service=name, replicas=rows)
 
     def set_plane(self, ports: list[int]) -> None:
         self.set_embedded(ports)
@@ -212,6 +242,24 @@ def measure_requests(bench: Bench, seconds: float) -> dict[str, tuple[float, flo
     return best
 
 
+def measure_prompts(bench: Bench, seconds: float) -> dict[str, float]:
+    """CPU microseconds of the gateway for a request with a prompt of 16 KiB, by what chooses the
+    replica: the median of the slices.
+    """
+    bench.set_models(bench.upstreams)
+    used: dict[str, list[float]] = {name: [] for name in MODELS}
+    for _ in range(SLICES):
+        for name in MODELS:
+            script = bench.folder / f"{name}.lua"
+            script.write_text(PROMPTS.format(host=f"{name}.example"))
+            port, pid = bench.proxies["embedded"]
+            before = cpu_ns(pid)
+            count, _, errors = bench.load(port, seconds, "-s", str(script))
+            assert not errors, f"{name}: {errors} errors"
+            used[name].append((cpu_ns(pid) - before) / count / 1000)
+    return {name: statistics.median(each) for name, each in used.items()}
+
+
 def measure_events(bench: Bench) -> dict[str, float]:
     """CPU microseconds of each proxy for each chunk of 32 streams of 400 events, in the best slice.
 
@@ -325,6 +373,7 @@ def main() -> None:
     with make_bench() as bench:
         answered, last_ms = measure_cold(bench)
         found = measure_requests(bench, seconds)
+        prompts = measure_prompts(bench, seconds)
         events = measure_events(bench)
         changes = measure_changes(bench)
     rate = {name: rate for name, (_, rate) in found.items()}
@@ -333,6 +382,7 @@ def main() -> None:
         ("proxy", "CPU us/request", "requests/s"),
         [(name, used, per_s) for name, (used, per_s) in found.items()],
     )
+    table("prompts of 16 KiB, embedded", ("chosen by", "CPU us/request"), list(prompts.items()))
     table("32 streams of events", ("proxy", "CPU us/chunk"), list(events.items()))
     table("20 changes in 10 s", ("plane", "requests", "errors"), changes)
     against_nginx = rate["embedded"] / rate["nginx"]
@@ -340,6 +390,13 @@ def main() -> None:
     lines = [
         ("embedded: CPU us/request", found["embedded"][0], 25, "us", False),
         ("embedded: throughput against nginx", against_nginx, 0.6, "", True),
+        (
+            "embedded: CPU of a 16 KiB prompt by cache",
+            prompts["cache"] / prompts["load"],
+            2,
+            "",
+            False,
+        ),
         ("embedded: CPU us/chunk of events", events["embedded"], 20, "us", False),
         ("HAProxy plane against plain HAProxy", against_plain, 0.9, "", True),
         ("cold service: answered of 50", answered, 50, "", True),

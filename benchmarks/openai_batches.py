@@ -1,14 +1,16 @@
 """Measures batches of OpenAI's API beside a bare loop of clients, and counts their results while
 replicas are preempted and the gateway is killed.
 
-    python benchmarks/openai_batches.py [--requests N] [--answer-s S]
+    python benchmarks/openai_batches.py [--requests N] [--answer-s S] [--pairs P]
 
-Needs the package `openai`. Four replicas with 32 slots each answer after S seconds.
+Needs the package `openai`. Four replicas with 32 slots each answer after S seconds. The batch and
+the loop run in turn, P times; the medians count.
 """
 
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from measure import process_cpu_s
+from measure import process_cpu_s, record, table
 from tests.contract.gateway_process import GatewayProcess
 
 REPLICAS, SLOTS = 4, 32
@@ -79,7 +81,9 @@ class Replica:
         self.process.wait()
 
 
-def run_batch(gateway: GatewayProcess, replicas: list[Replica], count: int, events: int) -> str:
+def run_batch(
+    gateway: GatewayProcess, replicas: list[Replica], count: int, events: int
+) -> tuple[float, float]:
     """Run a batch. The odd of its `events` preempt a replica, the even ones kill the gateway."""
     url = f"http://127.0.0.1:{gateway.port}/v1"
     client = openai.OpenAI(base_url=url, api_key="x", timeout=600)
@@ -109,10 +113,10 @@ def run_batch(gateway: GatewayProcess, replicas: list[Replica], count: int, even
     rows = client.files.content(str(found.output_file_id)).text.splitlines()
     ids = {json.loads(row)["custom_id"] for row in rows}
     assert len(rows) == len(ids) == count, "a request has no result, or two"
-    return f"{taken_s:.1f} s, {1000 * cpu_s / count:.3f} ms of CPU time for each request"
+    return taken_s, 1000 * cpu_s / count
 
 
-def run_loop(gateway: GatewayProcess, count: int) -> str:
+def run_loop(gateway: GatewayProcess, count: int) -> tuple[float, float]:
     """Send the same requests by as many clients as there are slots."""
     body, left = json.dumps(BODY).encode(), count
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -134,7 +138,7 @@ def run_loop(gateway: GatewayProcess, count: int) -> str:
     begun, before = time.monotonic(), process_cpu_s(gateway.process.pid)
     uvloop.run(send_all())
     cpu_s = process_cpu_s(gateway.process.pid) - before
-    return f"{time.monotonic() - begun:.1f} s, {1000 * cpu_s / count:.3f} ms"
+    return time.monotonic() - begun, 1000 * cpu_s / count
 
 
 def main() -> None:
@@ -142,10 +146,22 @@ def main() -> None:
     gateway = GatewayProcess(services=[SERVICE])
     try:
         gateway.set_replicas("llm", replicas)
-        print("a loop of clients:", run_loop(gateway, ARGS.requests))
-        print("a batch:", run_batch(gateway, replicas, ARGS.requests, 0))
-        text = run_batch(gateway, replicas, ARGS.requests, 5)
-        print("a batch with 3 preemptions and 2 kills of the gateway, each result once:", text)
+        loops, batches = [], []
+        for _ in range(ARGS.pairs):
+            loops.append(run_loop(gateway, ARGS.requests))
+            batches.append(run_batch(gateway, replicas, ARGS.requests, 0))
+        loop_s, batch_s = (statistics.median(s for s, _ in each) for each in (loops, batches))
+        shown = [("a loop of clients", loops), ("a batch", batches)]
+        hit = [run_batch(gateway, replicas, ARGS.requests, 5)]
+        shown.append(("a batch with 3 preemptions and 2 kills, each result once", hit))
+        rows = [
+            (name, *(statistics.median(column) for column in zip(*each, strict=True)))
+            for name, each in shown
+        ]
+        table(f"{ARGS.requests:,} requests", ("what", "s", "CPU ms/request"), rows)
+        more = 100 * (batch_s / loop_s - 1)
+        verdict = record("batch over a bare loop", more, 5, "%")
+        table("bars", ("what", "figure", "bar", ""), [("batch over a loop, %", more, 5, verdict)])
     finally:
         for each in replicas:
             each.kill()
@@ -156,6 +172,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--answer-s", type=float, default=0.1)
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
     ARGS = parser.parse_args()
     if ARGS.replica:
