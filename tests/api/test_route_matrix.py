@@ -84,6 +84,8 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("DELETE", "/v1/projects/{project}/notices/{name}"): RUNNERS,
     ("POST", "/v1/projects/{project}/notices/{name}/test"): RUNNERS,
     ("GET", "/v1/projects/{project}/secrets"): RUNNERS,
+    ("PUT", "/v1/projects/{project}/recipes/{name}"): RUNNERS,
+    ("DELETE", "/v1/projects/{project}/recipes/{name}"): RUNNERS,
     ("PUT", "/v1/projects/{project}/secrets/{name}"): {"operator", "admin"},
     ("DELETE", "/v1/projects/{project}/secrets/{name}"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/blobs/missing"): RUNNERS,

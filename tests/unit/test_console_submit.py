@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import Raw
 from msgspec.json import encode
-from tests.console_rig import HOSTILE_TEXTS, CannedClient, detail, job_answers, served, sign_in
+from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, detail, job_answers, served, sign_in
 
 from cavvy.client import ApiError, wire
 from cavvy.client.transport import HttpAnswer
@@ -63,7 +63,8 @@ class Recording(CannedClient):
 
 
 def client(**more: Any) -> Recording:
-    return Recording({"/v1/projects": [], "/v1/services": [], **more})
+    usual = {"/v1/projects": [], "/v1/services": [], "/v1/projects/default/recipes": []}
+    return Recording(usual | more)
 
 
 def form(text: str = TASK, do: str = "plan", **more: str) -> dict[str, str]:
@@ -248,3 +249,20 @@ def test_an_old_key_is_replaced() -> None:
     assert f'name="key" value="{key}"' in page
     page = browser.post("/submit", data=form(do="check", key="0" * len(key))).text
     assert f'name="key" value="{"0" * len(key)}"' not in page
+
+
+def test_a_task_is_shared_as_a_recipe() -> None:
+    path = "/v1/projects/default/recipes"
+    recipe = wire.RecipeView(name="small", text="run: small\n", account="bob", updated_at=NOW)
+    asking = client(**{path: [recipe], f"{path}/mine": HttpAnswer(204, {}, b"")})
+    browser = sign_in(asking)
+    assert "recipe=small" in browser.get("/submit").text
+    assert "run: small" in browser.get("/submit?recipe=small").text
+    assert browser.get("/submit?recipe=other").status_code == 404
+    data = form(do="share", recipe="mine")
+    answer = browser.post("/submit", data=data, follow_redirects=False)
+    assert answer.headers["location"] == "/submit?project=default&recipe=mine"
+    assert asking.bodies[f"PUT {path}/mine"] == {"text": TASK}
+    answer = browser.post("/submit", data=form(do="forget", recipe="mine"), follow_redirects=False)
+    assert f"DELETE {path}/mine" in asking.asked
+    assert browser.post("/submit", data=form(do="share")).status_code == 400

@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 42  # increases with every change to the routes
+REVISION = 43  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -522,6 +522,22 @@ class ApiClient:
         self.call(
             "DELETE", f"{project_path(project)}/secrets/{segment('secret', name)}", retry=False
         )
+
+    # Recipes
+
+    def recipes(self, project: str) -> list[wire.RecipeView]:
+        """Return the task files that the project's members share, sorted by name."""
+        return self.ask(f"{project_path(project)}/recipes", list[wire.RecipeView])
+
+    def put_recipe(self, project: str, name: str, text: str) -> None:
+        """Store a task file for all members. Raises ApiError `invalid-task`."""
+        target = f"{project_path(project)}/recipes/{segment('recipe', name)}"
+        self.call("PUT", target, encode(wire.RecipeAsk(text=text)))
+
+    def delete_recipe(self, project: str, name: str) -> None:
+        """Delete a recipe. Raises ApiError `recipe-not-found`."""
+        target = f"{project_path(project)}/recipes/{segment('recipe', name)}"
+        self.call("DELETE", target, retry=False)
 
     # Blobs
 

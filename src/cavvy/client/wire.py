@@ -304,6 +304,21 @@ class OfferPage(Answer, frozen=True, kw_only=True):
     total: int
 
 
+class RecipeView(Answer, frozen=True, kw_only=True):
+    """A task file that the members of a project share, and who has written it."""
+
+    name: str
+    text: str
+    account: str
+    updated_at: datetime
+
+
+class RecipeAsk(Ask, frozen=True, kw_only=True):
+    """Stores a recipe, which replaces one of the same name."""
+
+    text: str
+
+
 class ObservationView(Answer, frozen=True, kw_only=True):
     """One observation of a market. `kind` is granted, refused, booted, ended, taken, failed or
     price.

@@ -55,6 +55,7 @@ _USES = (
     "node_pools",
     "models",
     "edge_devices",
+    "recipes",
     "secrets",
     "provider_credentials",
     "notice_targets",

@@ -225,6 +225,16 @@ def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
     return SummaryPage(jobs=found[:limit], cursor=found[limit - 1].id if more else None)
 
 
+class Recipe(Struct, frozen=True, kw_only=True):
+    """A task file that the members of a project share, and the account that has written it."""
+
+    project: str
+    name: str
+    text: str
+    account: str
+    updated_at: datetime
+
+
 class SealedSecret(Struct, frozen=True, kw_only=True):
     """A secret's name and its encrypted value. The store never receives the plain text."""
 

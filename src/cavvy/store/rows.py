@@ -21,7 +21,7 @@ from cavvy.domain.shares import size_of_task
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, fields
-from cavvy.store.base import JobSummary, SealedSecret
+from cavvy.store.base import JobSummary, Recipe, SealedSecret
 from cavvy.store.documents import (
     JOB_FIELDS,
     decode_attempt,
@@ -185,6 +185,7 @@ TALLIES = RowCodec(
 HOSTS = RowCodec(Host, "hosts", only=("name", "cpus", "memory_mib", "devices"), key=("name",))
 RUNGS = RowCodec(RungValue, "rung_values")
 ALLOCATIONS = RowCodec(Allocation, "allocations")
+RECIPES = RowCodec(Recipe, "recipes", key=("project", "name"))
 SECRETS = RowCodec(SealedSecret, "secrets", key=("project", "name"))
 SUMMARIES = RowCodec(
     JobSummary,

@@ -263,6 +263,16 @@ CREATE TABLE secrets (
     PRIMARY KEY (project, name)
 );
 
+-- Task files that the members of a project share.
+CREATE TABLE recipes (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    text TEXT NOT NULL,
+    account TEXT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
 -- The credentials of projects at providers, encrypted.
 CREATE TABLE provider_credentials (
     project TEXT NOT NULL,

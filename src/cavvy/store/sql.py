@@ -37,6 +37,7 @@ from cavvy.store.base import (
     JobReading,
     LedgerFilter,
     ProjectFilter,
+    Recipe,
     RowNotFound,
     SealedSecret,
     StaleVersion,
@@ -71,6 +72,7 @@ from cavvy.store.rows import (
     MACHINES,
     NODES,
     OBSERVATIONS,
+    RECIPES,
     SECRETS,
     SUMMARIES,
     TALLIES,
@@ -664,6 +666,17 @@ class Store:
     async def allocations_of(self, gang: str) -> Sequence[Allocation]:
         """Return the allocations of one gang, sorted by rank."""
         return await self._all(ALLOCATIONS, "WHERE gang = ? ORDER BY rank", gang)
+
+    async def put_recipe(self, recipe: Recipe) -> None:
+        await self._change(RECIPES.upsert, *RECIPES.values(recipe))
+
+    async def recipes(self, project: str) -> Sequence[Recipe]:
+        return await self._all(RECIPES, "WHERE project = ? ORDER BY name", project)
+
+    async def delete_recipe(self, project: str, name: str) -> None:
+        """Delete a recipe. Raises RowNotFound."""
+        missing = RowNotFound(f"project {project} has no recipe named {name}")
+        await self._change_or(missing, RECIPES.delete, project, name)
 
     async def put_secret(self, secret: SealedSecret) -> None:
         await self._change(SECRETS.upsert, *SECRETS.values(secret))

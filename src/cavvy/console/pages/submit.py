@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from cavvy.client.reruns import EarlierRun, NotRepeatable, read_run, show_value
 from cavvy.client.service_wire import put_service
 from cavvy.client.wire import PlacementView
 from cavvy.console.pages import offers
-from cavvy.console.pages.page import Page, form_of, list_projects, path_of, user_of
+from cavvy.console.pages.page import Page, form_of, list_projects, path_of, try_part, user_of
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec import SpecError
@@ -47,6 +48,7 @@ class _Draft(Struct, frozen=True, kw_only=True):
     params: Mapping[str, str] = {}
     earlier: EarlierRun | None = None
     source: str = ""  # PROJECT/ID of the earlier job
+    recipe: str = ""  # the name of the recipe that is shown
     key: str = ""
 
     @property
@@ -81,6 +83,11 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     draft = _Draft(text=text, project=asked.get("project") or "default", key=make_key())
     if source:
         draft = _of_job(client, source, draft)
+    if recipe := asked.get("recipe"):
+        found = {each.name: each.text for each in client.recipes(draft.project)}
+        if recipe not in found:
+            raise HTTPException(404, f"The project has no recipe {recipe!r}.")
+        draft = replace(draft, text=found[recipe], recipe=recipe)
     return _show(client, request, draft, _check(draft, now))
 
 
@@ -102,7 +109,10 @@ def send(client: ApiClient, request: Request, now: datetime) -> Page | str:
     }
     draft = replace(draft, name=form.get("name", "").strip(), params=params, key=_renew(draft.key))
     verdict = _check(draft, now)
-    action = form.get("do", "plan")
+    action, recipe = form.get("do", "plan"), form.get("recipe", "").strip()
+    draft = replace(draft, recipe=recipe)
+    if action in ("share", "forget"):
+        return _share(client, draft, action)
     if action == "check" or verdict.task is None:
         return _show(client, request, draft, verdict)
     if action == "plan":
@@ -117,6 +127,19 @@ def send(client: ApiClient, request: Request, now: datetime) -> Page | str:
         else:
             verdict = replace(verdict, refusal=error.message, hint=error.hint)
         return _show(client, request, draft, verdict)
+
+
+def _share(client: ApiClient, draft: _Draft, action: str) -> str:
+    """Store the text as a recipe of the project, or remove the recipe. Raises ApiError,
+    HTTPException.
+    """
+    if not draft.recipe:
+        raise HTTPException(400, "A recipe needs a name, such as train-small.")
+    if action == "forget":
+        client.delete_recipe(draft.project, draft.recipe)
+        return f"/submit?project={quote(draft.project)}"
+    client.put_recipe(draft.project, draft.recipe, draft.text)
+    return f"/submit?project={quote(draft.project)}&recipe={quote(draft.recipe)}"
 
 
 def list_keys() -> Mapping[str, Sequence[tuple[str, str, Sequence[str]]]]:
@@ -289,6 +312,7 @@ def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict)
             "draft": draft,
             "verdict": verdict,
             "meaning": describe_task(task) if task else [],
+            "recipes": try_part(lambda: client.recipes(draft.project)).value or [],
             "projects": sorted({*list_projects(client, request), draft.project}),
             "params": [
                 (name, draft.params.get(name, ""), usual)

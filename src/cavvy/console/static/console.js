@@ -4,6 +4,9 @@
 
 const PART_MS = 3000; // between two updates of the page
 const LOG_MS = 1000; // between two updates of the log
+const IDLE_MS = 120000; // without input after which updates are rarer
+const IDLE_PART_MS = 60000; // between two updates of the page of an idle reader
+const IDLE_LOG_MS = 15000;
 const PATIENCE_MS = 30000; // after which a request counts as failed
 const MOST_CHARACTERS = 1e6; // of the log; older ones are dropped
 const MOST_NODES = 5e4; // of the log: texts of one color, or of one update
@@ -125,10 +128,18 @@ async function updateParts() {
   if (view !== null && attempt > view.attempt) view.over = false; // it runs again
 }
 
-async function repeat(act, pause) {
+let touched = performance.now(); // the time of the last input
+for (const each of ["pointermove", "pointerdown", "keydown", "wheel", "scroll", "focus"]) {
+  addEventListener(each, () => (touched = performance.now()), { passive: true, capture: true });
+}
+
+async function repeat(act, pause, idlePause) {
+  let last = -Infinity;
   for (;;) {
     await new Promise((done) => setTimeout(done, pause));
-    if (document.hidden) continue;
+    const now = performance.now();
+    if (document.hidden || (now - touched > IDLE_MS && now - last < idlePause)) continue;
+    last = now;
     try {
       await act();
     } catch {
@@ -328,5 +339,5 @@ sessionStorage.removeItem("focus");
 showLocalTimes(document);
 const log = document.getElementById("log");
 const view = log === null ? null : new LogView(log);
-if (view !== null) repeat(() => view.update(), LOG_MS);
-if (content.querySelector("[data-live]")) repeat(updateParts, PART_MS);
+if (view !== null) repeat(() => view.update(), LOG_MS, IDLE_LOG_MS);
+if (content.querySelector("[data-live]")) repeat(updateParts, PART_MS, IDLE_PART_MS);
