@@ -11,6 +11,11 @@ from tests.system.ports import free_port
 from tests.system.storages import answers, fresh, install, start
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
+# Debian's Alertmanager reads its templates from /usr/share, where only root may write
+_WITH_TEMPLATES = """mount -t tmpfs none /usr/share
+cp -r "$0" /usr/share/prometheus
+exec "$@"
+"""
 _PAUSE = "500ms"  # between two looks at the servers
 
 
@@ -42,6 +47,8 @@ class Monitoring:
         manager = Path(program).parent / "prometheus-alertmanager"
         start(
             [
+                *("unshare", "--map-root-user", "--mount", "sh", "-ec", _WITH_TEMPLATES),
+                manager.parents[1] / "share" / "prometheus",
                 manager,
                 f"--config.file={folder}/alertmanager.yml",
                 f"--storage.path={folder}/alerts",

@@ -10,7 +10,7 @@ from tests.records import make_job_record
 
 from cavvy.control.decide.job_traces import JobSpan
 from cavvy.domain.jobs import JobPhase
-from cavvy.server.trace_export import JobTraces
+from cavvy.server.trace_export import JobTraces, sending
 from cavvy.store.base import AtomicWrite, RowNotFound
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -40,6 +40,10 @@ class Collector:
         self.refused = set(refused)
         self.taken: list[str] = []
         self.requests = 0
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def send(self, spans: Sequence[JobSpan]) -> bool:
         self.requests += 1
@@ -96,3 +100,18 @@ async def test_a_broken_file_begins_anew(tmp_path: Path, text: str) -> None:
     traces = make_traces(tmp_path, Collector())
     await traces._resume()
     assert datetime.fromisoformat((tmp_path / "traces").read_text()) > NOW.replace(year=2020)
+
+
+@pytest.mark.parametrize("refused", [(), ("a",)])
+async def test_a_server_that_stops_sends_what_is_left_if_the_collector_takes_it(
+    tmp_path: Path, refused: Sequence[str]
+) -> None:
+    collector = Collector(*refused)
+    traces = make_traces(tmp_path, collector, "a")
+    if refused:
+        assert not await traces.send()
+    before = collector.requests
+    async with sending(traces):
+        pass
+    assert collector.requests - before == (0 if refused else 1)
+    assert collector.closed

@@ -40,6 +40,7 @@ class JobTraces:
         self._store, self._file, self._exporter = store, file, exporter
         self._ended: dict[str, int] = {}  # by job, how often it could not be sent alone
         self._size = _BATCH  # of the next request; half of it after each failure
+        self.fails = False  # whether the last request failed
         self._news = asyncio.Event()
 
     def note(self, changes: AtomicWrite) -> None:
@@ -66,7 +67,8 @@ class JobTraces:
         self._news.clear()
         while self._ended:
             batch = list(self._ended)[: self._size]
-            if not await self._send_batch(batch):
+            self.fails = not await self._send_batch(batch)
+            if self.fails:
                 self._put_off(batch)
                 self._news.set()
                 return False
@@ -197,9 +199,10 @@ async def sending(traces: JobTraces | None) -> AsyncIterator[None]:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_S):
-                await traces.send()
+        if not traces.fails:  # otherwise the next server sends what is left
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await traces.send()
         traces.close()
 
 
