@@ -113,6 +113,19 @@ def test_failures_of_the_executor_are_told_from_those_of_scripts(user: User) -> 
     assert user.api.jobs("default").jobs == []
 
 
+def test_a_second_attempt_to_prepare_has_a_job_of_its_own(user: User) -> None:
+    job, mark = Executor(user, 76), user.root / "mark"
+    user.task(f"{TASK}setup: test -e {mark} || {{ touch {mark}; exit 5; }}\n", "ci.yaml")
+    code, _, err = job.prepare()
+    assert (code, "exit code 5" in err) == (SYSTEM_FAILURE, True), err
+    code, _, err = job.prepare()
+    assert code == 0, err
+    assert job.run("echo here")[:2] == (0, "here\n")
+    assert job.stage("cleanup")[0] == 0
+    phases = sorted(user.ended(each.id).phase for each in user.api.jobs("default").jobs)
+    assert phases == ["done", "failed"]
+
+
 def test_a_job_ends_by_itself_if_gitlab_runner_is_gone(user: User) -> None:
     job = Executor(user, 75, runner_info={"timeout": 2 - 900})
     job.prepare()

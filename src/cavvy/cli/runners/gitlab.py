@@ -38,6 +38,7 @@ done
 # The scripts are made for bash or, with `shell = "sh"`, for sh.
 _SHELL = "if command -v bash >/dev/null; then exec bash; else exec sh; fi"
 _SPARE_S = 900  # how long a job outlives the CI job's own limit, for the last stages
+_ATTEMPTS = 3  # how often GitLab Runner tries to prepare a CI job
 _PATIENCE_S = 600.0
 
 
@@ -161,17 +162,21 @@ def _make_overrides(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_live(client: "ApiClient", project: str, name: str) -> "JobDetail | None":
-    """Return the unfinished job of this name, if there is one."""
+    """Return the unfinished job of a CI job, if there is one. If `prepare` is repeated, the name of
+    the failed job is taken, so the server appends a number to that of the next job."""
     from cavvy.cli.view.formatting import ENDED
     from cavvy.client import ApiError
 
-    try:
-        job = client.job(project, name)
-    except ApiError as error:
-        if error.code != "job-not-found":
-            raise
-        return None
-    return None if job.phase in ENDED else job
+    for each in (name, *(f"{name}-{n}" for n in range(2, _ATTEMPTS + 1))):
+        try:
+            job = client.job(project, each)
+        except ApiError as error:
+            if error.code != "job-not-found":
+                raise
+            continue
+        if job.phase not in ENDED:
+            return job
+    return None
 
 
 def _read_document() -> Mapping[str, Any]:
