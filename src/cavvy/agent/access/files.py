@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ..allowed_folders import VANISHED, AllowedFolders, walk_below
 
@@ -291,8 +291,8 @@ def _below(asked: Fields, name: object) -> Fields:
 
 
 def do_put(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
-    """Write many files or links below a folder. Each entry of `files` states what its path must be
-    now, `was`: null if nothing, or the size and the time of a file. An entry that is not as
+    """Write many files, links or folders below a folder. Each entry of `files` states what its path
+    must be now, `was`: null if nothing, or the size and the time of a file. An entry that is not as
     expected, because a program has changed it meanwhile, is left alone. `wrote` has the new time
     of each entry, or null.
 
@@ -314,6 +314,10 @@ def do_put(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
 def _put(
     files: NodeFileCalls, asked: Fields, entry: Fields, path: str, content: memoryview
 ) -> float | None:
+    if "folder" in entry:
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        return 0.0 if stat.S_ISDIR(os.lstat(path).st_mode) else None
     if not _is_as(path, entry.get("was")):
         return None
     draft = f"{path}{_DRAFT}"

@@ -397,13 +397,10 @@ class _Pass:
         small: list[str] = []
         for path in sorted(paths):
             own = self._own[path]
-            if stat.S_ISDIR(own.kind):
-                await self._tunnel.call("mkdir", path=f"{self._far}/{path}", parents=True)
-                self._entries[path] = SyncedEntry(own, own)
-            elif own.size > _BATCH_BYTES:
+            if own.size > _BATCH_BYTES:
                 await self._send_large(path)
             else:
-                small.append(path)
+                small.append(path)  # a folder comes before what is in it
         batches = _split(small, lambda path: self._own[path].size)
         async for batch, wrote in overlap(self._put(batch) for batch in batches):
             for path, mtime in zip(batch, wrote, strict=False):
@@ -428,6 +425,8 @@ class _Pass:
         own, was = self._own[path], self._other.get(path)
         expected = None if was is None or stat.S_ISDIR(was.kind) else [was.size, was.mtime]
         entry: dict[str, object] = {"path": path, "was": expected, "content": b""}
+        if stat.S_ISDIR(own.kind):
+            return entry | {"folder": True}
         if own.link is not None:
             return entry | {"link": own.link}
         try:
@@ -461,6 +460,9 @@ class _Pass:
             self._count.left += 1
             return
         own = self._own[path]
+        if stat.S_ISDIR(own.kind):
+            self._entries[path] = SyncedEntry(own, own)
+            return
         there = msgspec.structs.replace(own, mtime=mtime)
         self._entries[path] = SyncedEntry(own, there)
         self._count.sent += 1
@@ -672,13 +674,11 @@ def _split(paths: Iterable[str], size: Callable[[str], int]) -> Iterable[list[st
 
 
 async def _mark(tunnel: "NodeTunnel", folder: str, marker: str) -> None:
-    opened, _ = await tunnel.call(
-        "open",
-        path=f"{folder}/{_MARKER}",
-        mode="write",
-        create=True,
-        truncate=True,
-        permissions=0o600,
-    )
-    await tunnel.call("write", marker.encode(), handle=opened.get("handle"), offset=0)
-    await tunnel.call("close", handle=opened.get("handle"))
+    _, old = await tunnel.call("get", path=folder, files=[_MARKER], most=64)
+    was = None
+    if old:
+        said, _ = await tunnel.call("stat", path=f"{folder}/{_MARKER}", follow=False)
+        was = [said.get("size"), said.get("mtime")]
+    content = marker.encode()
+    entry = {"path": _MARKER, "was": was, "size": len(content), "mode": 0o600, "mtime_ns": 0}
+    await tunnel.call("put", content, path=folder, files=[entry])
