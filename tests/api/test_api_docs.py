@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (43, "11f9b410cb9c56d9")
+ROUTES = (44, "400e4cd6bf204a4a")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -51,6 +51,17 @@ async def test_a_token_is_good_for_one_machine_and_for_its_time() -> None:
     assert not any(secret in body for secret in (token, own) for body in kept)
 
 
+async def test_a_session_begins_when_the_machine_joins() -> None:
+    clock = Clock()
+    members = MachineRegister(MemoryProviderState(), clock)
+    token, _ = await members.invite(name=None, group=None, valid=HOUR, session=12 * HOUR)
+    clock.now += HOUR / 2
+    member, _ = await members.enter(token, "nonce", "colab")
+    assert member.ends_at == NOON + 12.5 * HOUR
+    clock.now += HOUR
+    assert (await members.enter(token, "nonce", "colab"))[0].ends_at == member.ends_at
+
+
 async def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing() -> None:
     state = MemoryProviderState()
     members = MachineRegister(state, Clock())

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cavvy.domain.offers import Purchase
 from cavvy.domain.values import Struct
 from cavvy.providers.base import NoCapacity, NodeEndpoint, ProviderContext, Refused, TryAgain
 from cavvy.providers.hosts.connection import CannotConnect
@@ -141,9 +142,10 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-async def join(site: Site, server: str) -> Box:
+async def join(site: Site, server: str, session: timedelta | None = None) -> Box:
     provider = site.servers[server]
-    invited = await provider.invite(name="box", group=None, valid=timedelta(hours=1))
+    valid = timedelta(hours=1)
+    invited = await provider.invite(name="box", group=None, valid=valid, session=session)
     token = invited.shell.split()[-1]
     entered = await provider.answer("enter", token, b'{"nonce": "n"}')
     box = Box(site, msgspec.json.decode(entered)["token"])
@@ -278,3 +280,19 @@ def test_a_machine_tries_the_next_address_once_for_each_failure() -> None:
     known.learn(["https://b:1"])
     known.leave("https://a:1")  # which is known no more
     assert known.current == "https://first:1"
+
+
+async def test_a_notebook_that_ends_is_spot_and_leaves_in_time(site: Site) -> None:
+    await join(site, "a", session=timedelta(hours=12))
+    provider, end = site.servers["a"], NOW + timedelta(hours=12)
+    for minutes, capacity in ((60, 1), (10, 0)):
+        provider._now = lambda minutes=minutes: end - timedelta(minutes=minutes)
+        offers = await provider.offers()
+        assert {(each.purchase, each.ends_at, each.capacity) for each in offers} == {
+            (Purchase.SPOT, end, capacity)
+        }
+        await provider._tick()
+        assert (await states(site))["a"] == "up"
+    provider._now = lambda: end - timedelta(minutes=2)
+    await provider._tick()
+    assert (await states(site))["a"] == "leaving"

@@ -1,19 +1,21 @@
 """Which offers a waiting job may use, and what it is told where there is none."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from tests.records import make_job_record, make_offer
 
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.jobs import JobRecord, PlanState
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
     JobLimits,
     Objection,
     ResourceSpec,
+    SpotPolicy,
     TaskSpec,
     Volume,
     VolumeKind,
@@ -97,6 +99,23 @@ def test_a_limit_that_no_offer_keeps_is_said_with_what_would_have_to_change() ->
     assert found.reason.endswith(
         "would run 1h00m, but your duration leaves 30m00s; raise limits.duration by 30m00s"
     )
+
+
+def test_work_that_cannot_be_saved_does_not_start_where_the_node_ends_earlier() -> None:
+    ending = replace(FREE, purchase=Purchase.SPOT, ends_at=NOW + timedelta(hours=2))
+    market = OfferedMarket(offers=[ending], hosts=[HOST])
+
+    def find(hours: float, **changes: Any) -> Candidates:
+        limits = JobLimits(duration=timedelta(hours=hours))
+        spot = ResourceSpec(spot=SpotPolicy.AUTO)
+        task = TaskSpec(name="t", run="true", limits=limits, resources=spot, **changes)
+        return look(make_job(task), market)
+
+    assert find(1).offers == (ending,)
+    assert find(2, checkpoint=CheckpointPolicy(path="c")).offers == (ending,)
+    late = find(2)
+    assert late.hopeless
+    assert "ends by itself before the time of limits.duration" in late.reason
 
 
 def test_the_rest_of_an_interrupted_job_is_not_ruled_out_by_the_estimate_of_the_whole() -> None:

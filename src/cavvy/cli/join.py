@@ -29,6 +29,13 @@ from cavvy.cli.view.numbers import NumberRange
     help="Hours until the command expires.",
 )
 @click.option(
+    "--session",
+    "session_length",
+    metavar="TIME",
+    help="The machine ends this long after it has joined, such as 12h for a notebook of Colab. Its "
+    "nodes count as spot, and jobs leave two minutes before the end.",
+)
+@click.option(
     "--notebook",
     is_flag=True,
     help="Print a command for a notebook cell, for example in Google Colab.",
@@ -47,6 +54,7 @@ def command(
     group: str | None,
     labels: tuple[str, ...],
     valid_h: float,
+    session_length: str | None,
     notebook: bool,
     by_python: bool,
     background: bool,
@@ -58,9 +66,18 @@ def command(
     """
     if wrong := next((each for each in labels if "=" not in each), None):
         raise CommandFailure(f"--label {wrong}: expected NAME=VALUE, such as rack=r1", exit_code=2)
+    session_s = 0.0
+    if session_length is not None:
+        from cavvy.cli.task.options import read_value
+
+        session_s = read_value("--session", "keep", session_length).keep.total_seconds()
+        if group is not None:
+            raise CommandFailure("--session and --group cannot be combined", exit_code=2)
     located = dict(each.split("=", 1) for each in labels)
     with session() as client:
-        made = client.invite(name=name, group=group, labels=located, valid_s=valid_h * 3600)
+        made = client.invite(
+            name=name, group=group, labels=located, valid_s=valid_h * 3600, session_s=session_s
+        )
     line = made.python if by_python else made.shell
     if background:  # The two kinds of command pass this script option in different ways.
         before, after = (

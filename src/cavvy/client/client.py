@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 43  # increases with every change to the routes
+REVISION = 44  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -441,11 +441,18 @@ class ApiClient:
         group: str | None = None,
         valid_s: float = 3600,
         labels: Mapping[str, str] | None = None,
+        session_s: float = 0,
     ) -> wire.InvitationView:
         """Return two commands that do the same. A machine on which one of them is run becomes a
         node.
         """
-        ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s, labels=dict(labels or {}))
+        ask = wire.InviteAsk(
+            name=name,
+            group=group,
+            valid_s=valid_s,
+            labels=dict(labels or {}),
+            session_s=session_s,
+        )
         return self.ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
     def joined(self) -> list[wire.MachineRow]:

@@ -632,13 +632,15 @@ class Health(Answer, frozen=True, kw_only=True):
 class InviteAsk(Ask, frozen=True, kw_only=True):
     """Invites a machine to join. `name` is the machine's name, by default its host name. `group` is
     the name of a group of machines on the same network, and `labels` where in it the machine is,
-    such as {"rack": "r1"}. The invitation is valid for `valid_s` seconds.
+    such as {"rack": "r1"}. The invitation is valid for `valid_s` seconds. `session_s` is after how
+    many seconds from the join the machine ends by itself, or 0 if it does not.
     """
 
     name: str | None = None
     group: str | None = None
     labels: dict[str, str] = {}
     valid_s: float = 3600
+    session_s: float = 0
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """An offer is one machine type in one location, with one purchase option and one price."""
 
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
 
@@ -107,6 +107,8 @@ class Offer(Struct, frozen=True, kw_only=True):
     owned: bool = False
     by_user: bool = False
     architecture: str = ""  # CPU architecture, such as x86_64 or arm64; "" if the provider omits it
+    # when the node ends by itself, as a notebook of Colab does; None if it does not
+    ends_at: datetime | None = None
     limited_by: str = ""  # the quota that limits the capacity, with its usage; "" if none
     extras: tuple[ExtraPrice, ...] = ()  # what is billed in addition to `rate`
     # the number of nodes that the account's quotas allow if nothing else uses the quotas; None if

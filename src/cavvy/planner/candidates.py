@@ -131,6 +131,10 @@ def find_candidates(
     able, reasons = _able(job, market, matches.offers, objections)
     if not able:
         return _hopeless(job.task, market, "; ".join(reasons))
+    able = [offer for offer in able if not ends_before(job.task, offer, now)]
+    if not able:
+        reason = "every node that fits ends by itself before the time of limits.duration"
+        return _hopeless(job.task, market, f"{reason}: set `checkpoint`, or a shorter time")
     allowed = (
         able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
     )
@@ -162,6 +166,14 @@ def find_candidates(
         + say_checks(place.offer.provider for place in ranked.placements),
         again_at=again_at,
     )
+
+
+def ends_before(task: TaskSpec, offer: Offer, now: datetime) -> bool:
+    """Return whether the node ends before the task may, whose work would then be lost."""
+    length = task.limits.duration
+    if offer.ends_at is None or length is None or task.checkpoint is not None:
+        return False
+    return now + length + task.grace > offer.ends_at
 
 
 def find_usable(

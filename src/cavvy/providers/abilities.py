@@ -205,9 +205,11 @@ class ServesNodes(Protocol):
         group: str | None,
         valid: timedelta,
         labels: Mapping[str, str] = NO_LABELS,
+        session: timedelta | None = None,
     ) -> JoinInvitation:
         """Create an invitation. Machines with the same `group` share a network
-        and can run a gang together; `labels` state where the machine is. Raises Refused.
+        and can run a gang together; `labels` state where the machine is. `session` is after what
+        time from its join the machine ends by itself; None if it does not. Raises Refused.
         """
 
     async def machines(self) -> Sequence[JoinedMachine]:

@@ -40,6 +40,11 @@ async def invite(app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationVie
         raise ApiProblem(
             "invalid-request", f"`valid_s` must be more than 0 and at most {_LONGEST_H} hours"
         )
+    if not 0 <= ask.session_s <= _LONGEST_H * 3600 or (ask.session_s and ask.group):
+        raise ApiProblem(
+            "invalid-request",
+            f"`session_s` must be at most {_LONGEST_H} hours, and needs a machine without a group",
+        )
     serving = _joinable(app_state)
     if not serving:
         raise ApiProblem("no-joining", "no enabled provider accepts joining machines")
@@ -48,6 +53,7 @@ async def invite(app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationVie
         group=ask.group,
         valid=timedelta(seconds=ask.valid_s),
         labels=ask.labels,
+        session=timedelta(seconds=ask.session_s) if ask.session_s else None,
     )
     return view(wire.InvitationView, made)
 

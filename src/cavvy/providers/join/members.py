@@ -34,6 +34,7 @@ class InvitedMachine(Struct, frozen=True, kw_only=True):
     machine: str | None = None
     group: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    session: timedelta | None = None  # how long the machine lives after it has joined
     nonce: str = ""
     used_by: str = ""
 
@@ -47,6 +48,7 @@ class MemberMachine(Struct, frozen=True, kw_only=True):
     facts: SupervisorFacts | None = None  # None before its first session
     group: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    ends_at: datetime | None = None  # when the machine ends by itself; None if it does not
     heard_at: datetime | None = None
     dismissed: bool = False
     there: bool = False  # True: the machine was connected at the last check
@@ -77,6 +79,7 @@ class MachineRegister:
         group: str | None,
         valid: timedelta,
         labels: Mapping[str, str] = NO_LABELS,
+        session: timedelta | None = None,
     ) -> tuple[str, datetime]:
         """Create an invitation. Return the invitation's token, which is valid for one machine, and
         the time when the invitation expires. Raises Refused, TryAgain.
@@ -96,7 +99,12 @@ class MachineRegister:
         token, expires = secrets.token_urlsafe(24), self._now() + valid
         await self._invitations.put(
             InvitedMachine(
-                name=_hash(token), expires_at=expires, machine=name, group=group, labels=labels
+                name=_hash(token),
+                expires_at=expires,
+                machine=name,
+                group=group,
+                labels=labels,
+                session=session,
             )
         )
         await self._drop_old()
@@ -130,6 +138,7 @@ class MachineRegister:
             joined_at=now,
             group=invited.group,
             labels=invited.labels,
+            ends_at=None if invited.session is None else now + invited.session,
             heard_at=now,
         )
         await self._invitations.put(replace(invited, nonce=_hash(nonce), used_by=name))

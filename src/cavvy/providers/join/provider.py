@@ -14,7 +14,7 @@ import msgspec
 
 from cavvy.agent.bundle import make_archive
 from cavvy.domain.allocations import NO_LABELS, Host
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, field, replace
@@ -58,10 +58,22 @@ _OF_SESSIONS = frozenset({"listen", "say", "leave", "gone"})  # the calls that b
 # how long a server waits after its start until known machines have called again
 _FIRST_WAIT_S = 6.0
 _NOTE_EVERY = timedelta(minutes=1)
+# Work on a machine that ends by itself gets its notice this long before, and no work starts in the
+# last minutes.
+_LAST_NOTICE = timedelta(minutes=2)
+_LAST_START = timedelta(minutes=10)
 _NO_ADDRESS = (
     "machines cannot reach this server: set `tls_listen` in [server], for example to "
     "0.0.0.0:7443, then run `cavvy server restart`"
 )
+
+
+def _limit(offer: Offer, ends_at: datetime | None, now: datetime) -> Offer:
+    """Return the offer of a machine that ends at this time, which is like spot capacity."""
+    if ends_at is None:
+        return offer
+    capacity = offer.capacity if now < ends_at - _LAST_START else 0
+    return replace(offer, purchase=Purchase.SPOT, ends_at=ends_at, capacity=capacity)
 
 
 class JoinedEntry(Struct, frozen=True, kw_only=True):
@@ -102,7 +114,9 @@ class JoinProvider:
 
     async def offers(self) -> Sequence[Offer]:
         await self._settle_in()
-        return list_offers(await self._ready())
+        offers = list_offers(await self._ready())
+        ends = {name: member.ends_at for name, member in self._members.all.items()}
+        return [_limit(offer, ends.get(offer.zone or ""), self._now()) for offer in offers]
 
     async def hosts(self) -> Sequence[Host]:
         await self._ready()
@@ -170,10 +184,11 @@ class JoinProvider:
         group: str | None,
         valid: timedelta,
         labels: Mapping[str, str] = NO_LABELS,
+        session: timedelta | None = None,
     ) -> JoinInvitation:
         node_endpoint = self._node_endpoint()
         token, expires = await self._members.invite(
-            name=name, group=group, valid=valid, labels=labels
+            name=name, group=group, valid=valid, labels=labels, session=session
         )
         return make_invitation(node_endpoint, self.manifest.name, token, expires)
 
@@ -489,6 +504,10 @@ class JoinProvider:
             ):
                 await self._note(name, line)
             await line.note()
+        for name, member in list(self._members.all.items()):
+            ending = member.ends_at is not None and self._now() >= member.ends_at - _LAST_NOTICE
+            if ending and not member.dismissed:
+                await self.dismiss(name)
         self._fleet.announce_lost()
 
     async def _note(self, name: str, line: JoinLink) -> None:
