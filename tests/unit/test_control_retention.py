@@ -16,6 +16,7 @@ from cavvy.control.retention import _STEP, ROUNDS, WAIT, Retention, read_begin
 from cavvy.domain.accounts import Project
 from cavvy.domain.audit import CUT, AuditEntry, check_chain
 from cavvy.domain.checkpoints import RemovedCheckpoints
+from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.retention import RetentionDays
@@ -111,6 +112,27 @@ def test_old_jobs_are_removed_in_steps_and_sums_stay() -> None:
         assert told is not None
         assert (told.days, told.rule) == (90, "retention.jobs_days")
         assert told.removed_at == rig.clock.now()
+
+    play(scenario)
+
+
+def test_old_figures_of_running_jobs_are_removed() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.end(99, "p", phase=JobPhase.RUNNING)
+        [attempt] = await rig.store.attempts("j099")
+        known = FigureColumns(low=[1.0], mean=[1.0], high=[1.0])
+        now = int(rig.clock.now().timestamp()) // 60
+        blocks = [
+            FigureBlock(
+                attempt_id=attempt.id, rank=0, minutes=[now - days * 1440], columns={"a": known}
+            )
+            for days in (1, 30, 32, 90)
+        ]
+        await rig.store.commit(AtomicWrite(figures=blocks))
+        await rig.run()
+        since, until = rig.clock.now() - timedelta(days=99), rig.clock.now()
+        left = await rig.store.figures.list(attempt.id, 0, since=since, until=until)
+        assert [now - each.minutes[0] for each in left] == [30 * 1440, 1440]
 
     play(scenario)
 

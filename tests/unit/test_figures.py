@@ -26,6 +26,7 @@ from cavvy.domain.jobs import NodePhase
 from cavvy.domain.messages import MessageKind
 from cavvy.domain.values import replace
 from cavvy.store.figure_codec import MOST_BYTES, pack, unpack
+from cavvy.store.figures import MERGED
 
 DAY = 24 * 60
 
@@ -80,16 +81,16 @@ def test_only_the_asked_names_are_unpacked() -> None:
     assert [*unpack("j-1", 3, packed, ["step", "other"]).columns] == ["step"]
 
 
-def make_busy_day(day: int, names: int, noise: float) -> FigureBlock:
+def make_busy_day(day: int, names: int, noise: float, spread: float = 0.2) -> FigureBlock:
     """A day whose figures are noisy in each minute."""
     dice = random.Random(day)
     columns = {}
     for n in range(names):
         mean = [100 * dice.gauss(1, noise) for _ in range(DAY)]
         columns[f"figure{n}"] = FigureColumns(
-            low=[each * dice.uniform(0.8, 1) for each in mean],
+            low=[each * dice.uniform(1 - spread, 1) for each in mean],
             mean=mean,
-            high=[each * dice.uniform(1, 1.2) for each in mean],
+            high=[each * dice.uniform(1, 1 + spread) for each in mean],
         )
     minutes = [day * DAY + n for n in range(DAY)]
     return FigureBlock(attempt_id="j-1", rank=0, minutes=minutes, columns=columns)
@@ -101,6 +102,21 @@ def test_a_day_of_many_noisy_figures_takes_no_more_than_its_share() -> None:
     found = unpack("j-1", 0, packed)
     assert len(found.columns) > MOST_NAMES / 4
     assert 31 * MOST_BYTES <= 1_000_000
+
+
+def test_thirty_days_of_a_busy_rank_take_less_than_a_megabyte() -> None:
+    day = make_busy_day(1, 16, 0.02, 0.05)
+    packed = pack(day)
+    columns = {
+        name: FigureColumns(low=each.low[:1], mean=each.mean[:1], high=each.high[:1])
+        for name, each in day.columns.items()
+    }
+    minute = len(pack(replace(day, minutes=day.minutes[:1], columns=columns)))
+    assert 31 * len(packed) + MERGED * minute < 1_000_000
+    found, stated = unpack("j-1", 0, packed).columns["figure3"], day.columns["figure3"]
+    assert list(found.mean) == pytest.approx(list(stated.mean), rel=0.002)
+    assert list(found.high) == pytest.approx(list(stated.high), rel=0.13)
+    assert any(high > mean for high, mean in zip(found.high, found.mean, strict=True))
 
 
 def test_blocks_are_joined_by_minute_and_unknown_values_stay_unknown() -> None:

@@ -22,7 +22,7 @@ _LARGEST = 3e38  # of a 32-bit float, 3.4e38
 _MANTISSA = 23  # bits of the mantissa of a 32-bit float
 # Bits of the means and of the lowest and highest values; the second of a pair is 0 if these are
 # not stored. The next pair is used if the figures of a day take more than MOST_BYTES.
-_PRECISIONS = ((10, 5), (10, 3), (9, 3), (8, 3), (7, 0), (5, 0))
+_PRECISIONS = ((10, 5), (10, 3), (9, 3), (8, 3), (8, 2), (9, 0), (7, 0), (5, 0))
 _HEAD_BYTES = 3000  # more than the names and minutes of a day take
 
 
