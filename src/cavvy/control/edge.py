@@ -118,6 +118,7 @@ class EdgeService:
     def __init__(self, store: Store, clock: ControlClock, hint: Callable[[str], None]) -> None:
         self._store, self._clock, self._hint = store, clock, hint
         self._known: dict[str, _ProjectDevices] = {}
+        self._enrolling = asyncio.Lock()
 
     # Users' requests
 
@@ -257,51 +258,66 @@ class EdgeService:
         device. Raises EnrolmentRefused."""
         if _KEY.fullmatch(key) is None:
             raise EnrolmentRefused("the device's key is no Ed25519 key in hexadecimal")
-        mark = _digest(key)
         for _ in range(_TRIES):
-            try:
-                invited = await self._store.edge.invitations.get(project, _digest(token))
-            except RowNotFound:
-                raise EnrolmentRefused(
-                    "this enrolment token is unknown", "make a new one: cavvy edge token"
-                ) from None
-            if mark in invited.used:
-                with suppress(RowNotFound):
-                    return await self._store.edge.devices.get(project, invited.used[mark])
-            elif self._clock.now() >= invited.expires_at or invited.left <= 0:
-                why = "has been used" if invited.left <= 0 else "has expired"
-                raise EnrolmentRefused(
-                    f"this enrolment token {why}", "make a new one: cavvy edge token"
+            async with self._enrolling:
+                name, known = await self._find_name(project, hostname, key)
+                if known is not None:
+                    return known
+                invited = await self._find_invitation(project, token)
+                device = EdgeDevice(
+                    project=project,
+                    name=name,
+                    site=invited.site,
+                    labels=invited.labels,
+                    key=key,
+                    facts=facts,
+                    enrolled_at=self._clock.now(),
                 )
-            names = {each.name for each in await self._store.edge.devices.list(project)}
-            name = invited.used.get(mark) or _free_name(hostname, names)
-            device = EdgeDevice(
-                project=project,
-                name=name,
-                site=invited.site,
-                labels=invited.labels,
-                key=key,
-                facts=facts,
-                enrolled_at=self._clock.now(),
-            )
-            with suppress(StaleVersion):
-                if mark not in invited.used:
-                    await self._store.edge.invitations.put(
-                        replace(invited, left=invited.left - 1, used={**invited.used, mark: name})
-                    )
-                stored = await self._store.edge.devices.put(device)
-                self._known.pop(project, None)
-                return stored
+                with suppress(StaleVersion):
+                    stored = await self._store.edge.enrol(invited, device)
+                    if (held := self._known.get(project)) is not None:
+                        held.devices[name] = stored
+                    return stored
         raise StaleVersion("the token kept changing during the request; try again")
+
+    async def _find_invitation(self, project: str, token: str) -> EdgeInvitation:
+        """Return the invitation with this token. Raises EnrolmentRefused."""
+        hint = "make a new one: cavvy edge token"
+        try:
+            invited = await self._store.edge.invitations.get(project, _digest(token))
+        except RowNotFound:
+            raise EnrolmentRefused("this enrolment token is unknown", hint) from None
+        if invited.left <= 0:
+            raise EnrolmentRefused("this enrolment token has been used", hint)
+        if self._clock.now() >= invited.expires_at:
+            raise EnrolmentRefused("this enrolment token has expired", hint)
+        return invited
+
+    async def _find_name(
+        self, project: str, hostname: str, key: str
+    ) -> tuple[str, EdgeDevice | None]:
+        """Return the name of the device with this key, and the device if it has enrolled: the host
+        name or, if another device has it, the host name with a part of the key's hash."""
+        plain = re.sub(r"[^a-z0-9]+", "-", hostname.lower().partition(".")[0])[:40].strip("-")
+        base = plain or "device"
+        longer = f"{base}-{_digest(key)[:8]}"
+        free = longer
+        for name in (longer, base):
+            try:
+                found = await self._store.edge.devices.get(project, name)
+            except RowNotFound:
+                free = name
+                continue
+            if found.key == key:
+                return name, found
+        return free, None
 
     async def check_in(
         self, project: str, name: str, report: DeviceReport
     ) -> Sequence[WantedModel]:
         """Note what a device reports, and return what it is to serve. Raises EnrolmentRefused."""
+        device = await self.find(project, name)
         known = await self._read(project)
-        device = known.devices.get(name)
-        if device is None or device.retired_at is not None:
-            raise EnrolmentRefused(f"device {name} is not one of the project's devices")
         known.devices[name] = replace(device, report=report)
         if not known.reported:
             self._hint(edge_key(project))
@@ -376,7 +392,12 @@ class EdgeService:
 
     async def find(self, project: str, name: str) -> EdgeDevice:
         """Return an enrolled device. Raises EnrolmentRefused."""
-        device = (await self._read(project)).devices.get(name)
+        known = await self._read(project)
+        device = known.devices.get(name)
+        if device is None:  # enrolled while the others were read
+            with suppress(RowNotFound):
+                device = await self._store.edge.devices.get(project, name)
+                known.devices[name] = device
         if device is None or device.retired_at is not None:
             raise EnrolmentRefused(f"device {name} is not one of the project's devices")
         return device
@@ -506,13 +527,6 @@ def _unseal(sealer: SecretSealer, repository: ModelRepository) -> Mapping[str, s
         role: sealer.unseal(repository.project, f"{_KEYS}/{role}", bytes.fromhex(sealed))
         for role, sealed in repository.keys.items()
     }
-
-
-def _free_name(hostname: str, names: set[str]) -> str:
-    plain = re.sub(r"[^a-z0-9]+", "-", hostname.lower().partition(".")[0])[:40].strip("-")
-    base = plain or "device"
-    numbered = (f"{base}-{number}" for number in range(2, len(names) + 3))
-    return next(each for each in (base, *numbered) if each not in names)
 
 
 def _digest(token: str) -> str:

@@ -25,8 +25,6 @@ class EdgeInvitation(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     expires_at: datetime
     left: int = 1
-    # by the hash of a device's key, the name of each device that has enrolled
-    used: Mapping[str, str] = field(default_factory=dict)
     version: int = 0
 
 

@@ -16,9 +16,11 @@ from cavvy.domain.edge import (
     Rollout,
 )
 from cavvy.domain.values import replace
+from cavvy.store.archive import check_open
+from cavvy.store.base import StaleVersion
 from cavvy.store.documents import encode, plain, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
-from cavvy.store.rows import insert_into
+from cavvy.store.rows import insert_into, update_of
 from cavvy.store.services import NamedRows
 
 _REPORT = (
@@ -27,6 +29,10 @@ _REPORT = (
 )
 
 
+_USE = update_of("edge_invitations", ("document", "version"), ("project", "name", "version"))
+_ENROL = insert_into(
+    "edge_devices", ("project", "name", "document", "version"), "ON CONFLICT DO NOTHING"
+)
 _ADD = insert_into(
     "edge_samples",
     ("project", "device", "number", "model", "residency", "received_at", "body"),
@@ -102,6 +108,22 @@ class SqlEdge:
             )
             for row in rows
         ]
+
+    async def enrol(self, invited: EdgeInvitation, device: EdgeDevice) -> EdgeDevice:
+        """Insert a device and count one use of its invitation, in one transaction. Raises
+        StaleVersion."""
+        used = replace(invited, left=invited.left - 1, version=invited.version + 1)
+        stored = replace(device, version=1)
+
+        def write(session: DatabaseSession) -> None:
+            check_open(session, [device.project])
+            spent = (encode(used), used.version, invited.project, invited.name, invited.version)
+            added = (stored.project, stored.name, encode(stored), 1)
+            if not (session.run(_USE, spent).rowcount and session.run(_ENROL, added).rowcount):
+                raise StaleVersion(f"the invitation or the device {device.name} has changed")
+
+        await self._write(write)
+        return stored
 
     async def put_reports(self, devices: Sequence[EdgeDevice]) -> None:
         """Replace devices that have checked in. A device that was changed meanwhile is left as it
