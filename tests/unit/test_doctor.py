@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tests.unit.cli_client import FakeClient, client
 
 from cavvy.agent.check import doctor
-from cavvy.agent.check.doctor import Finding, Machine
+from cavvy.agent.check.doctor import ExaminedMachine, Finding
 from cavvy.cli.main import cli
 from cavvy.client import ExecChunk, maintenance_wire
 
@@ -65,7 +65,7 @@ class Planted:
         self.environ["PYTHONPATH"] = str(self.root / "site")
 
     def examine(self) -> dict[str, Finding]:
-        machine = Machine(self.environ, str(self.root))
+        machine = ExaminedMachine(self.environ, str(self.root))
         return {each.name: each for each in doctor.examine(machine, [])}
 
 

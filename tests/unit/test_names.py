@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2] / "src" / "cavvy"
 
 # Words that other words have replaced, as parts of an identifier: what to write instead.
 REPLACED = {
-    "doctor": "diagnoser",
     "guardian": "reaper",
     "herd": "fleet",
     "honoured": "supported",

@@ -57,22 +57,22 @@ def command(name: str | None, project: str, output: str) -> None:
     """
     answer = _examine_here() if name is None else _examine_node(project, name)
     found = sorted(answer, key=lambda each: _ORDER.index(each.state))
-    lacks = [each for each in found if each.state == "lack"]
+    lacking = [each for each in found if each.state == "lack"]
     if output == "json":
         rows = [
             {"name": each.name, "state": each.state, "found": each.found, "fix": each.fix}
             for each in found
         ]
-        json_out({"place": name or "this machine", "lacks": len(lacks), "findings": rows})
+        json_out({"place": name or "this machine", "lacks": len(lacking), "findings": rows})
     else:
         text_out(f"In the environment of {name}, where the commands below must run:" * bool(name))
         columns = [TableColumn("state"), TableColumn("what"), TableColumn("found", wrap=True)]
         rows_out(columns, [(each.state, each.name, each.found) for each in found])
-        for each in lacks:
+        for each in lacking:
             click.echo()
             text_out(_printable(f"{each.name}: {each.found}"))
             click.echo(_printable(f"  {each.fix}"))
-    if lacks:
+    if lacking:
         raise SystemExit(1)
 
 

@@ -99,7 +99,7 @@ def list_targets(project: str, output: str) -> None:
         TableColumn("problem", wrap=True),
         TableColumn("updated_at", "SET AT", drop=1),
     ]
-    empty = f"project {project} notifies nobody; `cavvy notify add --help` shows how it does"
+    empty = f"project {project} sends no notices; `cavvy notify add` adds a target"
     rows_out(columns, rows, output, empty=empty)
 
 

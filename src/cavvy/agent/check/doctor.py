@@ -59,7 +59,7 @@ class Gpus(NamedTuple):
     capabilities: tuple[str, ...] = ()
 
 
-class Machine:
+class ExaminedMachine:
     """Reads files below `root` and runs programs with the variables `environ`."""
 
     def __init__(self, environ: dict[str, str], root: str = "/") -> None:
@@ -120,7 +120,7 @@ class Machine:
         return found
 
 
-def examine(machine: Machine, ports: list[int]) -> list[Finding]:
+def examine(machine: ExaminedMachine, ports: list[int]) -> list[Finding]:
     """Return the findings. `ports` are those that the server's settings name."""
     driver, gpus = check_driver(machine)
     return [
@@ -138,7 +138,7 @@ def examine(machine: Machine, ports: list[int]) -> list[Finding]:
     ]
 
 
-def check_driver(machine: Machine) -> tuple[Finding, Gpus]:
+def check_driver(machine: ExaminedMachine) -> tuple[Finding, Gpus]:
     smi = machine.find("nvidia-smi")
     if not smi:
         if NVIDIA not in machine.vendors():
@@ -166,7 +166,7 @@ def check_driver(machine: Machine) -> tuple[Finding, Gpus]:
     return Finding("driver", OK, found), Gpus(len(rows), cuda, tuple(row[1] for row in rows))
 
 
-def _mend_driver(machine: Machine, text: str) -> str:
+def _mend_driver(machine: ExaminedMachine, text: str) -> str:
     if "mismatch" in text:  # the driver was updated, but the old kernel module is still loaded
         return "sudo reboot"
     if machine.contained:
@@ -176,7 +176,7 @@ def _mend_driver(machine: Machine, text: str) -> str:
     return "sudo dmesg | grep -i nvrm"
 
 
-def check_toolkit(machine: Machine, gpus: Gpus) -> list[Finding]:
+def check_toolkit(machine: ExaminedMachine, gpus: Gpus) -> list[Finding]:
     """Look for CUDA's compiler and cuDNN, which only some programs need: wheels bring their own."""
     if not gpus.number:
         return []
@@ -206,7 +206,7 @@ def _find_cudnn(gpus: Gpus) -> Finding:
     return Finding("cudnn", NOTE, "none; wheels of PyTorch and JAX bring their own", fix)
 
 
-def check_rocm(machine: Machine) -> list[Finding]:
+def check_rocm(machine: ExaminedMachine) -> list[Finding]:
     version = machine.read("/opt/rocm/.info/version")
     kfd = machine.path("/dev/kfd")
     if not version and not os.path.exists(kfd) and AMD not in machine.vendors():
@@ -225,7 +225,7 @@ def check_rocm(machine: Machine) -> list[Finding]:
     return [Finding("rocm", OK, f"ROCm {version.split('-')[0]}")]
 
 
-def check_containers(machine: Machine, gpus: Gpus) -> list[Finding]:
+def check_containers(machine: ExaminedMachine, gpus: Gpus) -> list[Finding]:
     """Look for podman or docker, and for what gives their containers NVIDIA GPUs."""
     if machine.contained and not (machine.find("docker") or machine.find("podman")):
         return []
@@ -253,7 +253,7 @@ def _mend_engine(engine: str, text: str) -> str:
     return f"sudo systemctl start {engine}" if engine == "docker" else "podman info"
 
 
-def _check_gpus_of(machine: Machine, engine: str, info: str, gpus: Gpus) -> list[Finding]:
+def _check_gpus_of(machine: ExaminedMachine, engine: str, info: str, gpus: Gpus) -> list[Finding]:
     if not gpus.number:
         return []
     described = [
@@ -274,7 +274,7 @@ def _check_gpus_of(machine: Machine, engine: str, info: str, gpus: Gpus) -> list
     return [Finding(f"{engine}-gpus", LACK, "containers cannot use the NVIDIA GPUs", fix)]
 
 
-def check_plugin(machine: Machine) -> list[Finding]:
+def check_plugin(machine: ExaminedMachine) -> list[Finding]:
     """Look for GPU nodes of the current Kubernetes cluster whose GPUs no device plugin reports."""
     kubectl = machine.find("kubectl")
     if not kubectl or machine.run([kubectl, "config", "current-context"])[0] != 0:
@@ -309,7 +309,7 @@ def count_gpus(node: dict) -> tuple[str, bool, int]:  # type: ignore[type-arg]  
     return str(meta["name"]), labelled, sum(counts)
 
 
-def check_frameworks(machine: Machine, gpus: Gpus) -> list[Finding]:
+def check_frameworks(machine: ExaminedMachine, gpus: Gpus) -> list[Finding]:
     found = []
     torch = find_module("torch")
     if torch:
@@ -329,7 +329,7 @@ def check_frameworks(machine: Machine, gpus: Gpus) -> list[Finding]:
     return found
 
 
-def _check_torch(machine: Machine, gpus: Gpus, folder: str) -> Finding:
+def _check_torch(machine: ExaminedMachine, gpus: Gpus, folder: str) -> Finding:
     """Compare the build of PyTorch with the driver and the GPUs. Without a GPU, it is not imported,
     which takes seconds.
     """
@@ -392,7 +392,7 @@ def runs_on(capability: str, built: list[str]) -> bool:
     return False
 
 
-def check_python(machine: Machine) -> Finding:
+def check_python(machine: ExaminedMachine) -> Finding:
     """Describe the Python that runs this program, which is the one that a job gets."""
     version = ".".join(map(str, sys.version_info[:3]))
     active = machine.environ.get("VIRTUAL_ENV") or machine.environ.get("CONDA_PREFIX") or ""
@@ -455,7 +455,7 @@ def check_clock() -> Finding:
     return Finding("clock", OK, "synchronised")
 
 
-def check_disk(machine: Machine) -> list[Finding]:
+def check_disk(machine: ExaminedMachine) -> list[Finding]:
     found = []
     home = machine.environ.get("HOME") or os.path.expanduser("~")
     folders = {"folder": os.getcwd(), "home": home, "temporary": machine.environ.get("TMPDIR", "")}
@@ -489,7 +489,7 @@ def check_disk(machine: Machine) -> list[Finding]:
     return [*found, *_check_shm(machine)]
 
 
-def _check_shm(machine: Machine) -> list[Finding]:
+def _check_shm(machine: ExaminedMachine) -> list[Finding]:
     try:
         status = os.statvfs(machine.path("/dev/shm"))
     except OSError:
@@ -506,7 +506,7 @@ def _check_shm(machine: Machine) -> list[Finding]:
     return [Finding("shared memory", LACK, found, fix)]
 
 
-def check_proxy(machine: Machine) -> list[Finding]:
+def check_proxy(machine: ExaminedMachine) -> list[Finding]:
     """Check the proxy that the environment names, and the file with certificates."""
     found = []
     for name in ("https_proxy", "http_proxy"):
@@ -575,7 +575,7 @@ def first_line(text: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    findings = examine(Machine(dict(os.environ)), [int(each) for each in arguments])
+    findings = examine(ExaminedMachine(dict(os.environ)), [int(each) for each in arguments])
     told = {"now": time.time(), "findings": [each._asdict() for each in findings]}
     print(f"\n{MARK}{json.dumps(told)}", flush=True)
 

@@ -1,8 +1,8 @@
 """Submits tasks for coding agents, within a spending limit that the server enforces.
 
 Each job and service gets a tag, and a budget for this tag with a hard stop: at the limit, the
-server starts no further work and stops what runs, whatever the agent does. Each one also has its
-own ceiling, at which the server stops it.
+server starts no further work and stops what runs, also if the agent asks for more. Each job also
+has its own ceiling, at which the server stops it.
 """
 
 import getpass
