@@ -148,10 +148,10 @@ def test_a_hidden_page_asks_for_nothing(tab: Tab, site: str) -> None:
 def test_new_rows_leave_the_focus_where_it_is(tab: Tab, site: str, client: Client) -> None:
     submit(client, "first", "true")
     tab.open(f"{site}/jobs")
-    tab.wait("document.querySelector('#jobs a')?.innerText === 'first'")
-    tab.evaluate("document.querySelector('#jobs a').focus()")
+    tab.wait("document.querySelector('#jobs tbody a')?.innerText === 'first'")
+    tab.evaluate("document.querySelector('#jobs tbody a').focus()")
     submit(client, "second", "true")
-    tab.wait("document.querySelector('#jobs a').innerText === 'second'")
+    tab.wait("document.querySelector('#jobs tbody a').innerText === 'second'")
     assert tab.evaluate("document.activeElement.innerText") == "first"
 
 
@@ -313,7 +313,7 @@ def test_a_server_that_stops_is_shown_again_when_it_runs(
     tab.open(f"{site}/jobs")
     kill_server(home)
     submit(client, "afterwards", "true")  # the server runs again
-    tab.wait("document.querySelector('#jobs a').innerText === 'afterwards' && silence.hidden")
+    tab.wait("document.querySelector('#jobs tbody a').innerText === 'afterwards' && silence.hidden")
 
 
 def test_a_console_that_stops_is_reported_until_it_runs_again(

@@ -316,8 +316,11 @@ def test_spending_is_seen_by_project_and_bounded(reader: Reader) -> None:
 
 
 def test_ten_jobs_are_stopped_and_removed_at_once(reader: Reader, client: Client) -> None:
-    sleep = Task("sleep 600", resources={"providers": "local", "cpu": 1})
-    jobs = [client.submit(replace_name(sleep, f"ten-{number}")) for number in range(10)]
+    need = {"providers": "local", "cpu": 1}
+    jobs = [
+        client.submit(Task("sleep 600", name=f"ten-{number}", resources=need))
+        for number in range(10)
+    ]
     reader.open("/jobs?text=ten-")
     reader.tab.wait("document.getElementsByName('job').length === 10")
     reader.tab.evaluate("document.querySelector('[data-all]').click()")
@@ -328,10 +331,6 @@ def test_ten_jobs_are_stopped_and_removed_at_once(reader: Reader, client: Client
     reader.tab.wait(f"{TEXT}.includes('No job matches')")
     reader.look()
     assert len(jobs) == 10
-
-
-def replace_name(task: Task, name: str) -> Task:
-    return Task(task.run, name=name, resources=task.resources)
 
 
 def test_a_job_of_ten_thousand_is_found_by_user_tag_gpu_and_day(reader: Reader) -> None:
