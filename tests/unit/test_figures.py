@@ -71,6 +71,14 @@ def test_packed_figures_keep_their_precision(
         assert columns.high[n] == pytest.approx(high[n], rel=0.034, abs=1e-37)
 
 
+def test_counters_keep_the_differences_that_tell_the_speed() -> None:
+    steps = [1_000_000.0 + 7 * n for n in range(60)]
+    found = unpack("j-1", 3, pack(block([*range(60)], step=steps))).columns["step"]
+    assert list(found.mean) == pytest.approx(steps, abs=1)
+    one = unpack("j-1", 3, pack(block([7], step=steps[:1]))).columns["step"]
+    assert one.mean[0] == pytest.approx(steps[0], abs=1)
+
+
 def test_values_beyond_the_floats_are_kept_as_the_largest() -> None:
     found = unpack("j-1", 3, pack(block([7], loss=[1e300]))).columns["loss"]
     assert found.mean[0] == pytest.approx(3e38, rel=0.01)

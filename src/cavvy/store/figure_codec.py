@@ -2,15 +2,16 @@
 
 A mean keeps a mantissa of 10 bits, so its error is below 0.05 %. The lowest and highest values keep
 5 bits, so their error is below 1.6 %; one that is that near to the mean is unpacked as the mean.
-Values are stored as differences, byte by byte: first the lowest bytes of all minutes, then the
-next. Each figure is compressed apart, so that one can be read without the others.
+Few minutes, and numbers that only grow, keep 20 bits. Values are stored as differences, byte by
+byte: first the lowest bytes of all minutes, then the next. Each figure is compressed apart, so that
+one can be read without the others.
 """
 
 import json
 import sys
 import zlib
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from operator import sub
 
@@ -23,6 +24,9 @@ _MANTISSA = 23  # bits of the mantissa of a 32-bit float
 # Bits of the means and of the lowest and highest values; the second of a pair is 0 if these are
 # not stored. The next pair is used if the figures of a day take more than MOST_BYTES.
 _PRECISIONS = ((10, 5), (10, 3), (9, 3), (8, 3), (8, 2), (9, 0), (7, 0), (5, 0))
+# Numbers that only grow, such as steps, whose small differences tell the speed.
+_COUNTER = (20, 0)
+_FEW, _EXACT = 60, (20, 10)  # minutes, whose precision need not be lowered
 _HEAD_BYTES = 3000  # more than the names and minutes of a day take
 
 
@@ -30,15 +34,20 @@ def pack(block: FigureBlock) -> bytes:
     """Return the minutes and figures of a block of at most one day as at most MOST_BYTES. If even
     the lowest precision takes more, the figures that take most are left out.
     """
-    for precision in _PRECISIONS:
-        parts = _pack_columns(block, *precision)
+    few = len(block.minutes) < _FEW
+    for precision in (_EXACT, *_PRECISIONS) if few else _PRECISIONS:
+        bits = {
+            name: _COUNTER if is_counter(each.mean) else precision
+            for name, each in block.columns.items()
+        }
+        parts = _pack_columns(block, bits)
         if sum(map(len, parts.values())) <= MOST_BYTES - _HEAD_BYTES:
             break
     while sum(map(len, parts.values())) > MOST_BYTES - _HEAD_BYTES:
         del parts[max(parts, key=lambda name: len(parts[name]))]
     minutes = _compress([[block.minutes[0], *_differences(block.minutes)]])
     head = {
-        "bits": precision,
+        "bits": [bits[name] for name in parts],
         "names": [*parts],
         "sizes": [len(minutes), *map(len, parts.values())],
     }
@@ -46,9 +55,19 @@ def pack(block: FigureBlock) -> bytes:
     return len(text).to_bytes(4, "little") + text + minutes + b"".join(parts.values())
 
 
-def _pack_columns(block: FigureBlock, bits: int, spread_bits: int) -> dict[str, bytes]:
+def is_counter(values: Sequence[float]) -> bool:
+    """Return whether many values only grow."""
+    known = [each for each in values if each == each]
+    grows = all(one <= two for one, two in pairwise(known))
+    return len(known) >= _FEW and grows and known[0] < known[-1]
+
+
+def _pack_columns(
+    block: FigureBlock, precisions: Mapping[str, tuple[int, int]]
+) -> dict[str, bytes]:
     parts = {}
     for name, each in block.columns.items():
+        bits, spread_bits = precisions[name]
         means = _encode(each.mean, bits)
         planes = [_fold([means[0], *_differences(means)])]
         if spread_bits:
@@ -64,15 +83,14 @@ def unpack(attempt_id: str, rank: int, packed: bytes, names: Collection[str] = (
     """Return the block that was packed, with the figures of these names or with all."""
     end = 4 + int.from_bytes(packed[:4], "little")
     head = json.loads(zlib.decompress(packed[4:end]))
-    bits, spread_bits = head["bits"]
     parts, at = [], end
     for size in head["sizes"]:
         parts.append(packed[at : at + size])
         at += size
     minutes = [*accumulate(_expand(parts[0], 1)[0])]
     columns = {
-        name: _decode_columns(part, bits, spread_bits)
-        for name, part in zip(head["names"], parts[1:], strict=True)
+        name: _decode_columns(part, *bits)
+        for name, bits, part in zip(head["names"], head["bits"], parts[1:], strict=True)
         if not names or name in names
     }
     return FigureBlock(attempt_id=attempt_id, rank=rank, minutes=minutes, columns=columns)

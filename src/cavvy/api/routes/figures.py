@@ -104,7 +104,7 @@ def _check_size(begin: datetime, end: datetime, ranks: int, names: int) -> None:
 
 def _make_series(attempt: int, rank: int, name: str, columns: FigureColumns) -> wire.SeriesView:
     low, mean, high = (
-        [float(f"{each:.4g}") if each == each else None for each in values]
+        [float(f"{each:.6g}") if each == each else None for each in values]
         for values in (columns.low, columns.mean, columns.high)
     )
     return wire.SeriesView(attempt=attempt, rank=rank, name=name, low=low, mean=mean, high=high)
