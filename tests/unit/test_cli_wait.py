@@ -58,8 +58,8 @@ def test_jobs_that_ended_because_of_another_do_not_count(
         "report": make_job(name="report", phase="stopped", stop_cause="dependency"),
     }
     monkeypatch.setattr(client, "job", lambda project, name, session: jobs[name])
-    assert wait.wait_for_all(cast(Any, client), "default", [*jobs], graph=True) == 3
-    assert wait.wait_for_all(cast(Any, client), "default", [*jobs]) == 143
+    assert waiting.wait_for_all(cast(Any, client), "default", [*jobs], graph=True) == 3
+    assert waiting.wait_for_all(cast(Any, client), "default", [*jobs]) == 143
 
 
 def test_a_job_that_runs_is_waited_for_until_it_ends(

@@ -173,7 +173,8 @@ def command(
     resources, setup, folder and environment, but does not run the file's commands. Without a task
     file, the session follows the folder's devcontainer.json, if there is one.
     """
-    from cavvy.cli.run import say_machine, submit_loaded
+    from cavvy.cli.run import say_machine
+    from cavvy.cli.task.submission import submit_loaded
 
     params = read_params(param)
     container = _read_devcontainer(file, options)

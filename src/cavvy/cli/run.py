@@ -1,7 +1,6 @@
 """`cavvy run`: submits a task, follows its log and exits with its exit code."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -101,6 +100,8 @@ def command(
                 click.echo(f"note: {note}", err=True)
             _show(client, loaded, file, params, project, name)
             return
+        from cavvy.cli.task.submission import submit_loaded
+
         job = submit_loaded(client, loaded, file, params, project, name, yes)
         if job.members is not None:
             _follow_array(client, job, output, detach=detach)
@@ -160,8 +161,8 @@ def _run_graph(
 ) -> None:
     """Submit the tasks of a file and, unless `detach` is set, wait for their jobs."""
     from cavvy.cli.reach.follow import leave_running
+    from cavvy.cli.reach.waiting import wait_for_all
     from cavvy.cli.task.graph import submit_graph
-    from cavvy.cli.wait import wait_for_all
 
     jobs = submit_graph(client, graph, yes=yes)
     if output == "json":
@@ -269,43 +270,6 @@ def _show(
         raise refusal
     if price:
         click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
-
-
-def submit_loaded(
-    client: "ApiClient",
-    loaded: "LoadedTask",
-    file: str,
-    params: dict[str, str],
-    project: str,
-    name: str | None,
-    yes: bool,
-) -> "Submitted":
-    from cavvy.cli.task.profiles import text_with_rates
-    from cavvy.cli.task.submission import make_origin, submit
-    from cavvy.client import ApiError
-
-    task = loaded.task
-    origin = make_origin(client, project, loaded, loaded.text)
-    try:
-        return submit(
-            client,
-            text_with_rates(loaded.text, task, loaded.folder),
-            path=file,
-            params=params,
-            project=project,
-            origin=origin,
-            name=name,
-            # Without a terminal, a budget in the file counts as consent. On a terminal, the user is
-            # always asked.
-            consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
-        )
-    except ApiError as error:
-        if error.code != "no-offer":
-            raise
-        from cavvy.cli.task.available import suggest_offer
-
-        is_file = Path(file).is_file()
-        raise CommandFailure(error.message, suggest_offer(task, file, is_file=is_file)) from error
 
 
 def _print(client: "ApiClient", job: "Submitted", output: str) -> None:

@@ -277,7 +277,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # to this machine could otherwise use the services through a browser.
     any_name: bool = False
     owner: OwnerToken | None = None  # programs do not get this token
-    metrics: MetricsListener | None = None  # None: nobody reads them
+    metrics: MetricsListener | None = None  # None: they are not served
     # the gateway exits after this many seconds without a line on its control socket
     alone_s: Seconds | None = None
     tls: TlsFiles | None = None

@@ -147,9 +147,9 @@ def _read_task(client: "ApiClient", file: str, project: str | None, *, yes: bool
 def _submit(client: "ApiClient", task: "RunnerTask", name: str, secret: str, *, yes: bool) -> None:
     """Submit the job of a runner. The file is read again, so that new runners follow its changes.
     Raises CommandFailure, ApiError."""
-    from cavvy.cli.run import submit_loaded
     from cavvy.cli.runners.controller import DEFAULT_RUN, write_overrides
     from cavvy.cli.runners.tasks import read_runner_task
+    from cavvy.cli.task.submission import submit_loaded
 
     own = read_runner_task(task.file, {}).task
     tags = {"ci": "github", "ci-label": task.label}

@@ -67,7 +67,7 @@ def prepare(file: str, project: str, yes: bool) -> None:
     The `image` of the CI job replaces that of the file. Variables CAVVY_PARAM_NAME of the CI job
     set parameters of the file.
     """
-    from cavvy.cli.wait import wait_for_all
+    from cavvy.cli.reach.waiting import wait_for_all
 
     with _system_failures(), session(patience_s=_PATIENCE_S) as client:
         document = _read_document()
@@ -130,8 +130,8 @@ def _submit(
     client: "ApiClient", file: str, document: Mapping[str, Any], project: str, *, yes: bool
 ) -> str:
     """Submit the job of a CI job, and return its name. Raises CommandFailure, ApiError."""
-    from cavvy.cli.run import submit_loaded
     from cavvy.cli.runners.tasks import read_runner_task
+    from cavvy.cli.task.submission import submit_loaded
 
     params = {
         name.removeprefix(_PARAM).lower(): value

@@ -185,3 +185,40 @@ def _upload(client: "ApiClient", project: str, blobs: Mapping[str, bytes | Froze
         return upload(
             client, project, blobs, lambda done, of: bar.update(task, completed=done, total=of)
         )
+
+
+def submit_loaded(
+    client: ApiClient,
+    loaded: LoadedTask,
+    file: str,
+    params: dict[str, str],
+    project: str,
+    name: str | None,
+    yes: bool,
+) -> "Submitted":
+    """Submit a task that was read from a file, after the user has agreed to its costs. Raises
+    CommandFailure, ApiError."""
+    from cavvy.cli.task.profiles import text_with_rates
+
+    task = loaded.task
+    origin = make_origin(client, project, loaded, loaded.text)
+    try:
+        return submit(
+            client,
+            text_with_rates(loaded.text, task, loaded.folder),
+            path=file,
+            params=params,
+            project=project,
+            origin=origin,
+            name=name,
+            # Without a terminal, a budget in the file counts as consent. On a terminal, the user is
+            # always asked.
+            consent=yes or (task.limits.budget is not None and not sys.stdin.isatty()),
+        )
+    except ApiError as error:
+        if error.code != "no-offer":
+            raise
+        from cavvy.cli.task.available import suggest_offer
+
+        is_file = Path(file).is_file()
+        raise CommandFailure(error.message, suggest_offer(task, file, is_file=is_file)) from error

@@ -37,7 +37,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     owner: OwnerToken | None = None  # how to recognise the owner's token
     # the program in front of the gateway, or None if there is no such program
     haproxy: Path | None = None
-    metrics: MetricsListener | None = None  # None: nobody reads the metrics of the gateway
+    metrics: MetricsListener | None = None  # None: the gateway serves no metrics
 
     def locate(self, hosts: tuple[str, ...], path: str, port: int) -> str:
         """Return the URL of a service."""
