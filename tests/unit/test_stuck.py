@@ -354,12 +354,10 @@ hang()
 BUSY = """
 import time
 print("ready", flush=True)
-while True:
-    time.sleep(0.01)
-    time.sleep(0.01)
-    sum(range(10))
-    time.sleep(0.01)
-    time.sleep(0.01)
+def work():
+    number = 0
+    while True: number += 1; time.sleep(0.01)
+work()
 """
 
 

@@ -118,7 +118,7 @@ def dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
     """Return the frames of the main thread, the innermost first, and "", or [] and the reason."""
     try:
         done = subprocess.run(
-            [tool, "dump", "--json", "--pid", str(pid)],
+            [tool, "dump", "--json", "--locals", "--pid", str(pid)],
             capture_output=True,
             timeout=LIMIT_S,
             check=False,
@@ -134,10 +134,21 @@ def dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
         next((each for each in threads if each.get("thread_name") == "MainThread"), {}),
     )
     frames = [
-        {"name": each["name"], "file": each["filename"], "line": each["line"]}
+        {
+            "name": each["name"],
+            "file": each["filename"],
+            "line": each["line"],
+            # A loop that works at one line changes its variables. They are only compared.
+            "variables": None if is_library(each["filename"]) else each.get("locals"),
+        }
         for each in main.get("frames", ())
     ]
     return frames, "" if frames else f"{TOOL}: process {pid} has no main thread"
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file is not the program's own. Libraries may poll while they wait."""
+    return any(part in file for part in LIBRARIES)
 
 
 def is_helper(frames: list[dict[str, Any]]) -> bool:
@@ -148,7 +159,7 @@ def is_helper(frames: list[dict[str, Any]]) -> bool:
 def describe(frames: list[dict[str, Any]]) -> dict[str, Any]:
     """Return where a process is: its innermost frame outside of libraries, and the operation of
     PyTorch in which it waits for other ranks, or ""."""
-    own_code = [each for each in frames if not any(part in each["file"] for part in LIBRARIES)]
+    own_code = [each for each in frames if not is_library(each["file"])]
     at = (own_code or frames)[0]
     line = f":{at['line']}" if at["line"] else ""
     place = f"{os.path.basename(at['file'])}{line} in {at['name']}"
