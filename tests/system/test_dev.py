@@ -1,13 +1,11 @@
 """Sessions of `cavvy dev` as a user has them: a shell in a terminal that stays over the loss of the
-server, a folder that is mirrored beside it, and Jupyter and code-server in a browser.
+server, a folder that is mirrored beside it, and a home folder that is kept.
 """
 
 import os
 import re
 import select
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +14,7 @@ from secrets import token_hex
 
 import pytest
 from tests.system import prepared
-from tests.system.chromium import chromium
 from tests.system.server_state import kill_server
-from tests.system.storages import install
 from tests.system.trust import User, user_at
 from tests.waits import PATIENCE_S, START_S, wait_until
 
@@ -124,49 +120,3 @@ def test_a_session_is_resumed_with_its_home(user: User) -> None:
         second.wait("kept for")
         assert second.ask("cat ~/notes/one") == "kept"
     user.cli("machines", "stop", "dev", "--yes")
-
-
-def install_jupyter() -> Path:
-    return install(
-        "jupyterlab",
-        "bin/jupyter-lab",
-        f"{sys.executable} -m venv .",
-        "bin/pip install -q jupyterlab==4.4.9",
-    )
-
-
-def test_jupyter_runs_a_cell_in_a_browser(
-    user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page goes through the tunnel, with its web sockets. JupyterLab otherwise opens as its
-    last user left it.
-    """
-    monkeypatch.setenv("PATH", str(install_jupyter().parent), prepend=":")
-    own = f"JUPYTERLAB_WORKSPACES_DIR={tmp_path}/workspaces"
-    command = user.start("dev", "--ide", "jupyter", "--machine", "nb", "--env", own)
-    try:
-        with chromium(tmp_path) as tab:
-            assert command.stdout is not None
-            address = command.stdout.readline().strip()
-            assert re.fullmatch(r"http://127.0.0.1:\d+/lab\?token=\w+", address), address
-            tab.open(address)
-            card = "document.querySelector('.jp-LauncherCard[data-category=Notebook]')"
-            tab.wait(f"{card} !== null")
-            tab.evaluate(f"{card}.click()")
-            cell = "document.querySelector('.jp-Notebook .cm-content')"
-            tab.wait(f"{cell} !== null")
-            tab.evaluate(f"{cell}.focus()")
-            tab.call("Input.insertText", text="print(6 * 7, 'from the node')")
-            key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "modifiers": 8}
-
-            def run() -> bool:
-                """Press Shift-Enter, which does nothing before the kernel is connected."""
-                for kind in ("rawKeyDown", "keyUp"):
-                    tab.call("Input.dispatchKeyEvent", type=kind, **key)
-                return "42 from the node" in str(tab.evaluate("document.body.innerText"))
-
-            wait_until(run, pause_s=2)
-    finally:
-        command.send_signal(signal.SIGINT)
-        command.communicate(timeout=PATIENCE_S)
-    user.cli("machines", "stop", "nb", "--yes")
