@@ -53,11 +53,10 @@ class Caller:
         self._line = open_line(address)
         key = Ed25519PrivateKey.generate()
         body = {
-            "token": token,
             "key": key.public_key().public_bytes_raw().hex(),
             "hostname": secrets.token_hex(8),
         }
-        found = self.ask("POST", "/edge/v1/enrol", body)
+        found = self.ask("POST", "/edge/v1/enrol", body, token)
         nonce = self.ask("GET", "/edge/v1/nonce")["nonce"]
         signed = key.sign(nonce.encode()).hex()
         proof = {"project": found["project"], "device": found["device"], "nonce": nonce}

@@ -18,7 +18,7 @@ from math import log
 from measure import table
 
 from cavvy.control.decide.rollouts import count_wave, decide_rollout, order_devices
-from cavvy.domain.edge import DeviceModel, DeviceReport, EdgeDevice, Rollout, RolloutPhase
+from cavvy.domain.edge import DeviceReport, EdgeDevice, ModelReport, Rollout, RolloutPhase
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.values import replace
 
@@ -75,7 +75,7 @@ def run(rule: Rule, devices: int, share: float, seed: int) -> tuple[RolloutPhase
             totals[each.name][version] += make_sums(
                 rng, requests, share if version == 2 else _SHARE
             )
-            model = DeviceModel(name="m", serving=version, sums=totals[each.name][version])
+            model = ModelReport(name="m", serving=version, sums=totals[each.name][version])
             told.append(replace(each, report=DeviceReport(at=now, models=(model,))))
         rollout = rule(rollout, told, now)
         if rollout.phase is not RolloutPhase.RUNNING:

@@ -17,6 +17,7 @@ from cavvy.domain.accounts import (
     RoleBinding,
 )
 from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.edge import EdgeDevice, ModelVersion, Rollout
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.services import ServiceSpec
@@ -25,6 +26,7 @@ from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, SealedSecret
+from cavvy.store.sql import Store
 
 PARENTS = {"company": None, "team": "company", "sub": "team", "other": None}
 OWN = ("team", "sub")  # the projects in which a role in `team` applies
@@ -73,6 +75,26 @@ def make_service(project: str, now: datetime) -> StoredService:
     return StoredService(project=project, name=name, id=f"s-{project}", created_at=now, task=task)
 
 
+async def add_edge(store: Store, project: str, now: datetime) -> None:
+    """Add a device, which serves a model that a rollout brings."""
+    name = f"model-of-{project}-mark"
+    model = ModelVersion(
+        project=project,
+        name=f"{name}@1",
+        snapshot="0" * 64,
+        files=(),
+        main="m.onnx",
+        created_at=now,
+    )
+    await store.edge.models.put(model)
+    device = EdgeDevice(project=project, name=name, site="s", key="0" * 64, enrolled_at=now)
+    await store.edge.devices.put(device)
+    rollout = Rollout(
+        project=project, name=f"{name}-1", model=name, to=1, wave_at=now, created_at=now
+    )
+    await store.edge.rollouts.put(rollout)
+
+
 async def make_team(api: Api) -> Team:
     """Create the projects, with a running job, a charge, a machine, a service and a secret in
     each."""
@@ -103,6 +125,7 @@ async def make_team(api: Api) -> Team:
         budget = f"budget-of-{name}-mark"
         limit, now = Money(10**12), api.app_state.now()
         await store.budgets.put(SpendingBudget(name=budget, project=name, limit=limit, since=now))
+        await add_edge(store, name, now)
         team.jobs[name], team.gangs[name] = job["name"], attempt.gang
         team.marks[name] = {
             job["id"],
@@ -113,6 +136,7 @@ async def make_team(api: Api) -> Team:
             f"SECRET_OF_{name.upper()}_MARK",
             budget,
             f"service-of-{name}-mark",
+            f"model-of-{name}-mark",
             str(7_000_000 + number),
         }
     return team

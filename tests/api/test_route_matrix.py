@@ -64,6 +64,11 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", f"{_MACHINE}/stop"): RUNNERS,
     ("POST", f"{_MACHINE}/keep"): RUNNERS,
     ("DELETE", _MACHINE): RUNNERS,
+    ("POST", "/v1/projects/{project}/edge/tokens"): {"operator", "admin"},
+    ("DELETE", "/v1/projects/{project}/edge/devices/{name}"): {"operator", "admin"},
+    ("POST", "/v1/projects/{project}/models"): {"member", "operator", "admin"},
+    ("POST", "/v1/projects/{project}/rollouts"): {"operator", "admin"},
+    ("POST", "/v1/projects/{project}/rollouts/{name}/halt"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/pools"): {"operator", "admin"},
     ("DELETE", "/v1/projects/{project}/pools/{name}"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/pools/{name}/nodes"): {"operator", "admin"},
@@ -138,11 +143,20 @@ _NAMED = ("/v1/shares", "/v1/hosts", "/v1/reservations")
 # they need, written by hand
 READS: dict[str, tuple[str, str | None]] = {
     "/v1/jobs": ("query", "view"),
+    "/v1/job-search": ("query", "view"),
+    "/v1/projects/{project}/jobs/{name}/figures": ("path", "view"),
+    "/v1/projects/{project}/offers": ("path", "view"),
+    "/v1/projects/{project}/recipes": ("path", "view"),
     "/v1/shares": ("query", "view"),
     "/v1/nodes": ("query", "view"),
     "/v1/hosts": ("query", "view"),
     "/v1/reservations": ("query", "view"),
     "/v1/machines": ("query", "view"),
+    "/v1/edge/devices": ("query", "view"),
+    "/v1/models": ("query", "view"),
+    "/v1/rollouts": ("query", "view"),
+    "/v1/projects/{project}/edge/devices/{name}": ("path", "view"),
+    "/v1/projects/{project}/edge/samples": ("path", "run"),
     "/v1/pools": ("query", "view"),
     "/v1/services": ("query", "view"),
     "/v1/budgets": ("query", "spending"),
@@ -176,6 +190,11 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/health": ("open", None),
     "/boot/v1/{digest}": ("open", None),
     "/nodes/v1/{provider}/script": ("open", None),
+    "/edge/v1/script": ("open", None),
+    "/edge/v1/nonce": ("open", None),
+    "/edge/v1/metadata/{file}": ("machine", None),
+    "/edge/v1/manifests/{model}/{number}": ("machine", None),
+    "/edge/v1/files/{digest}": ("machine", None),
 }
 # routes that every account may use and that change something; the tests below cover them
 SELF_SERVICE = {("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/{token}")}
@@ -290,6 +309,9 @@ def test_sensitive_routes_have_the_roles_of_the_list() -> None:
                 "/boot/v1/{digest}",
                 "/hooks/v1/{owner}/{name}/{hook}",
                 "/nodes/v1/{provider}/script",
+                "/edge/v1/script",
+                "/edge/v1/nonce",
+                "/edge/v1/token",
             )
 
 

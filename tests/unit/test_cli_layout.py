@@ -279,14 +279,21 @@ WORDS = st.lists(st.text("ab語", min_size=1, max_size=12), min_size=1, max_size
 # a backup.
 APART = {
     "bench.py",
+    "compare.py",
+    "decide.py",
     "doctor.py",
+    "edge.py",
     "estimate.py",
     "image.py",
     "kernel_bench.py",
+    "model.py",
+    "notify.py",
     "restore.py",
     "service_ways.py",
     "serving.py",
     "simulation.py",
+    "tco.py",
+    "top.py",
 }
 
 

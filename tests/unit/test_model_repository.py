@@ -17,7 +17,7 @@ from tuf.api.metadata import Metadata, TargetFile
 from cavvy.control import model_repository
 from cavvy.control.model_repository import add_target, make_repository, must_renew, renew
 from cavvy.domain.values import replace
-from cavvy.edge.server_calls import FileMissing
+from cavvy.edge.server_calls import ServerFileMissing
 from cavvy.edge.update import read_manifest
 
 NOW = datetime.now(UTC)  # python-tuf compares with the machine's clock
@@ -56,7 +56,7 @@ class Site:
         if name == "root.json":
             return self.root().encode()
         if name not in self.files:
-            raise FileMissing(name)
+            raise ServerFileMissing(name)
         return self.files[name].encode()
 
 

@@ -13,7 +13,7 @@ from cavvy.control.decide.rollouts import (
     decide_rollout,
     order_devices,
 )
-from cavvy.domain.edge import DeviceModel, DeviceReport, EdgeDevice, Rollout, RolloutPhase
+from cavvy.domain.edge import ModelReport, DeviceReport, EdgeDevice, Rollout, RolloutPhase
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.values import replace
 
@@ -70,7 +70,7 @@ class Fleet:
             squares=sum(each * each for each in times),
         )
         self.sums[device.name][version] += more
-        model = DeviceModel(name="m", serving=version, sums=self.sums[device.name][version])
+        model = ModelReport(name="m", serving=version, sums=self.sums[device.name][version])
         return replace(device, report=DeviceReport(at=self.now, models=(model,)))
 
 
@@ -111,7 +111,7 @@ def test_good_versions_are_rarely_halted() -> None:
 def test_the_first_device_that_refuses_halts_the_rollout() -> None:
     rollout, devices = make_rollout(), make_devices(50)
     first = order_devices(rollout, devices)[0]
-    model = DeviceModel(name="m", serving=1, refused=2, problem="its engine ended")
+    model = ModelReport(name="m", serving=1, refused=2, problem="its engine ended")
     report = DeviceReport(at=START, models=(model,))
     devices = [replace(each, report=report) if each == first else each for each in devices]
     halted = decide_rollout(rollout, devices, START + timedelta(minutes=1))
@@ -122,8 +122,8 @@ def test_the_first_device_that_refuses_halts_the_rollout() -> None:
 def test_a_device_that_is_away_does_not_hold_a_wave_up() -> None:
     rollout = make_rollout(waves=(1.0,))
     now = START + timedelta(hours=1)
-    served = DeviceReport(at=now, models=(DeviceModel(name="m", serving=2),))
-    away = DeviceReport(at=now - SILENT, models=(DeviceModel(name="m", serving=1),))
+    served = DeviceReport(at=now, models=(ModelReport(name="m", serving=2),))
+    away = DeviceReport(at=now - SILENT, models=(ModelReport(name="m", serving=1),))
     devices = make_devices(3)
     devices = [
         replace(devices[0], report=away),
@@ -167,7 +167,7 @@ def test_the_counts_of_a_device_that_starts_anew_are_added() -> None:
     at = START + timedelta(minutes=1)
     for requests in (50, 80, 20, 60):  # started anew after 80
         sums = RevisionSums(requests=requests)
-        report = DeviceReport(at=at, models=(DeviceModel(name="m", serving=2, sums=sums),))
+        report = DeviceReport(at=at, models=(ModelReport(name="m", serving=2, sums=sums),))
         device = replace(make_devices(1)[0], report=report)
         rollout = decide_rollout(rollout, [device], at)
     assert rollout.sums_new.requests == 80 + 60
@@ -176,7 +176,7 @@ def test_the_counts_of_a_device_that_starts_anew_are_added() -> None:
 def test_a_wave_waits_for_the_trials_on_its_devices() -> None:
     rollout, now = make_rollout(waves=(1.0,)), START + timedelta(hours=1)
     for on_trial, phase in ((True, RolloutPhase.RUNNING), (False, RolloutPhase.DONE)):
-        model = DeviceModel(name="m", serving=2, on_trial=on_trial)
+        model = ModelReport(name="m", serving=2, on_trial=on_trial)
         report = DeviceReport(at=now, models=(model,))
         device = replace(make_devices(1)[0], report=report)
         assert decide_rollout(rollout, [device], now).phase is phase

@@ -143,7 +143,7 @@ def is_open(path: str) -> bool:
     return (
         path in (HEALTH, SIGN_IN)
         or path.startswith((BOOT, HOOKS))
-        or path.endswith(("/script", f"{EDGE}nonce"))
+        or path.endswith(("/script", f"{EDGE}nonce", f"{EDGE}token"))
     )
 
 

@@ -328,7 +328,7 @@ class EdgeService:
             for each in wanted.values()
         ]
 
-    async def manifest_for(self, project: str, name: str, model: str, number: int) -> bytes:
+    async def manifest_for(self, project: str, name: str, model: str, number: str) -> bytes:
         """Return the manifest of a model version for a device. Raises EnrolmentRefused,
         RowNotFound."""
         await self.find(project, name)

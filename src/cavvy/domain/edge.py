@@ -44,7 +44,7 @@ class EdgeDevice(Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
-class DeviceModel(Struct, frozen=True, kw_only=True):
+class ModelReport(Struct, frozen=True, kw_only=True):
     """What a device does with one model: the version that it serves, perhaps on trial, the version
     whose trial failed there (`refused`), why, and the sums over the requests to the served version.
     """
@@ -62,13 +62,13 @@ class DeviceReport(Struct, frozen=True, kw_only=True):
     seconds by which its clock is ahead of the server's."""
 
     at: datetime
-    models: tuple[DeviceModel, ...] = ()
+    models: tuple[ModelReport, ...] = ()
     free_mib: int = 0
     skew_s: float = 0.0
     waiting: int = 0  # samples and figures that it has not sent yet
     agent: str = ""  # the version of its program
 
-    def of(self, model: str) -> DeviceModel | None:
+    def of(self, model: str) -> ModelReport | None:
         return next((each for each in self.models if each.name == model), None)
 
 
@@ -157,7 +157,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
     alpha: float = 0.01
     trial: CanaryTrial = CanaryTrial()
     # by device, its sums when they were last added to the trial
-    counted: Mapping[str, DeviceModel] = field(default_factory=dict)
+    counted: Mapping[str, ModelReport] = field(default_factory=dict)
     sums_old: RevisionSums = RevisionSums()
     sums_new: RevisionSums = RevisionSums()
     made_by: str = ""

@@ -17,7 +17,13 @@ import threading
 import time
 
 from cavvy.edge.front import CloudTarget, EdgeFront, EngineTarget
-from cavvy.edge.server_calls import DeviceRefused, RequestInvalid, ServerCalls, environment, run_key
+from cavvy.edge.server_calls import (
+    DeviceCalls,
+    DeviceRefused,
+    DeviceRequestInvalid,
+    environment,
+    run_key,
+)
 from cavvy.edge.slots import ModelSlots, read_json, write_json
 from cavvy.edge.spool import SampleSpool, make_sample
 
@@ -89,7 +95,7 @@ class ModelEngine:
             self._process.wait()
 
 
-class ServedModel:
+class RunningModel:
     """One model on this device: its slots, the engine of the served version, and that of a version
     on trial. `probation_s` is the length of a trial, in seconds."""
 
@@ -206,17 +212,17 @@ class ServedModel:
             self._front.routes.pop(self.name, None)
 
 
-class EdgeDevice:
+class DeviceProgram:
     """This device. `options` are the values of `edge.json` in the folder, or the defaults."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._card = read_json(f"{folder}/card.json") or {}
         self.options = {**make_defaults(), **(read_json(f"{folder}/edge.json") or {})}
-        self._calls = ServerCalls(self._card, folder)
+        self._calls = DeviceCalls(self._card, folder)
         host, _, port = str(self.options["listen"]).rpartition(":")
         self.front = EdgeFront((host, int(port)))
-        self._models: dict[str, ServedModel] = {}
+        self._models: dict[str, RunningModel] = {}
         for name in sorted(_list_folders(f"{folder}/models")):
             self._add(name)
         self._over = threading.Event()
@@ -289,7 +295,7 @@ class EdgeDevice:
         while batch := self._spool.batch():
             try:
                 self._calls.call("POST", "/edge/v1/samples", {"samples": batch})
-            except RequestInvalid as error:
+            except DeviceRequestInvalid as error:
                 say(f"{len(batch)} samples are dropped: {error}")
             self._spool.sent(batch[-1]["number"])
 
@@ -329,8 +335,8 @@ class EdgeDevice:
         model.slots = ModelSlots(model.slots.folder)
         return not process.returncode
 
-    def _add(self, name: str) -> ServedModel:
-        made = ServedModel(name, self.folder, self.front, self.options)
+    def _add(self, name: str) -> RunningModel:
+        made = RunningModel(name, self.folder, self.front, self.options)
         self._models[name] = made
         return made
 
@@ -359,12 +365,11 @@ def enrol(folder: str, address: str, pin: str, token: str) -> Fields:
         return known
     card = {"address": address, "pin": pin}
     asked = {
-        "token": token,
         "key": run_key(folder, "make"),
         "hostname": socket.gethostname(),
         "facts": find_facts(),
     }
-    card.update(ServerCalls(card, folder).ask("POST", "/edge/v1/enrol", asked))
+    card.update(DeviceCalls(card, folder).ask("POST", "/edge/v1/enrol", asked, token))
     write_json(f"{folder}/card.json", card)
     return card
 
@@ -418,7 +423,7 @@ def _list_folders(path: str) -> list[str]:
 
 def run(folder: str) -> int:
     """Run an enrolled device until it gets SIGTERM or SIGINT. Return the exit code."""
-    device = EdgeDevice(folder)
+    device = DeviceProgram(folder)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, device.leave)
     return device.run()

@@ -26,15 +26,15 @@ class DeviceRefused(Exception):
     """Raised if the server refuses the device, for example because it was retired."""
 
 
-class RequestInvalid(ValueError):
+class DeviceRequestInvalid(ValueError):
     """Raised if the server will never accept a request."""
 
 
-class FileMissing(OSError):
+class ServerFileMissing(OSError):
     """Raised if the server has no file of this name."""
 
 
-class ServerCalls:
+class DeviceCalls:
     """One connection to the server. `card` holds what the device learned when it enrolled."""
 
     def __init__(self, card: dict[str, Any], folder: str) -> None:
@@ -43,10 +43,10 @@ class ServerCalls:
         self._connection: http.client.HTTPConnection | None = None
         self._token, self._renew_at = "", 0.0
 
-    def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    def ask(self, method: str, path: str, body: object = None, token: str = "") -> dict[str, Any]:
         """Send a request without a device's token, and return the answer. Raises OSError,
         DeviceRefused."""
-        return dict(json.loads(self._read(method, path, body, "")))
+        return dict(json.loads(self._read(method, path, body, token)))
 
     def call(self, method: str, path: str, body: object = None) -> bytes:
         """Send a request as this device. Raises OSError, DeviceRefused."""
@@ -116,9 +116,9 @@ class ServerCalls:
             self._renew_at = 0.0
             raise DeviceRefused(reason)
         if status in _INVALID:
-            raise RequestInvalid(reason)
+            raise DeviceRequestInvalid(reason)
         if status == 404:
-            raise FileMissing(reason)
+            raise ServerFileMissing(reason)
         raise OSError(f"{reason} (status {status})")
 
 

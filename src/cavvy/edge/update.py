@@ -19,7 +19,7 @@ from typing import Any
 from tuf.api.exceptions import DownloadError, DownloadHTTPError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from cavvy.edge.server_calls import DeviceRefused, FileMissing, ServerCalls
+from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing
 from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_folder
 
 _PIECE = 64 * 1024
@@ -29,13 +29,13 @@ _WRONG = 3  # the exit code if what was fetched cannot be trusted
 class SignedListFetcher(FetcherInterface):  # type: ignore[misc]  # it has no types
     """Fetches the signed lists and manifests through the device's connection."""
 
-    def __init__(self, calls: ServerCalls) -> None:
+    def __init__(self, calls: DeviceCalls) -> None:
         self._calls = calls
 
     def _fetch(self, url: str) -> Iterator[bytes]:
         try:
             reply = self._calls.open(url, 0)
-        except FileMissing as error:
+        except ServerFileMissing as error:
             raise DownloadHTTPError(str(error), 404) from error
         except (OSError, DeviceRefused) as error:
             raise DownloadError(str(error)) from error
@@ -49,7 +49,7 @@ def fetch(folder: str, model: str, number: int, mib_per_s: float | None = None) 
     card = read_json(f"{folder}/card.json")
     if card is None:
         raise ValueError(f"{folder} has no card.json: enrol the device")
-    calls = ServerCalls(card, folder)
+    calls = DeviceCalls(card, folder)
     manifest = read_manifest(folder, calls, model, number)
     slots = ModelSlots(f"{folder}/models/{model}")
     slot = slots.prepare(number)
@@ -68,7 +68,7 @@ def fetch(folder: str, model: str, number: int, mib_per_s: float | None = None) 
     slots.finish(manifest)
 
 
-def read_manifest(folder: str, calls: ServerCalls, model: str, number: int) -> dict[str, Any]:
+def read_manifest(folder: str, calls: DeviceCalls, model: str, number: int) -> dict[str, Any]:
     """Return the signed description of a version."""
     lists = f"{folder}/lists"
     os.makedirs(lists, mode=0o700, exist_ok=True)
@@ -97,7 +97,7 @@ def read_manifest(folder: str, calls: ServerCalls, model: str, number: int) -> d
 
 
 def _fetch_file(
-    calls: ServerCalls, wanted: dict[str, Any], path: str, mib_per_s: float | None
+    calls: DeviceCalls, wanted: dict[str, Any], path: str, mib_per_s: float | None
 ) -> None:
     part = f"{path}.part"
     size, since = wanted["size"], time.monotonic()

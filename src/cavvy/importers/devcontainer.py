@@ -107,7 +107,7 @@ def read_file(path: Path, environ: Mapping[str, str]) -> DevContainer:
         notes.outside(str(path), f"this is not JSON: {error}")
     else:
         if isinstance(root, dict):
-            return _Reader(path, root, plain, notes, environ).read()
+            return _DevcontainerReader(path, root, plain, notes, environ).read()
         notes.outside(
             str(path), "the file has no keys", expected='such as {"image": "python:3.12"}'
         )
@@ -120,7 +120,7 @@ def _blank(found: re.Match[str]) -> str:
     return found[0] if found[0].startswith('"') else re.sub(r"[^\n]", " ", found[0])
 
 
-class _Reader:
+class _DevcontainerReader:
     def __init__(
         self,
         path: Path,

@@ -72,7 +72,7 @@ def read_decision(text: str, file: str, changes: Mapping[str, str], day: date) -
         _set(data, name, value)
     own = {name: data.pop(name) for name in _OWN if name in data}
     plan = read_cost_table(data, file, day)
-    return _Reader(own, file).read(plan)
+    return _DecisionReader(own, file).read(plan)
 
 
 def _translate_task(data: Mapping[str, object]) -> dict[str, object]:
@@ -103,7 +103,7 @@ def _set(data: dict[str, object], name: str, text: str) -> None:
     target[key] = [part.strip() for part in text.split(",")] if "," in text else read_scalar(text)
 
 
-class _Reader:
+class _DecisionReader:
     """Reads the values of `_OWN`, each with its bounds."""
 
     def __init__(self, own: Mapping[str, object], file: str) -> None:

@@ -35,10 +35,10 @@ from cavvy.domain.accounts import Permission
 from cavvy.domain.edge import (
     CHECK_IN_S,
     WAVES,
-    DeviceModel,
     DeviceReport,
     EdgeDevice,
     ModelFile,
+    ModelReport,
     ModelVersion,
     Rollout,
 )
@@ -270,7 +270,6 @@ class _Samples(Struct, frozen=True, kw_only=True):
 
 
 class _Enrolment(Struct, frozen=True, kw_only=True):
-    token: str
     key: str
     hostname: str = ""
     facts: dict[str, str] = field(default_factory=dict)
@@ -284,7 +283,7 @@ class _Proof(Struct, frozen=True, kw_only=True):
 
 
 class _CheckIn(Struct, frozen=True, kw_only=True):
-    models: tuple[DeviceModel, ...] = ()
+    models: tuple[ModelReport, ...] = ()
     free_mib: int = 0
     clock: float = 0.0  # of the device, in seconds since 1970
     waiting: int = 0
@@ -321,8 +320,8 @@ async def script(app_state: AppState) -> Response:
     when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
 )
 async def enrol(request: Request, app_state: AppState) -> Response:
+    project, _, token = _read_bearer(request).partition(".")
     asked = _decode_enrolment(await read_bytes(request, _BODY))
-    project, _, token = asked.token.partition(".")
     edge = app_state.control_plane.edge
     facts = {name[:40]: value[:200] for name, value in list(asked.facts.items())[:40]}
     device = await edge.enrol(project, token, asked.key, asked.hostname[:200], facts)
@@ -337,7 +336,7 @@ async def nonce(app_state: AppState) -> Response:
 @router.post(
     "/edge/v1/token",
     "Exchange a signature for a token of a day.",
-    rule=MACHINE,
+    rule=OPEN,
     sends=True,
     gives=True,
     when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
@@ -438,7 +437,7 @@ async def manifest(
     request: Request,
     app_state: AppState,
     model: Annotated[str, Path(max_length=63)],
-    number: int,
+    number: Annotated[str, Path(max_length=20)],
 ) -> Response:
     project, name = _identify(request, app_state)
     found = await app_state.control_plane.edge.manifest_for(project, name, model, number)
@@ -475,12 +474,18 @@ def _find_address(app_state: AppState) -> str:
 
 def _identify(request: Request, app_state: AppState) -> tuple[str, str]:
     """Return the project and name of the device whose token a request has. Raises ApiProblem."""
-    kind, _, token = request.headers.get("authorization", "").partition(" ")
-    who = _read_issued(app_state, token) if kind == "Bearer" else ""
-    project, slash, name = who.partition("/")
+    project, slash, name = _read_issued(app_state, _read_bearer(request)).partition("/")
     if not slash:
-        raise ApiProblem("unauthorised", "the request has no valid token of a device")
+        raise ApiProblem("forbidden", "the token is not one of a device, or too old")
     return project, name
+
+
+def _read_bearer(request: Request) -> str:
+    """Return the token of a request. Raises ApiProblem."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind != "Bearer" or not token:
+        raise ApiProblem("unauthorised", "the request has no token")
+    return token
 
 
 def _issue(app_state: AppState, text: str, valid: timedelta) -> str:
@@ -569,7 +574,7 @@ def _device(device: EdgeDevice, now: datetime) -> wire.DeviceView:
     )
 
 
-def _device_model(model: DeviceModel) -> wire.DeviceModelView:
+def _device_model(model: ModelReport) -> wire.DeviceModelView:
     sums = model.sums
     return view(
         wire.DeviceModelView,

@@ -70,7 +70,7 @@ class SyncedEntry(Struct, frozen=True, array_like=True):
     there: FileFacts
 
 
-class Step(StrEnum):
+class MirrorStep(StrEnum):
     """What a pass does with one path."""
 
     SEND = "send"
@@ -84,25 +84,25 @@ class Step(StrEnum):
 Facts = Mapping[str, FileFacts]
 
 
-def decide(base: Mapping[str, SyncedEntry], here: Facts, there: Facts) -> dict[str, Step]:
+def decide(base: Mapping[str, SyncedEntry], here: Facts, there: Facts) -> dict[str, MirrorStep]:
     """Return the step for each path that is not as it was after the last pass."""
-    steps: dict[str, Step] = {}
+    steps: dict[str, MirrorStep] = {}
     for path in base.keys() | here.keys() | there.keys():
         was, own, other = base.get(path), here.get(path), there.get(path)
         own_new = own != (was and was.here)
         other_new = other != (was and was.there)
         if own is None and other is None:
-            steps[path] = Step.FORGET
+            steps[path] = MirrorStep.FORGET
         elif own_new and not other_new:
-            steps[path] = Step.DROP_THERE if own is None else Step.SEND
+            steps[path] = MirrorStep.DROP_THERE if own is None else MirrorStep.SEND
         elif other_new and not own_new:
-            steps[path] = Step.DROP_HERE if other is None else Step.FETCH
+            steps[path] = MirrorStep.DROP_HERE if other is None else MirrorStep.FETCH
         elif own_new and own is None:
-            steps[path] = Step.FETCH
+            steps[path] = MirrorStep.FETCH
         elif own_new and other is None:
-            steps[path] = Step.SEND
+            steps[path] = MirrorStep.SEND
         elif own_new:
-            steps[path] = Step.COMPARE
+            steps[path] = MirrorStep.COMPARE
     return steps
 
 
@@ -316,19 +316,21 @@ class _Pass:
         self.changed = False
         self.fetched: list[CopyItem] = []
 
-    async def run(self, steps: Mapping[str, Step]) -> MirrorCount:
-        groups: dict[Step, list[str]] = {step: [] for step in Step}
+    async def run(self, steps: Mapping[str, MirrorStep]) -> MirrorCount:
+        groups: dict[MirrorStep, list[str]] = {step: [] for step in MirrorStep}
         for path in sorted(steps):
             groups[steps[path]].append(path)
         self.changed = bool(steps)
-        for path in groups[Step.FORGET]:
+        for path in groups[MirrorStep.FORGET]:
             self._entries.pop(path, None)
         with Landing(self._root) as landing:
             await self._compare(groups, landing)
-            await self._drop_there(groups[Step.DROP_THERE] + self._replaced(groups[Step.SEND]))
-            self._drop_here(groups[Step.DROP_HERE])
-            await self._send(groups[Step.SEND])
-            await self._fetch(groups[Step.FETCH], landing)
+            await self._drop_there(
+                groups[MirrorStep.DROP_THERE] + self._replaced(groups[MirrorStep.SEND])
+            )
+            self._drop_here(groups[MirrorStep.DROP_HERE])
+            await self._send(groups[MirrorStep.SEND])
+            await self._fetch(groups[MirrorStep.FETCH], landing)
         return self._count
 
     def _replaced(self, paths: Iterable[str]) -> list[str]:
@@ -342,9 +344,9 @@ class _Pass:
 
     # Both sides have changed
 
-    async def _compare(self, groups: dict[Step, list[str]], landing: Landing) -> None:
+    async def _compare(self, groups: dict[MirrorStep, list[str]], landing: Landing) -> None:
         unknown: list[str] = []
-        for path in groups[Step.COMPARE]:
+        for path in groups[MirrorStep.COMPARE]:
             own, other = self._own[path], self._other[path]
             same = (own.size, own.link) == (other.size, other.link)
             if own.kind == other.kind and same and stat.S_ISREG(own.kind):
@@ -362,7 +364,9 @@ class _Pass:
                 else:
                     await self._keep_both(path, groups, landing)
 
-    async def _keep_both(self, path: str, groups: dict[Step, list[str]], landing: Landing) -> None:
+    async def _keep_both(
+        self, path: str, groups: dict[MirrorStep, list[str]], landing: Landing
+    ) -> None:
         """Save the node's version under another name on this machine, and then send this
         machine's.
         """
@@ -371,7 +375,7 @@ class _Pass:
             self._count.unmerged.append(path)
             return
         if other.link is not None:
-            groups[Step.SEND].append(path)  # a link has no content of its own
+            groups[MirrorStep.SEND].append(path)  # a link has no content of its own
             return
         name = f"{path}.conflict"
         number = 1
@@ -382,7 +386,7 @@ class _Pass:
             self._count.left += 1
             return
         self._count.conflicts.append(path)
-        groups[Step.SEND].append(path)
+        groups[MirrorStep.SEND].append(path)
 
     def _hash(self, path: str) -> str:
         digest = hashlib.sha256()

@@ -115,7 +115,7 @@ class _Registered(Struct, rename="camel"):
     value: list[RegisteredRunner] = field(default_factory=list)
 
 
-class _Session(Struct, rename="camel"):
+class _MessageSession(Struct, rename="camel"):
     session_id: str
     message_queue_url: str
     message_queue_access_token: str
@@ -200,7 +200,7 @@ class ScaleSetService:
         """Open the session of a scale set. Raises SessionTaken."""
         try:
             path = f"{_SETS}/{scale_set}/sessions"
-            made = self._ask("POST", path, _Session, {"ownerName": owner})
+            made = self._ask("POST", path, _MessageSession, {"ownerName": owner})
         except GitHubProblem as problem:
             if problem.status == 409:
                 raise SessionTaken(str(problem), 409) from problem
@@ -317,7 +317,7 @@ class ScaleSetService:
 class SetSession:
     """The session that receives the messages of a scale set."""
 
-    def __init__(self, service: ScaleSetService, scale_set: int, made: _Session) -> None:
+    def __init__(self, service: ScaleSetService, scale_set: int, made: _MessageSession) -> None:
         self._service, self._scale_set = service, scale_set
         self._last = 0
         self._take(made)
@@ -359,13 +359,13 @@ class SetSession:
     def _path(self) -> str:
         return f"{_SETS}/{self._scale_set}/sessions/{self._id}"
 
-    def _take(self, made: _Session) -> None:
+    def _take(self, made: _MessageSession) -> None:
         self._service._check_scheme(made.message_queue_url)
         self._id, self._queue = made.session_id, made.message_queue_url
         self._token = made.message_queue_access_token
 
     def _refresh(self) -> None:
-        self._take(self._service._ask("PATCH", self._path, _Session))
+        self._take(self._service._ask("PATCH", self._path, _MessageSession))
 
     def _send(
         self,

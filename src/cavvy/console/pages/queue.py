@@ -17,7 +17,7 @@ from cavvy.console.pages.page import Page, memory_of, try_part
 _MOST = 500  # waiting jobs among which those that repeat are found
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job that repeats, and when its next run starts."""
 
     job: JobDetail
@@ -38,11 +38,11 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     )
 
 
-def _list_schedules(client: ApiClient, memory: Memory) -> Sequence[Schedule]:
+def _list_schedules(client: ApiClient, memory: Memory) -> Sequence[ScheduleRow]:
     """Return the jobs that repeat, the next one first. Their tasks, which do not change, may have
     been read before.
     """
-    found: list[Schedule] = []
+    found: list[ScheduleRow] = []
     for row in client.jobs(phases=("queued",), limit=_MOST).jobs:
         if not row.held:
             continue
@@ -51,5 +51,5 @@ def _list_schedules(client: ApiClient, memory: Memory) -> Sequence[Schedule]:
         schedule = msgspec.json.decode(job.task).get("schedule") or {}
         if cron := schedule.get("cron"):
             zone = schedule.get("time_zone", "UTC")
-            found.append(Schedule(job=job, cron=cron, time_zone=zone))
+            found.append(ScheduleRow(job=job, cron=cron, time_zone=zone))
     return sorted(found, key=lambda each: (each.job.not_before is None, str(each.job.not_before)))

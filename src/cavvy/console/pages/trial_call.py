@@ -21,7 +21,7 @@ _METHODS = ("GET", "POST", "PUT", "DELETE")
 _PRINTABLE = re.compile(r"[!-~]{0,4000}")  # other characters would change the request
 
 
-class CallAnswer(Struct, frozen=True, kw_only=True):
+class TrialAnswer(Struct, frozen=True, kw_only=True):
     """What the service answered; `problem` says why there is no answer."""
 
     status: int = 0
@@ -59,11 +59,11 @@ def send(client: ApiClient, request: Request, now: datetime) -> Page:
         text = find_text(answer.text.encode(), "message")
     except (ValueError, AttributeError, TypeError):
         problem = "the program does not implement /v1/chat/completions of OpenAI's API"
-        return _show(service, form, said[:-1], CallAnswer(problem=problem))
+        return _show(service, form, said[:-1], TrialAnswer(problem=problem))
     return _show(service, Form([("key", key)]), [*said, text], None)
 
 
-def _call(service: ServedView, form: Form, headers: dict[str, str]) -> CallAnswer:
+def _call(service: ServedView, form: Form, headers: dict[str, str]) -> TrialAnswer:
     """Raises HTTPException."""
     method, path = form.get("method", "GET"), form.get("path") or "/"
     if method not in _METHODS or not path.startswith("/") or not _PRINTABLE.fullmatch(path):
@@ -76,17 +76,17 @@ def _call(service: ServedView, form: Form, headers: dict[str, str]) -> CallAnswe
 
 def _ask(
     service: ServedView, path: str, method: str, body: bytes | None, headers: dict[str, str]
-) -> CallAnswer:
+) -> TrialAnswer:
     try:
         with open_answer(service.url, path, method, body, headers, _TIMEOUT_S) as answer:
             data = answer.read(_LONGEST_ANSWER)
     except (ServiceSilent, ValueError) as error:
-        return CallAnswer(problem=str(error))
+        return TrialAnswer(problem=str(error))
     text = say_problem(data) if answer.status >= 400 else data.decode(errors="replace")
-    return CallAnswer(status=answer.status, text=text)
+    return TrialAnswer(status=answer.status, text=text)
 
 
-def _show(service: ServedView, form: Form, said: Sequence[str], answer: CallAnswer | None) -> Page:
+def _show(service: ServedView, form: Form, said: Sequence[str], answer: TrialAnswer | None) -> Page:
     return Page(
         f"Try {service.name}",
         "try.html",

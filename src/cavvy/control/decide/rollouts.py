@@ -13,7 +13,7 @@ from hashlib import sha256
 from math import ceil
 
 from cavvy.control.decide.canary import CanaryTerms, judge, observe
-from cavvy.domain.edge import DeviceModel, EdgeDevice, Rollout, RolloutPhase
+from cavvy.domain.edge import EdgeDevice, ModelReport, Rollout, RolloutPhase
 from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
 from cavvy.domain.values import replace
 
@@ -139,7 +139,7 @@ def _observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums, alpha: fl
     return observe(trial, old, new, CanaryTerms(alpha=alpha))
 
 
-def _find(device: EdgeDevice, model: str) -> DeviceModel | None:
+def _find(device: EdgeDevice, model: str) -> ModelReport | None:
     return None if device.report is None else device.report.of(model)
 
 

@@ -21,6 +21,7 @@ CREATE TABLE models (
     version BIGINT NOT NULL,
     PRIMARY KEY (project, name)
 );
+CREATE INDEX models_snapshot ON models (snapshot);
 CREATE TABLE model_repositories (
     project TEXT NOT NULL,
     name {id} NOT NULL,
