@@ -149,7 +149,7 @@ async def test_the_document_names_the_token_of_each_route(api: Api) -> None:
             answer = await api.http.request(method, path, headers={"Authorization": "Bearer x"})
             if path.startswith("/agent/v1/"):
                 assert name == "gang"
-            elif path.startswith("/nodes/v1/") and name:
+            elif path.startswith(("/nodes/v1/", "/edge/v1/")) and name:
                 assert name == "machine"
             else:
                 assert (answer.status_code == 401) is (name == "user"), path

@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
-from cavvy.api.auth import AGENT, NODES, is_open
+from cavvy.api.auth import AGENT, EDGE, NODES, is_open
 from cavvy.api.errors import CODES
 from cavvy.api.rules import ProjectSource, RouteRule, RuleCheck
 from cavvy.client import wire
@@ -52,7 +52,7 @@ _SCHEMES = {
     },
 }
 # path prefix -> kind of token; on all other paths, the user's token
-_ROOTS = {AGENT: "gang", NODES: "machine"}
+_ROOTS = {AGENT: "gang", NODES: "machine", EDGE: "machine"}
 
 
 def document(

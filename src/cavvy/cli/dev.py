@@ -542,10 +542,10 @@ def _add_code_server(client: "ApiClient", job: "JobDetail") -> None:
     """
     chunks = list(client.exec(job.project, job.name, ["sh", "-c", _ADD_CODE_SERVER]))
     if chunks[-1].exit_code:
-        said = b"".join(chunk.data for chunk in chunks).decode(errors="replace").strip()
+        output = b"".join(chunk.data for chunk in chunks).decode(errors="replace").strip()
         raise CommandFailure(
             f"code-server could not be installed in session {job.name}: "
-            + (said.rpartition("\n")[2] or "no output"),
+            + (output.rpartition("\n")[2] or "no output"),
             "use an image that contains code-server, or install it in the task's `setup`",
         )
 
