@@ -13,7 +13,7 @@ from cavvy.control.decide.rollouts import (
     decide_rollout,
     order_devices,
 )
-from cavvy.domain.edge import ModelReport, DeviceReport, EdgeDevice, Rollout, RolloutPhase
+from cavvy.domain.edge import DeviceReport, EdgeDevice, ModelReport, Rollout, RolloutPhase
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.values import replace
 
