@@ -1,12 +1,7 @@
-"""A device whose power is cut at any write or rename of an update has a whole version to serve, and
-the update succeeds when it is started again."""
+"""The two slots of a model on a device."""
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,95 +13,19 @@ from cavvy.edge.slots import TRIES, ModelSlots
 OLD, NEW = b"old weights" * 40, b"new weights" * 50
 
 
-class PowerCut(BaseException):
-    """Raised in place of a step, which then has no effect."""
-
-
-class CutDisk:
-    """Counts the calls that change the disk, and cuts the power at the call `at`."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.calls = at, 0
-
-    def step(self, *_: object) -> None:
-        self.calls += 1
-        if self.calls > self.at:
-            raise PowerCut
-
-    @contextmanager
-    def active(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        with monkeypatch.context() as patch:
-            for name in ("open", "rename", "unlink", "fsync", "makedirs", "rmdir"):
-                self._cut(patch, os, name)
-            yield
-
-    def _cut(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def call(*given: Any, **named: Any) -> Any:
-            self.step()
-            return real(*given, **named)
-
-        patch.setattr(owner, name, call)
-
-
 def make_manifest(number: int, content: bytes) -> dict[str, Any]:
     digest = hashlib.sha256(content).hexdigest()
     files = [{"path": "deep/model.onnx", "sha256": digest, "size": len(content)}]
     return {"model": "m", "number": number, "main": "deep/model.onnx", "files": files}
 
 
-def update(slots: ModelSlots, number: int, content: bytes, cut: CutDisk | None = None) -> None:
-    """What a device does for a new version, with the content in pieces of 7 bytes."""
-    if slots.find(number) is None:
-        slot = slots.prepare(number)
-        path = Path(slot) / "files" / "deep" / "model.onnx"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        have = part.stat().st_size if part.exists() else 0
-        with part.open("ab") as file:
-            for start in range(have, len(content), 7):
-                if cut is not None:
-                    cut.step()
-                file.write(content[start : start + 7])
-                file.flush()
-        os.rename(part, path)
-        slots.finish(make_manifest(number, content))
+def update(slots: ModelSlots, number: int, content: bytes) -> None:
+    path = Path(slots.prepare(number)) / "files" / "deep" / "model.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    slots.finish(make_manifest(number, content))
     if slots.begin_trial(number):
         slots.accept(number)
-
-
-def read_served(folder: Path) -> bytes:
-    fresh = ModelSlots(str(folder))
-    path = fresh.find(fresh.serving)
-    assert path is not None, "the device has no version to serve"
-    return Path(path).read_bytes()
-
-
-def test_no_power_cut_leaves_a_device_without_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = tmp_path / "first"
-    update(ModelSlots(str(first)), 1, OLD)
-    assert read_served(first) == OLD
-    offset = 0
-    while True:
-        folder = tmp_path / f"cut-{offset}"
-        shutil.copytree(first, folder)
-        slots, cut = ModelSlots(str(folder)), CutDisk(offset)
-        try:
-            with cut.active(monkeypatch):
-                update(slots, 2, NEW, cut)
-        except PowerCut:
-            assert read_served(folder) in (OLD, NEW), f"cut at step {offset}"
-            update(ModelSlots(str(folder)), 2, NEW)
-            assert read_served(folder) == NEW, f"cut at step {offset}"
-            shutil.rmtree(folder)
-            offset += 1
-            continue
-        break
-    assert offset > len(NEW) // 7, "no step of the update was cut"
-    assert read_served(folder) == NEW
 
 
 def test_a_third_version_replaces_the_slot_that_is_not_served(tmp_path: Path) -> None:
@@ -142,3 +61,35 @@ def test_an_unreadable_state_is_that_of_a_new_device(tmp_path: Path) -> None:
     assert ModelSlots(str(tmp_path)).serving == 0
     (tmp_path / "state.json").write_text(json.dumps(["a"]))
     assert module.read_json(str(tmp_path / "state.json")) is None
+
+
+def test_a_served_version_with_a_damaged_file_gives_way_to_the_other_one(tmp_path: Path) -> None:
+    for number, content in ((1, OLD), (2, NEW)):
+        update(ModelSlots(str(tmp_path)), number, content)
+    slots = ModelSlots(str(tmp_path))
+    assert slots.check(2)
+    Path(str(slots.find(2))).write_bytes(NEW[:-1])
+    assert not slots.check(2)
+    assert slots.serving == ModelSlots(str(tmp_path)).serving == 1
+    update(slots, 2, NEW)
+    assert slots.check(slots.serving)
+    assert slots.serving == 2
+    for number in (2, 1):
+        Path(str(slots.find(number))).write_bytes(b"")
+        assert not slots.check(number)
+    assert (slots.serving, slots.find(1)) == (1, None)  # to be fetched again
+    update(slots, 1, OLD)
+    assert slots.check(1)
+
+
+def test_a_damaged_state_keeps_the_lower_version_and_its_slot(tmp_path: Path) -> None:
+    for number, content in ((1, OLD), (2, NEW), (3, OLD + NEW)):
+        update(ModelSlots(str(tmp_path)), number, content)
+    (tmp_path / "state.json").write_text("")
+    slots = ModelSlots(str(tmp_path))
+    assert slots.serving == 2
+    update(slots, 4, OLD)  # into the slot of 3
+    assert slots.find(2) is not None
+    slots.accept(2)  # back: it lies in the slot that is not served
+    slots.prepare(5)
+    assert slots.find(2) is not None

@@ -3,7 +3,9 @@ with the lists of a real repository."""
 
 import io
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,20 @@ from cavvy.edge.update import read_manifest
 NOW = datetime.now(UTC)  # python-tuf compares with the machine's clock
 
 
+class ServerReply(io.BytesIO):
+    """A server's answer. `step` is called before each piece, which has at most `piece` bytes."""
+
+    piece, step = 1 << 20, staticmethod(lambda: None)
+
+    def __init__(self, content: bytes, status: int) -> None:
+        super().__init__(content)
+        self.status = status
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        self.step()
+        return super().read1(self.piece)
+
+
 class Site:
     """A repository, and a server that a device asks, which may lie."""
 
@@ -30,10 +46,22 @@ class Site:
         self.repository, self.private = make_repository("p", now)
         self.manifests: dict[str, bytes] = {}
         self.files: dict[str, str] = {}
+        self.blobs: dict[str, bytes] = {}
         self.serve()
 
-    def publish(self, number: int, main: str = "m.onnx", now: datetime = NOW) -> None:
-        content = json.dumps({"number": number, "main": main, "files": []}).encode()
+    def publish(
+        self,
+        number: int,
+        main: str = "m.onnx",
+        now: datetime = NOW,
+        contents: Mapping[str, bytes] | None = None,
+    ) -> None:
+        files = []
+        for path, data in (contents or {}).items():
+            digest = sha256(data).hexdigest()
+            self.blobs[digest] = data
+            files.append({"path": path, "sha256": digest, "size": len(data)})
+        content = json.dumps({"number": number, "main": main, "files": files}).encode()
         path = f"m/{number}.json"
         self.manifests[f"m/{number}"] = content
         self.repository = add_target(self.repository, self.private, path, content, {}, now)
@@ -46,11 +74,12 @@ class Site:
         return model_repository.newest_root(self.repository)
 
     def open(self, path: str, offset: int) -> Any:
-        content = self.call("GET", path)
-        return io.BytesIO(content)
+        return ServerReply(self.call("GET", path)[offset:], 206 if offset else 200)
 
     def call(self, method: str, path: str) -> bytes:
         kind, _, name = path.removeprefix("/edge/v1/").partition("/")
+        if kind == "files":
+            return self.blobs[name]
         if kind == "manifests":
             return self.manifests[name]
         if name == "root.json":

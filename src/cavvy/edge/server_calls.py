@@ -15,11 +15,16 @@ from cavvy.agent.wire import ServerAddress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 _RENEW = 0.5  # of a token's time is used up when it is renewed
 _REFUSALS = (401, 403)
 _INVALID = (400, 413, 422)
+_PIECE = 64 * 1024
+_MOST_ANSWER = 16 << 20  # bytes of an answer that is kept in memory
+# A body of which fewer bytes come in this time, in seconds, is not waited for any longer.
+_SLOW_S, _SLOW_BYTES = 60.0, 16 * 1024
 
 
 class DeviceRefused(Exception):
@@ -75,7 +80,7 @@ class DeviceCalls:
             headers["Range"] = f"bytes={offset}-"
         reply = self._send("GET", path, None, headers)
         if reply.status not in (200, 206):
-            self._fail(reply.status, reply.read())
+            self._fail(reply.status, self._receive(reply))
         return reply
 
     def close(self) -> None:
@@ -89,13 +94,21 @@ class DeviceCalls:
             headers["Authorization"] = f"Bearer {token}"
         sent = None if body is None else json.dumps(body).encode()
         reply = self._send(method, path, sent, headers)
-        try:
-            data = reply.read()
-        except FAULTS as error:
-            self.close()
-            raise OSError(str(error)) from error
+        data = self._receive(reply)
         if reply.status >= 300:
             self._fail(reply.status, data)
+        return data
+
+    def _receive(self, reply: http.client.HTTPResponse) -> bytes:
+        data = b""
+        try:
+            for piece in read_pieces(reply):
+                data += piece
+                if len(data) > _MOST_ANSWER:
+                    raise OSError(f"the server's answer has more than {_MOST_ANSWER} bytes")
+        except OSError:
+            self.close()
+            raise
         return data
 
     def _send(
@@ -120,6 +133,26 @@ class DeviceCalls:
         if status == 404:
             raise ServerFileMissing(reason)
         raise OSError(f"{reason} (status {status})")
+
+
+def read_pieces(reply: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield the body of an answer. Raises OSError if it comes too slowly, whatever time the caller
+    takes for each piece."""
+    got, waited = 0, 0.0
+    while True:
+        asked = time.monotonic()
+        try:
+            piece = reply.read1(_PIECE)
+        except FAULTS as error:
+            raise OSError(str(error) or type(error).__name__) from error
+        if not piece:
+            return
+        got, waited = got + len(piece), waited + time.monotonic() - asked
+        if waited >= _SLOW_S:
+            if got < _SLOW_BYTES:
+                raise OSError(f"the server is too slow: {got} bytes came in {waited:.0f} s")
+            got, waited = 0, 0.0
+        yield piece
 
 
 def run_key(folder: str, do: str, text: str = "") -> str:

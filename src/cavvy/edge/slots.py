@@ -27,7 +27,10 @@ class ModelSlots:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        self._state = read_json(f"{folder}/state.json") or {}
+        state = read_json(f"{folder}/state.json")
+        if state is None and os.path.exists(f"{folder}/state.json"):
+            state = self._guess_state()
+        self._state: dict[str, Any] = state or {}
 
     @property
     def serving(self) -> int:
@@ -50,11 +53,9 @@ class ModelSlots:
 
     def find(self, number: int) -> str | None:
         """Return the path of the file to serve of a version that is whole here, or None."""
-        for slot in ("a", "b"):
-            whole = self.manifest(slot)
-            if whole is not None and whole["number"] == number:
-                return f"{self.folder}/{slot}/files/{whole['main']}"
-        return None
+        slot = self._find_slot(number)
+        whole = None if slot is None else self.manifest(slot)
+        return None if whole is None else f"{self.folder}/{slot}/files/{whole['main']}"
 
     def manifest(self, slot: str) -> dict[str, Any] | None:
         """Return the manifest of the whole version in a slot, or None."""
@@ -79,10 +80,31 @@ class ModelSlots:
     def finish(self, manifest: dict[str, Any]) -> None:
         """Check the files in the spare slot, and mark the version as whole. Raises ValueError."""
         slot = f"{self.folder}/{self.spare()}"
-        for each in manifest["files"]:
-            if hash_file(f"{slot}/files/{each['path']}") != each["sha256"]:
-                raise ValueError(f"the file {each['path']} is damaged")
+        damaged = _find_damaged(slot, manifest)
+        if damaged is not None:
+            raise ValueError(f"the file {damaged} is damaged")
+        sync_tree(slot)
+        above = os.path.dirname(self.folder)
+        for folder in (self.folder, above, os.path.dirname(above)):
+            _sync(folder)
         write_json(f"{slot}/whole.json", manifest)
+
+    def check(self, number: int) -> bool:
+        """Return whether the files of a version are intact. If they are not, the version is no
+        longer whole; if it is the served one, the version in the other slot is served instead,
+        unless it was refused."""
+        slot = self._find_slot(number)
+        whole = None if slot is None else self.manifest(slot)
+        if whole is None:
+            return False
+        if _find_damaged(f"{self.folder}/{slot}", whole) is None:
+            return True
+        remove(f"{self.folder}/{slot}/whole.json")
+        other = "b" if slot == "a" else "a"
+        instead = self.manifest(other)
+        if number == self.serving and instead and instead["number"] not in (0, self.refused):
+            self._write(slot=other, number=instead["number"], trial=0, tries=0)
+        return False
 
     def begin_trial(self, number: int) -> bool:
         """Note that a version is started on trial. Return False if it was started too often, in
@@ -95,16 +117,41 @@ class ModelSlots:
         return True
 
     def accept(self, number: int) -> None:
-        """Serve the version in the spare slot from now on."""
-        self._write(slot=self.spare(), number=number, trial=0, tries=0, refused=0, problem="")
+        """Serve a version that is whole here from now on."""
+        slot = self._find_slot(number) or self.spare()
+        self._write(slot=slot, number=number, trial=0, tries=0, refused=0, problem="")
+
+    def end_trial(self) -> None:
+        """End the trial of a version, which may be tried again."""
+        self._write(trial=0, tries=0)
 
     def refuse(self, number: int, problem: str) -> None:
         """End the trial of a version, which is not tried again."""
         self._write(trial=0, tries=0, refused=number, problem=problem[:500])
 
+    def _find_slot(self, number: int) -> str | None:
+        for slot in ("a", "b"):
+            whole = self.manifest(slot)
+            if whole is not None and whole["number"] == number:
+                return slot
+        return None
+
+    def _guess_state(self) -> dict[str, Any]:
+        """Return the state if its file is damaged: the lower one of two versions is served, because
+        the higher one may have been on trial."""
+        whole = [(found["number"], each) for each in ("a", "b") if (found := self.manifest(each))]
+        return {} if not whole else {"number": min(whole)[0], "slot": min(whole)[1]}
+
     def _write(self, **changes: object) -> None:
         self._state = {**self._state, **changes}
         write_json(f"{self.folder}/state.json", self._state)
+
+
+def _find_damaged(slot: str, manifest: dict[str, Any]) -> str | None:
+    for each in manifest["files"]:
+        if hash_file(f"{slot}/files/{each['path']}") != each["sha256"]:
+            return str(each["path"])
+    return None
 
 
 def hash_file(path: str) -> str:
@@ -136,10 +183,18 @@ def write_json(path: str, value: object) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.rename(fresh, path)
-    sync_folder(os.path.dirname(path))
+    _sync(os.path.dirname(path))
 
 
-def sync_folder(path: str) -> None:
+def sync_tree(folder: str) -> None:
+    """Bring all files and folders in a folder to the disk."""
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            _sync(f"{inner}/{name}")
+        _sync(inner)
+
+
+def _sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -150,4 +205,4 @@ def sync_folder(path: str) -> None:
 def remove(path: str) -> None:
     if os.path.exists(path):
         os.unlink(path)
-        sync_folder(os.path.dirname(path))
+        _sync(os.path.dirname(path))

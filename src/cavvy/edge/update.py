@@ -10,20 +10,27 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
-from tuf.api.exceptions import DownloadError, DownloadHTTPError
+from tuf.api.exceptions import (
+    DownloadError,
+    DownloadHTTPError,
+    ExpiredMetadataError,
+    LengthOrHashMismatchError,
+    RepositoryError,
+)
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing
-from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_folder
+from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing, read_pieces
+from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_tree, write_json
 
-_PIECE = 64 * 1024
-_WRONG = 3  # the exit code if what was fetched cannot be trusted
+_WRONG = 3  # the exit code if the version itself is not what was signed
+_SPARE_BYTES = 16 << 20  # that a fetch leaves free on the disk, for the device's other files
 
 
 class SignedListFetcher(FetcherInterface):  # type: ignore[misc]  # it has no types
@@ -34,13 +41,11 @@ class SignedListFetcher(FetcherInterface):  # type: ignore[misc]  # it has no ty
 
     def _fetch(self, url: str) -> Iterator[bytes]:
         try:
-            reply = self._calls.open(url, 0)
+            yield from read_pieces(self._calls.open(url, 0))
         except ServerFileMissing as error:
             raise DownloadHTTPError(str(error), 404) from error
         except (OSError, DeviceRefused) as error:
             raise DownloadError(str(error)) from error
-        while piece := reply.read(_PIECE):
-            yield piece
 
 
 def fetch(folder: str, model: str, number: int, mib_per_s: float | None = None) -> None:
@@ -49,7 +54,13 @@ def fetch(folder: str, model: str, number: int, mib_per_s: float | None = None) 
     card = read_json(f"{folder}/card.json")
     if card is None:
         raise ValueError(f"{folder} has no card.json: enrol the device")
-    calls = DeviceCalls(card, folder)
+    fetch_with(DeviceCalls(card, folder), folder, model, number, mib_per_s)
+
+
+def fetch_with(
+    calls: DeviceCalls, folder: str, model: str, number: int, mib_per_s: float | None = None
+) -> None:
+    """Fetch and check a version through a connection, as `fetch` does."""
     manifest = read_manifest(folder, calls, model, number)
     slots = ModelSlots(f"{folder}/models/{model}")
     slot = slots.prepare(number)
@@ -59,23 +70,19 @@ def fetch(folder: str, model: str, number: int, mib_per_s: float | None = None) 
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if hash_file(path) == each["sha256"]:
             continue
-        if each["sha256"] in known:
-            os.link(known[each["sha256"]], f"{path}.linked")
-            os.rename(f"{path}.linked", path)
-        else:
-            _fetch_file(calls, each, path, mib_per_s)
-        sync_folder(os.path.dirname(path))
+        if not _link(known.get(each["sha256"]), each["sha256"], f"{slot}/linked", path):
+            _fetch_file(calls, each, f"{slot}/{each['sha256']}.part", path, mib_per_s)
     slots.finish(manifest)
 
 
 def read_manifest(folder: str, calls: DeviceCalls, model: str, number: int) -> dict[str, Any]:
     """Return the signed description of a version."""
-    lists = f"{folder}/lists"
+    lists, first = f"{folder}/lists", f"{folder}/root.json"
     os.makedirs(lists, mode=0o700, exist_ok=True)
-    trusted = f"{lists}/root.json"
-    # without a root, `tuf` uses what an earlier update has trusted
-    known = os.path.exists(trusted)
-    root = None if known else calls.call("GET", "/edge/v1/metadata/root.json")
+    root = read_json(first)
+    if root is None:
+        root = dict(json.loads(calls.call("GET", "/edge/v1/metadata/root.json")))
+        write_json(first, root)  # from now on the root of all trust
     updater = Updater(
         lists,
         "/edge/v1/metadata/",
@@ -83,9 +90,10 @@ def read_manifest(folder: str, calls: DeviceCalls, model: str, number: int) -> d
         target_base_url="/edge/v1/manifests/",
         fetcher=SignedListFetcher(calls),
         config=UpdaterConfig(prefix_targets_with_hash=False),
-        bootstrap=root,
+        bootstrap=json.dumps(root).encode(),
     )
     updater.refresh()
+    sync_tree(lists)  # a device that forgets the newest list would take an older one
     path = f"{model}/{number}"
     target = updater.get_targetinfo(f"{path}.json")
     if target is None:
@@ -96,13 +104,47 @@ def read_manifest(folder: str, calls: DeviceCalls, model: str, number: int) -> d
     return found
 
 
+def _link(known: str | None, sha256: str, fresh: str, path: str) -> bool:
+    """Link a file of the served version to `path`. Return False if it is damaged, or if the disk
+    has no links."""
+    if known is None or hash_file(known) != sha256:
+        return False
+    if os.path.exists(fresh):
+        os.unlink(fresh)
+    try:
+        os.link(known, fresh)
+    except OSError:
+        return False
+    os.rename(fresh, path)
+    return True
+
+
 def _fetch_file(
-    calls: DeviceCalls, wanted: dict[str, Any], path: str, mib_per_s: float | None
+    calls: DeviceCalls, wanted: dict[str, Any], part: str, path: str, mib_per_s: float | None
 ) -> None:
-    part = f"{path}.part"
-    size, since = wanted["size"], time.monotonic()
+    """Fetch a file, going on after what `part` has of it. After a loss of power, `part` may have
+    content that never reached the disk, so it is fetched once more if its SHA-256 is wrong."""
+    for resumed in (os.path.exists(part), False):
+        _receive(calls, wanted, part, mib_per_s)
+        if hash_file(part) == wanted["sha256"]:
+            os.rename(part, path)
+            return
+        os.unlink(part)
+        if not resumed:
+            break
+    raise ValueError(f"what the server sent as {wanted['path']} has another SHA-256")
+
+
+def _receive(calls: DeviceCalls, wanted: dict[str, Any], part: str, limit: float | None) -> None:
+    size, since, received = wanted["size"], time.monotonic(), 0
     have = min(os.path.getsize(part), size) if os.path.exists(part) else 0
-    received = 0
+    free = shutil.disk_usage(os.path.dirname(part)).free
+    if free < size - have + _SPARE_BYTES:
+        raise OSError(
+            f"the disk has {free >> 20} MiB free; {(size - have) / 2**20:.1f} are missing"
+        )
+    if not size:
+        open(part, "wb").close()
     while have < size:
         reply = calls.open(f"/edge/v1/files/{wanted['sha256']}", have)
         if reply.status == 200:
@@ -110,24 +152,16 @@ def _fetch_file(
         with open(part, "r+b" if os.path.exists(part) else "wb") as file:
             file.truncate(have)
             file.seek(have)
-            while piece := reply.read(_PIECE):
+            for piece in read_pieces(reply):
                 if have + len(piece) > size:
-                    raise ValueError(f"the server sent more than the {size} bytes of {path}")
+                    raise ValueError(f"the server sent more than the {size} bytes of {part}")
                 file.write(piece)
                 have += len(piece)
                 received += len(piece)
-                if mib_per_s:
-                    time.sleep(max(0.0, since + received / mib_per_s / 2**20 - time.monotonic()))
-            file.flush()
-            os.fsync(file.fileno())
+                if limit:
+                    time.sleep(max(0.0, since + received / limit / 2**20 - time.monotonic()))
         if have < size:
             raise OSError(f"the connection ended after {have} of {size} bytes")
-    if not size:
-        open(part, "wb").close()
-    if hash_file(part) != wanted["sha256"]:
-        os.unlink(part)
-        raise ValueError(f"what the server sent as {wanted['path']} has another SHA-256")
-    os.rename(part, path)
 
 
 def _list_known(slots: ModelSlots) -> dict[str, str]:
@@ -146,14 +180,19 @@ def _check_path(path: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from tuf.api.exceptions import RepositoryError
-
     folder, model, number, *limit = arguments
     try:
         fetch(folder, model, int(number), float(limit[0]) if limit else None)
-    except (ValueError, RepositoryError) as error:
+    except ExpiredMetadataError as error:
+        clock = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        sys.stderr.write(f"{error}; the clock of this device says {clock} UTC\n")
+        return 1
+    except (ValueError, LengthOrHashMismatchError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return _WRONG
+    except RepositoryError as error:
+        sys.stderr.write(f"the signed lists are not trusted: {error}\n")
+        return 1
     except (OSError, DownloadError, DeviceRefused) as error:
         sys.stderr.write(f"{error}\n")
         return 1
