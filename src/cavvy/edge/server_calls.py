@@ -136,8 +136,8 @@ class DeviceCalls:
 
 
 def read_pieces(reply: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the body of an answer. Raises OSError if it comes too slowly, whatever time the caller
-    takes for each piece."""
+    """Yield the body of an answer. Raises OSError if it comes too slowly; the time that the
+    caller takes for each piece does not count."""
     got, waited = 0, 0.0
     while True:
         asked = time.monotonic()
