@@ -331,10 +331,10 @@ class EdgeService:
     async def manifest_for(self, project: str, name: str, model: str, number: str) -> bytes:
         """Return the manifest of a model version for a device. Raises EnrolmentRefused,
         RowNotFound."""
-        await self.find(project, name)
+        device = await self.find(project, name)
         known = await self._read(project)
         found = known.models.get(f"{model}@{number}")
-        if found is None:
+        if found is None or not _may_have(device, found):
             raise RowNotFound(f"project {project} has no model {model}@{number}")
         return make_manifest(found)
 
@@ -343,11 +343,10 @@ class EdgeService:
         EnrolmentRefused."""
         device = await self.find(project, name)
         known = await self._read(project)
-        may = {"", device.labels.get("residency", "")}
         if not any(
             digest == file.sha256
             for each in known.models.values()
-            if each.residency in may
+            if _may_have(device, each)
             for file in each.files
         ):
             raise RowNotFound(f"no model of the project has a file {digest}")
@@ -452,12 +451,14 @@ class EdgeService:
         devices = await self._store.edge.devices.list(project)
         models = await self._store.edge.models.list(project)
         rollouts = await self._store.edge.rollouts.list(project)
-        self._known[project] = known = _ProjectDevices(
+        known = _ProjectDevices(
             now,
             {each.name: each for each in devices},
             {each.name: each for each in models},
             {each.name: each for each in rollouts},
         )
+        if devices:  # requests that name other projects, or none, would fill the memory
+            self._known[project] = known
         return known
 
     def _newest(self, device: EdgeDevice) -> EdgeDevice:
@@ -506,6 +507,10 @@ def make_manifest(model: ModelVersion) -> bytes:
     files = [{"path": each.path, "sha256": each.sha256, "size": each.size} for each in model.files]
     told = {"model": model.model, "number": model.number, "main": model.main, "files": files}
     return json.dumps(told, sort_keys=True).encode()
+
+
+def _may_have(device: EdgeDevice, model: ModelVersion) -> bool:
+    return model.residency in ("", device.labels.get("residency", ""))
 
 
 def _list_wave(rollout: Rollout, devices: Sequence[EdgeDevice]) -> frozenset[str]:

@@ -1,5 +1,6 @@
-"""`python -m cavvy.edge FOLDER [ADDRESS PIN TOKEN]`: enrols this device, unless it has enrolled,
-and runs its program."""
+"""`python -m cavvy.edge FOLDER [ADDRESS PIN]`: enrols this device with the token in the variable
+CAVVY_EDGE_TOKEN, unless it has enrolled, and runs its program. Other users of the device could read
+a token among the arguments."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from cavvy.edge.server_calls import DeviceRefused
 def main(arguments: list[str]) -> int:
     os.umask(0o077)
     folder, *server = arguments
+    token = os.environ.pop("CAVVY_EDGE_TOKEN", "")
     if server:
         try:
-            card = enrol(folder, *server)
+            card = enrol(folder, server[0], server[1], token)
         except (OSError, DeviceRefused) as error:
             say(f"not enrolled: {error}")
             return 1

@@ -34,8 +34,8 @@ cat >"$folder/start" <<END
 PYTHONPATH="$folder/program.zip" exec "$python" -m cavvy.edge "$folder"
 END
 chmod 700 "$folder/start"
-export PYTHONPATH="$folder/program.zip"
-exec "$python" -m cavvy.edge "$folder" {address} {pin} "$1" </dev/null
+export PYTHONPATH="$folder/program.zip" CAVVY_EDGE_TOKEN="$1"
+exec "$python" -m cavvy.edge "$folder" {address} {pin} </dev/null
 """
 
 

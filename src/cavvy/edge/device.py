@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -37,6 +38,7 @@ _START_S = 120.0  # within which an engine must be ready
 _PROBE_S = 5.0
 _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is refused at once
 _FEW = 4  # failed requests below which a version on trial is not refused for them
+_NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _EXPORTED = ("serving", "refused", "problem")
 
 
@@ -280,8 +282,7 @@ class DeviceProgram:
             "waiting": self._spool.waiting,
             "agent": "1",
         }
-        answer = json.loads(self._calls.call("POST", "/edge/v1/check-in", told))
-        return [dict(each) for each in answer["models"]]
+        return read_wanted(self._calls.call("POST", "/edge/v1/check-in", told))
 
     def _keep(self, model: str, number: int, request: bytes, answer: bytes) -> None:
         below = self._below.get(model)
@@ -300,14 +301,14 @@ class DeviceProgram:
             self._spool.sent(batch[-1]["number"])
 
     def _follow(self, wanted: Fields) -> None:
-        name, number = str(wanted["name"]), int(wanted["number"])
-        if wanted.get("collect_below") is None:
+        name, number = wanted["name"], wanted["number"]
+        if wanted["collect_below"] is None:
             self._below.pop(name, None)
         else:
-            self._below[name] = float(wanted["collect_below"])
+            self._below[name] = wanted["collect_below"]
         model = self._models.get(name) or self._add(name)
         model.return_to(number)
-        if not model.want(number) or not _is_open(wanted.get("window")):
+        if not model.want(number) or not _is_open(wanted["window"]):
             return
         if model.slots.find(number) is None and not self._fetch(name, number, wanted):
             return
@@ -315,7 +316,7 @@ class DeviceProgram:
 
     def _fetch(self, name: str, number: int, wanted: Fields) -> bool:
         command = [sys.executable, "-m", "cavvy.edge.update", self.folder, name, str(number)]
-        if wanted.get("mib_per_s"):
+        if wanted["mib_per_s"]:
             command.append(str(wanted["mib_per_s"]))
         say(f"fetching {name}@{number}")
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
@@ -339,6 +340,35 @@ class DeviceProgram:
         made = RunningModel(name, self.folder, self.front, self.options)
         self._models[name] = made
         return made
+
+
+def read_wanted(answer: bytes) -> list[Fields]:
+    """Return what the server wants this device to serve. Raises ValueError: the device goes on
+    serving after any answer, and a name must not lead out of the folder of models.
+    """
+    try:
+        return [
+            {
+                "name": _check_name(each["name"]),
+                "number": int(each["number"]),
+                "collect_below": _read_float(each.get("collect_below")),
+                "mib_per_s": _read_float(each.get("mib_per_s")),
+                "window": [int(hour) for hour in each.get("window") or ()][:2],
+            }
+            for each in json.loads(answer)["models"]
+        ]
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError(f"its answer is not valid ({type(error).__name__}: {error})") from error
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"it names a model {name[:80]!r}")
+    return name
+
+
+def _read_float(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def make_defaults() -> Fields:
@@ -409,7 +439,7 @@ def _is_open(window: list[int] | None) -> bool:
     """Return whether the device may update in this hour of its day."""
     if not window:
         return True
-    first, last = window
+    first, last = window[0], window[-1]
     hour = time.localtime().tm_hour
     return first <= hour < last if first <= last else hour >= first or hour < last
 

@@ -12,7 +12,7 @@ import hmac
 from asyncio import to_thread
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Path, Query
@@ -26,7 +26,7 @@ from cavvy.api.routes.blobs import send_blob
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user
-from cavvy.api.wire import done, read_bytes, view
+from cavvy.api.wire import done, read, view
 from cavvy.client import edge_wire as wire
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused
@@ -42,10 +42,12 @@ from cavvy.domain.edge import (
     ModelVersion,
     Rollout,
 )
-from cavvy.domain.values import Struct, field
+from cavvy.domain.service_updates import RevisionSums
+from cavvy.domain.values import Struct, asdict, field
 from cavvy.edge.bundle import make_script, pack_device
 from cavvy.store.base import ProjectFilter, RowNotFound
 from cavvy.store.blobs import NotManifest
+from cavvy.store.documents import plain
 
 _SAMPLES = 500  # of one answer
 _BODY = 256 * 1024  # maximum size of a device's request, in bytes
@@ -53,6 +55,8 @@ _TOKEN_VALID = timedelta(days=1)
 _NONCE_VALID = timedelta(minutes=5)
 _MOST_DEVICES = 100_000  # that one token may enrol
 _LONGEST = timedelta(days=366)
+_MOST_PROBLEM = 500  # characters
+_MOST_MODELS = 64  # of a device
 _DevicePath = Annotated[str, Path(max_length=63)]
 
 router = RouteGroup("edge")
@@ -239,7 +243,7 @@ async def list_samples(
 ) -> wire.SamplesView:
     received, _, rest = after.partition(".")
     number, _, device = rest.partition(".")
-    if after and not (received.isdecimal() and number.isdecimal() and len(after) < 120):
+    if after and not all(each.isdecimal() and len(each) < 19 for each in (received, number)):
         raise ApiProblem("invalid-request", "`after` is not a place of an earlier answer")
     place = (int(received or 0), device, int(number or 0))
     found, left_out, last = await app_state.control_plane.edge.list_samples(
@@ -255,14 +259,21 @@ async def list_samples(
 # Devices
 
 
+# Devices are not trusted: what they count is added up, and their texts are kept in memory.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+_Name = Annotated[str, msgspec.Meta(max_length=63)]
+_Logs = Annotated[float, msgspec.Meta(ge=-1e17, le=1e17)]
+
+
 class _Sample(Struct, frozen=True, kw_only=True):
-    number: int
-    model: str
-    version: int = 0
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    model: _Name
+    version: _Count = 0
     at: float = 0.0
     certainty: float = 0.0
-    request: msgspec.Raw = msgspec.Raw(b"null")
-    answer: msgspec.Raw = msgspec.Raw(b"null")
+    # decoded and encoded again, so that each sample is one line that every reader can decode
+    request: Any = None
+    answer: Any = None
 
 
 class _Samples(Struct, frozen=True, kw_only=True):
@@ -276,24 +287,38 @@ class _Enrolment(Struct, frozen=True, kw_only=True):
 
 
 class _Proof(Struct, frozen=True, kw_only=True):
-    project: str
-    device: str
+    project: _Name
+    device: _Name
     nonce: str
     signature: str
 
 
+class _DeviceSums(Struct, frozen=True, kw_only=True):
+    """As `RevisionSums`, of which devices form no groups."""
+
+    requests: _Count = 0
+    errors: _Count = 0
+    timed: _Count = 0
+    logs: _Logs = 0.0
+    squares: _Logs = 0.0
+
+
+class _DeviceModel(Struct, frozen=True, kw_only=True):
+    name: _Name
+    serving: _Count = 0
+    on_trial: bool = False
+    refused: _Count = 0
+    problem: str = ""
+    sums: _DeviceSums = _DeviceSums()
+
+
 class _CheckIn(Struct, frozen=True, kw_only=True):
-    models: tuple[ModelReport, ...] = ()
-    free_mib: int = 0
-    clock: float = 0.0  # of the device, in seconds since 1970
-    waiting: int = 0
+    models: Annotated[tuple[_DeviceModel, ...], msgspec.Meta(max_length=_MOST_MODELS)] = ()
+    free_mib: _Count = 0
+    # of the device, in seconds since 1970, at most the year 9999
+    clock: Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)] = 0.0
+    waiting: _Count = 0
     agent: str = ""
-
-
-_decode_enrolment = msgspec.json.Decoder(_Enrolment).decode
-_decode_proof = msgspec.json.Decoder(_Proof).decode
-_decode_samples = msgspec.json.Decoder(_Samples).decode
-_decode_check_in = msgspec.json.Decoder(_CheckIn).decode
 
 
 @router.get(
@@ -317,11 +342,12 @@ async def script(app_state: AppState) -> Response:
     rule=MACHINE,
     sends=True,
     gives=True,
-    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+    errors=("invalid-request",),
+    when={EnrolmentRefused: "enrolment-refused"},
 )
 async def enrol(request: Request, app_state: AppState) -> Response:
     project, _, token = _read_bearer(request).partition(".")
-    asked = _decode_enrolment(await read_bytes(request, _BODY))
+    asked = await read(request, _Enrolment, _BODY)
     edge = app_state.control_plane.edge
     facts = {name[:40]: value[:200] for name, value in list(asked.facts.items())[:40]}
     device = await edge.enrol(project, token, asked.key, asked.hostname[:200], facts)
@@ -339,10 +365,11 @@ async def nonce(app_state: AppState) -> Response:
     rule=OPEN,
     sends=True,
     gives=True,
-    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+    errors=("invalid-request",),
+    when={EnrolmentRefused: "enrolment-refused"},
 )
 async def token(request: Request, app_state: AppState) -> Response:
-    asked = _decode_proof(await read_bytes(request, _BODY))
+    asked = await read(request, _Proof, _BODY)
     if _read_issued(app_state, asked.nonce) != "nonce":
         raise ApiProblem("unauthorised", "the signed text is not one of this server, or too old")
     device = await app_state.control_plane.edge.find(asked.project, asked.device)
@@ -358,15 +385,16 @@ async def token(request: Request, app_state: AppState) -> Response:
     rule=MACHINE,
     sends=True,
     gives=True,
-    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+    errors=("invalid-request",),
+    when={EnrolmentRefused: "enrolment-refused"},
 )
 async def check_in(request: Request, app_state: AppState) -> Response:
     project, name = _identify(request, app_state)
-    asked = _decode_check_in(await read_bytes(request, _BODY))
+    asked = await read(request, _CheckIn, _BODY)
     now = app_state.now()
     report = DeviceReport(
         at=now,
-        models=asked.models[:64],
+        models=tuple(_read_model(each) for each in asked.models),
         free_mib=asked.free_mib,
         skew_s=asked.clock - now.timestamp() if asked.clock else 0.0,
         waiting=asked.waiting,
@@ -392,15 +420,15 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     rule=MACHINE,
     sends=True,
     status=204,
-    when={EnrolmentRefused: "enrolment-refused", msgspec.MsgspecError: "invalid-request"},
+    errors=("invalid-request",),
+    when={EnrolmentRefused: "enrolment-refused"},
 )
 async def add_samples(request: Request, app_state: AppState) -> Response:
     project, name = _identify(request, app_state)
-    asked = _decode_samples(await read_bytes(request, _BODY))
+    asked = await read(request, _Samples, _BODY)
     rows = [
-        (each.number, each.model[:63], msgspec.json.encode(each).decode())
+        (each.number, plain(each.model), msgspec.json.encode(each).decode())
         for each in asked.samples
-        if 0 <= each.number < 1 << 62
     ]
     await app_state.control_plane.edge.add_samples(project, name, rows)
     return done()
@@ -517,6 +545,17 @@ def _is_signed(key: str, proof: _Proof) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _read_model(told: _DeviceModel) -> ModelReport:
+    return ModelReport(
+        name=told.name,
+        serving=told.serving,
+        on_trial=told.on_trial,
+        refused=told.refused,
+        problem=told.problem[:_MOST_PROBLEM],
+        sums=RevisionSums(**asdict(told.sums)),
+    )
 
 
 def _json(answer: object) -> Response:

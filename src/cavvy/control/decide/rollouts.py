@@ -20,6 +20,10 @@ from cavvy.domain.values import replace
 # A rollout halts if more than this share of the devices that tried the new version refused it
 # (their trial failed), and if the only device of the first wave did.
 MOST_REFUSED = 0.1
+# What one device adds to the trial between two reports has at most this number of requests, and
+# logarithms of latencies from -30 to 30. Other sums are left out, because devices are not trusted:
+# the test would take minutes, or numbers would overflow.
+_MOST_REQUESTS, _MOST_LOG = 1_000_000, 30.0
 _PATIENCE = 2.0  # a quiet wave ends after this multiple of `soak_s`
 # A device that has not checked in for this time does not hold a wave up.
 SILENT = timedelta(minutes=10)
@@ -127,12 +131,23 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
         counted[device.name] = found
         if before is None and found.serving != rollout.to:
             continue  # what it served before the rollout began
+        if not _is_possible(more):
+            continue
         if found.serving == rollout.to:
             new += more
         else:
             old += more
     trial = _observe(rollout.trial, old, new, rollout.alpha)
     return replace(rollout, counted=counted, sums_old=old, sums_new=new, trial=trial)
+
+
+def _is_possible(sums: RevisionSums) -> bool:
+    timed, most = sums.timed, _MOST_LOG
+    return (
+        0 <= min(sums.errors, timed) <= max(sums.errors, timed) <= sums.requests <= _MOST_REQUESTS
+        and abs(sums.logs) <= most * timed
+        and 0 <= sums.squares <= most**2 * timed
+    )
 
 
 def _observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums, alpha: float) -> CanaryTrial:

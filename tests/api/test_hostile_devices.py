@@ -1,0 +1,127 @@
+"""Devices at the edge that send wrong, huge or foreign values, and requests without a device."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.api.api_state import Api
+
+from cavvy.domain.edge import ModelFile, ModelVersion, Rollout
+
+EDGE = "/edge/v1"
+
+
+async def enrol(api: Api, hostname: str) -> tuple[str, dict[str, str]]:
+    """Enrol a device, and return its name and the headers of its requests."""
+    edge = api.app_state.control_plane.edge
+    token, _ = await edge.invite(
+        "default", site="lab", labels={}, count=1, valid=timedelta(hours=1)
+    )
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    made = await edge.enrol("default", token, public, hostname, {})
+    nonce = (await api.http.get(f"{EDGE}/nonce")).json()["nonce"]
+    proof = {"project": "default", "device": made.name, "nonce": nonce}
+    proof["signature"] = key.sign(nonce.encode()).hex()
+    answer = await api.http.post(f"{EDGE}/token", json=proof, headers={"Authorization": ""})
+    return made.name, {"Authorization": f"Bearer {answer.json()['token']}"}
+
+
+def told(**sums: float) -> dict[str, Any]:
+    return {"models": [{"name": "m", "serving": 2, "sums": sums}]}
+
+
+HOSTILE = {
+    "disk": {"free_mib": 10**30},
+    "clock": {"clock": 1e308},
+    "version": {"models": [{"name": "m", "serving": 10**30}]},
+    "texts": {"agent": "\0", "models": [{"name": "m\0", "problem": "\0" * 5000}] * 2},
+    "requests": told(requests=10**30),
+    "many": told(requests=1 << 50, errors=1 << 49),
+    "negative": told(requests=100, errors=-(10**12)),
+    "logs": told(requests=100, timed=100, logs=1e300),
+    "latency": told(requests=100, timed=100, logs=1e6, squares=1e12),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+async def test_no_report_of_a_device_stops_the_rollouts_of_its_project(
+    api: Api, hostile: dict[str, Any]
+) -> None:
+    _, bad = await enrol(api, "bad")
+    name, good = await enrol(api, "good")
+    edge, now = api.app_state.control_plane.edge, api.app_state.now()
+    own = {"project": "default", "created_at": now}
+    await api.app_state.store.edge.models.put(
+        ModelVersion(**own, name="m@2", snapshot="", files=(), main="")
+    )
+    await edge.deploy(Rollout(**own, name="m-0", model="m", to=2, wave_at=now, waves=(1.0,)))
+    for each in range(3):
+        sums = {"requests": 100 * each, "timed": 100 * each}
+        report = {"models": [{"name": "m", "serving": 1, "sums": sums}]}
+        answer = await api.http.post(f"{EDGE}/check-in", json=report, headers=good)
+        assert answer.status_code == 200, answer.text
+        sent = hostile if each else {}
+        answer = await api.http.post(f"{EDGE}/check-in", content=json.dumps(sent), headers=bad)
+        assert answer.status_code in (200, 422), answer.text
+        await edge.reconcile("edge:default")
+    device = (await api.http.get(f"/v1/projects/default/edge/devices/{name}")).json()
+    assert device["models"][0]["requests"] == 200
+    [rollout] = (await api.http.get("/v1/rollouts")).json()
+    assert (rollout["phase"], rollout["errors"]) == ("running", [0.0, 0.0])
+
+
+SAMPLES = (
+    b'"number": -1',
+    b'"number": %d' % 10**30,
+    b'"number": 1, "version": %d' % 10**30,
+    b'"number": 1, "request": "\xff"',
+    b'"number": 1, "request": %s' % (b"9" * 5000),
+    b'"number": 1, "request": %s%s' % (b"[" * 50_000, b"]" * 50_000),
+)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=range(len(SAMPLES)))
+async def test_a_sample_that_readers_could_not_decode_is_refused(api: Api, sample: bytes) -> None:
+    _, headers = await enrol(api, "bad")
+    good = b'{"number": 2, "model": "m\\u0000", "request": {"a":\n [1]}}'
+    for body in (b'{"samples": [{"model": "m", %s}]}' % sample, b'{"samples": [%s]}' % good):
+        answer = await api.http.post(f"{EDGE}/samples", content=body, headers=headers)
+        assert answer.status_code == (204 if good in body else 422), answer.text
+    path = "/v1/projects/default/edge/samples"
+    assert (await api.http.get(path, params={"model": "m"})).json()["samples"] == []
+    [kept] = (await api.http.get(path, params={"model": "m\ufffd"})).json()["samples"]
+    assert json.loads(kept["body"])["request"] == {"a": [1]}
+    assert "\n" not in kept["body"]  # `cavvy edge collect` writes lines
+    for after in (f"{'9' * 50}.1.d", f"1.{'9' * 50}.d", "1.-1.d"):
+        answer = await api.http.get(path, params={"model": "m", "after": after})
+        assert answer.status_code == 422, answer.text
+
+
+async def test_requests_that_name_no_device_leave_nothing_in_memory(api: Api) -> None:
+    nonce = (await api.http.get(f"{EDGE}/nonce")).json()["nonce"]
+    for project in ("x", "y" * 64, "z\0", "default"):
+        proof = {"project": project, "device": "d\0", "nonce": nonce, "signature": "é"}
+        answer = await api.http.post(f"{EDGE}/token", json=proof, headers={"Authorization": ""})
+        assert answer.status_code in (403, 422), answer.text
+        token = {"Authorization": f"Bearer {project.strip(chr(0))}.t"}
+        asked = {"key": "0" * 64, "hostname": "h"}
+        answer = await api.http.post(f"{EDGE}/enrol", json=asked, headers=token)
+        assert answer.status_code == 403, answer.text
+    assert not api.app_state.control_plane.edge._known
+
+
+async def test_a_device_gets_nothing_of_a_model_that_must_not_come_to_it(api: Api) -> None:
+    _, headers = await enrol(api, "abroad")
+    files = (ModelFile(path="m.onnx", sha256="0" * 64, size=1),)
+    now = api.app_state.now()
+    model = {"project": "default", "files": files, "main": "m.onnx", "created_at": now}
+    await api.app_state.store.edge.models.put(
+        ModelVersion(**model, name="m@1", snapshot="", residency="eu")
+    )
+    for path in ("manifests/m/1", f"files/{'0' * 64}"):
+        answer = await api.http.get(f"{EDGE}/{path}", headers=headers)
+        assert answer.status_code == 404, answer.text
