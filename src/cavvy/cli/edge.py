@@ -128,7 +128,7 @@ def show(name: str, project: str, output: str) -> None:
         "enrolled": formatting.show_time(found.enrolled_at),
         "heard": formatting.show_time(found.heard_at) if found.heard_at else "never",
         "free disk": f"{found.free_mib:,} MiB",
-        "clock": f"{found.skew_s:+.0f} s",
+        "clock": f"{round(found.skew_s):+d} s",
         "labels": ", ".join(f"{key}={value}" for key, value in found.labels.items()) or "none",
         **found.facts,
     }

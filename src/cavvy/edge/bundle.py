@@ -21,10 +21,13 @@ folder=${{CAVVY_EDGE_FOLDER:-$HOME/.cavvy-edge}}
 python=${{CAVVY_EDGE_PYTHON:-$folder/venv/bin/python}}
 umask 077
 mkdir -p "$folder"
-if [ ! -x "$python" ]; then
+if [ -n "${{CAVVY_EDGE_PYTHON:-}}" ]; then
+  [ -x "$python" ] || {{ echo "cavvy edge: CAVVY_EDGE_PYTHON: no program $python" >&2; exit 1; }}
+elif [ ! -e "$folder/venv/complete" ]; then
   echo "cavvy edge: installing packages in $folder/venv" >&2
   python3 -m venv "$folder/venv"
   "$folder/venv/bin/pip" install -q {requirements}
+  touch "$folder/venv/complete"
 fi
 curl -fsSk --pinnedpubkey '{key_pin}' -o "$folder/program.new" {address}/boot/v1/{bundle}
 echo "{bundle}  $folder/program.new" | sha256sum -c --quiet

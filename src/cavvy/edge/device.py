@@ -214,16 +214,19 @@ class RunningModel:
             self._front.routes.pop(self.name, None)
 
 
+class DeviceOptionInvalid(ValueError):
+    """Raised if the device cannot use what `edge.json` states, or a default."""
+
+
 class DeviceProgram:
     """This device. `options` are the values of `edge.json` in the folder, or the defaults."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._card = read_json(f"{folder}/card.json") or {}
-        self.options = {**make_defaults(), **(read_json(f"{folder}/edge.json") or {})}
+        self.options = read_options(folder)
         self._calls = DeviceCalls(self._card, folder)
-        host, _, port = str(self.options["listen"]).rpartition(":")
-        self.front = EdgeFront((host, int(port)))
+        self.front = _listen(str(self.options["listen"]), folder)
         self._models: dict[str, RunningModel] = {}
         for name in sorted(_list_folders(f"{folder}/models")):
             self._add(name)
@@ -386,6 +389,36 @@ def make_defaults() -> Fields:
     }
 
 
+def read_options(folder: str) -> Fields:
+    """Return the defaults, replaced by what `edge.json` states. Raises DeviceOptionInvalid."""
+    path, defaults = f"{folder}/edge.json", make_defaults()
+    try:
+        with open(path, encoding="utf-8") as file:
+            stated = json.load(file)
+    except FileNotFoundError:
+        return defaults
+    except (OSError, ValueError) as error:
+        raise DeviceOptionInvalid(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(stated, dict):
+        raise DeviceOptionInvalid(f'{path} must be a table, such as {{"every_s": 60}}')
+    if unknown := sorted(stated.keys() - defaults):
+        known = ", ".join(defaults)
+        raise DeviceOptionInvalid(f"{path}: there is no option {unknown[0]!r}; known: {known}")
+    return {**defaults, **stated}
+
+
+def _listen(address: str, folder: str) -> EdgeFront:
+    """Raises DeviceOptionInvalid."""
+    host, _, port = address.rpartition(":")
+    try:
+        return EdgeFront((host, int(port)))
+    except (OSError, OverflowError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "expected HOST:PORT"
+        raise DeviceOptionInvalid(
+            f"{address!r}, which `listen` in {folder}/edge.json sets: {reason}"
+        ) from error
+
+
 def enrol(folder: str, address: str, pin: str, token: str) -> Fields:
     """Make the device's key, and enrol the device. A repeated call changes nothing. Raises OSError,
     DeviceRefused."""
@@ -453,7 +486,11 @@ def _list_folders(path: str) -> list[str]:
 
 def run(folder: str) -> int:
     """Run an enrolled device until it gets SIGTERM or SIGINT. Return the exit code."""
-    device = DeviceProgram(folder)
+    try:
+        device = DeviceProgram(folder)
+    except DeviceOptionInvalid as error:
+        say(f"not started: {error}; correct this, and run {folder}/start")
+        return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, device.leave)
     return device.run()
