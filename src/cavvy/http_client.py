@@ -181,7 +181,7 @@ class HttpClient:
             raise InvalidRequest(f"the address or a header is malformed: {problem}") from error
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
-            told = str(reason) or type(reason).__name__
+            told = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             if isinstance(reason, BadStatusLine | UnknownProtocol):  # quotes the reply
                 told = _clean(told) or "the reply is not HTTP"
             raise NoReply(told) from error

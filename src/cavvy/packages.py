@@ -29,10 +29,13 @@ def extra_command(extra: str) -> str:
 
     try:
         lines = requires("cavvy") or []
-    except PackageNotFoundError:  # this is a copy of the sources, without installed metadata
-        return f"install the packages of `{extra}` in pyproject.toml"
+    except PackageNotFoundError:
+        lines = []
     wanted = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
-    return install_command(*(line.split(";")[0].strip() for line in lines if wanted.search(line)))
+    needed = [line.split(";")[0].strip() for line in lines if wanted.search(line)]
+    if not needed:  # a copy of the sources, or one that is newer than the installed metadata
+        return f"install the packages of `{extra}` in pyproject.toml"
+    return install_command(*needed)
 
 
 def update_command(version: str) -> str:

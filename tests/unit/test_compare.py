@@ -1,5 +1,6 @@
 """`cavvy compare`: cells against the shipped catalog and the data sheets, charts and reports."""
 
+import csv
 import json
 import re
 import sqlite3
@@ -141,7 +142,9 @@ def test_a_report_has_charts_and_its_sources(home: Path) -> None:
         (["H100", "--plot", "p.png"], "charts are SVG files"),
         (["a.yaml", "H100"], "one task is compared alone"),
         (["missing.yaml"], "missing.yaml"),
-        (["H100", "--provider", "nowhere"], "nothing to compare"),
+        (["H100", "--provider", "nowhere"], "the catalog has no provider 'nowhere'"),
+        (["H100", "--region", "mars"], "nothing to compare"),
+        (["H100", "--report", "r.txt"], "reports are HTML or PDF files"),
         (["H100", "--report", "/no/such/folder/r.html"], "cannot be written"),
     ],
 )
@@ -150,6 +153,13 @@ def test_odd_requests_get_clear_errors(home: Path, arguments: list[str], said: s
     assert done.exit_code in (1, 2)
     assert said in done.stderr
     assert "bug" not in done.stderr
+
+
+def test_lists_in_csv_are_names_and_no_python(home: Path) -> None:
+    rows = list(csv.DictReader(run("compare", "H100", "-o", "csv").stdout.splitlines()))
+    regions = {row["provider"]: row["regions"].split() for row in rows}
+    assert "us-central1" in regions["gcp"]
+    assert not re.search(r"[\[\]']", "".join(row["regions"] for row in rows))
 
 
 def test_one_place_is_no_comparison(home: Path) -> None:

@@ -18,6 +18,7 @@ from cavvy.costs.ownership import (
     make_tornado,
     simulate_ownership,
 )
+from cavvy.spec import SpecError
 from cavvy.spec.cost_plan import CostPlanError, complete_plan, make_assumption, read_cost_plan
 
 # one own machine that costs nothing but its price: the publications below state all other costs as
@@ -307,7 +308,13 @@ def test_odd_plans_get_clear_errors(old: str, new: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "a: b: c\n", "&a [*a]\n", "{}"])
+@pytest.mark.parametrize("text", ["", "- a\n", "{}"])
 def test_a_file_without_values_is_refused(text: str) -> None:
     with pytest.raises(CostPlanError, match="expected a table of values"):
+        read_cost_plan(text, "plan.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: b: c\n", "&a [*a]\n", "[1, 2\n"])
+def test_a_file_that_is_no_yaml_is_shown_with_its_line(text: str) -> None:
+    with pytest.raises(SpecError, match=r"plan\.yaml:1:\d"):
         read_cost_plan(text, "plan.yaml")

@@ -164,6 +164,8 @@ def test_weights_change_the_answer(home: Path) -> None:
         ),
         ("residency: [{a: 1}]", "residency: expected names"),
         ("nonsense: 3", "there is no value 'nonsense'"),
+        ("weigths: {cost: 2}", "did you mean weights?"),
+        ("[1,", "this is not YAML"),
     ],
 )
 def test_odd_files_get_clear_errors(home: Path, line: str, said: str) -> None:
@@ -171,6 +173,12 @@ def test_odd_files_get_clear_errors(home: Path, line: str, said: str) -> None:
     done = run("decide", str(home / "plan.yaml"))
     assert done.exit_code == 2, done.output
     assert said in done.stderr
+
+
+def test_a_change_without_a_value_names_its_option(home: Path) -> None:
+    (home / "plan.yaml").write_text(PLAN)
+    done = run("decide", str(home / "plan.yaml"), "--set", "use")
+    assert "--set use: expected NAME=VALUE" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["decide", "tco"])

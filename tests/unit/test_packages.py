@@ -52,6 +52,8 @@ def test_an_extra_is_installed_by_what_it_needs(
     start = [sys.executable, "-m", "pip", "install"]
     assert shlex.split(extra_command("aws")) == [*start, "boto3>=1.35"]
     assert shlex.split(extra_command("sim")) == [*start, "b[c]>=1", "a>=2"]
+    # sources that are newer than the installed metadata
+    assert extra_command("edge") == "install the packages of `edge` in pyproject.toml"
 
 
 def test_the_command_is_quoted_and_uses_uv_where_python_has_no_pip(

@@ -96,8 +96,8 @@ def command(
     compared = _compare(what, providers, regions)
     if not compared.rows:
         raise CommandFailure(
-            "nothing to compare: no offer with an accelerator matches",
-            "`cavvy offers --accelerators` lists the accelerators",
+            f"nothing to compare: {compared.unknown or 'no offer with an accelerator matches'}",
+            "" if compared.unknown else "`cavvy offers --accelerators` lists the accelerators",
         )
     _write_files(compared, chosen, report, plot, timeline)
     rows = compared.rows if limit == 0 else compared.rows[: limit or _ROWS]
@@ -117,6 +117,7 @@ class _Comparison(Struct, frozen=True, kw_only=True):
     rows: "Sequence[ComparedAccelerator]"
     seen: "Sequence[str | None]"
     placements: "dict[tuple[str, str, int], Placement]"
+    unknown: str  # says which names the catalog does not have, if there are no rows
 
     def find_placement(self, row: "ComparedAccelerator") -> "Placement | None":
         return self.placements.get((row.provider, row.accelerator, row.memory_mib))
@@ -148,7 +149,16 @@ def _compare(
         )
         for row in rows
     ]
-    return _Comparison(title=title, rows=rows, seen=seen, placements=placements)
+    unknown = "" if rows else _explain_unknown(changed)
+    return _Comparison(title=title, rows=rows, seen=seen, placements=placements, unknown=unknown)
+
+
+def _explain_unknown(need: "ResourceSpec") -> str:
+    from cavvy.cli.task.unknown import unknown_names
+    from cavvy.store.snapshot import CatalogSnapshot
+
+    with CatalogSnapshot.open() as snapshot:
+        return unknown_names(snapshot, need)
 
 
 def _read_need(what: tuple[str, ...]) -> "ResourceSpec":
@@ -161,7 +171,7 @@ def _read_need(what: tuple[str, ...]) -> "ResourceSpec":
             need for each in what or ("gpu", "tpu", "Trainium") for need in parse_accelerator(each)
         ]
     except NeedError as error:
-        raise CommandFailure(str(error), error.hint or "", 2) from error
+        raise CommandFailure(str(error), exit_code=2) from error
     wide = [replace(each, count_min=1, count_max=MOST) for each in needs]
     return ResourceSpec(accelerators=tuple(wide), spot=SpotPolicy.AUTO)
 

@@ -61,7 +61,8 @@ def command(file: str | None, changes: tuple[str, ...], report: Path | None, out
     try:
         text = _ask() if file is None else read_file(Path(file))
         file = file or "your answers"
-        asked = read_decision(text, file, read_params(changes), datetime.now(UTC).date())
+        given = read_params(changes, "--set", "use=40%")
+        asked = read_decision(text, file, given, datetime.now(UTC).date())
         market = _find_market(asked, file)
         options, needs = _list_options(asked, market, file)
     except CostPlanError as error:
@@ -208,7 +209,8 @@ def _list_shown(made: "PlaceDecision") -> "list[RankedPlace]":
 def _say(fact: "Fact") -> str:
     formula = f" = {fact.formula}" if fact.formula else ""
     unit = f" {fact.unit}" if fact.unit else ""
-    return f"{fact.name} {fact.value:,.4g}{unit}{formula} ({fact.source})"
+    value = f"{fact.value:,.0f}" if abs(fact.value) >= 1000 else f"{fact.value:.4g}"
+    return f"{fact.name} {value}{unit}{formula} ({fact.source})"
 
 
 def _make_document(made: "PlaceDecision", asked: "DecisionFile") -> dict[str, object]:

@@ -114,6 +114,9 @@ class DevCommand(TaskCommand):
             ctx.params["file"] = _find_devcontainer(Path())
         return rest
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return click.Command.collect_usage_pieces(self, ctx)  # without `-- COMMAND`
+
 
 @click.command("dev", cls=DevCommand)
 @task_options

@@ -53,6 +53,8 @@ def publish(
     measured = _read_notes(notes)
     with session() as client:
         job = below = ""
+        if not Path(source).exists() and ("/" in source or Path(source).suffix):
+            raise CommandFailure(f"{source}: the file does not exist", exit_code=2)
         if Path(source).exists():
             snapshot = _upload(client, project, Path(source))
         else:
@@ -125,6 +127,8 @@ def _upload(client: "ApiClient", project: str, source: Path) -> str:
         snapshot = freeze(folder, only=only)
     except FreezeError as error:
         raise CommandFailure(str(error), exit_code=2) from error
+    if not snapshot.entries:
+        raise CommandFailure(f"the folder {source} has no files", "publish a folder with a model")
     upload(client, project, snapshot.blobs())
     return snapshot.hash
 

@@ -141,8 +141,8 @@ def _show(study: _Study) -> None:
     rows_out(
         [
             TableColumn("assumption"),
-            TableColumn("low"),
-            TableColumn("high"),
+            TableColumn("low", show=lambda value: f"{value:g}"),
+            TableColumn("high", show=lambda value: f"{value:g}"),
             TableColumn("at_low", show=_dollars),
             TableColumn("at_high", show=_dollars),
         ],

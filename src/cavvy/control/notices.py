@@ -184,7 +184,8 @@ def _send_mail(mail: MailNotice, targets: str) -> str:
     except smtplib.SMTPException as error:
         return f"the mail server broke the protocol ({type(error).__name__})"
     except (OSError, ValueError) as error:
-        return str(error)[:200] or type(error).__name__
+        told = getattr(error, "strerror", None) or str(error)
+        return told[:200] or type(error).__name__
     finally:
         with suppress(OSError):
             line.close()

@@ -4,7 +4,7 @@ its range and its source.
 * CostPlanError   the user must change the file; the message says where and what was expected
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
 from math import isfinite
@@ -50,9 +50,9 @@ class CostPlanFile(Struct, frozen=True, kw_only=True):
 
 def read_cost_plan(text: str, file: str, day: date | None = None) -> CostPlanFile:
     """Return what a file says. `day` is the date of values whose date it does not state. Raises
-    CostPlanError.
+    CostPlanError, SpecError.
     """
-    data = read_table(text)
+    data = read_table(text, file)
     if not data:
         raise CostPlanError(
             f"{file}: expected a table of values",
@@ -61,9 +61,12 @@ def read_cost_plan(text: str, file: str, day: date | None = None) -> CostPlanFil
     return read_cost_table(data, file, day)
 
 
-def read_cost_table(data: Mapping[str, object], file: str, day: date | None = None) -> CostPlanFile:
-    """Like `read_cost_plan`, for a file that was parsed already."""
-    flat = _flatten(data, file)
+def read_cost_table(
+    data: Mapping[str, object], file: str, day: date | None = None, others: Iterable[str] = ()
+) -> CostPlanFile:
+    """Like `read_cost_plan`, for a file that was parsed already. `others` are further values that
+    the file may state."""
+    flat = _flatten(data, file, others)
     given = dict[str, CostAssumption]()
     use: UseTrace | str | None = None
     for name, value in flat.items():
@@ -133,7 +136,7 @@ def _check_together(name: str, known: Mapping[str, CostAssumption]) -> None:
             )
 
 
-def _flatten(data: Mapping[str, object], file: str) -> dict[str, object]:
+def _flatten(data: Mapping[str, object], file: str, others: Iterable[str]) -> dict[str, object]:
     """Return the values by their full names. Raises CostPlanError for unknown names."""
     flat: dict[str, object] = {}
     for key, value in data.items():
@@ -146,8 +149,10 @@ def _flatten(data: Mapping[str, object], file: str) -> dict[str, object]:
     names = [*list_assumptions(), *_TEXTS]
     for name in flat:
         if name not in names:
-            close = get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+            known = [*others, *names]
+            close = get_close_matches(name, known, n=1)
+            close = close or get_close_matches(name.partition(".")[0], known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
             raise CostPlanError(f"{file}: there is no value {name[:60]!r}", hint)
     return flat
 

@@ -58,9 +58,9 @@ class DecisionFile(Struct, frozen=True, kw_only=True):
 
 def read_decision(text: str, file: str, changes: Mapping[str, str], day: date) -> DecisionFile:
     """Return what a file says, with values such as data.gb replaced by `changes`. `day` is the
-    date of values whose date the file does not state. Raises CostPlanError.
+    date of values whose date the file does not state. Raises CostPlanError, SpecError.
     """
-    data = read_table(text)
+    data = read_table(text, file)
     if not data:
         raise CostPlanError(
             f"{file}: expected a table of values",
@@ -71,7 +71,7 @@ def read_decision(text: str, file: str, changes: Mapping[str, str], day: date) -
     for name, value in changes.items():
         _set(data, name, value)
     own = {name: data.pop(name) for name in _OWN if name in data}
-    plan = read_cost_table(data, file, day)
+    plan = read_cost_table(data, file, day, _OWN)
     return _DecisionReader(own, file).read(plan)
 
 

@@ -124,12 +124,15 @@ def to_value(node: Node) -> object:
             return {key.text: to_value(value) for key, value in node.entries}
 
 
-def read_table(text: str) -> dict[str, Any] | None:
+def read_table(text: str, file: str = "") -> dict[str, Any] | None:
     """Parse a text as YAML 1.2 and return its plain values, or None if the text is not a single
-    table.
+    table. With the name of the file, a text that is not YAML raises SpecError.
     """
-    notes = ProblemNotes("the file", text)
-    root = check_single(documents, notes) if (documents := compose_all(text, notes)) else None
+    notes = ProblemNotes(file or "the file", text)
+    documents = compose_all(text, notes)
+    if file and text.strip():
+        notes.check()
+    root = check_single(documents, notes) if documents else None
     return (
         {key.text: to_value(value) for key, value in root.entries}
         if isinstance(root, MapNode)

@@ -22,14 +22,18 @@ yes_option = click.option(
 )
 
 
-def read_params(pairs: tuple[str, ...]) -> dict[str, str]:
-    """Read --param options: `("lr=0.1",)` becomes `{"lr": "0.1"}`. Raises CommandFailure."""
+def read_params(
+    pairs: tuple[str, ...], option: str = "--param", example: str = "lr=0.1"
+) -> dict[str, str]:
+    """Read --param options, or those of another name: `("lr=0.1",)` becomes `{"lr": "0.1"}`. Raises
+    CommandFailure.
+    """
     params = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise CommandFailure(
-                f"--param {pair}: expected NAME=VALUE", "for example --param lr=0.1", exit_code=2
+                f"{option} {pair}: expected NAME=VALUE", f"for example {option} {example}", 2
             )
         params[name] = value
     return params

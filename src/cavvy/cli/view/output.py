@@ -142,13 +142,23 @@ def _write_csv(heads: Sequence[TableColumn], rows: Iterable[Sequence[object]], o
     from cavvy.cli.view.output import write_rows
 
     write_rows(out, [[head.name for head in heads]])
-    write_rows(
-        out,
-        (
-            [_plain(cell) if isinstance(cell, (date, timedelta, Decimal)) else cell for cell in row]
-            for row in rows
-        ),
-    )
+    write_rows(out, ([_csv_cell(cell) for cell in row] for row in rows))
+
+
+def _csv_cell(cell: object) -> object:
+    """Return a cell as a number or text: lists with spaces between their items, mappings as
+    JSON."""
+    match cell:
+        case date() | timedelta() | Decimal():
+            return _plain(cell)
+        case list() | tuple() | set() | frozenset():
+            return " ".join(map(str, cell))
+        case Mapping():
+            import json
+
+            return json.dumps(cell, default=_plain) if cell else ""
+        case _:
+            return cell
 
 
 def _write_table(

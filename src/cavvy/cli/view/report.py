@@ -81,11 +81,15 @@ def _show_cell(value: object) -> str:
 
 
 def write_report(path: Path, page: str) -> None:
-    """Write a page, as PDF if the name of the file ends with .pdf. Raises CommandFailure."""
-    if path.suffix.lower() == ".pdf":
-        _print(path, page)
-    else:
-        write_text(path, page)
+    """Write a page as HTML or PDF, by the ending of the file's name. Raises CommandFailure."""
+    match path.suffix.lower():
+        case ".pdf":
+            _print(path, page)
+        case ".html" | ".htm":
+            write_text(path, page)
+        case _:
+            hint = "end the name with .html or .pdf"
+            raise CommandFailure(f"{path}: reports are HTML or PDF files", hint, 2)
 
 
 def write_text(path: Path, text: str) -> None:
