@@ -110,7 +110,8 @@ class _SlowPart:
         self._slow = slow
 
     def __getattr__(self, name: str) -> object:
-        return self._slow(getattr(self._part, name))
+        found = getattr(self._part, name)
+        return self._slow(found) if callable(found) else _SlowPart(found, self._slow)
 
 
 class FaultyProvider:
