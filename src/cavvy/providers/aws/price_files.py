@@ -21,10 +21,10 @@ from cavvy.providers.price_pages import read_page
 from cavvy.providers.prices import PriceError, PriceQuery
 
 BASE = "https://pricing.us-east-1.amazonaws.com"
-SIZE = "about 5 GB"
+SIZE = "about 5 GB"  # an estimate: the files were never downloaded
 _INDEX = "/offers/v1.0/aws/AmazonEC2/current/region_index.json"
 _TRIES = 5
-_MOST_BYTES = 4 << 30  # of one region's file, the largest of which had 0.5 GB in 2026
+_MOST_BYTES = 4 << 30  # of one region's file; several hundred MB are expected
 _LIMIT_S = 3600.0  # for one region's file
 _MONTHS = {"1yr": 12, "3yr": 36}
 # These values leave one price per type: Linux, shared hardware, no licence. A file without one of
