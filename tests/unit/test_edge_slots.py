@@ -46,6 +46,25 @@ def test_a_version_that_ends_the_device_is_refused_after_some_starts(tmp_path: P
     assert "ended" in slots.problem
 
 
+def test_a_fetch_that_was_cut_goes_on_and_that_of_another_version_is_removed(
+    tmp_path: Path,
+) -> None:
+    part = Path(ModelSlots(str(tmp_path)).prepare(2)) / "files" / "m.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(NEW[:9])
+    assert ModelSlots(str(tmp_path)).prepare(2) == str(part.parent.parent)
+    assert part.read_bytes() == NEW[:9]
+    ModelSlots(str(tmp_path)).prepare(3)
+    assert not part.exists()
+
+
+def test_each_version_has_its_own_tries(tmp_path: Path) -> None:
+    slots = ModelSlots(str(tmp_path))
+    started = [slots.begin_trial(number) for number in [2] * TRIES + [3] * TRIES]
+    assert all(started)
+    assert not slots.begin_trial(3)
+
+
 def test_damaged_files_are_not_whole(tmp_path: Path) -> None:
     slots = ModelSlots(str(tmp_path))
     path = Path(slots.prepare(5)) / "files" / "deep" / "model.onnx"

@@ -21,6 +21,9 @@ from cavvy.edge.spool import MOST_SAMPLE, SampleSpool, find_certainty, make_samp
         ({"predictions": [3.0, "a", [], ["x", 1], [float("nan"), 1.0], {"a": 1}]}, None),
         ({"outputs": [{"datatype": "FP32", "shape": "x", "data": 3}]}, None),
         ({"outputs": 7}, None),
+        ({"outputs": [7, "x", None]}, None),
+        ({"outputs": [{"datatype": "FP32", "shape": [1, "x"], "data": [0.5, 0.5]}]}, None),
+        ({"predictions": [[10**400, 1], [10**400, -(10**400)]]}, None),
         ([], None),
     ],
 )
@@ -41,6 +44,7 @@ def test_samples_are_kept_until_they_are_sent(tmp_path: Path) -> None:
     spool.close()
     again = SampleSpool(path, 1 << 20)
     assert again.batch() == first
+    assert again.waiting == 5
     assert [each["index"] for each in first] == list(range(5))
     again.sent(first[2]["number"])
     assert [each["index"] for each in again.batch()] == [3, 4]
@@ -72,7 +76,19 @@ def test_a_batch_has_a_size(tmp_path: Path) -> None:
     spool = SampleSpool(str(tmp_path / "s.db"), 1 << 20)
     for index in range(10):
         spool.put(make(index, 60_000))
-    assert 1 <= len(json.dumps(spool.batch())) <= 256 * 1024
+    assert [each["index"] for each in spool.batch()] == [0, 1]
+    assert len(json.dumps(spool.batch())) <= 128 * 1024
+
+
+def test_a_full_disk_costs_samples_and_no_answer(tmp_path: Path) -> None:
+    spool = SampleSpool(str(tmp_path / "s.db"), 1 << 20)
+    spool.put(make(0))
+    spool._db.execute("PRAGMA max_page_count = 1")  # SQLite then says that the disk is full
+    for index in range(1, 100):
+        spool.put(make(index, 500))
+    kept = [each["index"] for each in spool.batch()]
+    assert kept == list(range(spool.waiting))
+    assert spool.waiting < 99
 
 
 def test_odd_bodies_are_no_samples() -> None:

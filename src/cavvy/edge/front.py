@@ -153,9 +153,9 @@ class _FrontHandler(BaseHTTPRequestHandler):
             # The cloud gets what this device cannot answer, and not what it has refused.
             if follows and (status >= 500 or (status >= 400 and follows[0] is not cloud)):
                 continue
+            self._send(status, kind, answer, "cloud" if target is cloud else "device")
             if counts and status == 200 and self.server.keep is not None:
                 self.server.keep(found[1], target.number, body, answer)
-            self._send(status, kind, answer, "cloud" if target is cloud else "device")
             return
 
     def _answer(self, status: int, body: Any) -> None:

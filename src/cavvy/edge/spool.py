@@ -11,6 +11,7 @@ import random
 import sqlite3
 import threading
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MOST_SAMPLE = 64 * 1024  # bytes of a request with its answer; larger ones are not kept
 _BATCH_BYTES = 128 * 1024
 _ENOUGH = 1e-3  # by which the sum of probabilities may differ from 1
+_LARGEST = 1e300  # of values, so that a model cannot make numbers that floats do not have
 
 
 class SampleSpool:
@@ -42,14 +44,15 @@ class SampleSpool:
         self.waiting, self._bytes = int(row[0]), int(row[1])
 
     def put(self, sample: dict[str, Any]) -> None:
-        """Keep a sample, unless it is too large, or contains numbers that JSON does not have."""
+        """Keep a sample, unless it is too large, contains numbers that JSON does not have, or the
+        disk is full: samples never cost an answer."""
         try:
             body = json.dumps(sample, allow_nan=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if len(body) > min(MOST_SAMPLE, self._most):
             return
-        with self._lock:
+        with self._lock, suppress(sqlite3.Error):
             self._db.execute("INSERT INTO samples (size, body) VALUES (?, ?)", (len(body), body))
             self.waiting += 1
             self._bytes += len(body)
@@ -124,10 +127,12 @@ def _list_rows(answer: Any) -> list[Any]:
     found: list[Any] = []
     outputs = answer.get("outputs")
     for each in outputs if isinstance(outputs, list) else []:
+        if not isinstance(each, dict):
+            continue
         shape, data = each.get("shape"), each.get("data")
         floats = str(each.get("datatype", "")).startswith("FP")
         if floats and isinstance(data, list) and isinstance(shape, list) and len(shape) == 2:
-            width = int(shape[1])
+            width = shape[1] if isinstance(shape[1], int) else 0
             found += [data[start : start + width] for start in range(0, len(data), max(1, width))]
     return found
 
@@ -135,7 +140,7 @@ def _list_rows(answer: Any) -> list[Any]:
 def _certainty_of(row: Any) -> float | None:
     if not isinstance(row, list) or len(row) < 2:
         return None
-    if not all(isinstance(each, (int, float)) and math.isfinite(each) for each in row):
+    if not all(isinstance(each, (int, float)) and abs(each) < _LARGEST for each in row):
         return None
     if min(row) >= 0 and abs(sum(row) - 1) < _ENOUGH:
         return float(max(row))
