@@ -134,6 +134,18 @@ def test_a_frozen_list_is_refused_when_it_has_expired(tmp_path: Path) -> None:
     assert ask(site, tmp_path, 1)["number"] == 1
 
 
+def test_targets_are_signed_again_after_half_of_their_time() -> None:
+    site = Site()
+    site.publish(1)
+    for days, version in ((100, 2), (200, 3)):
+        now = NOW + timedelta(days=days)
+        files = renew(site.repository, site.private, now).files
+        newest = max(int(name.split(".")[0]) for name in files if name.endswith("targets.json"))
+        expires = Metadata.from_bytes(files[f"{newest}.targets.json"].encode()).signed.expires
+        assert newest == version
+        assert expires - now > timedelta(days=182)
+
+
 def test_lists_of_different_times_are_refused(tmp_path: Path) -> None:
     site = Site()
     site.publish(1)

@@ -126,6 +126,16 @@ def test_a_mail_is_sent_by_tls_with_a_login(trusted: ssl.SSLContext, scheme: str
     assert "p@ss" not in data
 
 
+def test_the_subject_of_a_mail_counts_its_events() -> None:
+    address = "smtp://localhost/ops@x.test?from=c@x.test"
+    for count, ending in ((1, "hello"), (3, "and 2 more")):
+        notices = [make_notice(number) for number in range(1, count + 1)]
+        message = make_message(NoticeChannel.EMAIL, address, notices)
+        assert isinstance(message, MailNotice)
+        mail = email.message_from_bytes(message.message, policy=email.policy.default)
+        assert mail["Subject"].endswith(ending)
+
+
 def test_a_password_is_not_sent_without_tls_and_never_told(trusted: ssl.SSLContext) -> None:
     plain = MailReceiver()
     address = f"ada:s3cret@localhost:{plain.port}/ops@x.test?from=c@x.test"

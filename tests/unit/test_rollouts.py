@@ -35,10 +35,14 @@ def make_rollout(**more: object) -> Rollout:
 
 
 class Fleet:
-    """Devices that follow a rollout, with the given shares of failed requests by version."""
+    """Devices that follow a rollout, with the given shares of failed requests by version. Requests
+    to the new version take `slower` times as long."""
 
-    def __init__(self, count: int, errors: dict[int, float], seed: int = 0) -> None:
+    def __init__(
+        self, count: int, errors: dict[int, float], seed: int = 0, slower: float = 1.0
+    ) -> None:
         self.now, self.random, self.errors = START, random.Random(seed), errors
+        self.seconds = {1: 0.01, 2: 0.01 * slower}
         self.sums = {
             each.name: {1: RevisionSums(), 2: RevisionSums()} for each in make_devices(count)
         }
@@ -61,7 +65,9 @@ class Fleet:
         if fresh:
             self.exposed.add(device.name)
         failed = sum(self.random.random() < self.errors[version] for _ in range(requests))
-        times = [log(0.01) + self.random.gauss(0, 0.3) for _ in range(requests - failed)]
+        times = [
+            log(self.seconds[version]) + self.random.gauss(0, 0.3) for _ in range(requests - failed)
+        ]
         more = RevisionSums(
             requests=requests,
             errors=failed,
@@ -171,6 +177,50 @@ def test_the_counts_of_a_device_that_starts_anew_are_added() -> None:
         device = replace(make_devices(1)[0], report=report)
         rollout = decide_rollout(rollout, [device], at)
     assert rollout.sums_new.requests == 80 + 60
+
+
+@pytest.mark.parametrize(("requests", "minutes"), [(1, 10), (0, 20)])
+def test_each_wave_lasts_its_time_and_twice_that_without_requests(
+    requests: int, minutes: int
+) -> None:
+    fleet, rollout = Fleet(5, {1: 0.0, 2: 0.0}), make_rollout(waves=(0.2, 0.4, 1.0), soak_s=600.0)
+    waves = []
+    for _ in range(3 * minutes):
+        waves.append(rollout.wave)
+        rollout = fleet.step(rollout, requests)
+    assert waves == [0] * minutes + [1] * minutes + [2] * minutes
+    assert rollout.phase is RolloutPhase.DONE
+
+
+@pytest.mark.parametrize(
+    ("tried", "refused", "halts"),
+    [(1, 1, True), (2, 1, False), (3, 2, True), (20, 2, False), (20, 3, True)],
+)
+def test_one_of_ten_devices_may_refuse_a_version(tried: int, refused: int, halts: bool) -> None:
+    now, devices = START + timedelta(minutes=1), make_devices(30)
+    models = [ModelReport(name="m", serving=1, refused=2)] * refused
+    models += [ModelReport(name="m", serving=2)] * (tried - refused)
+    models += [ModelReport(name="m", serving=1)] * (30 - tried)
+    devices = [
+        replace(each, report=DeviceReport(at=now, models=(model,)))
+        for each, model in zip(devices, models, strict=True)
+    ]
+    found = decide_rollout(make_rollout(waves=(1.0,)), devices, now)
+    assert (found.phase is RolloutPhase.HALTED) is halts
+
+
+def test_a_slower_version_halts() -> None:
+    fleet = Fleet(60, {1: 0.01, 2: 0.01}, slower=2.0)
+    rollout = run(fleet, make_rollout())
+    assert rollout.phase is RolloutPhase.HALTED
+    assert "times as long" in rollout.reason
+    assert len(fleet.exposed) <= 6
+
+
+def test_each_rollout_has_an_order_of_its_own() -> None:
+    devices = make_devices(20)
+    first = {order_devices(make_rollout(name=f"m-{each}"), devices)[0].name for each in range(9)}
+    assert len(first) > 3
 
 
 def test_a_wave_waits_for_the_trials_on_its_devices() -> None:

@@ -110,6 +110,30 @@ def test_silent_ranks_are_asked_where_they_are_and_then_stopped() -> None:
     )
 
 
+def test_the_silence_goes_on_since_the_last_report() -> None:
+    assert isinstance(decide_attempt(silent(598, heard=998), at(1000)), a.OrderRanks)
+    assert decide_attempt(silent(598, heard=999), at(1000)) == a.RecheckAttempt(
+        after=timedelta(seconds=2)
+    )
+
+
+def test_ranks_that_have_ended_are_not_asked_and_hide_no_hang() -> None:
+    found = with_exit(silent(700, 700, 700), 1, AttemptOutcome.SUCCEEDED, 0, 900)
+    asks = decide_attempt(found, at(1000))
+    assert isinstance(asks, a.OrderRanks)
+    assert (asks.ranks, asks.kind) == ((0, 2), STACKS)
+
+
+def test_no_rank_is_named_before_all_have_answered_or_had_their_time() -> None:
+    first, second = ordered(silent(700, 700)).nodes
+    second = replace(second, order=replace(second.order, at=at(1004)))  # type: ignore[type-var]  # it has one
+    half = replace(silent(700, 700), nodes=(first, second))
+    half = replace(half, nodes=(answered(half, "t.py:4", "t.py:4").nodes[0], second))
+    assert decide_attempt(half, at(1006)) == a.RecheckAttempt(
+        after=STACKS_WAIT - timedelta(seconds=2)
+    )
+
+
 def test_old_answers_and_orders_do_not_count_for_a_new_silence() -> None:
     old = answered(ordered(silent(700), seconds=200), "train.py:4", seconds=210)
     action = decide_attempt(old, at(1000))
@@ -193,6 +217,12 @@ def test_the_end_is_stored_with_the_orders_and_an_event() -> None:
         ),
         (["all_reduce t.py:1"] * 2, 2, (), "all 2 ranks: each waits in all_reduce at t.py:1"),
         (["t.py:1", "t.py:2", "t.py:1"], 0, (1,), "rank 1 is at t.py:2, but each of ranks 0, 2 is"),
+        (
+            ["broadcast t.py:2", "all_reduce t.py:1", "all_reduce t.py:1"],
+            3,
+            (0,),
+            "rank 0 waits in broadcast at t.py:2, but each of ranks 1, 2 waits in all_reduce",
+        ),
         (["t.py:1"], 0, (0,), "rank 0 is at t.py:1"),
         (["all_reduce t.py:1"], 10**12, (0,), "rank 0 waits in all_reduce"),
     ],

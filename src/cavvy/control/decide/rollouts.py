@@ -17,8 +17,8 @@ from cavvy.domain.edge import EdgeDevice, ModelReport, Rollout, RolloutPhase
 from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
 from cavvy.domain.values import replace
 
-# A rollout halts if more than this share of the devices that tried the new version refused it
-# (their trial failed), and if the only device of the first wave did.
+# A rollout halts if at least two devices and more than this share of those that tried the new
+# version refused it (their trial failed), and if the only device that tried it did.
 MOST_REFUSED = 0.1
 # What one device adds to the trial between two reports has at most this number of requests, and
 # logarithms of latencies from -30 to 30. Other sums are left out, because devices are not trusted:
