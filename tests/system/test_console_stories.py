@@ -229,6 +229,12 @@ class Reader:
         find = f"[...document.querySelectorAll('a, button')].find(e => e.innerText.trim() === {json.dumps(text)})"  # fmt: skip
         self.tab.evaluate(f"window.confirm = () => true; {find}.click()")
 
+    def press_and_load(self, text: str) -> None:
+        """As `press`, and wait for the page that follows."""
+        self.tab.evaluate("window.stale = true")
+        self.press(text)
+        self.tab.wait("!window.stale && document.readyState === 'complete'")
+
     def write(self, text: str) -> None:
         """Type a task into the editor."""
         script = "field.focus(); field.value = %s; field.setSelectionRange(field.value.length, field.value.length); field.dispatchEvent(new Event('input'))"  # fmt: skip
@@ -266,7 +272,7 @@ def test_a_task_is_written_corrected_planned_and_run(reader: Reader) -> None:
     tab.wait(f"{TEXT}.includes('done') && document.getElementById('log').textContent.includes('hello')")  # fmt: skip
     reader.press("Run again with changes")
     tab.wait("document.querySelector('[name=from]') !== null")
-    assert "echo hello" in tab.evaluate("field.value")
+    tab.wait("document.getElementById('text')?.value.includes('echo hello')")
     reader.look()
 
 
@@ -324,7 +330,7 @@ def test_ten_jobs_are_stopped_and_removed_at_once(reader: Reader, client: Client
     reader.open("/jobs?text=ten-")
     reader.tab.wait("document.getElementsByName('job').length === 10")
     reader.tab.evaluate("document.querySelector('[data-all]').click()")
-    reader.press("Stop")
+    reader.press_and_load("Stop")
     reader.tab.wait("[...document.querySelectorAll('#jobs tbody .badge')].every(e => e.innerText === 'stopped')")  # fmt: skip
     reader.tab.evaluate("document.querySelector('[data-all]').click()")
     reader.press("Remove")
