@@ -61,6 +61,11 @@ async def test_too_much_at_once_is_refused_with_a_hint(api: Api) -> None:
         many,
         {"since": (NOW - timedelta(days=90)).isoformat()},
         {"since": (NOW + timedelta(days=1)).isoformat()},
+        *(
+            {end: f"{year}-12-31T23:59:59Z"}
+            for end in ("since", "until")
+            for year in ("0001", 9999)
+        ),
     ):
         answer = await api.http.get(JOB, params=asked)
         assert answer.status_code == 422, answer.text

@@ -53,6 +53,12 @@ def test_control_characters_are_removed(given: str, left: str) -> None:
     assert clean(given) == left
 
 
+@pytest.mark.parametrize("word", ["-p", "a\0", "a.yaml (0)?\nIt costs nothing.", "a\u202e"])
+def test_a_word_is_no_option_and_adds_no_line_to_a_question(word: str) -> None:
+    with pytest.raises(CommandFailure):
+        check_word(word)
+
+
 @pytest.mark.parametrize("name", ["--help", "-p", "", "a b", "a;rm", "a\n", "x" * 200, "../x"])
 def test_a_name_cannot_be_an_option(name: str) -> None:
     with pytest.raises(CommandFailure):

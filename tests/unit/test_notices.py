@@ -5,17 +5,22 @@ notice is sent again.
 import asyncio
 import email
 import email.policy
+import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from tests.certificates import Authority
 from tests.contract.store_suite import NOW, make_event, submit
 from tests.receivers import HttpReceiver, MailReceiver
+from tests.waits import PATIENCE_S
 
+from cavvy.control import notices
 from cavvy.control.decide.notices import (
     MOST_TRIES,
     HttpNotice,
@@ -167,6 +172,26 @@ def test_a_plain_mail_server_without_a_login(tmp_path: Path) -> None:
     assert deliver(NoticeChannel.EMAIL, address) == ""
     server.close()
     assert (len(server.mails), server.wrong) == (1, [])
+
+
+def test_a_mail_server_that_never_ends_its_answer_keeps_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notices, "_LONGEST_S", 0.2)
+    ended = Event()
+
+    def serve(listener: socket.socket) -> None:
+        line, _ = listener.accept()
+        with line, suppress(OSError):
+            while True:
+                line.sendall(b"220-one more line\r\n" * 100)
+        ended.set()
+
+    with socket.create_server(("localhost", 0)) as listener:
+        Thread(target=serve, args=(listener,), daemon=True).start()
+        address = f"smtp://localhost:{listener.getsockname()[1]}/a@x.test?from=c@x.test"
+        assert "did not accept" in deliver(NoticeChannel.EMAIL, address)
+        assert ended.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,13 @@ async def send_message(message: HttpNotice | MailNotice, targets: str = EVERY) -
     """
     if isinstance(message, HttpNotice):
         return await post_json(message.url, message.body, targets)
-    sent = asyncio.get_running_loop().run_in_executor(_THREADS, _send_mail, message, targets)
+    line = _Smtp(local_hostname=socket.gethostname(), timeout=_MAIL_S)
+    sent = asyncio.get_running_loop().run_in_executor(_THREADS, _send_mail, line, message, targets)
     try:
         async with asyncio.timeout(_LONGEST_S):
             return await sent
     except TimeoutError:
+        line.cut()
         return f"the mail server did not accept the mail within {_LONGEST_S:.0f} s"
 
 
@@ -148,16 +150,35 @@ class _Smtp(smtplib.SMTP):
 
     targets = EVERY
     tls: ssl.SSLContext | None = None
+    over = False
+    copy: socket.socket | None = None  # of the socket, which stays valid when TLS begins
+
+    def cut(self) -> None:
+        """End the connection from another thread. A server that sends lines without end would keep
+        the thread and fill the memory, because each line restarts the time limit of the socket.
+        """
+        self.over = True
+        if self.copy is not None:
+            with suppress(OSError):
+                self.copy.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        super().close()
+        if self.copy is not None:
+            self.copy.close()
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         plain = connect_allowed((host, port), timeout, targets=self.targets)
+        self.copy = plain.dup()
+        if self.over:
+            plain.close()
+            raise TimeoutError("the time is over")
         return plain if self.tls is None else self.tls.wrap_socket(plain, server_hostname=host)
 
 
-def _send_mail(mail: MailNotice, targets: str) -> str:
+def _send_mail(line: _Smtp, mail: MailNotice, targets: str) -> str:
     """Raises TargetDenied."""
     server, tls = mail.server, ssl.create_default_context()
-    line = _Smtp(local_hostname=socket.gethostname(), timeout=_MAIL_S)
     line.targets, line.tls = targets, tls if server.tls else None
     line._host = server.host  # type: ignore[attr-defined]  # STARTTLS checks this name
     try:

@@ -24,6 +24,7 @@ _USUAL_NAMES = 16
 # Figures times ranks times days; a day of a figure takes about 2 ms of CPU time.
 _MOST_READ = 2000
 _MINUTE_S = 60
+_FIRST_YEAR = 1971
 
 
 @router.get(
@@ -60,6 +61,8 @@ async def figures(
     ] = None,
     points: Annotated[int, Query(ge=2, le=1500, description="The most values of a series.")] = 300,
 ) -> wire.JobFigures:
+    if any(each is not None and not _FIRST_YEAR <= each.year < 9999 for each in (since, until)):
+        raise ApiProblem("invalid-request", f"expected times in the years {_FIRST_YEAR} to 9998")
     job = await find_job(app_state, project, name)
     end = until or (job.ended_at or app_state.now()) + timedelta(minutes=1)
     numbers = {each.id: each.number for each in await app_state.store.attempts(job.id)}

@@ -27,9 +27,13 @@ def check_name(name: str) -> str:
 
 
 def check_word(word: str) -> str:
-    """Return a word that cannot be an option. Raises CommandFailure."""
-    if word.startswith("-") or "\0" in word:
+    """Return a word that cannot be an option, and adds no line to a question to the user. Raises
+    CommandFailure.
+    """
+    if word.startswith("-"):
         raise CommandFailure(f"{word[:80]!r} begins with a dash", "leave out the dash")
+    if not word.isprintable():
+        raise CommandFailure(f"{word[:80]!r} has characters that are not printable", "rename it")
     return word
 
 
