@@ -230,3 +230,20 @@ def test_a_wave_waits_for_the_trials_on_its_devices() -> None:
         report = DeviceReport(at=now, models=(model,))
         device = replace(make_devices(1)[0], report=report)
         assert decide_rollout(rollout, [device], now).phase is phase
+
+
+@pytest.mark.parametrize("dead", range(4))
+def test_a_device_that_never_checked_in_does_not_keep_a_rollout_in_its_first_wave(
+    dead: int,
+) -> None:
+    rollout, now = make_rollout(waves=(0.0, 1.0)), START
+    for _ in range(60):
+        now += timedelta(minutes=1)
+        served = ModelReport(name="m", serving=2)
+        report = DeviceReport(at=now, models=(served,))
+        devices = [
+            each if number == dead else replace(each, report=report)
+            for number, each in enumerate(make_devices(4))
+        ]
+        rollout = decide_rollout(rollout, devices, now)
+    assert rollout.phase is RolloutPhase.DONE

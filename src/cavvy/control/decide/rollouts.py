@@ -30,9 +30,12 @@ SILENT = timedelta(minutes=10)
 
 
 def order_devices(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Sequence[EdgeDevice]:
-    """Return the devices of a rollout in the order in which they get the new version."""
+    """Return the devices of a rollout in the order in which they get the new version: those that
+    have never checked in are last, because a wave of them alone would never end."""
     mine = [each for each in devices if rollout.covers(each)]
-    return sorted(mine, key=lambda each: _hash(f"{rollout.name}\0{each.name}"))
+    return sorted(
+        mine, key=lambda each: (each.report is None, _hash(f"{rollout.name}\0{each.name}"))
+    )
 
 
 def count_wave(rollout: Rollout, devices: int) -> int:
