@@ -94,7 +94,7 @@ def test_a_request_of_the_protocol_is_answered(url: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"{", "Expecting"),
+        (b"{", "the request is not JSON: Expecting"),
         ([], "a list `inputs`"),
         ({"inputs": []}, "also needs the inputs x"),
         (tensor(name="y"), "there is no input 'y'; expected x"),

@@ -50,7 +50,7 @@ def test_instances_together_are_answered_like_each_alone(url: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"{", "Expecting"),
+        (b"{", "the request is not JSON: Expecting"),
         ({"inputs": [1]}, "a list `instances`"),
         ({"instances": 1}, "a list `instances`"),
         ({"instances": [[0.5] * WIDTH, [0.5]]}, "instances[1]: the input x has the shape [1]"),

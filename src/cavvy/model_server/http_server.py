@@ -82,7 +82,8 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
             answer = self._predict(request) if predicts else self._infer(request)
         except (WrongRequest, ValueError, RecursionError) as error:
             served.count("failure", time.perf_counter() - started)
-            self._refuse(400, str(error))
+            broken = isinstance(error, json.JSONDecodeError)
+            self._refuse(400, f"the request is not JSON: {error}" if broken else str(error))
             return
         served.count("success", time.perf_counter() - started)
         self._answer(200, answer)
