@@ -3,7 +3,7 @@ whole log; and the sign-in with an identity provider.
 """
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -186,10 +186,11 @@ def test_the_queue_and_the_audit_log_show_texts_as_they_are(text: str) -> None:
 def _answer(data: bytes, status: int = 200) -> Any:
     class Answer:
         def __init__(self) -> None:
-            self.status = status
+            self.status, self.rest = status, data
 
-        def read(self, most: int) -> bytes:
-            return data[:most]
+        def read1(self, most: int) -> bytes:
+            part, self.rest = self.rest[:most], self.rest[most:]
+            return part
 
     yield Answer()
 
@@ -225,6 +226,20 @@ def test_any_service_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ({"method": "TRACE", "path": "/"}, {"path": "x"}, {"path": "/a\r\nHost: b"}):
         assert browser.post("/services/default/web/try", data=wrong).status_code == 400
     assert browser.post("/services/default/web/try", data={"path": "/", "key": "a b"}).status_code == 400  # fmt: skip
+
+
+def test_a_stream_without_an_end_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        status = 200
+
+        def read1(self, most: int) -> bytes:
+            return b"x" if most else b""
+
+    monkeypatch.setattr(trial_call, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(trial_call, "open_answer", lambda *given: nullcontext(Stream()))
+    asking = client(**{"/v1/projects/default/services/web": served("web")})
+    page = sign_in(asking).post("/services/default/web/try", data={"path": "/"}).text
+    assert "Status 200" in page
 
 
 def log_of(text: bytes, piece: int = 100) -> Any:

@@ -1,8 +1,10 @@
 """A request to a service from its page: a conversation with a language model, or any call."""
 
 import re
+import time
 from collections.abc import Sequence
 from datetime import datetime
+from http.client import HTTPResponse
 
 from msgspec import Struct
 from msgspec.json import encode
@@ -79,11 +81,21 @@ def _ask(
 ) -> TrialAnswer:
     try:
         with open_answer(service.url, path, method, body, headers, _TIMEOUT_S) as answer:
-            data = answer.read(_LONGEST_ANSWER)
+            data = _read(answer)
     except (ServiceSilent, ValueError) as error:
         return TrialAnswer(problem=str(error))
     text = say_problem(data) if answer.status >= 400 else data.decode(errors="replace")
     return TrialAnswer(status=answer.status, text=text)
+
+
+def _read(answer: HTTPResponse) -> bytes:
+    """Return what arrives within _TIMEOUT_S. A stream may have no end, or one byte at a time, and
+    would keep a thread that others need for their pages.
+    """
+    data, until = b"", time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < until and (part := answer.read1(_LONGEST_ANSWER - len(data))):
+        data += part
+    return data
 
 
 def _show(service: ServedView, form: Form, said: Sequence[str], answer: TrialAnswer | None) -> Page:
