@@ -3,6 +3,7 @@ with the lists of a real repository."""
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -21,6 +22,7 @@ from cavvy.control.model_repository import add_target, make_repository, must_ren
 from cavvy.domain.values import replace
 from cavvy.edge.server_calls import ServerFileMissing
 from cavvy.edge.update import read_manifest
+from cavvy.packages import extra_command
 
 NOW = datetime.now(UTC)  # python-tuf compares with the machine's clock
 
@@ -211,5 +213,5 @@ def test_a_server_without_the_packages_says_so(monkeypatch: pytest.MonkeyPatch) 
     import sys
 
     monkeypatch.setitem(sys.modules, "tuf.api", None)
-    with pytest.raises(model_repository.RepositoryMissing, match="pip install"):
+    with pytest.raises(model_repository.RepositoryMissing, match=re.escape(extra_command("edge"))):
         make_repository("p", NOW)

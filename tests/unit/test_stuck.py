@@ -410,7 +410,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> str:
     """The path with the real py-spy, without pauses that a test need not wait for."""
     path = os.path.dirname(sys.executable)
     if not taken.find_tool(path):
-        pytest.skip("needs py-spy: pip install 'cavvy[stacks]'")
+        pytest.skip("the extra `stacks` is not installed: make setup-dev")
     monkeypatch.setattr(taken, "PAUSE_S", 0.0)
     monkeypatch.setattr(taken, "ROUNDS", 8)
     return path

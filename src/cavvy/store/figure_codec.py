@@ -1,7 +1,8 @@
 """Packs figures of a rank into compressed bytes, and unpacks them.
 
 A mean keeps a mantissa of 10 bits, so its error is below 0.05 %. The lowest and highest values keep
-5 bits, so their error is below 1.6 %; one that is that near to the mean is unpacked as the mean.
+5 bits, so their error is below 1.6 %; one that has the same 5 bits as the mean is unpacked as the
+mean, with an error below 3.2 %.
 Few minutes, and numbers that only grow, keep 20 bits. Values are stored as differences, byte by
 byte: first the lowest bytes of all minutes, then the next. Each figure is compressed apart, so that
 one can be read without the others.
