@@ -20,6 +20,7 @@ from tuf.api.metadata import Metadata, TargetFile
 from cavvy.control import model_repository
 from cavvy.control.model_repository import add_target, make_repository, must_renew, renew
 from cavvy.domain.values import replace
+from cavvy.edge import update
 from cavvy.edge.server_calls import ServerFileMissing
 from cavvy.edge.update import read_manifest
 from cavvy.packages import extra_command
@@ -189,6 +190,61 @@ def test_endless_lists_are_cut(tmp_path: Path) -> None:
     site.files["timestamp.json"] = " " * 10_000_000 + site.files["timestamp.json"]
     with pytest.raises(Exception, match=r"length|bytes|large"):
         ask(site, tmp_path, 1)
+
+
+@pytest.mark.parametrize("by", ["root", "thief"])
+def test_new_keys_are_trusted_if_the_former_root_has_signed_them(tmp_path: Path, by: str) -> None:
+    site, other = Site(), Site()
+    site.publish(1)
+    ask(site, tmp_path, 1)
+    tuf = model_repository._load()
+    former = model_repository._read_signers(tuf, site.private)
+    fresh = model_repository._read_signers(tuf, other.private)
+    root = tuf.Metadata.from_bytes(site.files["1.root.json"].encode())
+    root.signed.version = 2
+    for role, signer in fresh.items():
+        root.signed.revoke_key(former[role].public_key.keyid, role)
+        root.signed.add_key(signer.public_key, role)
+    root.signatures.clear()
+    root.sign(former["root"] if by == "root" else fresh["targets"])
+    root.sign(fresh["root"], append=True)
+    files = {**site.repository.files, "2.root.json": root.to_bytes().decode()}
+    site.repository, site.private = replace(site.repository, files=files), other.private
+    site.publish(2)
+    if by == "root":
+        assert ask(site, tmp_path, 2)["number"] == 2
+    else:
+        with pytest.raises(RepositoryError):
+            ask(site, tmp_path, 2)
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+def test_a_wrong_clock_fails_an_update_but_refuses_no_version(
+    tmp_path: Path, days: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = NOW + timedelta(days=days)
+    site = Site(made)
+    site.publish(1, now=made)
+    (tmp_path / "card.json").write_text("{}")
+    monkeypatch.setattr(update, "DeviceCalls", lambda *_: site)
+    assert update.main([str(tmp_path), "m", "1"]) == (1 if days < 0 else 0)
+    assert ("the clock of this device says" in capsys.readouterr().err) is (days < 0)
+
+
+def test_only_a_version_that_is_not_what_was_signed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Site()
+    site.publish(1)
+    (tmp_path / "card.json").write_text("{}")
+    monkeypatch.setattr(update, "DeviceCalls", lambda *_: site)
+    right = site.manifests["m/1"]
+    site.manifests["m/1"] = right.replace(b"m.onnx", b"x.onnx")
+    assert update.main([str(tmp_path), "m", "1"]) == 3
+    site.manifests["m/1"] = right
+    site.files["timestamp.json"] = Site().files["timestamp.json"]
+    assert update.main([str(tmp_path), "m", "1"]) == 1
+    assert "the signed lists are not trusted" in capsys.readouterr().err
 
 
 def test_old_lists_are_dropped(tmp_path: Path) -> None:

@@ -247,3 +247,37 @@ def test_a_device_that_never_checked_in_does_not_keep_a_rollout_in_its_first_wav
         ]
         rollout = decide_rollout(rollout, devices, now)
     assert rollout.phase is RolloutPhase.DONE
+
+
+def test_a_rollout_goes_on_without_the_devices_of_a_newer_one() -> None:
+    rollout, now = make_rollout(waves=(1.0,)), START + timedelta(hours=1)
+    newer = ModelReport(name="m", serving=3, sums=RevisionSums(requests=50, errors=50))
+    mine = ModelReport(name="m", serving=2)
+    devices = [
+        replace(each, report=DeviceReport(at=now, models=(told,)))
+        for each, told in zip(make_devices(2), (mine, newer), strict=True)
+    ]
+    assert decide_rollout(rollout, devices, now).phase is RolloutPhase.RUNNING
+    decided = decide_rollout(rollout, devices, now, {"d1"})
+    assert (decided.phase, decided.sums_old.requests) == (RolloutPhase.DONE, 0)
+    replaced = decide_rollout(rollout, devices, now, {"d0", "d1"})
+    assert replaced.phase is RolloutPhase.REPLACED
+
+
+def test_a_rollout_without_devices_or_with_silent_ones_waits() -> None:
+    now = START + timedelta(days=30)
+    for devices in ([], make_devices(3)):
+        rollout = make_rollout()
+        assert decide_rollout(rollout, devices, now).phase is RolloutPhase.RUNNING
+
+
+def test_new_devices_get_the_version_of_a_rollout_that_is_done() -> None:
+    fleet, rollout = Fleet(3, {1: 0.0, 2: 0.0}), make_rollout(soak_s=0.0)
+    rollout = fleet.step(rollout)
+    fleet.devices = make_devices(5)
+    fleet.sums |= Fleet(5, {}).sums
+    rollout = run(fleet, rollout)
+    assert rollout.phase is RolloutPhase.DONE
+    assert len(fleet.exposed) == 5
+    late = replace(make_devices(6)[5])
+    assert choose_versions(late, [rollout], {}) == {"m": rollout}

@@ -128,14 +128,16 @@ def show(name: str, project: str, output: str) -> None:
         "enrolled": formatting.show_time(found.enrolled_at),
         "heard": formatting.show_time(found.heard_at) if found.heard_at else "never",
         "free disk": f"{found.free_mib:,} MiB",
-        "clock": f"{round(found.skew_s):+d} s",
+        "clock": f"{round(found.skew_s):+d} s"
+        + (" (wrong: signed lists seem expired or valid for longer)" * (abs(found.skew_s) > 300)),
         "labels": ", ".join(f"{key}={value}" for key, value in found.labels.items()) or "none",
         **found.facts,
     }
     for each in found.models:
         pairs[each.name] = f"{each.requests:,} requests, {each.errors:.1%} failed"
         if each.problem:
-            pairs[f"{each.name}@{each.refused}"] = f"refused: {each.problem}"
+            refused = f"@{each.refused} is refused: " if each.refused else ""
+            pairs[f"{each.name} problem"] = refused + each.problem
     pairs_out(list(pairs.items()))
 
 

@@ -324,8 +324,9 @@ class EdgeService:
         known.reported.add(name)
         wanted = choose_versions(device, list(known.rollouts.values()), known.members)
         return [
-            WantedModel(version=known.models[f"{each.model}@{each.to}"], rollout=each)
+            WantedModel(version=version, rollout=each)
             for each in wanted.values()
+            if (version := known.models.get(f"{each.model}@{each.to}")) is not None
         ]
 
     async def manifest_for(self, project: str, name: str, model: str, number: str) -> bytes:
@@ -423,7 +424,9 @@ class EdgeService:
         await self._flush(known)
         running = [each for each in known.rollouts.values() if each.phase is RolloutPhase.RUNNING]
         for rollout in running:
-            decided = decide_rollout(rollout, list(known.devices.values()), now)
+            decided = decide_rollout(
+                rollout, list(known.devices.values()), now, _list_taken(rollout, known)
+            )
             if decided == rollout:
                 continue
             try:
@@ -469,11 +472,16 @@ class EdgeService:
     async def _replace_running(self, newest: Rollout, others: Sequence[Rollout]) -> None:
         """End the running rollouts of the same model, whose devices the new one takes over."""
         for each in others:
-            if each.phase is RolloutPhase.RUNNING and each.site == newest.site:
-                ended = replace(
-                    each, phase=RolloutPhase.REPLACED, reason=f"{newest.name} began", counted={}
-                )
-                await self._store.edge.rollouts.put(ended)
+            for _ in range(_TRIES):
+                found = await self._store.edge.rollouts.get(each.project, each.name)
+                if found.phase is not RolloutPhase.RUNNING or not _includes(newest, found):
+                    break
+                reason = f"{newest.name} began"
+                with suppress(StaleVersion):
+                    await self._store.edge.rollouts.put(
+                        replace(found, phase=RolloutPhase.REPLACED, reason=reason, counted={})
+                    )
+                    break
 
     async def _sign(self, model: ModelVersion, sealer: SecretSealer) -> None:
         now = self._clock.now()
@@ -511,6 +519,22 @@ def make_manifest(model: ModelVersion) -> bytes:
 
 def _may_have(device: EdgeDevice, model: ModelVersion) -> bool:
     return model.residency in ("", device.labels.get("residency", ""))
+
+
+def _list_taken(rollout: Rollout, known: _ProjectDevices) -> frozenset[str]:
+    """Return the devices that get their version from a newer rollout of the same model."""
+    newer = [
+        each
+        for each in known.rollouts.values()
+        if each.model == rollout.model and each.number > rollout.number
+    ]
+    devices = known.devices.values() if newer else ()
+    return frozenset(each.name for each in devices if choose_versions(each, newer, known.members))
+
+
+def _includes(newer: Rollout, older: Rollout) -> bool:
+    """Return whether a rollout is for all devices that an older one is for."""
+    return newer.site in ("", older.site) and newer.labels.items() <= older.labels.items()
 
 
 def _list_wave(rollout: Rollout, devices: Sequence[EdgeDevice]) -> frozenset[str]:

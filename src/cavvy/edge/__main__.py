@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cavvy.edge.device import enrol, run, say
+from cavvy.edge.device import DeviceOptionInvalid, enrol, hold, run, say
 from cavvy.edge.server_calls import DeviceRefused
 
 
@@ -15,13 +15,17 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     folder, *server = arguments
     token = os.environ.pop("CAVVY_EDGE_TOKEN", "")
-    if server:
-        try:
+    try:
+        hold(folder)
+        if server:
             card = enrol(folder, server[0], server[1], token)
-        except (OSError, DeviceRefused) as error:
-            say(f"not enrolled: {error}")
-            return 1
-        say(f"enrolled as {card['device']} of site {card['site']}")
+            say(f"enrolled as {card['device']} of site {card['site']}")
+    except DeviceOptionInvalid as error:
+        say(f"not started: {error}")
+        return 1
+    except (OSError, ValueError, DeviceRefused) as error:
+        say(f"not enrolled: {error}")
+        return 1
     return run(folder)
 
 

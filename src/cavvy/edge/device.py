@@ -5,17 +5,21 @@ fails. Without the server, it goes on serving.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import math
 import os
 import random
 import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from cavvy.edge.front import CloudTarget, EdgeFront, EngineTarget
 from cavvy.edge.server_calls import (
@@ -26,7 +30,7 @@ from cavvy.edge.server_calls import (
     run_key,
 )
 from cavvy.edge.slots import ModelSlots, read_json, write_json
-from cavvy.edge.spool import SampleSpool, make_sample
+from cavvy.edge.spool import make_sample, open_spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +44,8 @@ _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is re
 _FEW = 4  # failed requests below which a version on trial is not refused for them
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _EXPORTED = ("serving", "refused", "problem")
+_LONGEST_S = 600.0  # between two tries of a fetch that fails
+_SKEW_S = 300.0  # by which the clock may be wrong without a word in the log
 
 
 def say(text: str) -> None:
@@ -63,13 +69,15 @@ class ModelEngine:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the engine answers that the model is ready. Return False if it does not."""
-        until = time.monotonic() + timeout_s
+    def wait_ready(self, over: threading.Event) -> bool:
+        """Wait until the engine answers that the model is ready. Return False if it does not in
+        time, or if the program is over."""
+        until = time.monotonic() + _START_S
         while time.monotonic() < until and not self.ended:
             if self.is_ready():
                 return True
-            time.sleep(0.05)
+            if over.wait(0.05):
+                break
         return False
 
     def is_ready(self) -> bool:
@@ -99,10 +107,15 @@ class ModelEngine:
 
 class RunningModel:
     """One model on this device: its slots, the engine of the served version, and that of a version
-    on trial. `probation_s` is the length of a trial, in seconds."""
+    on trial. `probation_s` is the length of a trial, in seconds. `trouble` says why the last fetch
+    failed."""
 
-    def __init__(self, name: str, folder: str, front: EdgeFront, options: Fields) -> None:
-        self.name, self._front = name, front
+    def __init__(
+        self, name: str, folder: str, front: EdgeFront, options: Fields, over: threading.Event
+    ) -> None:
+        self.name, self._front, self._over = name, front, over
+        self.trouble, self.fetch_at, self.failed = "", 0.0, 0
+        self._start_at, self._starts = 0.0, 0
         self.slots = ModelSlots(f"{folder}/models/{name}")
         self._command = list(options["engine"])
         self._probation_s = float(options["probation_s"])
@@ -118,6 +131,7 @@ class RunningModel:
         if engine is not None:
             told.update(serving=engine.number, sums=engine.target.sums)
         told["on_trial"] = self._tried is not None
+        told["problem"] = self.trouble or told["problem"]
         return told
 
     def look(self) -> None:
@@ -125,9 +139,11 @@ class RunningModel:
         if self._served is not None and self._served.ended:
             say(f"{self.name}@{self._served.number} ended; starting it again")
             self._served = None
-        number = self.slots.serving
-        if self._served is None and number:
+        number, trial = self.slots.serving, self.slots.trial
+        if self._served is None and number and time.monotonic() >= self._start_at:
             self._served = self._start(number)
+        elif not number and trial and self._tried is None:
+            self.try_version(trial)  # the first version, whose trial the end of the program cut
         if self._tried is not None:
             self._judge(self._tried)
         self._route()
@@ -148,16 +164,34 @@ class RunningModel:
             return True  # damaged
         return number not in (self.slots.serving, self.slots.refused, tried)
 
+    def fetched(self, problem: str | None) -> None:
+        """Note that a fetch has ended, perhaps with a problem, after which it is tried again
+        later."""
+        self.slots = ModelSlots(self.slots.folder)
+        self.trouble, self._start_at = problem or "", 0.0
+        self.failed = 0 if problem is None else self.failed + 1
+        self.fetch_at = time.monotonic() + min(_LONGEST_S, 15.0 * 2**self.failed)
+
     def try_version(self, number: int) -> None:
-        """Start a version that is whole in the spare slot, on trial."""
+        """Start a version that is whole in the spare slot, on trial. A version that was served
+        before, and was damaged, needs none."""
         path = self.slots.find(number)
+        if number == self.slots.serving:
+            self.slots.accept(number)
+            return
         if path is None or not self.slots.begin_trial(number):
             return
         if self._tried is not None:
             self._tried.stop()
-        engine = ModelEngine(self.name, number, path, self._command)
+        try:
+            engine = ModelEngine(self.name, number, path, self._command)
+        except OSError as error:
+            self.slots.refuse(number, f"its engine does not start: {error}")
+            return
         self._tried, self._tried_since = engine, time.monotonic()
-        if not engine.wait_ready(_START_S):
+        if not engine.wait_ready(self._over):
+            if self._over.is_set():
+                return
             self._give_up(
                 "its engine was not ready in time" if not engine.ended else "its engine ended"
             )
@@ -171,21 +205,37 @@ class RunningModel:
     def return_to(self, number: int) -> None:
         """Go back to the served version, because the server took the version on trial back."""
         if self._tried is not None and self._tried.number != number:
-            self._give_up("the rollout was taken back")
+            tried, self._tried = self._tried, None
             self._route()
+            say(f"{self.name}@{tried.number} was taken back")
+            tried.stop()
+            self.slots.end_trial()
 
     def stop(self) -> None:
         for each in (self._served, self._tried):
             if each is not None:
                 each.stop()
+        if self._tried is not None:  # ended in good order: this is no failed trial
+            with suppress(OSError):
+                self.slots.pause_trial()
 
     def _start(self, number: int) -> ModelEngine | None:
+        self._starts += 1
+        self._start_at = time.monotonic() + min(60.0, 2.0**self._starts)
         path = self.slots.find(number)
         if path is None:
             say(f"{self.name}@{number} is damaged on the disk; it will be fetched again")
             return None
-        engine = ModelEngine(self.name, number, path, self._command)
-        engine.wait_ready(_START_S)
+        try:
+            engine = ModelEngine(self.name, number, path, self._command)
+        except OSError as error:
+            say(f"the engine of {self.name}@{number} does not start: {error}")
+            return None
+        if engine.wait_ready(self._over):
+            self._starts, self._start_at = 0, 0.0
+        elif engine.ended and not self.slots.check(number):
+            self._start_at = 0.0
+            return None
         return engine
 
     def _accept(self, tried: ModelEngine) -> None:
@@ -201,9 +251,9 @@ class RunningModel:
         if tried is None:
             return
         self._route()
-        self.slots.refuse(tried.number, problem)
         say(f"{self.name}@{tried.number} is refused: {problem}")
         tried.stop()
+        self.slots.refuse(tried.number, problem)
 
     def _route(self) -> None:
         engines = [each for each in (self._tried, self._served) if each is not None]
@@ -223,16 +273,21 @@ class DeviceProgram:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._card = read_json(f"{folder}/card.json") or {}
-        self.options = read_options(folder)
+        card = read_json(f"{folder}/card.json")
+        if card is None:
+            raise DeviceOptionInvalid(
+                f"{folder}/card.json is missing or damaged: run the line of `cavvy edge token`"
+            )
+        self._card, self.options = card, read_options(folder)
         self._calls = DeviceCalls(self._card, folder)
         self.front = _listen(str(self.options["listen"]), folder)
+        self._over = threading.Event()
+        self._skew_s = 0.0
         self._models: dict[str, RunningModel] = {}
         for name in sorted(_list_folders(f"{folder}/models")):
             self._add(name)
-        self._over = threading.Event()
         self._below: dict[str, float] = {}  # by model, the certainty below which samples are kept
-        self._spool = SampleSpool(f"{folder}/samples.db", int(self.options["spool_mib"]) << 20)
+        self._spool = open_spool(f"{folder}/samples.db", int(self.options["spool_mib"]) << 20)
         self.front.keep = self._keep
         if self.options["cloud"]:
             self.front.cloud = CloudTarget(self.options["cloud"], str(self.options["cloud_key"]))
@@ -244,17 +299,25 @@ class DeviceProgram:
         threading.Thread(target=self.front.serve_forever, daemon=True).start()
         say(f"device {self._card['device']} listens on {self.options['listen']}")
         next_call = 0.0
-        while not self._over.is_set():
-            for each in list(self._models.values()):
-                each.look()
-            if time.monotonic() >= next_call:
-                next_call = time.monotonic() + self._check_in()
-            self._over.wait(self.options["look_s"])
-        for each in self._models.values():
-            each.stop()
-        self.front.shutdown()
-        self._spool.close()
+        try:
+            while not self._over.is_set():
+                self._look()
+                if time.monotonic() >= next_call:
+                    next_call = time.monotonic() + self._check_in()
+                self._over.wait(self.options["look_s"])
+        finally:
+            for each in self._models.values():
+                each.stop()
+            self.front.shutdown()
+            self._spool.close()
         return 0
+
+    def _look(self) -> None:
+        for each in list(self._models.values()):
+            try:
+                each.look()
+            except OSError as error:  # a full disk must not end what is served
+                say(f"{each.name}: {error}")
 
     def _check_in(self) -> float:
         """Report to the server, and begin what it wants. Return the seconds until the next time,
@@ -265,15 +328,18 @@ class DeviceProgram:
         except DeviceRefused as error:
             say(f"{error}; models are still served")
             return every * 10
-        except (OSError, ValueError) as error:
-            say(f"the server was not reached: {error}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            say(f"the server was not reached, or its answer is wrong: {error}")
             return every * random.uniform(0.5, 1.5)
         try:
             self._send_samples()
-        except (OSError, ValueError, DeviceRefused) as error:
+        except (OSError, ValueError, sqlite3.Error, DeviceRefused) as error:
             say(f"samples were not sent: {error}")
         for each in wanted:
-            self._follow(each)
+            try:
+                self._follow(each)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                say(f"{each.get('name')}@{each.get('number')}: {error}")
         return every * random.uniform(0.8, 1.2)
 
     def _report(self) -> list[Fields]:
@@ -285,7 +351,21 @@ class DeviceProgram:
             "waiting": self._spool.waiting,
             "agent": "1",
         }
-        return read_wanted(self._calls.call("POST", "/edge/v1/check-in", told))
+        answer = self._calls.call("POST", "/edge/v1/check-in", told)
+        wanted = read_wanted(answer)
+        now = json.loads(answer).get("now")
+        if isinstance(now, (int, float)):
+            self._compare_clock(time.time() - now)
+        return wanted
+
+    def _compare_clock(self, skew_s: float) -> None:
+        if abs(skew_s) > _SKEW_S and abs(skew_s - self._skew_s) > _SKEW_S:
+            where = "ahead of" if skew_s > 0 else "behind"
+            say(
+                f"the clock of this device is {abs(skew_s):.0f} s {where} the server's; models are "
+                "served, but updates may fail or come in other hours until it is set"
+            )
+        self._skew_s = skew_s
 
     def _keep(self, model: str, number: int, request: bytes, answer: bytes) -> None:
         below = self._below.get(model)
@@ -313,7 +393,9 @@ class DeviceProgram:
         model.return_to(number)
         if not model.want(number) or not _is_open(wanted["window"]):
             return
-        if model.slots.find(number) is None and not self._fetch(name, number, wanted):
+        if model.slots.find(number) is None and (
+            time.monotonic() < model.fetch_at or not self._fetch(name, number, wanted)
+        ):
             return
         model.try_version(number)
 
@@ -323,24 +405,40 @@ class DeviceProgram:
             command.append(str(wanted["mib_per_s"]))
         say(f"fetching {name}@{number}")
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+        next_call = time.monotonic() + self.options["every_s"]
         while process.poll() is None:
-            for each in list(self._models.values()):
-                each.look()
-            if self._over.wait(self.options["look_s"]):
+            self._look()
+            stop = self._over.wait(self.options["look_s"])
+            if time.monotonic() >= next_call:
+                next_call = time.monotonic() + self.options["every_s"]
+                stop = stop or self._is_taken_back(name, number)
+            if stop:
                 process.kill()
-                process.wait()
+                process.communicate()
                 return False
-        told = (process.stderr.read() if process.stderr else "").strip()[-300:]
+        told = process.communicate()[1].strip()[-300:]
         model = self._models[name]
-        if process.returncode:
-            say(f"{name}@{number} was not fetched: {told}")
+        problem = f"{name}@{number} was not fetched: {told}" if process.returncode else None
+        if problem is not None:
+            say(problem)
+        model.fetched(problem)
         if process.returncode == 3:
+            model.trouble = ""
             model.slots.refuse(number, told)
-        model.slots = ModelSlots(model.slots.folder)
         return not process.returncode
 
+    def _is_taken_back(self, name: str, number: int) -> bool:
+        """Check in during a fetch. Return whether the server wants another version by now."""
+        try:
+            wanted = self._report()
+        except (OSError, ValueError, KeyError, TypeError, DeviceRefused):
+            return False
+        return {"name": name, "number": number} not in [
+            {"name": each.get("name"), "number": each.get("number")} for each in wanted
+        ]
+
     def _add(self, name: str) -> RunningModel:
-        made = RunningModel(name, self.folder, self.front, self.options)
+        made = RunningModel(name, self.folder, self.front, self.options, self._over)
         self._models[name] = made
         return made
 
@@ -404,7 +502,44 @@ def read_options(folder: str) -> Fields:
     if unknown := sorted(stated.keys() - defaults):
         known = ", ".join(defaults)
         raise DeviceOptionInvalid(f"{path}: there is no option {unknown[0]!r}; known: {known}")
+    for name, value in stated.items():
+        if expected := _check_option(name, value, defaults[name]):
+            raise DeviceOptionInvalid(f"{path}: `{name}` is {value!r}; expected {expected}")
     return {**defaults, **stated}
+
+
+def _check_option(name: str, value: Any, default: Any) -> str:
+    """Return what was expected in place of a wrong option, or ""."""
+    if isinstance(default, list):
+        texts = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+        with suppress(LookupError, ValueError):
+            if texts and [each.format(model="", name="", port="") for each in value]:
+                return ""
+        return "a list of texts, in which only {model}, {name} and {port} have braces"
+    if isinstance(default, str):
+        return "" if isinstance(value, str) else "a text"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    least = 0.0 if name == "probation_s" else 0.01
+    if not number or not math.isfinite(value) or not least <= value <= 1e6:
+        return f"a number from {least:g} to 1,000,000"
+    return ""
+
+
+def hold(folder: str) -> None:
+    """Keep other programs out of a device's folder until this one ends. Raises
+    DeviceOptionInvalid."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        descriptor = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise DeviceOptionInvalid(f"the folder {folder} cannot be used: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise DeviceOptionInvalid(
+            f"another program runs this device in {folder}; end it first"
+        ) from error
 
 
 def _listen(address: str, folder: str) -> EdgeFront:
@@ -420,11 +555,10 @@ def _listen(address: str, folder: str) -> EdgeFront:
 
 
 def enrol(folder: str, address: str, pin: str, token: str) -> Fields:
-    """Make the device's key, and enrol the device. A repeated call changes nothing. Raises OSError,
-    DeviceRefused."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    """Make the device's key, and enrol the device. A repeated call changes nothing, unless the
+    server has moved. Raises OSError, DeviceRefused."""
     known = read_json(f"{folder}/card.json")
-    if known is not None:
+    if known is not None and (known.get("address"), known.get("pin")) == (address, pin):
         return known
     card = {"address": address, "pin": pin}
     asked = {
@@ -432,7 +566,13 @@ def enrol(folder: str, address: str, pin: str, token: str) -> Fields:
         "hostname": socket.gethostname(),
         "facts": find_facts(),
     }
-    card.update(DeviceCalls(card, folder).ask("POST", "/edge/v1/enrol", asked, token))
+    try:
+        card.update(DeviceCalls(card, folder).ask("POST", "/edge/v1/enrol", asked, token))
+    except (OSError, DeviceRefused) as error:
+        if known is None:
+            raise
+        say(f"{address} does not take this device, which stays with {known['address']}: {error}")
+        return known
     write_json(f"{folder}/card.json", card)
     return card
 

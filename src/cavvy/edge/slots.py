@@ -121,6 +121,10 @@ class ModelSlots:
         slot = self._find_slot(number) or self.spare()
         self._write(slot=slot, number=number, trial=0, tries=0, refused=0, problem="")
 
+    def pause_trial(self) -> None:
+        """Take the start of the trial back, because the program ended in good order."""
+        self._write(tries=max(0, int(self._state.get("tries", 0)) - 1))
+
     def end_trial(self) -> None:
         """End the trial of a version, which may be tried again."""
         self._write(trial=0, tries=0)
@@ -143,8 +147,9 @@ class ModelSlots:
         return {} if not whole else {"number": min(whole)[0], "slot": min(whole)[1]}
 
     def _write(self, **changes: object) -> None:
-        self._state = {**self._state, **changes}
-        write_json(f"{self.folder}/state.json", self._state)
+        state = {**self._state, **changes}
+        write_json(f"{self.folder}/state.json", state)
+        self._state = state
 
 
 def _find_damaged(slot: str, manifest: dict[str, Any]) -> str | None:

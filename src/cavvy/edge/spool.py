@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import sqlite3
 import threading
@@ -90,6 +91,20 @@ class SampleSpool:
         self._db.execute("DELETE FROM samples WHERE number <= ?", (last,))
         self.waiting -= count
         self._bytes -= size
+
+
+def open_spool(path: str, most_bytes: int) -> SampleSpool:
+    """Open or make the file. A damaged one is set aside, and one that cannot be written, for
+    example on a full disk, is replaced by memory until the program starts again."""
+    try:
+        return SampleSpool(path, most_bytes)
+    except sqlite3.OperationalError:
+        return SampleSpool(":memory:", most_bytes)
+    except sqlite3.DatabaseError:
+        for ending in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                os.replace(path + ending, f"{path}.damaged{ending}")
+        return SampleSpool(path, most_bytes)
 
 
 def make_sample(model: str, number: int, request: bytes, answer: bytes) -> dict[str, Any] | None:

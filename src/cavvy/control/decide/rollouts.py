@@ -7,7 +7,7 @@ the double of that time. In each wave, the sequential test of canaries (`canary.
 errors and latencies of the requests to the new version with those of the other devices.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 from math import ceil
@@ -65,14 +65,25 @@ def choose_versions(
     return found
 
 
-def decide_rollout(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime) -> Rollout:
-    """Return the rollout after a look at what its devices have reported."""
+def decide_rollout(
+    rollout: Rollout,
+    devices: Sequence[EdgeDevice],
+    now: datetime,
+    taken: Container[str] = frozenset(),
+) -> Rollout:
+    """Return the rollout after a look at what its devices have reported, except for the devices
+    `taken` by newer rollouts."""
     if rollout.phase is not RolloutPhase.RUNNING:
         return rollout
     ordered = order_devices(rollout, devices)
-    rollout = _count(rollout, ordered)
     size = count_wave(rollout, len(ordered))
-    in_wave = [_find(each, rollout.model) for each in ordered[:size]]
+    wave = [each for each in ordered[:size] if each.name not in taken]
+    mine = [each for each in ordered if each.name not in taken]
+    if ordered and not mine:
+        reason = "newer rollouts have all of its devices"
+        return replace(rollout, phase=RolloutPhase.REPLACED, reason=reason, counted={})
+    rollout = _count(rollout, mine)
+    in_wave = [_find(each, rollout.model) for each in wave]
     refused = [each for each in in_wave if each is not None and each.refused == rollout.to]
     tried = [each for each in in_wave if each and rollout.to in (each.serving, each.refused)]
     if refused and (len(tried) == 1 or len(refused) > max(1, MOST_REFUSED * len(tried))):
@@ -89,7 +100,7 @@ def decide_rollout(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetim
             else f"its requests take {judged.slower:.2f} times as long"
         )
         return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
-    if not _is_wave_over(rollout, ordered[:size], now):
+    if not ordered or not _is_wave_over(rollout, wave, now):
         return rollout
     if size == len(ordered):
         return replace(rollout, phase=RolloutPhase.DONE, wave_at=now, counted={})
@@ -99,7 +110,7 @@ def decide_rollout(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetim
 def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime) -> bool:
     soaked = now - rollout.wave_at >= timedelta(seconds=rollout.soak_s)
     if not devices or not soaked:
-        return False
+        return soaked
     heard = [each for each in devices if each.report and now - each.report.at < SILENT]
     settled = [
         found

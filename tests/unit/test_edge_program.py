@@ -1,0 +1,262 @@
+"""The program of a device: wrong options, a taken port, a full disk, a wrong clock, a moved server,
+and engines that end."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_edge_slots import NEW, OLD, update
+
+from cavvy.edge import __main__ as main
+from cavvy.edge import device as module
+from cavvy.edge import slots
+from cavvy.edge.device import (
+    DeviceOptionInvalid,
+    DeviceProgram,
+    RunningModel,
+    enrol,
+    free_port,
+    hold,
+    read_options,
+)
+from cavvy.edge.server_calls import DeviceRefused
+from cavvy.edge.slots import ModelSlots
+from cavvy.edge.spool import open_spool
+
+ENGINE = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+    def log_message(self, *_): pass
+if open(sys.argv[1], "rb").read() == b"spoilt": sys.exit(1)
+HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+class FakeServer:
+    """Answers check-ins with `models` and the time `now`."""
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Any]] = []
+        self.now = module.time.time()
+        self.told: dict[str, Any] = {}
+
+    def call(self, method: str, path: str, body: Any = None) -> bytes:
+        self.told = body
+        return json.dumps({"now": self.now, "models": self.models}).encode()
+
+
+@pytest.fixture
+def server() -> FakeServer:
+    return FakeServer()
+
+
+@pytest.fixture
+def device(tmp_path: Path, server: FakeServer) -> Iterator[DeviceProgram]:
+    """A device that serves m@1, and has m@2 whole in the other slot."""
+    for number, content in ((2, NEW), (1, OLD)):
+        update(ModelSlots(f"{tmp_path}/models/m"), number, content)
+    yield from start(tmp_path, server)
+
+
+def start(folder: Path, server: FakeServer) -> Iterator[DeviceProgram]:
+    card = {"address": "https://127.0.0.1:1", "pin": "", "project": "p", "device": "d"}
+    (folder / "card.json").write_text(json.dumps(card))
+    options = {
+        "listen": f"127.0.0.1:{free_port()}",
+        "engine": [sys.executable, "-S", "-c", ENGINE, "{model}", "{port}"],
+        "probation_s": 0,
+    }
+    (folder / "edge.json").write_text(json.dumps(options))
+    made = DeviceProgram(str(folder))
+    made._calls = server  # type: ignore[assignment]
+    try:
+        yield made
+    finally:
+        for each in made._models.values():
+            each.stop()
+        made.front.server_close()
+        made._spool.close()
+
+
+def look(device: DeviceProgram) -> RunningModel:
+    device._look()
+    return device._models["m"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"every_s": 0}', "expected a number from 0.01"),
+        ('{"every_s": NaN}', "expected a number from 0.01"),
+        ('{"probation_s": true}', "expected a number from 0 "),
+        ('{"engine": "docker run"}', "a list of texts"),
+        ('{"engine": ["run", "{x}"]}', "a list of texts"),
+        ('{"cloud": 1}', "expected a text"),
+    ],
+)
+def test_wrong_options_are_told(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "edge.json").write_text(text)
+    with pytest.raises(DeviceOptionInvalid, match=told):
+        read_options(str(tmp_path))
+
+
+def test_a_program_that_cannot_start_says_why(
+    tmp_path: Path, device: DeviceProgram, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([str(tmp_path)]) == 1
+    assert "which `listen` in" in capfd.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main.main([str(tmp_path / "empty")]) == 1
+    assert "card.json is missing or damaged" in capfd.readouterr().err
+
+
+def test_a_second_program_in_a_folder_ends(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hold(str(tmp_path / "new"))
+    assert main.main([str(tmp_path / "new"), "https://127.0.0.1:1", "", "token"]) == 1
+    assert "another program runs this device" in capfd.readouterr().err
+
+
+def test_a_device_takes_the_new_address_of_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Calls:
+        def __init__(self, card: dict[str, str], folder: str) -> None:
+            self.address = card["address"]
+
+        def ask(self, *_: object) -> dict[str, str]:
+            if self.address == "https://stranger":
+                raise DeviceRefused("this enrolment token is unknown")
+            return {"project": "p", "device": "d", "site": "lyon"}
+
+    monkeypatch.setattr(module, "DeviceCalls", Calls)
+    monkeypatch.setattr(module, "run_key", lambda *_: "0" * 64)
+    for address in ("https://old", "https://new"):
+        assert enrol(str(tmp_path), address, "pin", "token")["address"] == address
+    assert enrol(str(tmp_path), "https://stranger", "pin", "token")["address"] == "https://new"
+    with pytest.raises(DeviceRefused):
+        enrol(str(tmp_path / "other"), "https://stranger", "pin", "token")
+
+
+def test_a_full_disk_ends_neither_the_program_nor_what_it_serves(
+    device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    look(device)
+    served = device.front.routes["m"]
+    server.models = [{"name": "m", "number": 2}, {"name": "new", "number": 1}]
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "write_json", fail)
+        patch.setattr(module.DeviceProgram, "_fetch", fail)
+        device._check_in()
+        look(device)
+    assert device.front.routes["m"] == served
+    assert device._models["m"].slots.serving == 1
+    device._check_in()
+    assert look(device).slots.serving == 2
+
+
+@pytest.mark.parametrize("year", [-1, 1])
+def test_a_wrong_clock_is_told_once(
+    device: DeviceProgram, server: FakeServer, year: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.now -= year * 365 * 86400
+    for _ in range(3):
+        device._check_in()
+    told = capfd.readouterr().err
+    assert told.count("the clock of this device is 31536") == 1
+    assert ("ahead of" if year > 0 else "behind") in told
+    look(device)
+    assert device.front.routes["m"]
+
+
+def test_a_damaged_served_model_gives_way_to_the_other_one(device: DeviceProgram) -> None:
+    model = device._models["m"]
+    Path(str(model.slots.find(1))).write_bytes(b"spoilt")
+    look(device)
+    assert look(device).slots.serving == 2
+    assert device.front.routes["m"][0].number == 2
+
+
+def test_an_engine_that_is_missing_does_not_end_the_program(
+    device: DeviceProgram, server: FakeServer
+) -> None:
+    model = device._models["m"]
+    model._command = ["/missing/engine"]
+    assert look(device)._served is None
+    server.models = [{"name": "m", "number": 2}]
+    device._check_in()
+    assert model.slots.refused == 2
+    assert "does not start" in model.slots.problem
+
+
+def test_a_version_that_was_taken_back_may_be_tried_again(
+    device: DeviceProgram, server: FakeServer
+) -> None:
+    model = look(device)
+    model._probation_s = 1e6
+    for number in (2, 1, 2):
+        server.models = [{"name": "m", "number": number}]
+        device._check_in()
+        assert model.tell()["serving"] == number
+        assert model.slots.refused == 0
+    model.stop()  # in good order, which is no failed trial
+    assert ModelSlots(model.slots.folder)._state["tries"] == 0
+
+
+def test_the_first_version_is_tried_again_without_the_server(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    made = ModelSlots(f"{tmp_path}/models/m")
+    update(made, 1, OLD)
+    made._write(number=0, slot="", trial=1, tries=1)
+    for device in start(tmp_path, server):
+        assert look(device).tell()["serving"] == 1
+
+
+def test_a_fetch_that_fails_is_told_and_tried_later(
+    device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.models = [{"name": "m", "number": 3}]
+    started: list[object] = []
+
+    def popen(command: list[str], **more: Any) -> Any:
+        if "cavvy.edge.update" not in command:
+            return real(command, **more)
+        started.append(command)
+        line = [sys.executable, "-S", "-c", "import sys; sys.exit('the lists have expired')"]
+        return real(line, **more)
+
+    real = module.subprocess.Popen
+    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    for _ in range(3):
+        device._check_in()
+    assert len(started) == 1
+    told = {each["name"]: each for each in server.told["models"]}["m"]
+    assert told["problem"] == "m@3 was not fetched: the lists have expired"
+    assert told["refused"] == 0
+
+
+def test_samples_survive_a_damaged_file_and_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "samples.db"
+    path.write_bytes(b"no database" * 100)
+    spool = open_spool(str(path), 1000)
+    spool.put({"a": 1})
+    assert spool.waiting == 1
+    spool._db.execute("PRAGMA query_only = 1")  # as a disk that takes no writes
+    spool.put({"a": 2})
+    assert spool.waiting == 1
+    spool.close()
+    missing = open_spool(str(tmp_path / "missing" / "samples.db"), 1000)
+    missing.put({"a": 1})
+    assert missing.batch()[0]["a"] == 1
+    missing.close()
