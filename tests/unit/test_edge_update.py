@@ -1,11 +1,14 @@
 """The update program of a device: a loss of power at any step, also with all that was not yet brought
 to the disk, leaves a version to serve, and the update succeeds when it is started again."""
 
+import http.client
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +290,31 @@ def test_a_server_that_trickles_is_left(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ServerReply, "step", staticmethod(wait))
     with pytest.raises(OSError, match="too slow: 12 bytes came in 60 s"):
         list(read_pieces(reply))  # type: ignore[arg-type]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "9" if self.path == "/cut" else "5")
+        self.end_headers()
+        self.wfile.write(b"hello")
+        self.close_connection = self.path == "/cut"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_connection_is_free_after_an_answer_and_a_cut_answer_is_an_error() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        line = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        for _ in range(2):
+            line.request("GET", "/")
+            assert b"".join(read_pieces(line.getresponse())) == b"hello"
+        line.request("GET", "/cut")
+        with pytest.raises(OSError, match="4 bytes early"):
+            list(read_pieces(line.getresponse()))
+        line.close()
+        server.shutdown()

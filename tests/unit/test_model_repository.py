@@ -31,6 +31,7 @@ NOW = datetime.now(UTC)  # python-tuf compares with the machine's clock
 class ServerReply(io.BytesIO):
     """A server's answer. `step` is called before each piece, which has at most `piece` bytes."""
 
+    length = 0
     piece, step = 1 << 20, staticmethod(lambda: None)
 
     def __init__(self, content: bytes, status: int) -> None:

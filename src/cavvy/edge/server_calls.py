@@ -143,10 +143,13 @@ def read_pieces(reply: http.client.HTTPResponse) -> Iterator[bytes]:
         asked = time.monotonic()
         try:
             piece = reply.read1(_PIECE)
+            if not piece:
+                reply.read()  # frees the connection
+                if reply.length:
+                    raise OSError(f"the connection ended {reply.length} bytes early")
+                return
         except FAULTS as error:
             raise OSError(str(error) or type(error).__name__) from error
-        if not piece:
-            return
         got, waited = got + len(piece), waited + time.monotonic() - asked
         if waited >= _SLOW_S:
             if got < _SLOW_BYTES:
