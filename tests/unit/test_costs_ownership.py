@@ -181,6 +181,25 @@ def test_a_mix_rents_what_own_machines_cannot_do_and_pays_for_idle_commitments()
     assert forecast_ownership(reserved).find("owned").kinds["reserved machines"] == 0
 
 
+def test_own_machines_do_less_when_they_are_away_and_have_their_own_price_of_egress() -> None:
+    plan = make_plan(
+        machines=2,
+        use=1,
+        years=1,
+        owned__price_usd=1,
+        owned__availability=0.75,
+        owned__egress_usd_gb=0.01,
+        cloud__egress_usd_gb=0.09,
+        cloud__egress_gb_month=100,
+        cloud__on_demand_usd_hr=10,
+        mixed__machines=1,
+    )
+    found = forecast_ownership(plan)
+    assert found.find("owned").rented == pytest.approx(0.25)
+    egress = [found.find(name).kinds["egress"] for name in ("cloud", "owned", "mixed")]
+    assert egress == pytest.approx([12 * 9, 12 * 1, 12 * 9])
+
+
 @settings(max_examples=25)
 @given(
     use=st.floats(0.05, 1),

@@ -161,3 +161,11 @@ def test_a_key_of_a_priority_begins_where_its_peers_are() -> None:
     wait(order, "b", 30)
     served = serve(order, 14)
     assert served["a"] == pytest.approx(served["b"], rel=0.3)
+
+
+def test_a_changed_route_does_not_forget_who_was_served() -> None:
+    old = FairOrder[Request]({"new": 1.0, "served": 1.0})
+    old.end("served", old.start("served", 10), 10, 5000)
+    order = FairOrder[Request]({"new": 1.0, "served": 1.0})
+    order.adopt(old, [Request(key) for key in ["new"] * 20 + ["served"] * 20])
+    assert set(serve(order, 16)) == {"new"}
