@@ -225,7 +225,7 @@ def test_work_that_uses_more_gpu_memory_than_its_share_is_killed(
 ) -> None:
     """The reason says so, and not only that a signal ended the work."""
     processes = tmp_path / "processes"
-    with make_rig(run=f'echo "1 $$ 20001" > {processes}; sleep 200') as rig:
+    with make_rig(run=f'echo "1 $$ 20001" > {processes}; sleep 60') as rig:
         use(rig, driver, processes=processes)
         rig.config.update(
             devices=["GPU-00000000-0000-0000-0000-000000000001"],

@@ -189,14 +189,14 @@ def _read_gpus(nvml: object, handles: list[object]) -> dict[str, float]:
     memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
     read_rates = nvml.nvmlDeviceGetUtilizationRates  # type: ignore[attr-defined]  # a CDLL
     read_memory = nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]  # a CDLL
-    read_power = nvml.nvmlDeviceGetPowerUsage  # type: ignore[attr-defined]  # a CDLL
+    read_power = getattr(nvml, "nvmlDeviceGetPowerUsage", None)  # not in every library
     busy, used = [], 0
     for handle in handles:
         if not read_rates(handle, ctypes.byref(rates)):
             busy.append(rates[0])
         if not read_memory(handle, ctypes.byref(memory)):
             used += memory[2]
-        if not read_power(handle, ctypes.byref(power)):
+        if read_power is not None and not read_power(handle, ctypes.byref(power)):
             watts.append(power.value / 1000)
     values = {"gpu_memory_mib": round(used / 1048576, 1)}
     if busy:
