@@ -17,8 +17,10 @@ compile() {  # compile FILE [OPTION ...]
     echo "lock: wrote $file ($(grep -c == "$file") packages)"
 }
 compile requirements/base.lock --generate-hashes
-compile requirements/server.lock --generate-hashes --extra postgres --extra metrics --extra edge --extra otel
 compile requirements/dev.lock --generate-hashes --group dev
 # PyTorch is left out above: its builds differ by platform, and so do their hashes.
 compile constraints.txt --group dev
 echo "torch==2.13.0" >>constraints.txt
+# the versions that tests use, also where an extra would permit newer ones
+rm requirements/server.lock
+compile requirements/server.lock --generate-hashes --extra postgres --extra metrics --extra edge --extra otel --constraint constraints.txt

@@ -38,8 +38,8 @@ def check_word(word: str) -> str:
 
 
 def run_command(words: Sequence[str]) -> str:
-    """Run `cavvy WORDS` and return its output, marked as data. A failure of the command is part of
-    the output. Raises CommandFailure if the command gives no answer.
+    """Run a command of Cavvy and return its output, marked as data. A failure of the command is
+    part of the output. Raises CommandFailure if the command gives no answer.
     """
     command = [sys.executable, "-m", "cavvy", *words]
     try:
