@@ -305,7 +305,9 @@ def _draw_prices(compared: _Comparison, precision: "Precision") -> str:
         for purchase in (Purchase.ON_DEMAND, Purchase.SPOT):
             price = row.price(purchase)
             if rate and price:
-                note = f"{row.provider} {row.accelerator}, {purchase}: ${price:.2f} an hour"
+                note = (
+                    f"{row.provider} {row.accelerator}, {purchase}: {format_price(price)} an hour"
+                )
                 label = row.accelerator if purchase is Purchase.ON_DEMAND else ""
                 points.append(ChartPoint(rate / 1e12, price, label, str(purchase), note))
     return draw_points(

@@ -13,7 +13,7 @@ from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, Resu
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.fallbacks import Fallbacks
 from cavvy.gateway.heads import NO_LENGTH
-from cavvy.gateway.model_route import answer_models
+from cavvy.gateway.model_list import answer_models
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.seams import ClientRequest, OpenRequest

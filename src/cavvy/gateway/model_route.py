@@ -13,24 +13,21 @@ The gateway looks for `model` in the first `limits.hold_bytes` of a body. If a b
 import re
 import time
 from collections.abc import Callable, Iterable
-from urllib.parse import unquote
 
 import msgspec
 
 from cavvy.domain.values import Struct
 from cavvy.gateway.bodies import NO_JSON
-from cavvy.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits, ServiceRoute
+from cavvy.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits
 from cavvy.gateway.heads import RequestHead
+from cavvy.gateway.model_list import MODEL, MODELS, answer_rows, describe_model
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
-from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer, write_json
-from cavvy.gateway.rates import make_plain
+from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.upload_form import find_boundary
 
 _PATH = re.compile(rb"(?:/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?))?(/v1/[^?]*)")
-_LIST = b"/v1/models"
-_ABOUT = b"/v1/models/"  # and the name of a model
 # the routes for files and batches
 _STORED = re.compile(rb"/v1/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?/?")
 _STORED_METHODS = (b"GET", b"HEAD", b"POST", b"DELETE", b"OPTIONS")
@@ -93,7 +90,7 @@ def read_model_path(head: RequestHead) -> ModelPath | None:
     found = _PATH.match(head.target)
     if found is None:
         return None
-    if found[2] == _LIST or found[2].startswith(_ABOUT):
+    if found[2] == MODELS or found[2].startswith(MODEL):
         handled = head.method in (b"GET", b"HEAD", b"OPTIONS")
     elif _STORED.fullmatch(found[2]):
         handled = head.method in _STORED_METHODS
@@ -255,8 +252,8 @@ class ModelRoutes:
     def _describe(self, at: ModelPath, reach: _Reach) -> Answer:
         """Answer with the models that the request may use, or with one of them."""
         found = ((each, self.find(each, reach)) for each in sorted(self._services))
-        rows = {name: _describe_model(name, each[0].route) for name, each in found if each}
-        return _answer_models(at.path, rows, at.root)
+        rows = {name: describe_model(name, each[0].route) for name, each in found if each}
+        return answer_rows(at.path, rows, at.root)
 
     def may_hold(self, size: int, length: int) -> bool:
         """Return whether the gateway may read more of a request's body. `size` is the number of
@@ -341,38 +338,6 @@ class ModelRequest:
             return None
         text = f"the body's first {first} bytes have no `model`; move `model` to the start"
         return _bad_request(text)
-
-
-def answer_models(route: ServiceRoute, head: RequestHead, below: bytes) -> Answer | None:
-    """Answer `/v1/models` of a single service with adapters in place of its replicas, whose answer
-    states where the adapters come from. Return None for other requests.
-    """
-    if route.adapters is None or head.method not in (b"GET", b"HEAD"):
-        return None
-    path = make_plain(below).partition(b"?")[0].rstrip(b"/")
-    if path != _LIST and not path.startswith(_ABOUT):
-        return None
-    rows = {name: _describe_model(name, route) for name in sorted(route.models)}
-    return _answer_models(path, rows, route.removed_prefix)
-
-
-def _describe_model(name: str, route: ServiceRoute) -> dict[str, object]:
-    row = {"id": name, "object": "model", "created": 0, "owned_by": "cavvy"}
-    if route.adapters is None:
-        return row
-    # the source of an adapter may be a bucket or a private repository, so it is no `root`
-    parent = route.models[0] if name in route.adapters.sources else None
-    return {**row, "root": name, "parent": parent}
-
-
-def _answer_models(path: bytes, rows: dict[str, dict[str, object]], root: str) -> Answer:
-    if path == _LIST:
-        return write_json({"object": "list", "data": list(rows.values())})
-    name = unquote(path[len(_ABOUT) :])
-    if name in rows:
-        return write_json(rows[name])
-    message = f"no model {name!r} may be used; see {root}/v1/models"
-    return OwnAnswer(404, AnswerCode.NO_MODEL, message)
 
 
 def read_model(body: bytes, whole: bool) -> str | None:
