@@ -1,6 +1,7 @@
 """Debian's Prometheus and Alertmanager, with the configuration that `deploy/prometheus` has."""
 
 import json
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import yaml
 from tests.system.ports import free_port
 from tests.system.storages import answers, fresh, install, start
+from tests.waits import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 # Debian's Alertmanager reads its templates from /usr/share, where only root may write
@@ -83,6 +85,8 @@ class Monitoring:
             lambda: answers(self.port),
             folder / "prometheus.log",
         )
+        # it listens before its storage is open, and refuses queries meanwhile
+        wait_until(lambda: _is_ready(f"http://127.0.0.1:{self.port}/-/ready"))
 
     def query(self, text: str) -> list[dict[str, Any]]:
         """The samples of an instant query: `metric` and `value`."""
@@ -93,6 +97,14 @@ class Monitoring:
     def list_alerts(self) -> set[str]:
         """The alerts that fire, as Alertmanager has them."""
         return {each["labels"]["alertname"] for each in _get(self.alerts_url)}
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.URLError:
+        return False
 
 
 def _get(url: str) -> Any:
