@@ -74,8 +74,7 @@ class Routes:
 
     def _value(self, schema: Schema, depth: int = 0) -> Any:
         dice = self._dice
-        if isinstance(schema, bool):  # any value
-            return dice.choice([None, 0, "x", [], {}])
+        schema = {} if isinstance(schema, bool) else schema  # any value
         if reference := schema.get("$ref"):
             schema = self._schemas.get(str(reference).rpartition("/")[2], {})
         if options := schema.get("anyOf") or schema.get("oneOf"):

@@ -280,13 +280,19 @@ class EdgeService:
                     return stored
         raise StaleVersion("the token kept changing during the request; try again")
 
-    async def _find_invitation(self, project: str, token: str) -> EdgeInvitation:
-        """Return the invitation with this token. Raises EnrolmentRefused."""
-        hint = "make a new one: cavvy edge token"
+    async def read_invitation(self, project: str, token: str) -> EdgeInvitation:
+        """Return the invitation with this token, also if it was used or has expired. Raises
+        EnrolmentRefused."""
         try:
-            invited = await self._store.edge.invitations.get(project, _digest(token))
+            return await self._store.edge.invitations.get(project, _digest(token))
         except RowNotFound:
+            hint = "make a new one: cavvy edge token"
             raise EnrolmentRefused("this enrolment token is unknown", hint) from None
+
+    async def _find_invitation(self, project: str, token: str) -> EdgeInvitation:
+        """Return the invitation with this token if it is valid now. Raises EnrolmentRefused."""
+        hint = "make a new one: cavvy edge token"
+        invited = await self.read_invitation(project, token)
         if invited.left <= 0:
             raise EnrolmentRefused("this enrolment token has been used", hint)
         if self._clock.now() >= invited.expires_at:

@@ -347,8 +347,9 @@ async def script(app_state: AppState) -> Response:
 )
 async def enrol(request: Request, app_state: AppState) -> Response:
     project, _, token = _read_bearer(request).partition(".")
-    asked = await read(request, _Enrolment, _BODY)
     edge = app_state.control_plane.edge
+    await edge.read_invitation(project, token)  # before the body is read
+    asked = await read(request, _Enrolment, _BODY)
     facts = {name[:40]: value[:200] for name, value in list(asked.facts.items())[:40]}
     device = await edge.enrol(project, token, asked.key, asked.hostname[:200], facts)
     return _json({"project": project, "device": device.name, "site": device.site})
@@ -482,7 +483,7 @@ async def manifest(
 async def file(
     request: Request,
     app_state: AppState,
-    digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
+    digest: Annotated[str, Path(max_length=64)],
 ) -> Response:
     project, name = _identify(request, app_state)
     await app_state.control_plane.edge.check_file(project, name, digest)
