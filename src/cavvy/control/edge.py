@@ -445,10 +445,11 @@ class EdgeService:
     async def _flush(self, known: _ProjectDevices) -> None:
         names, known.reported = known.reported, set()
         devices = [known.devices[each] for each in names]
-        if devices:
-            await self._store.edge.put_reports(devices)
-        for each in devices:
-            known.devices[each.name] = replace(known.devices[each.name], version=each.version + 1)
+        stored = await self._store.edge.put_reports(devices) if devices else ()
+        for each in stored:
+            known.devices[each.name] = replace(known.devices[each.name], version=each.version)
+        for name in names.difference(each.name for each in stored):
+            known.devices.pop(name, None)  # it was changed by another server, so it is read again
 
     async def _read(self, project: str) -> _ProjectDevices:
         known = self._known.get(project)

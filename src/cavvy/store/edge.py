@@ -125,13 +125,17 @@ class SqlEdge:
         await self._write(write)
         return stored
 
-    async def put_reports(self, devices: Sequence[EdgeDevice]) -> None:
-        """Replace devices that have checked in. A device that was changed meanwhile is left as it
-        is, since it will check in again."""
+    async def put_reports(self, devices: Sequence[EdgeDevice]) -> Sequence[EdgeDevice]:
+        """Replace devices that have checked in, and return them as they are stored. A device that
+        was changed meanwhile, for example retired, is left as it is and not returned."""
 
-        def write(session: DatabaseSession) -> None:
+        def write(session: DatabaseSession) -> Sequence[EdgeDevice]:
+            stored = []
             for each in devices:
-                document = encode(replace(each, version=each.version + 1))
-                session.run(_REPORT, (document, each.project, each.name, each.version))
+                fresh = replace(each, version=each.version + 1)
+                values = (encode(fresh), each.project, each.name, each.version)
+                if session.run(_REPORT, values).rowcount:
+                    stored.append(fresh)
+            return stored
 
-        await self._write(write)
+        return await self._write(write)

@@ -14,7 +14,7 @@ from math import ceil
 
 from cavvy.control.decide.canary import CanaryTerms, judge, observe
 from cavvy.domain.edge import EdgeDevice, ModelReport, Rollout, RolloutPhase
-from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
+from cavvy.domain.service_updates import PROMOTED, RevisionSums
 from cavvy.domain.values import replace
 
 # A rollout halts if at least two devices and more than this share of those that tried the new
@@ -151,7 +151,7 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
             new += more
         else:
             old += more
-    trial = _observe(rollout.trial, old, new, rollout.alpha)
+    trial = observe(rollout.trial, old, new, CanaryTerms(alpha=rollout.alpha))
     return replace(rollout, counted=counted, sums_old=old, sums_new=new, trial=trial)
 
 
@@ -162,10 +162,6 @@ def _is_possible(sums: RevisionSums) -> bool:
         and abs(sums.logs) <= most * timed
         and 0 <= sums.squares <= most**2 * timed
     )
-
-
-def _observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums, alpha: float) -> CanaryTrial:
-    return observe(trial, old, new, CanaryTerms(alpha=alpha))
 
 
 def _find(device: EdgeDevice, model: str) -> ModelReport | None:
