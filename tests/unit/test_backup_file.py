@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from cavvy.cli.installation.backup import _new_file
 from cavvy.cli.reach.end_signals import ended_by_signals
+from cavvy.cli.view.new_file import new_file
 
 
 def test_the_archive_is_private_and_goes_through_no_link(tmp_path: Path) -> None:
     other, archive = tmp_path / "other", tmp_path / "archive"
     other.write_text("theirs")
     (tmp_path / "archive.part").symlink_to(other)
-    with _new_file(str(archive)) as out:
+    with new_file(str(archive)) as out:
         out.write(b"keys")
     assert other.read_text() == "theirs"
     assert archive.read_bytes() == b"keys"
@@ -29,7 +29,7 @@ def test_a_failure_leaves_the_former_archive_and_names_the_file(tmp_path: Path) 
     archive.write_bytes(b"former")
 
     def fill_the_disk() -> None:
-        with _new_file(str(archive)) as out:
+        with new_file(str(archive)) as out:
             out.write(b"half")
             raise OSError(28, "No space left on device")
 
@@ -43,7 +43,7 @@ def test_a_failure_leaves_the_former_archive_and_names_the_file(tmp_path: Path) 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, lambda *_: None])
 def test_a_backup_that_is_told_to_end_leaves_no_copy(tmp_path: Path, handler: Any) -> None:
     def end() -> None:
-        with ended_by_signals(), _new_file(str(tmp_path / "archive")) as out:
+        with ended_by_signals(), new_file(str(tmp_path / "archive")) as out:
             out.write(b"half")
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
@@ -84,7 +84,7 @@ def test_a_special_file_is_not_replaced_with_the_archive(tmp_path: Path, kind: s
         before = os.lstat(target)
         with (
             pytest.raises(OSError, match="is a device, pipe or socket"),
-            _new_file(str(target)) as out,
+            new_file(str(target)) as out,
         ):
             out.write(b"archive")
     assert os.lstat(target).st_ino == before.st_ino

@@ -293,21 +293,30 @@ def collect(model: str, project: str, out: str, residency: str) -> None:
     number, model, version, at, certainty, request and answer. The file is replaced at the end.
     """
     import json
-    import os
 
-    from cavvy.client.edge_wire import list_samples
+    from cavvy.cli.view.new_file import new_file
+    from cavvy.client.edge_wire import list_models, list_samples
 
-    draft, count, left_out, after = f"{out}.part", 0, 0, ""
-    with session() as client, open(draft, "w", encoding="utf-8") as file:
-        while True:
-            page = list_samples(client, project, model, residency=residency, after=after)
-            for each in page.samples:
-                line = {"device": each.device, **json.loads(each.body)}
-                file.write(json.dumps(line) + "\n")
-            count, left_out, after = count + len(page.samples), left_out + page.left_out, page.after
-            if not after:
-                break
-    os.replace(draft, out)
+    count, left_out, after = 0, 0, ""
+    with session() as client:
+        try:
+            with new_file(out) as file:
+                while True:
+                    page = list_samples(client, project, model, residency=residency, after=after)
+                    for each in page.samples:
+                        line = {"device": each.device, **json.loads(each.body)}
+                        file.write(json.dumps(line).encode() + b"\n")
+                    count += len(page.samples)
+                    left_out, after = left_out + page.left_out, page.after
+                    if not after:
+                        break
+        except OSError as error:
+            told = f"{out} cannot be written: {error.strerror}"
+            raise CommandFailure(told, "name another file with --out", exit_code=2) from error
+        if not count + left_out and model not in {
+            each.model for each in list_models(client, project)
+        }:
+            click.echo(f"note: project {project} has published no model {model}", err=True)
     click.echo(f"{count:,} samples of {model} are in {out}")
     if left_out:
         told = f"note: {left_out:,} samples must stay where they are: add --residency"
