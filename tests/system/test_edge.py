@@ -188,9 +188,8 @@ def test_a_retired_device_gets_nothing_more(client: ApiClient, tmp_path: Path) -
         retire_device(client, "default", name)
         log = device.folder / "log"
         wait_until(lambda: "not one of the project's" in log.read_text())
-    second = RunningDevice(tmp_path / "second", invited.command)
-    wait_until(lambda: second._process.poll() is not None)
-    assert "has been used" in (second.folder / "log").read_text()
+    with device_at(tmp_path / "second", invited.command) as second:
+        wait_until(lambda: "has been used" in (second.folder / "log").read_text())
 
 
 def test_uncertain_requests_come_back_once_and_the_cloud_answers_what_a_device_cannot(
@@ -200,19 +199,20 @@ def test_uncertain_requests_come_back_once_and_the_cloud_answers_what_a_device_c
     good.mkdir()
     make_model(good / "model.onnx")
     invited = invite_devices(
-        client, "default", EnrolmentAsk(site="lyon", count=2, labels={"residency": "eu"})
+        client, "default", EnrolmentAsk(site="lyon", labels={"residency": "eu"})
     )
+    elsewhere = invite_devices(client, "default", EnrolmentAsk(site="paris"))
     publish(client, good / "model.onnx")
     with device_at(tmp_path / "cloud", invited.command) as cloud:
-        rollout = RolloutAsk(model="digits", to=1, soak_s=0, collect_below=0.999)
+        rollout = RolloutAsk(model="digits", to=1, site="lyon", soak_s=0, collect_below=0.999)
         wait_until((cloud.folder / "card.json").exists)
         deploy_model(client, "default", rollout)
         wait_until(cloud.answers)
         options = {"cloud": f"http://127.0.0.1:{cloud.port}"}
-        with device_at(tmp_path / "empty", invited.command, **options) as empty:
+        with device_at(tmp_path / "empty", elsewhere.command, **options) as empty:
             wait_until(empty.answers)
             assert empty.predict() == cloud.predict()
-            assert empty.answered_by in ("cloud", "device")
+            assert (empty.answered_by, cloud.answered_by) == ("cloud", "device")
         wait_until(lambda: list_samples(client, "default", "digits", residency="eu").samples)
         kept = list_samples(client, "default", "digits", residency="eu").samples
         bodies = [json.loads(each.body) for each in kept]
