@@ -2,9 +2,11 @@
 
 import json
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.api.api_state import Api, until
 
 from cavvy.domain.edge import ModelFile, ModelVersion, Rollout
@@ -18,8 +20,6 @@ async def enrol(api: Api, hostname: str) -> tuple[str, dict[str, str]]:
     token, _ = await edge.invite(
         "default", site="lab", labels={}, count=1, valid=timedelta(hours=1)
     )
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
     made = await edge.enrol("default", token, public, hostname, {})
@@ -121,12 +121,38 @@ async def test_requests_that_name_no_device_leave_nothing_in_memory(api: Api) ->
 
 async def test_a_device_gets_nothing_of_a_model_that_must_not_come_to_it(api: Api) -> None:
     _, headers = await enrol(api, "abroad")
-    files = (ModelFile(path="m.onnx", sha256="0" * 64, size=1),)
-    now = api.app_state.now()
+    name = sha256(b"weights").hexdigest()
+    api.app_state.blobs.of("default").put(name, [b"weights"])
+    files = (ModelFile(path="m.onnx", sha256=name, size=7),)
+    now, edge = api.app_state.now(), api.app_state.control_plane.edge
     model = {"project": "default", "files": files, "main": "m.onnx", "created_at": now}
-    await api.app_state.store.edge.models.put(
-        ModelVersion(**model, name="m@1", snapshot="", residency="eu")
-    )
-    for path in ("manifests/m/1", f"files/{'0' * 64}"):
-        answer = await api.http.get(f"{EDGE}/{path}", headers=headers)
-        assert answer.status_code == 404, answer.text
+    store = api.app_state.store.edge.models
+    for number, residency, status in ((1, "eu", 404), (2, "", 200)):
+        await store.put(ModelVersion(**model, name=f"m@{number}", snapshot="", residency=residency))
+        edge._known.clear()
+        for path in (f"manifests/m/{number}", f"files/{name}"):
+            answer = await api.http.get(f"{EDGE}/{path}", headers=headers)
+            assert answer.status_code == status, answer.text
+    answer = await api.http.get(f"{EDGE}/files/{name}", headers={**headers, "Range": "bytes=3-"})
+    assert (answer.status_code, answer.content) == (206, b"ghts")
+
+
+async def test_a_token_needs_the_key_of_the_device_and_ends(api: Api) -> None:
+    name, headers = await enrol(api, "box")
+    other = Ed25519PrivateKey.generate()
+
+    async def ask(nonce: str, signed: str) -> int:
+        proof = {"project": "default", "device": name, "nonce": nonce}
+        proof["signature"] = other.sign(signed.encode()).hex()
+        answer = await api.http.post(f"{EDGE}/token", json=proof, headers={"Authorization": ""})
+        return int(answer.status_code)
+
+    nonce = (await api.http.get(f"{EDGE}/nonce")).json()["nonce"]
+    assert await ask(nonce, nonce) == 401  # signed by another key
+    assert await ask(headers["Authorization"].split()[1], nonce) == 401  # a token is no nonce
+    as_token = {"Authorization": f"Bearer {nonce}"}  # and a nonce is no token
+    assert (await api.http.post(f"{EDGE}/check-in", json={}, headers=as_token)).status_code == 403
+    assert (await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)).status_code == 200
+    later = api.app_state.now() + timedelta(days=1, seconds=1)
+    api.app_state.now = lambda: later
+    assert (await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)).status_code == 403
