@@ -7,7 +7,6 @@ from tests.api.api_state import Api
 from tests.api.test_api_agents import claim, report, start
 
 JOB = "/v1/projects/default/jobs/t/figures"
-NOW = datetime.now(UTC)
 
 
 async def have_reported(api: Api, *minutes: dict[str, Any]) -> None:
@@ -22,9 +21,10 @@ async def have_reported(api: Api, *minutes: dict[str, Any]) -> None:
 
 
 async def test_figures_are_shown_by_rank_and_name(api: Api) -> None:
+    now = datetime.now(UTC)
     spread = {"loss": [1, 2, 4.00004], "gpu_percent": [0, 97, 100]}
     await have_reported(api, spread)
-    since = (NOW - timedelta(hours=1)).isoformat()
+    since = (now - timedelta(hours=1)).isoformat()
     found = (await api.http.get(JOB, params={"since": since})).json()
     assert found["step_s"] == 60
     assert [(each["attempt"], each["rank"], each["name"]) for each in found["series"]] == [
@@ -35,7 +35,7 @@ async def test_figures_are_shown_by_rank_and_name(api: Api) -> None:
     [at] = [n for n, each in enumerate(loss["mean"]) if each is not None]
     assert (loss["low"][at], loss["mean"][at], loss["high"][at]) == (1, 2, 4)
     began = datetime.fromisoformat(found["start"]) + timedelta(seconds=60 * at)
-    assert timedelta(seconds=0) <= NOW - began <= timedelta(minutes=5)
+    assert timedelta(seconds=0) <= datetime.now(UTC) - began <= timedelta(minutes=5)
     asked = {"figure": "loss", "rank": 0, "attempt": 1, "points": 10, "since": since}
     found = (await api.http.get(JOB, params=asked)).json()
     assert [each["name"] for each in found["series"]] == ["loss"]
@@ -56,11 +56,12 @@ async def test_bad_figures_of_an_agent_are_refused(api: Api) -> None:
 
 async def test_too_much_at_once_is_refused_with_a_hint(api: Api) -> None:
     await have_reported(api, {"loss": [1, 1, 1]})
-    many = {"since": (NOW - timedelta(days=31)).isoformat(), "figure": [f"n{n}" for n in range(64)]}
+    now = datetime.now(UTC)
+    many = {"since": (now - timedelta(days=31)).isoformat(), "figure": [f"n{n}" for n in range(64)]}
     for asked in (
         many,
-        {"since": (NOW - timedelta(days=90)).isoformat()},
-        {"since": (NOW + timedelta(days=1)).isoformat()},
+        {"since": (now - timedelta(days=90)).isoformat()},
+        {"since": (now + timedelta(days=1)).isoformat()},
         *(
             {end: f"{year}-12-31T23:59:59Z"}
             for end in ("since", "until")

@@ -71,8 +71,13 @@ class Planted:
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
+    # A real torch in this process stays what it is: it cannot be imported twice.
+    real = {name: each for name, each in sys.modules.items() if name.split(".")[0] == "torch"}
+    for name in real:
+        del sys.modules[name]
     yield Planted(tmp_path, monkeypatch)
     sys.modules.pop("torch", None)
+    sys.modules.update(real)
 
 
 def lack(found: dict[str, Finding], name: str) -> str:
