@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.waits import wait_until
+
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
+from cavvy.agent.data import fetch
 from cavvy.agent.images.apptainer import bring_sif
 from cavvy.agent.images.engine import bring_image
+from cavvy.agent.work import container, prepare
 from cavvy.agent.work.folder import CannotBuild
 from cavvy.agent.work.reaper import ChildCommand
 
@@ -75,6 +79,9 @@ class Machine:
 
     def start(self, login: str | None, image: str = IMAGE, **work: object) -> None:
         """Get the image for a task with this login."""
+        self.bring(self.program, *self.describe(login, image, **work), *self.environments())
+
+    def describe(self, login: str | None, image: str, **work: object) -> tuple[Any, Any]:
         config = {
             "gang": "g",
             "rank": 0,
@@ -86,11 +93,10 @@ class Machine:
             "own_cache": self.own_cache,
         }
         asked = {"job": "j", "job_id": "i", "project": "p", "attempt": 1, "run": "true", **work}
-        self.bring(
-            self.program,
+        asked.update(image=image, image_login=login)
+        return (
             AgentConfig(ConfigFields(config, "configuration")),
-            read_work(ConfigFields({**asked, "image": image, "image_login": login}, "work")),
-            *self.environments(),
+            read_work(ConfigFields(asked, "work")),
         )
 
     def environments(self) -> tuple[object, ...]:
@@ -133,6 +139,35 @@ def test_only_a_login_that_the_registry_permits_gets_a_private_image(machine: Ma
     assert machine.refuses(OWN)
     machine.separates = False
     machine.start(PUBLIC)
+
+
+@pytest.mark.parametrize("login", [OWN, OTHER])
+def test_the_image_is_pulled_while_inputs_are_copied(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, login: str | None
+) -> None:
+    """A pull that fails fails again, with its message, when the container starts."""
+    if machine.bring is bring_sif:
+        login = None if login == OWN else login  # an image with a login would be copied twice
+        machine.state(permits=[login] if login is None else [])
+    monkeypatch.setattr(container, "find_engine", lambda: machine.program)
+
+    def wait_for_pull(*args: object) -> None:
+        if machine.bring is bring_sif and login:
+            return
+        wait_until(lambda: '"pulls": 1' in (machine.folder / "state").read_text())
+
+    monkeypatch.setattr(fetch, "fetch_input", wait_for_pull)
+    config, work = machine.describe(
+        login, IMAGE, inputs=[{"source": "s3://b/weights", "target": "weights"}]
+    )
+    Path(config.folder).mkdir(parents=True)
+    with (machine.folder / "channel").open("wb") as channel:
+        assert prepare.prepare(config, work, {}, channel.fileno()) == 0
+    if login in machine.state()["permits"]:
+        machine.start(login)
+        assert machine.state()["pulls"] == (1 if login is None else 2)  # it asks for each login
+    else:
+        assert machine.refuses(login)
 
 
 def test_a_private_image_cannot_be_named_by_its_id(machine: Machine) -> None:

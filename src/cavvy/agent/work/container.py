@@ -98,6 +98,18 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
     return command
 
 
+def fetch_image(config: AgentConfig, work: WorkConfig) -> None:
+    """Store the work's image on this node, as the start of its container would, unless that start
+    would copy it again: Apptainer does so if there is a login. Raises CannotBuild, OSError."""
+    engine, command = find_engine(), ChildCommand([], dict(os.environ), config.home)
+    if engine is None:
+        return
+    if os.path.basename(engine) not in PROGRAMS:
+        bring_image(engine, config, work, command, {})
+    elif not work.image_login:
+        bring_sif(engine, config, work, command.env)
+
+
 def find_engine() -> str | None:
     """Return the program that runs containers on this node: the first installed program among
     podman, docker, Apptainer and Singularity. The result is None if no container engine is

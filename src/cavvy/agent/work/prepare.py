@@ -187,7 +187,10 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
         from ..data.mounts import link_volumes
 
         link_volumes(config, work, config.folder)
+    pulling = _begin_pull(config, work)
     bring_inputs(config, work, channel)  # runs after the setup, which must not depend on inputs
+    if pulling is not None:
+        os.waitpid(pulling, 0)
     if work.checkpoint is not None:
         if work.checkpoint.sync:
             _go_on(
@@ -195,6 +198,24 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
             )
         link_checkpoint(work.checkpoint, config.folder)
     return reused
+
+
+def _begin_pull(config: AgentConfig, work: WorkConfig) -> int | None:
+    """Begin to pull the image while inputs are copied, in a process whose ID is returned. If this
+    fails, the start of the container tries again and reports the error.
+    """
+    copied = any("://" in each.source for each in work.inputs)
+    if work.image is None or work.build is not None or not copied:
+        return None
+    from .container import fetch_image
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fetch_image(config, work)
+        finally:
+            os._exit(0)
+    return pid
 
 
 def _go_on(
