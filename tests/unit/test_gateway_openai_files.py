@@ -342,7 +342,7 @@ async def test_an_upload_ends_when_the_disk_is_almost_full(tmp_path: Path) -> No
 
 
 async def test_an_owner_may_fill_only_a_part_of_the_disk(tmp_path: Path) -> None:
-    """Also with uploads that do not state their length."""
+    """Also with uploads that do not state their length, and with several at once."""
     files = make_files(tmp_path)
     put_file(files.store, b"{}")
     quarter = shutil.disk_usage(tmp_path).total // 4
@@ -353,6 +353,19 @@ async def test_an_owner_may_fill_only_a_part_of_the_disk(tmp_path: Path) -> None
         answer = request.feed(b"--" + FORM % (b"x" * 1000), True)
         assert (answer and answer.code) == code
         request.abort()
+    open_ones = [
+        UploadRequest(files.runs, SimpleNamespace(sink=sink), ("/p",), b"--b--")  # type: ignore[arg-type]  # its sink only
+        for _ in range(2)
+    ]
+    data = b"--" + FORM % (b"x" * 300)
+    for each in open_ones:
+        assert each.feed(data[:-20], False) is None
+    answers = [each.feed(data[-20:], True) for each in open_ones]
+    assert answers[0] is not None
+    assert answers[0].code is AnswerCode.TOO_MANY
+    for each in open_ones:
+        each.abort()
+    assert not files.store.uploads
     head = HeadMemo(GatewayLimits()).parse_request(
         b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 4000\r\n"
         b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.waits import wait_until
 
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -117,6 +118,8 @@ class FileStore:
         self._folder = folder
         self._lock: int | None = None
         self.files: dict[str, StoredFile] = {}
+        # by the ID of a file that arrives: its owners, and the bytes that are here
+        self.uploads: dict[str, tuple[Sequence[str], int]] = {}
         self.batches: dict[str, StoredBatch] = {}
 
     def open(self) -> bool:
@@ -176,8 +179,10 @@ class FileStore:
         return disk.free - size > disk.total * _FREE
 
     def may_own(self, owners: Sequence[str], size: int) -> bool:
-        """Return whether the files of an owner may have so many bytes more."""
-        owned = sum(f.bytes for f in self.files.values() if not set(owners).isdisjoint(f.owners))
+        """Return whether the files of an owner may have so many bytes more. What arrives counts."""
+        held = ((f.owners, f.bytes) for f in self.files.values())
+        known = chain(held, self.uploads.values())
+        owned = sum(count for names, count in known if not set(owners).isdisjoint(names))
         return owned + size <= shutil.disk_usage(self._folder).total * _OWN
 
     def begin_upload(self, file_id: str) -> BinaryIO:

@@ -49,6 +49,7 @@ _FILES_MAX, _OPEN_MAX = 2000, 100  # files, and batches that have not ended, of 
 _ENDED_MAX = 10_000  # batches of an owner that are remembered after their end
 _BODY_MAX = 1 << 20
 _PIECE = 1 << 18  # bytes of a file that are sent at once
+_JUDGED_EACH = 8 << 20  # bytes of an upload between two looks at what its owner has
 _UNSENT_MAX = 1 << 20  # bytes that the client has not read yet
 _WAIT_S = 0.01
 _WINDOW = re.compile(r"([1-9]\d{0,2})h")
@@ -339,7 +340,7 @@ class UploadRequest:
         self._owners = owners
         self._id = f"file-{secrets.token_hex(12)}"
         self._form = UploadForm(boundary, self._write)
-        self._size = 0
+        self._size = self._judged = 0  # bytes; the second, those whose owner was allowed to have
         self._content: BinaryIO | None = None
         self._problem: OSError | None = None
         self._ended = False
@@ -354,6 +355,10 @@ class UploadRequest:
             return _refuse(f"the form cannot be read: {error}")
         if self._size > FILE_MAX:
             return _TOO_LARGE
+        if self._size - self._judged > _JUDGED_EACH or done:
+            self._judged = self._size
+            if not self._runs.store.may_own(self._owners, 0):
+                return _OWNS_TOO_MUCH  # the head may not state the length, others may arrive too
         if done:
             if wrong := self._check():
                 return wrong
@@ -362,6 +367,7 @@ class UploadRequest:
         return None
 
     def abort(self) -> None:
+        self._runs.store.uploads.pop(self._id, None)
         if not self._ended:
             self._runs.work.spawn(self._runs.work.call(self._drop))
         self._ended = True
@@ -374,8 +380,6 @@ class UploadRequest:
             return _refuse("the form has no `file`")
         if (purpose := form.fields.get("purpose")) != "batch":
             return _refuse(f"`purpose` is {purpose!r}, but this gateway takes files for `batch`")
-        if not self._runs.store.may_own(self._owners, self._size):
-            return _OWNS_TOO_MUCH  # the head may not state the length
         seconds = form.fields.get("expires_after[seconds]")
         least, most = _EXPIRES_S
         if seconds is not None and not least <= _read_count(seconds) <= most:
@@ -385,6 +389,7 @@ class UploadRequest:
     def _write(self, data: bytes) -> None:
         """Write a part of the file in the thread of the store."""
         self._size += len(data)
+        self._runs.store.uploads[self._id] = self._owners, self._size
         self.held_bytes += len(data)
         self._runs.work.spawn(self._store_part(data))
 
@@ -422,6 +427,7 @@ class UploadRequest:
             expires_at=now + int(seconds or _EXPIRES_S[1]),
         )
         problem = await self._runs.work.call(lambda: self._keep(file))
+        self._runs.store.uploads.pop(self._id, None)
         sink = self._request.sink
         if problem is not None:
             _respond(sink, _refuse_storage(problem))
