@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from tests.api.test_api_agents import claim, report
 
 from cavvy.client.paths import make_key
 from cavvy.domain.accounts import Role
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite
 
 JOB = "{run: 'true'}"
 
@@ -266,6 +269,19 @@ async def test_when_a_waiting_job_probably_starts(api: Api) -> None:
     assert now < start["earliest"] < start["likely"] < start["latest"]
     assert start["likely"] < last["estimated_start"]["likely"]
     assert (await _find_place(api.http, first["name"], "default"))["estimated_start"] is not None
+
+    # The job runs, fails and waits again between two estimates.
+    offers = (await api.app_state.control_plane.pool.market()).market.offers
+    until_then = api.app_state.now() + timedelta(days=1)
+    avoid = {offer.key: until_then for offer in offers}
+    job = replace(await api.app_state.store.job(first["id"]), avoid=avoid)
+    await api.app_state.store.commit(AtomicWrite(jobs=[job]))
+
+    async def rests() -> bool:
+        found = (await _find_place(api.http, first["name"], "default"))["estimated_start"]
+        return found is not None and found["earliest"] > until_then.isoformat()
+
+    await until(rests)
 
 
 async def _find_place(http: httpx.AsyncClient, name: str, project: str = "team") -> dict[str, Any]:

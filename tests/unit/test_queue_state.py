@@ -123,6 +123,29 @@ def test_nodes_of_clouds_are_counted_in_pools(capacity: int | None, free: float)
     assert [gang.left_s for gang in state.running] == [None, 60]
 
 
+def test_a_job_avoids_where_it_failed_until_the_cooldown_ends() -> None:
+    hosts = [
+        Host(name=f"own/{name}", cpus=8, memory_mib=99, devices=tuple("abcdefgh"), group="own/hall")
+        for name in ("h1", "h2")
+    ]
+    first, sold = offer("h1"), offer("z", "cloud", shared=False)
+    avoid = {first.key: NOW + MINUTE, sold.key: NOW + 2 * MINUTE, "own/h2": NOW + 3 * MINUTE}
+    past = {first.key: NOW}
+    waiting = [
+        waits(replace(job("free"), avoid=past), first),
+        waits(replace(job("only"), avoid=avoid), first),
+        waits(replace(job("both"), avoid=avoid), first, sold),
+        waits(replace(job("other"), avoid={first.key: NOW + MINUTE}), first, offer("h2")),
+        waits(replace(job("host"), avoid={"own/h2": NOW + MINUTE}), offer("h2")),
+    ]
+    snapshot = MarketSnapshot(market=OfferedMarket(offers=[sold], hosts=hosts), as_of=NOW)
+    limits, boots = ShareLimits(ShareBook()), {"cloud": [60.0]}
+    line = make_queue_state(waiting, [], snapshot, [], limits, boots, NOW).line
+    assert [each.rests_s for each in line] == [0, 60, 60, 0, 60]
+    assert [len(each.demands) for each in line] == [1, 1, 2, 1, 1]
+    assert line[3].demands == line[4].demands != line[0].demands == line[1].demands
+
+
 def test_the_end_of_a_running_gang_is_that_of_gangs_like_it() -> None:
     async def ended_gangs(limit: int) -> list[EndedGang]:
         return [

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.domain.shares import HeldShare, QueueRow
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.run_times import GangKind, PastGang, PlannedGang, RunTimes, find_kind
 from cavvy.scheduler.shares import ShareBook, give_turns
 from cavvy.scheduler.start_estimates import (
@@ -98,6 +98,28 @@ def test_a_job_starts_after_its_nodes_have_booted() -> None:
     state = QueueState(lanes=[[(inf,)]], running=[], line=[job])
     found = estimate_starts(state, RunTimes([], Random(0)), Random(0))["a"]
     assert (found.low_s, found.high_s) == (60.0, 90.0)
+
+
+def test_a_job_that_rests_after_a_failure_lets_those_behind_it_start() -> None:
+    room, other = LaneDemand(0, 1, (1.0,)), LaneDemand(1, 1, (1.0,))
+
+    def rest(name: str, seconds: float) -> LinedUpJob:
+        return replace(waits(name, room), rests_s=seconds)
+
+    state = QueueState(
+        lanes=[[(1.0,)], [(1.0,)]],
+        running=[],
+        line=[
+            rest("short", 30),
+            waits("now", room),
+            rest("long", 150),
+            waits("next", room),
+            waits("apart", other),
+            rest("last", 900),
+        ],
+    )
+    expected = {"now": 0.0, "short": 100.0, "long": 200.0, "next": 300.0}
+    assert starts(state, always(100)) == {**expected, "apart": 0.0, "last": 900.0}
 
 
 def test_nothing_is_said_if_nothing_is_known() -> None:

@@ -15,7 +15,7 @@ from cavvy.control.decide.placement import MarketSnapshot, list_usable
 from cavvy.control.decide.queue_state import GangRow, WaitingRow, find_kind_of, make_queue_state
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.domain.jobs import Attempt, JobPhase, JobRecord
+from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import EndedGang, QueueRow
@@ -173,13 +173,14 @@ class StartEstimator:
             del self._asked[job_id]
 
     async def _read_jobs(self, waiting: set[str], running: set[str]) -> None:
-        """Read those of the jobs that are not known yet, and those that have returned to the
-        queue."""
+        """Read those of the jobs that are not known yet, and the waiting jobs that have changed: a
+        job may have run, failed and returned to the queue since it was read."""
         wanted = waiting | running
+        versions = await self._store.live_versions()
         self._jobs = {
             each: job
             for each, job in self._jobs.items()
-            if each in wanted and (each not in waiting or job.phase is JobPhase.QUEUED)
+            if each in wanted and (each not in waiting or job.version == versions.get(each))
         }
         missing = sorted(wanted - self._jobs.keys())
         if missing:

@@ -8,7 +8,7 @@ later are not played. What they and other causes change is learned from earlier 
 (`correct`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, exp, inf, log
 from typing import TYPE_CHECKING
@@ -63,14 +63,16 @@ class LaneDemand(Struct, frozen=True):
 
 
 class LinedUpJob(Struct, frozen=True, kw_only=True):
-    """A waiting job. It needs one of `demands`, and its amounts of all limits. `boots_s` are the
-    times that its nodes may need until the work runs."""
+    """A waiting job. It needs one of `demands`, and its amounts of all limits, and does not start
+    in the next `rests_s` seconds. `boots_s` are the times that its nodes may need until the work
+    runs."""
 
     id: str
     planned: PlannedGang
     demands: Sequence[LaneDemand]
     limits: Mapping[str, float] = field(default_factory=dict)
     boots_s: Sequence[float] = ()
+    rests_s: float = 0.0
 
 
 class QueueState(Struct, frozen=True, kw_only=True):
@@ -137,11 +139,11 @@ def _play(
         heapify(lane.ends)
     for limit in limits.values():
         heapify(limit.ends)
-    starts = []
-    for job in line:
-        start, hosts, demand = _start(job, lanes, limits)
+    starts = [inf] * len(line)
+    for place, start, hosts, demand in _start_in_order(line, lanes, limits):
+        job = line[place]
         boot = job.boots_s[int(random.random() * len(job.boots_s))] if job.boots_s else 0.0
-        starts.append(start + boot)
+        starts[place] = start + boot
         if demand is None:
             continue
         end = start + run_times.draw(job.planned, replica)
@@ -153,12 +155,40 @@ def _play(
     return starts
 
 
+def _start_in_order(
+    line: Sequence[LinedUpJob], lanes: Sequence["_Lane"], limits: Mapping[str, "_Limit"]
+) -> Iterator[tuple[int, float, Sequence[int], LaneDemand | None]]:
+    """Yield the place in the line of each job, and its start. The caller takes the hosts before it
+    asks for the next one. A job that rests keeps no job waiting that can start before it.
+    """
+
+    def is_resting(place: int) -> bool:
+        job = line[place]
+        return job.rests_s > 0 and any(lanes[each.lane].now < job.rests_s for each in job.demands)
+
+    resting: list[int] = []
+    for place, job in enumerate(line):
+        if is_resting(place):
+            resting.append(place)
+            continue
+        start = _start(job, lanes, limits)
+        while (woken := next((at for at in resting if not is_resting(at)), None)) is not None:
+            resting.remove(woken)
+            yield woken, *_start(line[woken], lanes, limits)
+            start = _start(job, lanes, limits)
+        yield place, *start
+    for place in sorted(resting, key=lambda each: line[each].rests_s):
+        yield place, *_start(line[place], lanes, limits)
+
+
 def _start(
     job: LinedUpJob, lanes: Sequence["_Lane"], limits: Mapping[str, "_Limit"]
 ) -> tuple[float, Sequence[int], LaneDemand | None]:
     """Return when the job starts, and on which hosts of which lane. Advance its lanes to this time,
     as no later job starts there earlier."""
-    earliest = max((limits[name].find(amount) for name, amount in job.limits.items()), default=0.0)
+    earliest = job.rests_s
+    for name, amount in job.limits.items():
+        earliest = max(earliest, limits[name].find(amount))
     if earliest == inf:
         return inf, (), None
     for demand in job.demands:
@@ -283,6 +313,7 @@ def _merge_hosts(state: QueueState) -> QueueState:
                 demands=[enlarge(demand) for demand in job.demands],
                 limits=job.limits,
                 boots_s=job.boots_s,
+                rests_s=job.rests_s,
             )
             for job in state.line[:DEEPEST]
         ],

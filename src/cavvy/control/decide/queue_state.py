@@ -29,6 +29,7 @@ from cavvy.scheduler.start_estimates import (
 )
 
 _ENDING_S = 5.0  # until the nodes of a gang that ends are free
+_Suited = Sequence[tuple[TaskSpec, Sequence[Offer]]]
 _NOBODY = AllocationOwner(gang="", project="")
 
 
@@ -45,7 +46,7 @@ class WaitingRow(Struct, frozen=True, kw_only=True):
 
     row: QueueRow
     job: JobRecord
-    suited: Sequence[tuple[TaskSpec, Sequence[Offer]]]
+    suited: _Suited
 
 
 class _Wish(Struct, frozen=True):
@@ -72,21 +73,30 @@ def make_queue_state(
     times that nodes of each provider needed until the work ran.
 
     No start can be estimated for jobs that the deadline policy places, and for jobs whose provider
-    starts nodes but has started none before. Such jobs need nothing in the result.
+    starts nodes but has started none before. Such jobs need nothing in the result. A job uses no
+    place where it has failed before the place's cooldown ends.
     """
     index = HostIndex(host for host in snapshot.market.hosts if host.ready)
-    known: dict[int, Sequence[_Wish]] = {}
+    known: dict[tuple[int, frozenset[str]], Sequence[_Wish]] = {}
+
+    def find_wishes(suited: _Suited, avoid: frozenset[str] = frozenset()) -> Sequence[_Wish]:
+        key = id(suited), avoid
+        if key not in known:
+            found = _list_wishes(suited, index, avoid)
+            known[key] = [wish for wish in found if not wish.boots or boots_s.get(wish.provider)]
+        return known[key]
+
     wishes: list[Sequence[_Wish]] = []
+    rests_s: list[float] = []  # until the first place of a job that avoids all its places
     for each in waiting:
-        if is_steered(each.job):
-            wishes.append(())
-            continue
-        if id(each.suited) not in known:
-            found = _list_wishes(each.suited, index)
-            known[id(each.suited)] = [
-                wish for wish in found if not wish.boots or boots_s.get(wish.provider)
-            ]
-        wishes.append(known[id(each.suited)])
+        avoid = frozenset(place for place, until in each.job.avoid.items() if until > now)
+        wished = () if is_steered(each.job) else find_wishes(each.suited, avoid)
+        rests_s.append(0.0)
+        if avoid and not wished and not is_steered(each.job):
+            wished = find_wishes(each.suited)
+            first = min(each.job.avoid[place] for place in avoid)
+            rests_s[-1] = (first - now) / timedelta(seconds=1)
+        wishes.append(wished)
     lanes = _Lanes(known.values(), snapshot, index.by_name, allocations)
     bounds = [tuple(limits.list_bounds(each.row, _find_cost(each))) for each in waiting]
     left = {key: free for found in bounds for key, _, free in found}
@@ -106,8 +116,9 @@ def make_queue_state(
                 demands=lanes.list_demands(wished),
                 limits={key: amount for key, amount, _ in bound},
                 boots_s=boots_s.get(wished[0].provider, ()) if wished else (),
+                rests_s=rest_s,
             )
-            for each, wished, bound in zip(waiting, wishes, bounds, strict=True)
+            for each, wished, bound, rest_s in zip(waiting, wishes, bounds, rests_s, strict=True)
         ],
         limits=left,
     )
@@ -118,18 +129,18 @@ def find_kind_of(job: JobRecord) -> GangKind:
     return find_kind(job.project, job.user, job.name)
 
 
-def _list_wishes(
-    suited: Iterable[tuple[TaskSpec, Sequence[Offer]]], index: HostIndex
-) -> Sequence[_Wish]:
+def _list_wishes(suited: _Suited, index: HostIndex, avoid: frozenset[str]) -> Sequence[_Wish]:
     places: defaultdict[tuple[int, Amounts, str, bool], dict[str, None]] = defaultdict(dict)
     for task, offers in suited:
-        for offer in offers:
+        for offer in offers if not avoid else [each for each in offers if each.key not in avoid]:
             if not offer.shared:
                 amounts = (float(task.nodes * units_of(offer)), 0.0, 0.0)
                 places[1, amounts, offer.provider, True][pool_of(offer)] = None
                 continue
             apart = place_of(offer) not in index.by_name and task.nodes > 1
             for host in index.find(offer):
+                if host.name in avoid:
+                    continue
                 found = allocate_one(task, offer, host, (), _NOBODY, 0)
                 if found is not None:
                     nodes, times = (task.nodes, 1) if apart else (1, task.nodes)
