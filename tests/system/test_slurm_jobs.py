@@ -101,7 +101,8 @@ def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cl
 
 def test_a_part_of_a_gpu_is_shards_and_costs_its_part(user: User, cluster: Cluster) -> None:
     said = "$CUDA_VISIBLE_DEVICES $CAVVY_GPU_SHARE"
-    text = f"name: half\nresources: {{gpu: 'A100:0.5'}}\nrun: echo {said}"
+    # Slurm counts whole seconds: what begins and ends in the same one costs nothing
+    text = f"name: half\nresources: {{gpu: 'A100:0.5'}}\nrun: echo {said}; sleep 1.5"
     out, err = user.start("run", "--yes", user.task(text)).communicate(timeout=PATIENCE_S)
     assert out == "0 0.5\n", err
     (charge,) = user.json("cost", user.ended("half").id)["charges"]
