@@ -105,8 +105,9 @@ async def test_jobs_are_searched_over_http(tmp_path: Path) -> None:
         await api.submit("{name: b, run: 'true'}", consent=True)
         found = (await api.http.get("/v1/job-search?sort=name&ascending=true&limit=1")).json()
         assert ([each["name"] for each in found["jobs"]], found["total"]) == (["a"], 2)
-        found = (await api.http.get("/v1/job-search?tag=team%3Dx&phase=queued")).json()
-        assert [each["name"] for each in found["jobs"]] == ["a"]
+        for phases, names in (("phase=queued&phase=starting", ["a"]), ("phase=done", [])):
+            found = (await api.http.get(f"/v1/job-search?tag=team%3Dx&{phases}")).json()
+            assert [each["name"] for each in found["jobs"]] == names
         assert (await api.http.get("/v1/job-search?gpu=nvidia&user=%25")).json()["jobs"] == []
         for wrong in ("text=%00", "sort=no", "limit=501", "offset=-1", "since=x"):
             assert (await api.http.get(f"/v1/job-search?{wrong}")).status_code == 422
