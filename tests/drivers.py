@@ -2,6 +2,7 @@
 used, by their C signatures, with GPUs as the environment says.
 
 FAKE_GPUS, FAKE_NAME, FAKE_MIB, FAKE_FREE (percent), FAKE_GBS (what copies within a GPU reach),
+FAKE_WATTS, FAKE_ENERGY (a file with a counter in mJ),
 FAKE_FLIP (the block in which one byte changes), FAKE_ECC (uncorrected errors), FAKE_MIG (the index
 of a partitioned GPU), FAKE_HANG, FAKE_PROCESSES (a file with lines GPU PID MIB; a negative size is
 unknown). Of each block of memory only 4 MiB are really there: writes beyond
@@ -69,6 +70,15 @@ int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) {
   *later = 0; *now = (int *)h - handles == number("FAKE_MIG", -1); return 0;
 }
 int nvmlDeviceGetUtilizationRates(void *h, unsigned *rates) { rates[0] = rates[1] = 50; return 0; }
+int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) {
+  *mw = 1000 * number("FAKE_WATTS", 0); return *mw ? 0 : 3; /* not supported */
+}
+int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
+  FILE *file = getenv("FAKE_ENERGY") ? fopen(getenv("FAKE_ENERGY"), "r") : NULL;
+  if (!file) return 3; /* not supported */
+  if (fscanf(file, "%llu", mj) != 1) *mj = 0;
+  fclose(file); return 0;
+}
 typedef struct { unsigned pid; unsigned long long used; unsigned instance, compute; } process_t;
 int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *rows) {
   FILE *file = getenv("FAKE_PROCESSES") ? fopen(getenv("FAKE_PROCESSES"), "r") : NULL;

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.api.api_state import Api
+from tests.api.api_state import Api, until
 from tests.api.test_api_agents import claim, report, start
 
 JOB = "/v1/projects/default/jobs/t/figures"
@@ -73,3 +73,27 @@ async def test_too_much_at_once_is_refused_with_a_hint(api: Api) -> None:
         assert answer.json()["code"] == "invalid-request"
     for wrong in ({"points": 0}, {"points": 10**9}, {"rank": list(range(99))}, {"since": "2026"}):
         assert (await api.http.get(JOB, params=wrong)).json()["code"] == "invalid-request"
+
+
+async def test_energy_is_shown_for_the_job_and_summed_by_any_dimension(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    minute = {"kind": "minute", "seconds": 60}
+    await report(
+        api,
+        gang,
+        {"seq": 1, **minute, "figures": {"work_energy_j": [7.2e6] * 3, "loss": [1, 2, 3]}},
+        {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0},
+    )
+    job = JOB.removesuffix("/figures")
+    energy = (await api.http.get(job)).json()["energy"]
+    assert energy["joules"] == 3_000_000, "bounded, because an agent may lie"
+    assert (await api.http.get(f"{job}/cost")).json()["energy"] == energy
+    assert (energy["unplaced_j"], energy["grid_years"]) == (3_000_000, []), "somewhere"
+
+    async def look() -> Any:
+        by = {"by": "project,kind"}
+        sums = (await api.http.get("/v1/ledger/sums", params=by)).json()
+        return [each["energy"] for each in sums if each["groups"]["kind"] == "node"]
+
+    assert await until(look) == [energy]

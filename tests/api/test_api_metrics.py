@@ -109,6 +109,7 @@ async def test_a_server_without_the_package_says_what_to_install(
 
 GPU = """[[offers]]
 instance_type = "gpu"
+region = "de"
 price_usd_hr = 9.0
 cpus = 64
 memory_gib = 256
@@ -144,10 +145,12 @@ async def test_each_metric_of_the_servers_part_of_the_page_moves(tmp_path: Path)
         await claim(api, attempt.gang)
         await report(api, attempt.gang, {"seq": 1, "kind": "running"})
         await report(api, attempt.gang, {"seq": 2, "kind": "telemetry", "values": TELEMETRY})
+        minute = {"kind": "minute", "seconds": 60, "figures": {"work_energy_j": [9e4] * 3}}
+        await report(api, attempt.gang, {"seq": 3, **minute})
         await until(lambda: _has(api, "cavvy_attempt_start_seconds"))
         await look()
         ended = {"kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0}
-        await report(api, attempt.gang, {"seq": 3, **ended})
+        await report(api, attempt.gang, {"seq": 4, **ended})
         await until(lambda: _has(api, "cavvy_attempts_ended"))
         await api.http.put("/v1/budgets/b", json={"limit_micros": 9, "project": "default"})
         await _use_tokens(api)

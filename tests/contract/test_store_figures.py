@@ -4,10 +4,12 @@ from datetime import timedelta
 
 from tests.contract.store_suite import NOW, begin, submit
 
+from cavvy.domain.events import Charge
 from cavvy.domain.figures import FIGURES_DAYS, FigureBlock, FigureColumns
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase
+from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.store.base import AtomicWrite
+from cavvy.store.base import AtomicWrite, LedgerFilter
 from cavvy.store.figures import MERGED
 from cavvy.store.sql import Store
 
@@ -83,3 +85,33 @@ async def test_figures_go_with_their_job(store: Store) -> None:
     await store.commit(AtomicWrite(jobs=[job]))
     await store.remove_job(await store.job("j1"))
     assert await store.figures.ranks([attempt.id]) == []
+
+
+async def test_energy_is_added_once_and_bounded(store: Store) -> None:
+    attempt = await start(store)
+    charge = Charge(
+        project=attempt.project,
+        job_id=attempt.job_id,
+        attempt_id=attempt.id,
+        rank=0,
+        since=NOW,
+        until=NOW + DAYS,
+        rate=HourlyRate(),
+        amount=Money(),
+    )
+    await store.commit(AtomicWrite(charges=[charge]))
+    told = (1500.4, 1e300, -5.0, 100.0)
+    blocks = [minute(attempt, n, work_energy_j=each) for n, each in enumerate(told)]
+    await store.commit(AtomicWrite(figures=[*blocks, minute(attempt, 4, loss=7)]))
+    await store.commit(
+        AtomicWrite(figures=[blocks[0], minute(attempt, 0, rank=2, work_energy_j=1)])
+    )
+    joules = 1500 + 3_000_000 + 100 + 1
+    assert await store.meters.energy_of([attempt.id, "x"]) == {attempt.id: joules}
+    assert await store.meters.energy_of([]) == {}
+    which = LedgerFilter(projects=attempt.project)
+    ((group, (use,)),) = (await store.meters.sum_energy(which, ("project", "kind"))).items()
+    assert (group, use.joules) == ((attempt.project, "node"), joules)
+    assert use.provider == attempt.offer.provider
+    other = replace(which, projects="other")
+    assert await store.meters.sum_energy(other, ("region",)) == {}

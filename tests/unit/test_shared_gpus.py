@@ -14,8 +14,9 @@ from tests.drivers import make_driver
 from tests.records import make_offer
 
 from cavvy.agent.work import environment
+from cavvy.agent.work.meters import NvidiaMeter
 from cavvy.agent.work.monitor import WorkMonitor
-from cavvy.agent.work.usage import UsageMeter, _read_processes
+from cavvy.agent.work.usage import UsageMeter
 from cavvy.catalog.fit import match_offers
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer
@@ -312,13 +313,14 @@ def test_the_driver_tells_the_memory_of_each_process(
     assert not nvml.nvmlDeviceGetHandleByUUID(
         b"GPU-00000000-0000-0000-0000-000000000001", ctypes.byref(handle)
     )
-    assert _read_processes(nvml, handle) == {}
+    meter = NvidiaMeter(nvml, handle)
+    assert meter.read_processes() == {}
     processes.write_text("1 77 12000\n0 78 5\n1 4194304 1\n")
-    assert _read_processes(nvml, handle) == {"77": 12000.0, "4194304": 1.0}
+    assert meter.read_processes() == {"77": 12000.0, "4194304": 1.0}
     processes.write_text("1 77 12000\n1 78 -1\n")
-    assert _read_processes(nvml, handle) is None, "the driver does not know the size"
+    assert meter.read_processes() is None, "the driver does not know the size"
     processes.write_text("1 77 1\n" * 1025)
-    assert _read_processes(nvml, handle) is None, "too many processes"
+    assert meter.read_processes() is None, "too many processes"
 
 
 def test_a_host_checks_the_parts_of_running_gangs(tmp_path: Path) -> None:

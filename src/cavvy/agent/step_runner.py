@@ -278,6 +278,7 @@ class StepRunner:
         if self.process is None:
             return  # the process has already ended
         from .images.devices import find_vendor
+        from .work.meters import VENDORS
         from .work.monitor import WorkMonitor
         from .work.usage import UsageMeter
 
@@ -296,8 +297,8 @@ class StepRunner:
         if self._config.memory_mib and self._group is None and self._work.image is None:
             self._watch.memory_mib = self._config.memory_mib
         self._watch.gpu_memory_mib = self._config.device_memory_mib
-        if find_vendor(self._config) == "nvidia":
-            self._loop.after(1, self._measure_gpus)
+        if (vendor := find_vendor(self._config)) in VENDORS:
+            self._loop.after(1, lambda: self._measure_gpus(vendor))
         self._clean()
 
     def _clean(self) -> None:
@@ -336,11 +337,11 @@ class StepRunner:
                 read_text(self._config.private + "/sif")
             )  # the file `sif` exists only for Apptainer
 
-    def _measure_gpus(self) -> None:
+    def _measure_gpus(self, vendor: str) -> None:
         """Measure the GPUs in a separate process, so that a hanging driver blocks nothing else."""
         if self._watch is None:
             return
-        from .work.usage import measure_gpus
+        from .work.meters import measure_gpus
 
         config = self._config
         command = ChildCommand(
@@ -348,7 +349,11 @@ class StepRunner:
             self._env,
             config.home,
             lambda channel: measure_gpus(
-                config.devices, config.device_indices, shared=config.device_part < 1
+                vendor,
+                config.devices,
+                config.device_indices,
+                shared=config.device_part < 1,
+                part=config.device_part,
             ),
         )
         try:

@@ -9,12 +9,16 @@ region is unknown, the region matches only its exact name.
 `regions.csv` has a row for each country. A row contains a country's area, the words that stand for
 the country in names of regions, and the country's regions from the lists that the providers
 publish. If providers use the same name for different locations, an entry has the form
-PROVIDER/REGION.
+PROVIDER/REGION. `co2_g_kwh` is what a kilowatt-hour from the country's grid emitted on average in
+the year `co2_year`, in grams of CO2 equivalent with the making of plants and fuel: Ember, Yearly
+Electricity Data (CC BY 4.0), as published with CO2.js. Parts of a large country, and the contracts
+of a data center, may be far from it.
 """
 
 import re
 from collections.abc import Mapping
 from functools import cache
+from typing import NamedTuple
 
 from cavvy.catalog.tables import read_table
 
@@ -109,6 +113,28 @@ def _country_in_words(region: str) -> str | None:
         return words[0]
     named = _countries("names")
     return next((named[word] for word in words if word in named), None)
+
+
+class GridIntensity(NamedTuple):
+    """The mean emissions of a country's grid in a year, in grams of CO2 for a kilowatt-hour."""
+
+    grams: int
+    year: int
+
+
+@cache
+def find_grid(provider: str, region: str) -> GridIntensity | None:
+    """Return the grid of a region, or None if its country is unknown."""
+    country, _ = locate(provider, region)
+    return None if country is None else _grids().get(country)
+
+
+@cache
+def _grids() -> Mapping[str, GridIntensity]:
+    rows = read_table(__package__, "regions")
+    return {
+        row["country"]: GridIntensity(int(row["co2_g_kwh"]), int(row["co2_year"])) for row in rows
+    }
 
 
 @cache

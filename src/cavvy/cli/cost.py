@@ -13,6 +13,8 @@ from cavvy.cli.reach.session import any_project_option, list_jobs, project_optio
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 from cavvy.cli.view.tokens import rate_tokens, show_rate
+from cavvy.client.metrics import describe_energy
+from cavvy.domain.units import format_energy, format_grams
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -55,6 +57,10 @@ _AUDIT_COLUMNS = (
 )
 
 
+_ENERGY_COLUMNS = (
+    TableColumn("energy_j", "ENERGY", format_energy, drop=1, right=True),
+    TableColumn("co2_g", "CO2", format_grams, drop=1, right=True),
+)
 _TOKENS = ("prompt", "cached", "completion", "estimated")
 _TOKEN_COLUMNS = (
     TableColumn("prompt_tokens", "PROMPT", "{:,}".format, drop=2),
@@ -258,12 +264,16 @@ def _sums_out(
     show = formatting.make_money_format(cell[-1] for cell in cells)
     discounted = any(row.discount_micros for row in rows)
     tokens = by != ["tag"] and any(row.tokens for row in rows)
+    energy = by != ["tag"] and any(row.energy for row in rows)
     columns = [
         *(TableColumn(name) for name in by),
         TableColumn("jobs"),
         TableColumn("discount_micros", "DISCOUNT", show, hidden=not discounted),
         TableColumn("spent_micros", "SPENT", show),
     ]
+    if energy:
+        columns += _ENERGY_COLUMNS
+        cells = [(*cell, *_energy_cells(row)) for cell, row in zip(cells, rows, strict=True)]
     if tokens:
         columns += _TOKEN_COLUMNS
         cells = [(*cell, *_count_tokens(row)) for cell, row in zip(cells, rows, strict=True)]
@@ -271,6 +281,15 @@ def _sums_out(
     if output == "table" and rows:
         several = " (a job with several tags is counted only once)" if by == ["tag"] else ""
         click.echo(f"total {show(total)}{several}")
+        if unplaced := sum(row.energy.unplaced_j for row in rows if row.energy):
+            click.echo(f"{format_energy(unplaced)} in regions of unknown countries have no CO2")
+
+
+def _energy_cells(row: "LedgerSumView") -> tuple[int | None, float | None]:
+    """Return the joules of a group, and the grams of CO2 if the grid of any part is known."""
+    if row.energy is None:
+        return None, None
+    return row.energy.joules, row.energy.co2_g if row.energy.grid_years else None
 
 
 def _count_tokens(row: "LedgerSumView") -> tuple[Any, ...]:
@@ -552,7 +571,8 @@ def _job_out(job: "JobDetail | None", cost: "CostView", output: str) -> None:
         click.echo()
         own = [("tags", formatting.show_tags(tags))] if tags else []
         bill = summary.bill_text(job, cost, show)
-        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", bill)])
+        used = [("energy", describe_energy(cost.energy))] if cost.energy else []
+        pairs_out([*own, ("time", summary.time_text(cost)), ("bill", bill), *used])
         if elsewhere:
             click.echo()
             summary.elsewhere_out(elsewhere)

@@ -14,7 +14,13 @@ from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out, text_out
 from cavvy.client.errors import ApiError
-from cavvy.client.metrics import TOTALS, estimate_left_s, find_share, find_stragglers
+from cavvy.client.metrics import (
+    TOTALS,
+    describe_energy,
+    estimate_left_s,
+    find_share,
+    find_stragglers,
+)
 from cavvy.domain.units import format_duration, format_measure
 
 if TYPE_CHECKING:
@@ -122,6 +128,7 @@ def _facts(found: "ShownJob") -> list[tuple[str, object]]:
         else ""
     )
     facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
+    facts += [("energy", describe_energy(job.energy))] if job.energy else []
     return facts + _progress_facts(found) + _rank_facts(job)
 
 

@@ -7,7 +7,7 @@ from msgspec import convert
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import query
-from cavvy.client.wire import Answer
+from cavvy.client.wire import Answer, EnergyView
 from cavvy.domain.ledger import (
     EntryKind,
     EntrySource,
@@ -37,7 +37,7 @@ class TokensView(Answer, frozen=True, kw_only=True):
 class LedgerSumView(Answer, frozen=True, kw_only=True):
     """The sum of the entries of one group. `groups` contains a value for each requested dimension.
     `discount_micros` is the part of `amount_micros` that comes from discounts, 0 or less. `tokens`
-    are those of language models in the whole days of the period.
+    are those of language models, and `energy` what nodes measured, in the whole days of the period.
     """
 
     groups: dict[str, str]
@@ -45,6 +45,7 @@ class LedgerSumView(Answer, frozen=True, kw_only=True):
     discount_micros: int
     jobs: int
     tokens: list[TokensView] = field(default_factory=list)
+    energy: EnergyView | None = None
 
 
 class LedgerEntryView(Answer, frozen=True, kw_only=True):

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from cavvy.domain.units import format_energy, format_grams
+
 if TYPE_CHECKING:
-    from cavvy.client.wire import JobDetail, NodeView, SeriesView
+    from cavvy.client.wire import EnergyView, JobDetail, NodeView, SeriesView
 
 
 _LEAST_RANKS = 3  # whose median tells what is usual
@@ -35,6 +37,18 @@ def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
         for name, value in progress.items()
         if name not in ("done", "total", "unit", "left_s", "complete")
     }
+
+
+def describe_energy(energy: "EnergyView") -> str:
+    """Return an energy with its emissions, such as "1.2 kWh, 460 g of CO2 (grid of 2024)"."""
+    text = format_energy(energy.joules)
+    if not energy.grid_years:
+        return f"{text} (the grid of its country is unknown)"
+    years = " and ".join(map(str, energy.grid_years))
+    rest = ""
+    if energy.unplaced_j:
+        rest = f", without {format_energy(energy.unplaced_j)} in unknown countries"
+    return f"{text}, {format_grams(energy.co2_g)} of CO2 (grid of {years}{rest})"
 
 
 def find_share(progress: Mapping[str, float | str]) -> float | None:

@@ -12,7 +12,7 @@ from cavvy.client import wire
 from cavvy.client.client import ApiClient
 from cavvy.client.ledger_wire import TokensView
 from cavvy.client.paths import project_path, query, segment
-from cavvy.client.wire import Answer, Ask
+from cavvy.client.wire import Answer, Ask, EnergyView
 
 
 class ReplicaView(Answer, frozen=True, kw_only=True):
@@ -225,6 +225,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     fallbacks: list[FallbackView] = field(default_factory=list)
     spent_micros: int
     tokens: list[TokensView] = field(default_factory=list)
+    energy: EnergyView | None = None
 
 
 def list_services(client: ApiClient, project: str | None = None) -> list[ServedView]:

@@ -353,6 +353,19 @@ class MarketListing(Answer, frozen=True, kw_only=True):
     recent: list[ObservationView] = []
 
 
+class EnergyView(Answer, frozen=True, kw_only=True):
+    """The energy in joules that nodes measured on their accelerators and processors, without the
+    rest of the machine and its cooling, and the grams of CO2 that the grids of their countries emit
+    for it on average. `grid_years` are the years of these averages. `unplaced_j` is the part in
+    regions of unknown countries, which has no grams.
+    """
+
+    joules: int
+    co2_g: float
+    unplaced_j: int
+    grid_years: list[int]
+
+
 class JobDetail(JobListing, frozen=True, kw_only=True):
     """One job with all details."""
 
@@ -371,6 +384,8 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     avoid: dict[str, datetime] = {}
     # whether the job does not start because its account is disabled or was removed
     barred: bool = False
+    # what its nodes have measured so far, or null if none can
+    energy: EnergyView | None = None
 
 
 class EventView(Answer, frozen=True, kw_only=True):
@@ -445,6 +460,7 @@ class CostView(Answer, frozen=True, kw_only=True):
     ended_s: float = 0.0
     timeline: list[StretchView]
     traffic: list[TrafficView] = []
+    energy: EnergyView | None = None
 
 
 class AuditRow(Answer, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from cavvy import __version__
+from cavvy.client.metrics import describe_energy
 from cavvy.domain.units import (
     Money,
     format_count,
@@ -47,6 +48,7 @@ def _environment() -> Environment:
         log=show_log,
         passed=show_passed,
         placement=read_placement,
+        energy=describe_energy,
         latency=show_latency,
         measure=format_measure,
         figure=name_figure,

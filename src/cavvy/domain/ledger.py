@@ -120,6 +120,14 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
     subject: LedgerSubject
 
 
+class EnergyUse(Struct, frozen=True, kw_only=True):
+    """The energy that nodes in a region measured."""
+
+    provider: str
+    region: str
+    joules: int
+
+
 class LedgerSum(Struct, frozen=True, kw_only=True):
     """The sum of the entries of one group. `groups` contains a value for each dimension of the
     group. `amount` is the sum of all entries, and `discount` is the sum of the discounts among

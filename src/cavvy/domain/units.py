@@ -263,6 +263,27 @@ def format_measure(name: str, value: float | str) -> str:
     return f"{words} {value:.0f}{ending}" if value >= 100 else f"{words} {value:.3g}{ending}"
 
 
+def format_energy(joules: float) -> str:
+    """Return an energy, such as "820 J", "54.2 Wh" or "1.3 MWh"."""
+    if joules < 3600:
+        return f"{joules:.3g} J" if joules < 100 else f"{joules:.0f} J"
+    amount, unit = joules / 3600, "Wh"
+    for larger in ("kWh", "MWh", "GWh"):
+        if amount < 999.5:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.3g} {unit}"
+
+
+def format_grams(grams: float) -> str:
+    """Return a mass, such as "12 g" or "3.4 kg"."""
+    for unit in ("g", "kg"):
+        if grams < 999.5:
+            return f"{grams:.3g} {unit}"
+        grams /= 1000
+    return f"{grams:,.0f} t" if grams >= 100 else f"{grams:.3g} t"
+
+
 def format_number(value: float | str) -> str:
     """Return a number in at most six digits. Large numbers are written out: 12,000,000."""
     if isinstance(value, str):

@@ -14,6 +14,7 @@ from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.figure_codec import pack, unpack
 from cavvy.store.rows import insert_into
+from cavvy.store.token_uses import add_energy
 
 MERGED = 120  # minutes; a join takes up to 0.2 s of the thread that writes
 _MICROS = 60_000_000  # of a minute
@@ -80,7 +81,8 @@ def write_figures(session: DatabaseSession, blocks: Sequence[FigureBlock]) -> No
     time to time.
     """
     for block in blocks:
-        session.run(_ADD, _values(block))
+        if session.run(_ADD, _values(block)).rowcount > 0:
+            add_energy(session, block)
         # not at the same time for all ranks
         offset = crc32(f"{block.attempt_id} {block.rank}".encode())
         if (block.minutes[0] + offset) % MERGED == 0:

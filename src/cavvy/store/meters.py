@@ -7,7 +7,7 @@ import msgspec
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.domain.ledger import OF_SUBJECT, LedgerPosting, LedgerSubject
+from cavvy.domain.ledger import OF_SUBJECT, EnergyUse, LedgerPosting, LedgerSubject
 from cavvy.domain.postings import KINDS
 from cavvy.domain.request_bills import DividedBill, ReplicaBill, TokenUse
 from cavvy.domain.units import HourlyRate
@@ -18,7 +18,7 @@ from cavvy.store.documents import decode_attempt, decode_tags, encode, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.ledger import append_entries, ensure_subject, read_subject
 from cavvy.store.rows import insert_into, update_of
-from cavvy.store.token_uses import add_tokens, sum_tokens
+from cavvy.store.token_uses import add_tokens, read_energy, sum_energy, sum_tokens
 
 _decode_volume = msgspec.json.Decoder(VolumeBill).decode
 _VOLUMES = "SELECT document FROM volume_bills ORDER BY id"
@@ -132,6 +132,16 @@ class SqlMeters:
         dimensions `by` of `Store.sum_ledger`. Days in UTC count whole.
         """
         return await self._read(lambda session: sum_tokens(session, which, by))
+
+    async def sum_energy(
+        self, which: LedgerFilter, by: Sequence[str]
+    ) -> Mapping[tuple[str, ...], Sequence[EnergyUse]]:
+        """Return the energy that nodes measured, as `sum_tokens` returns tokens."""
+        return await self._read(lambda session: sum_energy(session, which, by))
+
+    async def energy_of(self, attempts: Collection[str]) -> Mapping[str, int]:
+        """Return the joules of each of these attempts that has measured any."""
+        return await self._read(lambda session: read_energy(session, attempts))
 
 
 def _read_bills(session: DatabaseSession, jobs: Collection[str]) -> Sequence[ReplicaBill]:

@@ -596,6 +596,14 @@ CREATE TABLE token_uses (
     PRIMARY KEY (subject, model, day)
 );
 
+-- The energy that nodes measured, by subject of the ledger (an attempt) and day.
+CREATE TABLE energy_uses (
+    subject {id} NOT NULL,
+    day BIGINT NOT NULL,  -- when it began
+    joules BIGINT NOT NULL,
+    PRIMARY KEY (subject, day)
+);
+
 -- What nodes measure and programs report over time: minutes of a rank, joined to days.
 CREATE TABLE figures (
     attempt_id {id} NOT NULL,

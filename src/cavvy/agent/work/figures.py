@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MOST_REPORTED = 32  # names that the task reports; the first are kept
+ENERGY = "work_energy_j"  # joules of each minute; the control plane adds them up
 # Reported values that are no figures, or that the agent measures itself.
 OTHERS = frozenset(
     {
@@ -20,6 +21,8 @@ OTHERS = frozenset(
         "gpu_percent",
         "gpu_memory_mib",
         "gpu_power_w",
+        "cpu_power_w",
+        ENERGY,
         "disk_read_mib_s",
         "disk_write_mib_s",
         "net_in_mib_s",
@@ -39,6 +42,7 @@ class MinuteFigures:
         self._say, self._clock = say, clock
         self._minute = int(clock()) // MINUTE_S
         self._reported: set[str] = set()
+        self._joules = 0.0
         # lowest, sum, count, highest
         self._found: dict[str, tuple[float, float, int, float]] = {}
 
@@ -47,6 +51,10 @@ class MinuteFigures:
         for name, value in values.items():
             low, total, count, high = self._found.get(name, (value, 0.0, 0, value))
             self._found[name] = min(low, value), total + value, count + 1, max(high, value)
+
+    def spend(self, joules: float) -> None:
+        """Add energy that the work has used."""
+        self._joules += joules
 
     def report(self, values: Mapping[str, object]) -> None:
         """Add the numbers that the task reports."""
@@ -68,6 +76,9 @@ class MinuteFigures:
         """Send the figures of the minute so far."""
         now = self._clock()
         found, self._found = self._found, {}
+        if self._joules:
+            found[ENERGY] = (self._joules, self._joules, 1, self._joules)
+            self._joules = 0.0
         if found:
             figures = {
                 name: [_short(low), _short(total / count), _short(high)]

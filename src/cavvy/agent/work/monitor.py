@@ -9,6 +9,7 @@ import time
 
 from ..disk import open_own
 from .figures import MinuteFigures
+from .meters import CpuMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class WorkMonitor:
         self.usage = usage
         self.gpus: dict[str, float] = {}
         self._told_gpus = self.gpus  # as they were last reported
+        self._gpu_joules = 0.0
+        self._cpus = CpuMeter()
+        self._cpus.read(time.monotonic(), None if alone else 0)
         # the memory limit in MiB that the agent enforces; 0 if the kernel enforces it or if there
         # is none
         self.memory_mib = 0
@@ -168,7 +172,10 @@ class WorkMonitor:
         return 0 < self.memory_mib < self.usage.memory_mib
 
     def take_gpus(self, values: dict[str, float]) -> None:
-        """Take a measurement of the GPUs."""
+        """Take a measurement of the GPUs; `joules` counts from the first."""
+        joules = values.pop("joules", self._gpu_joules)
+        self._figures.spend(max(0.0, joules - self._gpu_joules))
+        self._gpu_joules = joules
         self.gpus = values
         self._means.gpu_peak_mib = max(self._means.gpu_peak_mib, values.get("gpu_memory_mib", 0))
         self._figures.measure(values)
@@ -203,11 +210,13 @@ class WorkMonitor:
             self._tell_usage(time.monotonic())
         self._tell(self._progress.look())
         self._tell_checkpoint(last=True)
+        self._spend_cpu(time.monotonic())
         self._figures.send()
 
     def _measure(self, now: float) -> None:
         self._looked_at = now
         self.usage.look()
+        self._spend_cpu(now)
         self._figures.measure(self._measured)
         if (
             not self.usage.known
@@ -221,6 +230,10 @@ class WorkMonitor:
             self._moved_at = now
         if now - self._told_at >= TELEMETRY_S - 0.5:
             self._tell_usage(now)
+
+    def _spend_cpu(self, now: float) -> None:
+        share = None if self._alone else self.usage.cpu_percent
+        self._figures.spend(self._cpus.read(now, share))
 
     def moved(self) -> None:
         """Take note that the work makes progress, and report it."""
@@ -237,9 +250,11 @@ class WorkMonitor:
     @property
     def _measured(self) -> dict[str, float]:
         usage = self.usage
+        watts = {} if self._cpus.watts is None else {"cpu_power_w": self._cpus.watts}
         return {
             "cpu_percent": usage.cpu_percent,
             "memory_mib": usage.memory_mib,
+            **watts,
             **usage.rates,
         }
 

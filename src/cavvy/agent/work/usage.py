@@ -1,10 +1,7 @@
-"""Measures the node resources that the work uses: CPU and memory through /proc, NVIDIA GPUs through
-the driver's own library.
-"""
+"""Measures the CPU and memory of the node that the work uses, through /proc."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
@@ -16,9 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GPU_EVERY_S = 2.0
-MOST_PROCESSES = 1024  # on one GPU
-NO_VALUE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 # Above this number of threads, looking at all processes of the node costs less than asking each
 # thread for its children.
 THREADS = 256
@@ -116,91 +110,3 @@ def list_marked(mark: bytes) -> list[int]:
             except OSError:
                 continue
     return found
-
-
-def measure_gpus(devices: list[str] | None, indices: list[int], *, shared: bool = False) -> int:
-    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every two seconds. With
-    `shared`, also print the memory of each process. The function runs in a separate process,
-    because a faulty GPU driver can hang forever.
-    """
-    import ctypes
-
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    if nvml.nvmlInit_v2():
-        return 0
-    handles: list[object] = []
-    if devices is None:
-        count = ctypes.c_uint()
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        devices, indices = [""] * count.value, list(range(count.value))
-    for at, device in enumerate(devices):
-        handle = ctypes.c_void_p()
-        failed = nvml.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
-        if failed and at < len(indices):
-            failed = nvml.nvmlDeviceGetHandleByIndex_v2(indices[at], ctypes.byref(handle))
-        if not failed:
-            handles.append(handle)
-    while handles:
-        values: dict[str, object] = {**_read_gpus(nvml, handles)}
-        if shared:
-            values["processes"] = _read_processes(nvml, handles[0])
-        os.write(1, (json.dumps(values) + "\n").encode())
-        time.sleep(GPU_EVERY_S)
-    return 0
-
-
-def _read_processes(nvml: object, handle: object) -> dict[str, float] | None:
-    """Return the GPU memory in MiB of each process on this GPU, by its ID. Return None if the
-    driver does not tell it. Names and the struct nvmlProcessInfo_t are from nvml.h.
-    """
-    import ctypes
-
-    class Process(ctypes.Structure):
-        _fields_ = (
-            ("pid", ctypes.c_uint),
-            ("used", ctypes.c_ulonglong),
-            ("gpu_instance", ctypes.c_uint),
-            ("compute_instance", ctypes.c_uint),
-        )
-
-    found: dict[str, float] = {}
-    for kind in ("Compute", "MPSCompute"):  # the clients of MPS are listed apart
-        read = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3", None)
-        count, rows = ctypes.c_uint(MOST_PROCESSES), (Process * MOST_PROCESSES)()
-        if read is None or read(handle, ctypes.byref(count), rows):
-            if kind == "Compute":
-                return None
-            continue
-        for row in rows[: count.value]:
-            if row.used == NO_VALUE:
-                return None
-            found[str(row.pid)] = max(found.get(str(row.pid), 0), round(row.used / 1048576, 1))
-    return found
-
-
-def _read_gpus(nvml: object, handles: list[object]) -> dict[str, float]:
-    import ctypes
-
-    watts, power = list[float](), ctypes.c_uint()  # mW
-    rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
-    memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
-    read_rates = nvml.nvmlDeviceGetUtilizationRates  # type: ignore[attr-defined]  # a CDLL
-    read_memory = nvml.nvmlDeviceGetMemoryInfo  # type: ignore[attr-defined]  # a CDLL
-    read_power = getattr(nvml, "nvmlDeviceGetPowerUsage", None)  # not in every library
-    busy, used = [], 0
-    for handle in handles:
-        if not read_rates(handle, ctypes.byref(rates)):
-            busy.append(rates[0])
-        if not read_memory(handle, ctypes.byref(memory)):
-            used += memory[2]
-        if read_power is not None and not read_power(handle, ctypes.byref(power)):
-            watts.append(power.value / 1000)
-    values = {"gpu_memory_mib": round(used / 1048576, 1)}
-    if busy:
-        values["gpu_percent"] = round(sum(busy) / len(busy), 1)
-    if watts:
-        values["gpu_power_w"] = round(sum(watts), 1)
-    return values

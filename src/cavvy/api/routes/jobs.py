@@ -36,7 +36,8 @@ from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
 from cavvy.domain.accounts import Permission
 from cavvy.domain.arrays import StoredArray, find_phase
-from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
+from cavvy.domain.ledger import EnergyUse
 from cavvy.domain.retention import JOBS_SETTING, RemovedJob
 from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.problems import nearest
@@ -318,7 +319,18 @@ async def get(
     waits = _waits_in_line(job, app_state.now())
     queue = await _find_queue_fields(request, app_state, [job.id] if waits else [])
     spent = total(await app_state.store.charges(job.id))
-    return views.job_detail(job, attempts, spent, queue.get(job.id, {}))
+    energy = await _read_energy(app_state, [attempt for attempt, _ in attempts])
+    return views.job_detail(job, attempts, spent, queue.get(job.id, {}), energy)
+
+
+async def _read_energy(app_state: AppState, attempts: Sequence[Attempt]) -> wire.EnergyView | None:
+    joules = await app_state.store.meters.energy_of([each.id for each in attempts])
+    return views.energy_view(
+        EnergyUse(
+            provider=each.offer.provider, region=each.offer.region, joules=joules.get(each.id, 0)
+        )
+        for each in attempts
+    )
 
 
 @router.get(
@@ -361,7 +373,8 @@ async def cost(app_state: AppState, project: ProjectPath, name: JobPath) -> wire
     attempts = await app_state.store.attempts(job.id)
     charges = await app_state.store.charges(job.id)
     nodes = [node for each in attempts for node in await app_state.store.nodes(each.id)]
-    return views.cost_view(job, attempts, nodes, charges, app_state.now())
+    energy = await _read_energy(app_state, attempts)
+    return views.cost_view(job, attempts, nodes, charges, app_state.now(), energy)
 
 
 @router.get(

@@ -9,6 +9,7 @@ from pydantic import AwareDatetime
 
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
+from cavvy.api.routes.views import energy_view
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_query
 from cavvy.api.wire import view
@@ -47,15 +48,18 @@ async def sums(
     which = LedgerFilter(projects=projects, since=since, until=until)
     rows = await app_state.store.sum_ledger(which, dimensions)
     tokens = await app_state.store.meters.sum_tokens(which, dimensions)
+    energy = await app_state.store.meters.sum_energy(which, dimensions)
     return [
         wire.LedgerSumView(
             groups=dict(row.groups),
             amount_micros=row.amount.micros,
             discount_micros=row.discount.micros,
             jobs=row.jobs,
-            tokens=view_tokens(tokens.get(tuple(row.groups[name] for name in dimensions), {})),
+            tokens=view_tokens(tokens.get(key, {})),
+            energy=energy_view(energy.get(key, ())),
         )
         for row in rows
+        for key in [tuple(row.groups[name] for name in dimensions)]
     ]
 
 

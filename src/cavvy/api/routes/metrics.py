@@ -18,6 +18,7 @@ from cavvy.api.rules import in_query
 from cavvy.control.attempt_counts import AttemptCounts
 from cavvy.control.budgets import read_parents, sum_budget
 from cavvy.control.serving.requests import ServiceStatus
+from cavvy.costs.energy import weigh_energy
 from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import Attempt, JobPhase, Node
 from cavvy.domain.postings import month_of
@@ -183,6 +184,16 @@ async def _add_money(figures: Figures, app_state: AppState, projects: ProjectFil
             project=row.groups["project"],
             provider=row.groups["provider"],
         )
+    energies = await store.meters.sum_energy(which, ("project", "provider"))
+    for (project, provider), measured in energies.items():
+        energy, labels = weigh_energy(measured), {"project": project, "provider": provider}
+        if energy is None:
+            continue
+        text = "Energy that nodes measured."
+        figures.add("cavvy_energy_joules", text, energy.joules, kind="counter", **labels)
+        if energy.grid_years:
+            text = "Emissions of the grids for this energy."
+            figures.add("cavvy_co2_grams", text, energy.co2_g, kind="counter", **labels)
     for (project,), uses in (await store.meters.sum_tokens(which, ("project",))).items():
         for model, use in uses.items():
             kinds = {"prompt": use.prompt, "cached": use.cached, "completion": use.completion}

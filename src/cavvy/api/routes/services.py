@@ -20,6 +20,7 @@ from cavvy.api.routes import submission
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routes.ledger import view_tokens
 from cavvy.api.routes.submission import check_snapshot
+from cavvy.api.routes.views import energy_view
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user
 from cavvy.api.wire import view
@@ -223,6 +224,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
     which = LedgerFilter(projects=service.project, tag=("service", service.name))
     sums = await app_state.store.sum_ledger(which, ())
     tokens = await app_state.store.meters.sum_tokens(which, ())
+    energy = await app_state.store.meters.sum_energy(which, ())
     return view(
         ServedView,
         service,
@@ -242,6 +244,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         crons=view_crons(service, app_state.now()),
         spent_micros=sums[0].amount.micros if sums else 0,
         tokens=view_tokens(tokens.get((), {})),
+        energy=energy_view(energy.get((), ())),
     )
 
 

@@ -1,6 +1,6 @@
 """Converts domain objects to answers of the API. Answers contain no secrets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from cavvy.client import wire
 from cavvy.control.decide.bills import AuditedBill
 from cavvy.control.decide.failures import failure_of
 from cavvy.control.decide.machines import describe_hardware
+from cavvy.costs.energy import weigh_energy
 from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace
 from cavvy.domain.allocations import Allocation
@@ -30,6 +31,7 @@ from cavvy.domain.jobs import (
     SentData,
     SentKind,
 )
+from cavvy.domain.ledger import EnergyUse
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
@@ -97,11 +99,20 @@ def changed_row(job: JobRecord, attempts: Sequence[Attempt], spent: Money) -> wi
     return job_row(summarize(job, next(own, None), spent))
 
 
+def energy_view(uses: Iterable[EnergyUse]) -> wire.EnergyView | None:
+    """Return the sum of energy with its emissions, or None if none was measured."""
+    found = weigh_energy(uses)
+    if found is None:
+        return None
+    return view(wire.EnergyView, found, grid_years=list(found.grid_years))
+
+
 def job_detail(
     job: JobRecord,
     attempts: Sequence[tuple[Attempt, Sequence[Node]]],
     spent: Money,
     queue: Mapping[str, Any],
+    energy: wire.EnergyView | None = None,
 ) -> wire.JobDetail:
     row = asdict(changed_row(job, [attempt for attempt, _ in attempts], spent)) | dict(queue)
     return view(
@@ -115,6 +126,7 @@ def job_detail(
         attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
         plan_state=job.plan_state and _plan_state(job.plan_state),
         standbys=list(job.standbys),
+        energy=energy,
     )
 
 
@@ -251,6 +263,7 @@ def cost_view(
     nodes: Sequence[Node],
     charges: Sequence[Charge],
     now: datetime,
+    energy: wire.EnergyView | None = None,
 ) -> wire.CostView:
     timeline = trace(job, attempts, now)
     seconds = {use: length.total_seconds() for use, length in timeline.totals.items()}
@@ -267,4 +280,5 @@ def cost_view(
         ended_s=seconds[TimeUse.ENDED],
         timeline=[view(wire.StretchView, each) for each in timeline.stretches],
         traffic=[traffic_view(node, each) for node in nodes for each in node.sent],
+        energy=energy,
     )
