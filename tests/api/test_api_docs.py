@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (45, "9db8a7970c3b5ab3")
+ROUTES = (46, "b993cf94e1f9657c")
 ROOT = Path(__file__).resolve().parents[2]
 
 

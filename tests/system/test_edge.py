@@ -50,11 +50,12 @@ enabled = false
 
 def make_model(path: Path, *, broken: bool = False, scale: float = 1.0) -> None:
     """Write a model with three inputs, which returns three probabilities, or fails each request."""
-    from numpy import array, eye, float32, int64
+    from numpy import arange, array, eye, float32, int64
     from onnx import TensorProto, helper, numpy_helper
 
     weights = numpy_helper.from_array(eye(3, dtype=float32) * float32(scale), "w")
     shape = numpy_helper.from_array(array([7, 7], dtype=int64), "s")
+    filling = numpy_helper.from_array(arange(5000, dtype=float32), "f")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"])]
     if broken:
         nodes.append(helper.make_node("Reshape", ["h", "s"], ["g"]))
@@ -64,7 +65,7 @@ def make_model(path: Path, *, broken: bool = False, scale: float = 1.0) -> None:
         "m",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [weights, shape],
+        [weights, shape, filling],
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(made, str(path))
@@ -160,7 +161,9 @@ def test_a_model_reaches_a_device_and_a_broken_one_goes_back(
         before = device.predict()
         wait_until(lambda: serving(client, name) == [1])
 
-        assert publish(client, broken / "model.onnx").number == 2
+        second = publish(client, broken / "model.onnx")
+        assert second.number == 2
+        assert second.files[0].deltas["digits@1"] < second.size / 10
         deploy_model(client, "default", RolloutAsk(model="digits", to=2, soak_s=3600))
         deadline = time.monotonic() + 120
         while list_rollouts(client, None)[0].phase == "running":
@@ -170,6 +173,7 @@ def test_a_model_reaches_a_device_and_a_broken_one_goes_back(
         assert newest.phase == "halted"
         assert "requests failed" in newest.reason
         assert serving(client, name) == [1]
+        assert "fetched whole" not in (device.folder / "log").read_text()
 
         # without the server, also after a loss of power
         kill_server(tmp_path / "home")

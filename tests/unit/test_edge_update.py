@@ -2,15 +2,18 @@
 to the disk, leaves a version to serve, and the update succeeds when it is started again."""
 
 import http.client
+import io
 import json
 import os
 import shutil
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -19,8 +22,10 @@ pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup
 from tests.unit.test_model_repository import ServerReply, Site, ask
 from tuf.api.exceptions import RepositoryError
 
+from cavvy.control.model_deltas import make_delta
 from cavvy.edge import server_calls
 from cavvy.edge import update as module
+from cavvy.edge.delta import ALONE, HEAD, apply_delta
 from cavvy.edge.server_calls import read_pieces
 from cavvy.edge.slots import ModelSlots, hash_file
 from cavvy.edge.update import fetch_with
@@ -36,7 +41,10 @@ class PowerCut(BaseException):
 
 
 class StrictDisk:
-    """Notes what of a folder `fsync` has brought to the disk, and cuts the power at a step."""
+    """Notes what of a folder `fsync` has brought to the disk, and cuts the power at a step. The
+    server sends `piece` bytes in each step."""
+
+    piece = 3
 
     def __init__(self, folder: Path, begin: Path, at: int) -> None:
         self.folder, self.at, self.steps = folder, at, 0
@@ -60,7 +68,7 @@ class StrictDisk:
     @contextmanager
     def active(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr(ServerReply, "piece", 3)
+            patch.setattr(ServerReply, "piece", self.piece)
             patch.setattr(ServerReply, "step", staticmethod(self.step))
             for name in CHANGES:
                 patch.setattr(os, name, self._wrap(name, getattr(os, name)))
@@ -202,6 +210,93 @@ def test_no_loss_of_power_leaves_a_device_without_a_model(
         update(site, tmp_path / "begin", 1)
     steps = cut_at_each_step(tmp_path, monkeypatch, lambda at: update(site, at, 2), check)
     assert steps > 50, "the update was not cut"
+
+
+GROWN, TUNED = {"m.onnx": b"old weights" * 4}, {"m.onnx": b"new weights" * 4}
+
+
+def publish_delta(site: Site, spoil: Callable[[bytes], bytes] = lambda delta: delta) -> str:
+    """Publish two versions, of which the second one has a delta. Return the delta's SHA-256."""
+    old, new = GROWN["m.onnx"], TUNED["m.onnx"]
+    pieces = make_delta(io.BytesIO(old), io.BytesIO(new), "m.onnx")
+    delta = spoil(b"".join(pieces))
+    site.publish(1, contents=GROWN)
+    site.publish(2, contents=TUNED, deltas={"m.onnx": (old, delta)})
+    return sha256(delta).hexdigest()
+
+
+def test_no_loss_of_power_while_a_delta_is_fetched_and_used_leaves_a_device_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte of the delta is a step of its own, and so is each byte of the file that it makes."""
+
+    def check(folder: Path, cut: bool) -> None:
+        assert read_served(folder, contents) in ((1, 2) if cut else (2,))
+        update(site, folder, 2)
+        assert read_served(folder, contents) == 2
+        assert new not in site.sent
+
+    def apply(old: BinaryIO, delta: BinaryIO, size: int) -> Iterator[bytes]:
+        for piece in apply_delta(old, delta, size):
+            for index in range(len(piece)):
+                ServerReply.step()
+                yield piece[index : index + 1]
+
+    contents: dict[int, dict[str, bytes]] = {1: GROWN, 2: TUNED}
+    site, new = Site(), sha256(TUNED["m.onnx"]).hexdigest()
+    monkeypatch.setattr(module, "apply_delta", apply)
+    monkeypatch.setattr(
+        module, "read_manifest", lambda *given: json.loads(site.manifests[f"m/{given[3]}"])
+    )
+    delta = publish_delta(site)
+    (tmp_path / "begin" / "models").mkdir(parents=True)
+    update(site, tmp_path / "begin", 1)
+    monkeypatch.setattr(StrictDisk, "piece", 1)
+    steps = cut_at_each_step(
+        tmp_path, monkeypatch, lambda at: update(site, at, 2), check, ("all", "zeros")
+    )
+    assert steps > len(site.blobs[delta]) + len(TUNED["m.onnx"]), "the update was not cut"
+
+
+@pytest.mark.parametrize("wrong", ["bytes", "sent", "missing", "long", "bomb", "base"])
+def test_a_file_whose_delta_is_of_no_use_is_fetched_whole(tmp_path: Path, wrong: str) -> None:
+    def spoil(delta: bytes) -> bytes:
+        if wrong == "bytes":
+            return delta[:-1] + bytes([delta[-1] ^ 1])
+        return HEAD.pack(1, ALONE, 100, len(bomb)) + bomb if wrong == "bomb" else delta
+
+    site, bomb = Site(), zlib.compress(bytes(10_000))
+    name = publish_delta(site, spoil)
+    update(site, tmp_path, 1)
+    if wrong == "missing":
+        del site.blobs[name]
+    elif wrong in ("sent", "long"):
+        site.blobs[name] = bytes(34) if wrong == "sent" else site.blobs[name] * 100
+    elif wrong == "base":
+        Path(str(ModelSlots(f"{tmp_path}/models/m").find(1))).write_bytes(b"spoilt")
+    update(site, tmp_path, 2)
+    assert read_served(tmp_path, {2: TUNED}) == 2
+    assert sha256(TUNED["m.onnx"]).hexdigest() in site.sent
+    assert not list(tmp_path.rglob("*.made")) + list(tmp_path.rglob("*.delta"))
+
+
+def test_a_delta_that_the_connection_cut_is_gone_on_with(tmp_path: Path) -> None:
+    site = Site()
+    name = publish_delta(site)
+    update(site, tmp_path, 1)
+    whole, site.sent = site.open, []
+
+    def open_cut(path: str, offset: int) -> Any:
+        reply = whole(path, offset)
+        return ServerReply(reply.read()[:9], reply.status) if "/files/" in path else reply
+
+    site.open = open_cut  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="connection ended"):
+        update(site, tmp_path, 2)
+    site.open = whole  # type: ignore[method-assign]
+    update(site, tmp_path, 2)
+    assert read_served(tmp_path, {2: TUNED}) == 2
+    assert set(site.sent) == {name}
 
 
 def test_no_loss_of_power_ends_the_trust_in_the_signed_lists(

@@ -51,6 +51,7 @@ class Site:
         self.manifests: dict[str, bytes] = {}
         self.files: dict[str, str] = {}
         self.blobs: dict[str, bytes] = {}
+        self.sent: list[str] = []  # SHA-256 of the files that were asked for
         self.serve()
 
     def publish(
@@ -59,17 +60,27 @@ class Site:
         main: str = "m.onnx",
         now: datetime = NOW,
         contents: Mapping[str, bytes] | None = None,
+        deltas: Mapping[str, tuple[bytes, bytes]] | None = None,
     ) -> None:
-        files = []
+        """`deltas` are, by path, the former content of a file and its delta."""
+        files: list[dict[str, Any]] = []
         for path, data in (contents or {}).items():
-            digest = sha256(data).hexdigest()
-            self.blobs[digest] = data
-            files.append({"path": path, "sha256": digest, "size": len(data)})
+            file = {"path": path, "sha256": self.keep(data), "size": len(data)}
+            if deltas and path in deltas:
+                old, delta = deltas[path]
+                told = {"old": self.keep(old), "sha256": self.keep(delta), "size": len(delta)}
+                file["deltas"] = [told]
+            files.append(file)
         content = json.dumps({"number": number, "main": main, "files": files}).encode()
         path = f"m/{number}.json"
         self.manifests[f"m/{number}"] = content
         self.repository = add_target(self.repository, self.private, path, content, {}, now)
         self.serve()
+
+    def keep(self, data: bytes) -> str:
+        digest = sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return digest
 
     def serve(self) -> None:
         self.files = dict(self.repository.files)
@@ -83,6 +94,9 @@ class Site:
     def call(self, method: str, path: str) -> bytes:
         kind, _, name = path.removeprefix("/edge/v1/").partition("/")
         if kind == "files":
+            self.sent.append(name)
+            if name not in self.blobs:
+                raise ServerFileMissing(name)
             return self.blobs[name]
         if kind == "manifests":
             return self.manifests[name]

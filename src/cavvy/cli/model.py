@@ -10,7 +10,14 @@ from cavvy.cli.reach.session import any_project_option, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.output import TableColumn, json_option, output_option, rows_out
+from cavvy.cli.view.output import (
+    TableColumn,
+    json_option,
+    json_out,
+    output_option,
+    pairs_out,
+    rows_out,
+)
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -74,8 +81,6 @@ def publish(
             ),
         )
     if output == "json":
-        from cavvy.cli.view.output import json_out
-
         json_out(made)
         return
     click.echo(f"published {made.name}: {made.main}, {formatting.show_size(made.size)}")
@@ -115,6 +120,49 @@ def list_all(project: str | None, output: str) -> None:
         TableColumn("created_at", "CREATED", formatting.show_time, drop=4),
     ]
     rows_out(columns, rows, output, empty="no models; `cavvy model publish` publishes one")
+
+
+@command.command("show")
+@click.argument("name", metavar="MODEL@NUMBER")
+@project_option
+@json_option
+def show(name: str, project: str, output: str) -> None:
+    """Show a version of a model: its files, what was measured, and what devices fetch for it.
+
+    A device that serves a former version fetches a delta, if it is smaller than the file.
+    """
+    from cavvy.client.edge_wire import list_models
+
+    with session() as client:
+        known = [each for each in list_models(client, project) if each.project == project]
+    found = next((each for each in known if each.name == name), None)
+    if found is None:
+        same = [each.name for each in known if each.model == name.partition("@")[0]]
+        raise CommandFailure(
+            f"project {project} has no model {name}",
+            f"expected MODEL@NUMBER; published: {', '.join(same or [each.name for each in known])}"
+            if known
+            else "`cavvy model publish` publishes one",
+        )
+    if output == "json":
+        json_out(found)
+        return
+    pairs: dict[str, object] = {
+        "model": found.name,
+        "main": found.main,
+        "job": found.job or "none",
+        "residency": found.residency or "anywhere",
+        "by": found.made_by,
+        "created": formatting.show_time(found.created_at),
+    }
+    for each in found.files:
+        told = [
+            f"{formatting.show_size(size)} from {base} ({size / each.size:.1%})"
+            for base, size in each.deltas.items()
+        ]
+        pairs[each.path] = ", or ".join([formatting.show_size(each.size), *told])
+    pairs |= {key: f"{value:g}" for key, value in found.notes.items()}
+    pairs_out(list(pairs.items()))
 
 
 def _upload(client: "ApiClient", project: str, source: Path) -> str:

@@ -73,11 +73,13 @@ class ModelAsk(Ask, frozen=True, kw_only=True):
 
 
 class PublishedFileView(Answer, frozen=True, kw_only=True):
-    """A file of a model."""
+    """A file of a model. `deltas` has the bytes that a device fetches instead if it serves one of
+    these versions."""
 
     path: str
     sha256: str
     size: int
+    deltas: dict[str, int]
 
 
 class ModelView(Answer, frozen=True, kw_only=True):

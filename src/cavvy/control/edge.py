@@ -28,6 +28,7 @@ from cavvy.control.decide.rollouts import (
     order_devices,
 )
 from cavvy.control.job_service import JobServiceError
+from cavvy.control.model_deltas import choose_bases, make_deltas
 from cavvy.control.model_repository import (
     RepositoryMissing,
     add_target,
@@ -46,7 +47,8 @@ from cavvy.domain.edge import (
     Rollout,
     RolloutPhase,
 )
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, asdict, replace
+from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore
 from cavvy.store.secrets import SecretSealer
@@ -58,6 +60,7 @@ _FRESH = timedelta(seconds=30)  # after which the rows that other servers may ha
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"[0-9a-f]{64}")
+_DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
 _KEYS = "edge-models"  # the name to which the sealed private keys are bound
 
 
@@ -173,9 +176,11 @@ class EdgeService:
     async def models(self, projects: ProjectFilter) -> Sequence[ModelVersion]:
         return await self._store.edge.models.list(projects)
 
-    async def publish(self, model: ModelVersion, sealer: SecretSealer) -> ModelVersion:
-        """Store and sign the next version of a model; the number in its name is ignored. Raises
-        ModelRefused."""
+    async def publish(
+        self, model: ModelVersion, sealer: SecretSealer, blobs: BlobStore
+    ) -> ModelVersion:
+        """Store and sign the next version of a model, with deltas from those that devices have; the
+        number in its name is ignored. Raises ModelRefused."""
         base = model.model
         if _NAME.fullmatch(base) is None:
             raise ModelRefused(
@@ -185,6 +190,10 @@ class EdgeService:
         if model.main not in {each.path for each in model.files}:
             files = ", ".join(sorted(each.path for each in model.files)[:4])
             raise ModelRefused(f"the model has no file {model.main}; it has {files}")
+        models = await self.models(model.project)
+        bases = choose_bases(model, models, await self.rollouts(model.project))
+        if bases:
+            model = await asyncio.to_thread(_add_deltas, blobs, model, bases)
         for _ in range(_TRIES):
             known = [each for each in await self.models(model.project) if each.model == base]
             number = max((each.number for each in known), default=0) + 1
@@ -351,7 +360,7 @@ class EdgeService:
         device = await self.find(project, name)
         known = await self._read(project)
         if not any(
-            digest == file.sha256
+            digest == file.sha256 or any(digest == delta.sha256 for delta in file.deltas)
             for each in known.models.values()
             if _may_have(device, each)
             for file in each.files
@@ -519,9 +528,31 @@ class EdgeService:
 
 def make_manifest(model: ModelVersion) -> bytes:
     """Return the signed description of a model version, whose hash the repository names."""
-    files = [{"path": each.path, "sha256": each.sha256, "size": each.size} for each in model.files]
+    files = [
+        {"path": each.path, "sha256": each.sha256, "size": each.size}
+        | ({"deltas": [asdict(delta) for delta in each.deltas]} if each.deltas else {})
+        for each in model.files
+    ]
     told = {"model": model.model, "number": model.number, "main": model.main, "files": files}
     return json.dumps(told, sort_keys=True).encode()
+
+
+def _add_deltas(
+    blobs: BlobStore, model: ModelVersion, bases: Sequence[ModelVersion]
+) -> ModelVersion:
+    """Return the version with deltas, and a snapshot that keeps them as long as its files."""
+    files = make_deltas(blobs, model, bases)
+    made = {delta.sha256: delta for file in files for delta in file.deltas}
+    if not made:
+        return model
+    fresh = [
+        FolderEntry(path=f"{_DELTAS}/{name}", size=each.size, mode=0o644, sha256=name)
+        for name, each in sorted(made.items())
+    ]
+    manifest = encode_manifest([*read_entries(blobs, model.snapshot), *fresh])
+    snapshot = hashlib.sha256(manifest).hexdigest()
+    blobs.put(snapshot, [manifest])
+    return replace(model, files=files, snapshot=snapshot)
 
 
 def _may_have(device: EdgeDevice, model: ModelVersion) -> bool:

@@ -84,12 +84,23 @@ class EdgeSample(Struct, frozen=True, kw_only=True):
     body: str
 
 
+class ModelDelta(Struct, frozen=True, kw_only=True):
+    """What makes a file of a model from its former content, the one with the SHA-256 `old` in the
+    version `base`. `sha256` and `size` are those of the delta."""
+
+    base: int
+    old: str
+    sha256: str
+    size: int  # bytes
+
+
 class ModelFile(Struct, frozen=True, kw_only=True):
     """A file of a model."""
 
     path: str
     sha256: str
     size: int  # bytes
+    deltas: tuple[ModelDelta, ...] = ()
 
 
 class ModelVersion(Struct, frozen=True, kw_only=True):

@@ -419,8 +419,8 @@ class DeviceProgram:
         told = process.communicate()[1].strip()[-300:]
         model = self._models[name]
         problem = f"{name}@{number} was not fetched: {told}" if process.returncode else None
-        if problem is not None:
-            say(problem)
+        if problem or told:
+            say(problem or told)
         model.fetched(problem)
         if process.returncode == 3:
             model.trouble = ""

@@ -3,7 +3,8 @@ NUMBER [MIB_PER_S]`. It runs in a process of its own, because it needs `tuf` and
 
 The version's manifest is trusted only as far as the project's signed lists name it (The Update
 Framework); the files are trusted because the manifest has their SHA-256. A file that the served
-version has too is linked instead of fetched, and a fetch that was cut goes on where it ended.
+version has too is linked instead of fetched; one that has a delta from a file of the served version
+is made from both; and a fetch that was cut goes on where it ended.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tuf.api.exceptions import (
 )
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
+from cavvy.edge.delta import apply_delta
 from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing, read_pieces
 from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_tree, write_json
 
@@ -70,7 +72,9 @@ def fetch_with(
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if hash_file(path) == each["sha256"]:
             continue
-        if not _link(known.get(each["sha256"]), each["sha256"], f"{slot}/linked", path):
+        if _link(known.get(each["sha256"]), each["sha256"], f"{slot}/linked", path):
+            continue
+        if not _fetch_delta(calls, each, known, slot, path, mib_per_s):
             _fetch_file(calls, each, f"{slot}/{each['sha256']}.part", path, mib_per_s)
     slots.finish(manifest)
 
@@ -119,6 +123,66 @@ def _link(known: str | None, sha256: str, fresh: str, path: str) -> bool:
     return True
 
 
+def _fetch_delta(
+    calls: DeviceCalls,
+    wanted: dict[str, Any],
+    known: dict[str, str],
+    slot: str,
+    path: str,
+    mib_per_s: float | None,
+) -> bool:
+    """Fetch a delta, and make the file from it and the served version's. Return False if there is
+    none, or if anything about it is wrong: the file is then fetched whole. Raises OSError if the
+    connection ends, and the delta is to be gone on with later."""
+    for delta in wanted.get("deltas", ()):
+        old, name, size = known.get(delta["old"]), delta["sha256"], delta["size"]
+        if old is None or size >= wanted["size"] or hash_file(old) != delta["old"]:
+            continue
+        packed, part, made = f"{slot}/{name}.delta", f"{slot}/{name}.part", f"{slot}/{name}.made"
+        had, problem = _size(part), ""
+        try:
+            if hash_file(packed) != name:
+                told = {"path": f"{wanted['path']} (delta)", "sha256": name, "size": size}
+                _fetch_file(calls, told, part, packed, mib_per_s)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and _size(part) > had:
+                raise
+            problem = str(error)
+        problem = problem or _make_file(old, packed, made, wanted)
+        if not problem:
+            os.rename(made, path)
+        for each in (made, packed):
+            if os.path.exists(each):
+                os.unlink(each)
+        if not problem:
+            return True
+        sys.stderr.write(f"{wanted['path']} is fetched whole: its delta failed: {problem}\n")
+    return False
+
+
+def _make_file(old: str, packed: str, made: str, wanted: dict[str, Any]) -> str:
+    """Write the file that a delta makes of an old one. Return what is wrong, or ""."""
+    try:
+        _check_free(os.path.dirname(made), wanted["size"])
+        with open(old, "rb") as before, open(packed, "rb") as delta, open(made, "wb") as file:
+            for piece in apply_delta(before, delta, wanted["size"]):
+                file.write(piece)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return "" if hash_file(made) == wanted["sha256"] else "it makes another SHA-256"
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def _check_free(folder: str, missing: int) -> None:
+    """Raises OSError if the disk has no space for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < missing + _SPARE_BYTES:
+        raise OSError(f"the disk has {free >> 20} MiB free; {missing / 2**20:.1f} are missing")
+
+
 def _fetch_file(
     calls: DeviceCalls, wanted: dict[str, Any], part: str, path: str, mib_per_s: float | None
 ) -> None:
@@ -137,12 +201,8 @@ def _fetch_file(
 
 def _receive(calls: DeviceCalls, wanted: dict[str, Any], part: str, limit: float | None) -> None:
     size, since, received = wanted["size"], time.monotonic(), 0
-    have = min(os.path.getsize(part), size) if os.path.exists(part) else 0
-    free = shutil.disk_usage(os.path.dirname(part)).free
-    if free < size - have + _SPARE_BYTES:
-        raise OSError(
-            f"the disk has {free >> 20} MiB free; {(size - have) / 2**20:.1f} are missing"
-        )
+    have = min(_size(part), size)
+    _check_free(os.path.dirname(part), size - have)
     if not size:
         open(part, "wb").close()
     while have < size:

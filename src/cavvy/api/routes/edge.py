@@ -144,9 +144,8 @@ async def publish(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.ModelAsk
 ) -> wire.ModelView:
     await app_state.store.archive.check(project)
-    files = await app_state.control_plane.edge.list_files(
-        app_state.blobs.of(project), ask.snapshot, ask.below
-    )
+    blobs = app_state.blobs.of(project)
+    files = await app_state.control_plane.edge.list_files(blobs, ask.snapshot, ask.below)
     model = ModelVersion(
         project=project,
         name=f"{ask.name}@0",
@@ -160,7 +159,7 @@ async def publish(
         notes=ask.notes,
     )
     note_change(request, after={"model": ask.name, "snapshot": ask.snapshot})
-    return _model(await app_state.control_plane.edge.publish(model, app_state.sealer))
+    return _model(await app_state.control_plane.edge.publish(model, app_state.sealer, blobs))
 
 
 @router.get("/v1/rollouts", "List the rollouts, newest first.", rule=in_query(Permission.VIEW))
@@ -625,7 +624,14 @@ def _device_model(model: ModelReport) -> wire.DeviceModelView:
 
 
 def _model(model: ModelVersion) -> wire.ModelView:
-    files = [view(wire.PublishedFileView, each) for each in model.files]
+    files = [
+        view(
+            wire.PublishedFileView,
+            each,
+            deltas={f"{model.model}@{one.base}": one.size for one in each.deltas},
+        )
+        for each in model.files
+    ]
     return view(wire.ModelView, model, files=files, notes=dict(model.notes))
 
 
