@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from cavvy.cli.init import TEMPLATES
 from cavvy.cli.main import cli
 from cavvy.spec.wheel import NAME, make_wheel, write_wheel
-from cavvy.task_files import parse_task
+from cavvy.task_files import ReadOptions, load_tasks
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -93,16 +93,17 @@ def test_a_template_is_a_valid_task_and_a_program(name: str, tmp_path: Path) -> 
     said = CliRunner().invoke(cli, ["init", "--template", name, str(tmp_path / "it")])
     assert said.exit_code == 0, said.output
     folder = tmp_path / "it"
-    assert {path.name for path in folder.iterdir()} >= {"task.yaml", "train.py", "requirements.txt"}
+    program = next(folder / each for each in ("train.py", "main.py") if (folder / each).exists())
     text = (folder / "task.yaml").read_text()
-    assert parse_task(text, file=str(folder / "task.yaml")).name == name
-    for program in folder.glob("*.py"):
-        tree = ast.parse(program.read_text())
-        assert ast.get_docstring(tree), "it says what it is"
+    assert ("requirements.txt" in text) == (folder / "requirements.txt").exists()
+    options = ReadOptions(serves="\nservice:" in text)
+    assert load_tasks(folder / "task.yaml", options=options)[0].task.name == name
+    assert re.match("# .{20,120}\n", text), "--list shows it"
+    for each in folder.glob("*.py"):
+        assert ast.get_docstring(ast.parse(each.read_text())), "it says what it is"
     # what the task passes on is what the program takes
-    program_text = (folder / "train.py").read_text()
     for option in set(re.findall(r"(--[a-z-]+) \$\{\{ params", text)):
-        assert f'"{option}"' in program_text, option
+        assert f'"{option}"' in program.read_text(), option
 
 
 @pytest.mark.system

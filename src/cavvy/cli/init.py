@@ -13,7 +13,7 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     from cavvy.spec.starter import StarterAnswers
 
-# One folder per template, with a task file, a program and its requirements.
+# One folder per template: a task file, a program and, if it needs packages, their names.
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
@@ -104,11 +104,12 @@ def _copy_template(name: str, folder: Path) -> None:
     except OSError as error:
         raise CommandFailure(f"cannot write to {folder}: {error.strerror}") from error
     click.echo(f"wrote {', '.join(str(folder / each) for each in files)}")
-    _next_steps(f"{folder}/task.yaml")
+    _next_steps(f"{folder}/task.yaml", serves=b"\nservice:" in files["task.yaml"])
 
 
-def _next_steps(file: str) -> None:
-    click.echo(f"see the cost: cavvy plan {file}    run the task: cavvy run {file}")
+def _next_steps(file: str, *, serves: bool = False) -> None:
+    start = "start the service: cavvy serve" if serves else "run the task: cavvy run"
+    click.echo(f"see the cost: cavvy plan {file}    {start} {file}")
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
@@ -121,7 +122,7 @@ def _read_template(folder: Path) -> dict[str, bytes]:
 
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
     if (
-        b"cavvy[train]" in files["requirements.txt"]
+        b"cavvy[train]" in files.get("requirements.txt", b"")
         and make_wheel(distribution("cavvy")) is not None
     ):
         for name, old, new in (
