@@ -230,6 +230,13 @@ def kill_gang(home: Path) -> None:
     """Simulate a power cut: kill the agent and all its processes at once."""
     [path] = (home / "providers/local/agents").glob("*/0/agent.json")
     agent = json.loads(path.read_text())["pid"]
+    for pid in find_processes(agent):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def find_processes(root: int) -> list[int]:
+    """Return a process and all below it."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -238,14 +245,12 @@ def kill_gang(home: Path) -> None:
                     Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[1]
                 )
                 children.setdefault(parent, []).append(int(entry))
-    todo, tree = [agent], [agent]
+    todo, tree = [root], [root]
     while todo:
         below = children.get(todo.pop(), [])
         todo += below
         tree += below
-    for pid in tree:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    return tree
 
 
 def sum_lives(home: Path, job: JobDetail) -> int:

@@ -36,7 +36,7 @@ _SECTIONS = {
         "JobEvent",
         "FigureSeries",
     ),
-    "Arrays": ("JobArray", "AsyncJobArray", "ArrayResult"),
+    "Arrays": ("JobArray", "AsyncJobArray", "ArrayResult", "RowProgress"),
     "Own hosts, shares and policies": (
         "OwnHost",
         "HostHolder",

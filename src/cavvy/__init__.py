@@ -6,7 +6,7 @@ Task`. To keep the import fast, each name is loaded from `cavvy.sdk` when it is 
 
 TYPE_CHECKING = False  # set without importing `typing`, because every command imports this module
 if TYPE_CHECKING:
-    from cavvy.sdk.array import ArrayResult, JobArray
+    from cavvy.sdk.array import ArrayResult, JobArray, RowProgress
     from cavvy.sdk.async_client import AsyncClient, AsyncJob, AsyncJobArray
     from cavvy.sdk.client import Client
     from cavvy.sdk.errors import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         ResourceChoice,
         Resources,
         Retry,
+        RowBatch,
         Schedule,
         Setup,
         VolumeMount,
@@ -101,6 +102,8 @@ __all__ = [
     "ResourceChoice",
     "Resources",
     "Retry",
+    "RowBatch",
+    "RowProgress",
     "Schedule",
     "ServerUnavailable",
     "Setup",
@@ -136,7 +139,7 @@ _MODULES = {
         "errors",
     ),
     "Job": "job",
-    "JobArray": "array",
+    **dict.fromkeys(("JobArray", "RowProgress"), "array"),
     **dict.fromkeys(
         ("CostItem", "FigureSeries", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"
     ),

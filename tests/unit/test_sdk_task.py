@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 import cavvy
-from cavvy import InvalidTask, Resources, Task
+from cavvy import InvalidArgument, InvalidTask, Resources, Task
+from cavvy.sdk.task import make_batch
 from cavvy.sdk.values import to_plain, write_text
 from cavvy.spec import keys
 from cavvy.spec.fields.hints import sections
@@ -39,6 +41,7 @@ TABLES: dict[str, Any] = {
     "volumes": keys.VolumeMount,
     "checkpoint": keys.Checkpoint,
     "group": keys.Group,
+    "batch": keys.RowBatch,
     "stop_early": keys.StopEarly,
     "limits": keys.Limits,
     "limits.idle": keys.IdleGpus,
@@ -268,3 +271,23 @@ def test_importing_cavvy_loads_nothing_else() -> None:
     code = "import sys; before = set(sys.modules); import cavvy; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["cavvy"]
+
+
+def test_rows_are_mapped_by_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rows_code.py").write_text("def run(rows): return rows\nself = lambda rows: rows\n")
+    module = import_module("rows_code")
+    task = make_batch(module.run, "rows.jsonl", "out", 7, {"parallel": 3, "name": "many"})
+    found = task._load().task
+    assert found.run.endswith(f"--output {tmp_path}/out --rows 7 --function rows_code:run")
+    assert (found.name, len(found.array[0].indices)) == ("many", 3)
+    command = make_batch("wc -l", "s3://b/rows.jsonl", "/out", None, {})._load().task
+    assert command.run.endswith("--rows 1000 --command 'wc -l'")
+    for wrong in (module.self, len, json.dumps):
+        with pytest.raises(InvalidArgument, match="run: "):
+            make_batch(wrong, "rows.jsonl", "out", None, {})
+    with pytest.raises(TypeError, match="output is missing"):
+        make_batch("wc -l", "rows.jsonl", None, None, {})
+    with pytest.raises(InvalidTask, match=r"batch\.rows|too small"):
+        make_batch("wc -l", "rows.jsonl", "/out", 0, {})

@@ -1,6 +1,7 @@
 """The task file: what each key means, and what each mistake is told."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
+    IndexRange,
     JobLimits,
     JobSchedule,
     NetworkNeed,
@@ -412,6 +414,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "group": {"name": "g", "helper": True},
     ": best": {"sweep": {"lr": [1, 2]}},
     ": stop_early": {"sweep": {"lr": [1, 2]}, "best": "val_loss:min"},
+    "batch": {"input": "a.jsonl", "output": "/b"},
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
     "retry": {"exit": 1},
     "setup": {"run": "make"},
@@ -492,6 +495,8 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         **({"workdir": "."} if "setup" in document or path == "image" or name == "image" else {}),
         **document,
     }
+    if "function" in document.get("batch", {}):
+        del document["run"]
     task = parse_task(json.dumps(document), now=NOW)
     assert task != parse_task("run: x\nparams: {lr: 1}")
 
@@ -644,3 +649,40 @@ def test_the_error_of_a_section_shows_an_example(text: str) -> None:
     said = one(text)
     assert "`inputs: [{source: s3://bucket/images/, target: data/images}]`" in said
     assert "belong to `workdir`" in said
+
+
+def test_a_batch_is_an_array_that_runs_our_program() -> None:
+    text = "{batch: {input: 's3://b/rows/x.parquet', output: /out/, workers: 3}, run: './a \"$B\"'}"
+    task = parse_task(text)
+    assert task.array == (IndexRange(0, 2, 1),)
+    assert [(each.source, each.target) for each in task.inputs] == [
+        ("s3://b/rows/x.parquet", ".cavvy/input/x.parquet")
+    ]
+    assert task.workdir is None
+    assert task.run == (
+        "exec python3 .cavvy/batch.py --input .cavvy/input/x.parquet --output /out --rows 1000 "
+        "--command './a \"$B\"'"
+    )
+    local = parse_task("batch: {input: rows.jsonl, output: /out, function: 'm:f', rows: 5}")
+    assert local.workdir == Workdir(path=".")
+    assert local.run.endswith("--input rows.jsonl --output /out --rows 5 --function m:f")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("batch: {input: a, output: /b}", "the batch runs nothing"),
+        ("{batch: {input: a, output: /b, function: 'm:f'}, run: x}", "are both set"),
+        ("{batch: {input: a, output: b}, run: x}", "'b' is not an absolute path"),
+        ("{batch: {input: ../a, output: /b}, run: x}", "leads out of the working folder"),
+        ("{batch: {input: a, output: /b, function: m.f}}", "does not name a function"),
+        ("{batch: {input: a, output: /b, format: csv}, run: x}", "is not one of the choices"),
+        ("{batch: {input: a, output: /b}, run: x, array: 0-3}", "cannot be used with `batch`"),
+        ("{batch: {input: a, output: /b}, run: x, service: {port: 1}}", "cannot be used with"),
+        ("{batch: rows.jsonl, run: x}", "`batch` is"),
+        ("{batch: {input: a}, run: x}", "`batch.output` is missing"),
+    ],
+)
+def test_a_wrong_batch_says_why(text: str, told: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(told)):
+        parse_task(text)

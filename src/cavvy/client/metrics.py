@@ -1,16 +1,19 @@
 """The values that a job's program reports."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from cavvy.domain.units import format_energy, format_grams
 
 if TYPE_CHECKING:
+    from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.wire import EnergyView, JobDetail, NodeView, SeriesView
 
 
 _LEAST_RANKS = 3  # whose median tells what is usual
+_LONGEST_S = 10 * 365 * 24 * 3600  # a longer forecast says nothing
 _STRAGGLES = 1.3  # times the median; ranks of equal machines differ by a few percent
 # Names of telemetry values for the time since the work began, or since the GPUs were last used,
 # which agents report in addition to the current use.
@@ -49,6 +52,62 @@ def describe_energy(energy: "EnergyView") -> str:
     if energy.unplaced_j:
         rest = f", without {format_energy(energy.unplaced_j)} in unknown countries"
     return f"{text}, {format_grams(energy.co2_g)} of CO2 (grid of {years}{rest})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchProgress:
+    """How far a batch is. `before` rows had results when the batch was submitted. `left_s` and
+    `total_micros` are forecasts at the present speed and cost; None if nothing is known yet.
+    """
+
+    done: int
+    total: int
+    before: int
+    rows_per_s: float
+    spent_micros: int
+
+    @property
+    def left_s(self) -> float | None:
+        left = self.total - self.done
+        return left / self.rows_per_s if left < self.rows_per_s * _LONGEST_S else None
+
+    @property
+    def micros_per_million(self) -> int | None:
+        """The cost of a million rows in micro-dollars, with all that was lost to preemptions."""
+        own = self.done - self.before
+        return round(self.spent_micros * 1_000_000 / own) if own > 0 else None
+
+    @property
+    def total_micros(self) -> int | None:
+        rate = self.micros_per_million
+        left = self.total - self.done
+        return None if rate is None else self.spent_micros + round(rate * left / 1_000_000)
+
+
+def measure_batch(found: "ArrayDetail") -> BatchProgress | None:
+    """Return the progress of a batch from what its jobs have reported, or None if the array is no
+    batch or no job has begun. Jobs report the rows of the whole batch or, if they cannot see the
+    results of others, their own part of it."""
+
+    def read(progress: Mapping[str, float | str], name: str) -> float:
+        value = progress.get(name)
+        return value if isinstance(value, int | float) and 0 <= value < 1e15 else 0
+
+    told = [job for job in found.jobs if read(job.progress, "batch_rows")]
+    if not told:
+        return None
+    total = max(read(job.progress, "batch_rows") for job in told)
+    done = [read(job.progress, "done") for job in told]
+    before = [read(job.progress, "before_rows") for job in told]
+    parts = any(read(job.progress, "total") < total for job in told)
+    running = [job for job in told if job.phase == "running"]
+    return BatchProgress(
+        done=int(min(total, sum(done) if parts else max(done))),
+        total=int(total),
+        before=int(min(total, sum(before) if parts else max(before))),
+        rows_per_s=sum(read(job.progress, "rows_per_s") for job in running),
+        spent_micros=found.array.spent_micros,
+    )
 
 
 def find_share(progress: Mapping[str, float | str]) -> float | None:

@@ -2,10 +2,12 @@
 
 import time
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from cavvy.client.array_wire import read_array, remove_array, retry_array, stop_array
-from cavvy.client.metrics import figures
+from cavvy.client.metrics import figures, measure_batch
+from cavvy.domain.units import Money
 from cavvy.sdk.arguments import check_text, read_seconds
 from cavvy.sdk.errors import CavvyError, WaitTimeout
 from cavvy.sdk.job import Job
@@ -32,6 +34,20 @@ class ArrayResult:
     metrics: dict[str, float | str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowProgress:
+    """How far a batch is: its rows, and its costs in US dollars. `left_s` and `total_cost` are
+    forecasts, None if they are unknown. `cost_per_million` rows includes what preemptions cost."""
+
+    done: int
+    total: int
+    rows_per_s: float
+    left_s: float | None
+    cost: Decimal
+    cost_per_million: Decimal | None
+    total_cost: Decimal | None
+
+
 class JobArray:
     """An array of jobs. `Client.submit_array` and `Client.array` return arrays. `id`, `name` and
     `project` never change. Every method may raise CavvyError.
@@ -46,6 +62,21 @@ class JobArray:
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each phase."""
         return self._read().array.members
+
+    def progress(self) -> RowProgress | None:
+        """Return how far a batch is, or None if no job has begun, or if the array is no batch."""
+        found = measure_batch(self._read())
+        if found is None:
+            return None
+        return RowProgress(
+            done=found.done,
+            total=found.total,
+            rows_per_s=found.rows_per_s,
+            left_s=found.left_s,
+            cost=Money(found.spent_micros).usd,
+            cost_per_million=_to_usd(found.micros_per_million),
+            total_cost=_to_usd(found.total_micros),
+        )
 
     def results(self) -> list[ArrayResult]:
         """Return the jobs with their parameters and metrics, sorted by index."""
@@ -114,6 +145,10 @@ class JobArray:
     def _read(self) -> "ArrayDetail":
         with self._connections.use() as connection:
             return read_array(connection, self.project, self.id)
+
+
+def _to_usd(micros: int | None) -> Decimal | None:
+    return None if micros is None else Money(micros).usd
 
 
 class ArrayWaiter:

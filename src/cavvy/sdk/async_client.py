@@ -12,7 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack
 
 from cavvy.sdk.arguments import list_after
-from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray
+from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray, RowProgress
 from cavvy.sdk.client import Client
 from cavvy.sdk.errors import CavvyError
 from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
@@ -182,6 +182,10 @@ class AsyncJobArray:
         """See `JobArray.counts`."""
         return await self._threads.run(self._array.counts)
 
+    async def progress(self) -> RowProgress | None:
+        """See `JobArray.progress`."""
+        return await self._threads.run(self._array.progress)
+
     async def results(self) -> list[ArrayResult]:
         """See `JobArray.results`."""
         return await self._threads.run(self._array.results)
@@ -298,16 +302,27 @@ class AsyncClient:
 
     async def map(
         self,
-        run: str,
-        items: Iterable[str | int | float | bool],
+        run: str | Callable[..., object],
+        items: Iterable[str | int | float | bool] | str | PathLike[str],
         *,
+        output: str | PathLike[str] | None = None,
+        rows: int | None = None,
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
         **keys: Unpack["TaskKeys"],
     ) -> AsyncJobArray:
         """See `Client.map`."""
         client = await self._connect()
-        submit = partial(client.map, run, items, consent=consent, max_cost=max_cost, **keys)
+        submit = partial(
+            client.map,
+            run,
+            items,
+            output=output,
+            rows=rows,
+            consent=consent,
+            max_cost=max_cost,
+            **keys,
+        )
         return AsyncJobArray(await self._threads.run(submit), self._threads)
 
     async def array(self, name: str, *, project: str | None = None) -> AsyncJobArray:

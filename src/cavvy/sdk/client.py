@@ -1,7 +1,7 @@
 """The client for notebooks and scripts: submits tasks and finds jobs."""
 
 import getpass
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from itertools import islice
@@ -52,7 +52,7 @@ from cavvy.sdk.operation import (
 )
 from cavvy.sdk.status import Phase, read_detail, read_listing
 from cavvy.sdk.submission import SubmitOptions, submit_task
-from cavvy.sdk.task import Task
+from cavvy.sdk.task import Task, make_batch
 
 if TYPE_CHECKING:
     from cavvy.spec.fields.task import TaskKeys
@@ -172,9 +172,11 @@ class Client:
 
     def map(
         self,
-        run: str,
-        items: Iterable[str | int | float | bool],
+        run: str | Callable[..., object],
+        items: Iterable[str | int | float | bool] | str | PathLike[str],
         *,
+        output: str | PathLike[str] | None = None,
+        rows: int | None = None,
         consent: bool = False,
         max_cost: str | float | Decimal | None = None,
         **keys: Unpack["TaskKeys"],
@@ -183,11 +185,20 @@ class Client:
         command reads its item from the variable CAVVY_PARAM_ITEM, or contains it as
         `${{ params.item }}`. `keys` are keys of `Task`, such as `parallel`, `name` and `resources`.
         Other arguments are as for `submit`. Raises InvalidTask, NoOffer, ConsentNeeded.
+
+        If `items` is a path or URL of rows, they are processed as a [batch](task-file.md#batch):
+        each row exactly once, in shards of at most `rows` rows, by `parallel` jobs, which write
+        their results to the folder `output`. `run` is a command, or a function in a module of the
+        current folder. See `JobArray.progress`.
         """
-        if isinstance(items, str):
-            raise TypeError("items must be a list, not a string")
-        sweep = {"item": [*islice(items, MOST_MEMBERS + 1)]}  # a generator may have no end
-        task = Task(run, **keys, sweep=sweep)  # type: ignore[misc]  # a sweep in keys: a TypeError
+        if isinstance(items, (str, PathLike)):
+            task = make_batch(run, fspath(items), output, rows, keys)
+        else:
+            if not isinstance(run, str) or output is not None or rows is not None:
+                hint = "functions, `output` and `rows` are for a file or folder of rows"
+                raise TypeError(f"items is no path: {hint}")
+            sweep = {"item": [*islice(items, MOST_MEMBERS + 1)]}  # a generator may have no end
+            task = Task(run, **keys, sweep=sweep)  # type: ignore[misc]  # a sweep in keys: TypeError
         return self.submit_array(task, consent=consent, max_cost=max_cost)
 
     def array(self, name: str, *, project: str | None = None) -> JobArray:

@@ -1,14 +1,15 @@
 """A task that is described in Python or read from a task file."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from cavvy.domain.values import replace
 from cavvy.sdk.arguments import check_params, check_type
-from cavvy.sdk.errors import InvalidTask
+from cavvy.sdk.errors import InvalidArgument, InvalidTask
 from cavvy.sdk.values import to_plain, to_scalar, write_text
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ class Task:
     def __init__(self, run: str, **keys: Unpack["TaskKeys"]) -> None:
         check_type(run, str, "run")
         table = {name: to_plain(value, name) for name, value in keys.items() if value is not None}
-        self._set(Path.cwd() / _SHOWN, write_text({**table, "run": str(run)}), {}, "cavvy", {})
+        if run or "batch" not in table:  # a batch may run a function
+            table["run"] = str(run)
+        self._set(Path.cwd() / _SHOWN, write_text(table), {}, "cavvy", {})
 
     @classmethod
     def from_file(
@@ -106,6 +109,47 @@ class Task:
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
+
+
+def make_batch(
+    run: str | Callable[..., object],
+    source: str,
+    output: str | PathLike[str] | None,
+    rows: int | None,
+    keys: "TaskKeys",
+) -> Task:
+    """Return the task that processes the rows of a file, folder or URL. Raises InvalidTask,
+    InvalidArgument, TypeError."""
+    if output is None:
+        raise TypeError("output is missing: the folder for the results of the rows")
+    target = fspath(output)
+    if "://" not in target:
+        target = str(Path(target).absolute())
+    batch: dict[str, object] = {"input": source, "output": target}
+    if rows is not None:
+        batch["rows"] = rows
+    own = {name: value for name, value in keys.items() if name != "parallel"}
+    if (workers := keys.get("parallel")) is not None:
+        batch["workers"] = workers
+    if callable(run):
+        batch["function"], run = _name_function(run), ""
+    return Task(run, **own, batch=batch)  # type: ignore[arg-type]  # checked; own batch: TypeError
+
+
+def _name_function(function: Callable[..., object]) -> str:
+    """Return MODULE:FUNCTION, by which a node can import the function from the working folder."""
+    module = getattr(function, "__module__", None) or ""
+    name = getattr(function, "__qualname__", "")
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    if not name.replace(".", "").isidentifier() or module in ("", "__main__") or not file:
+        raise InvalidArgument(
+            f"run: nodes cannot import {name or function!r}",
+            "write the function into a module of the current folder, and import it from there",
+        )
+    if not Path(file).resolve().is_relative_to(Path.cwd().resolve()):
+        hint = "copy the module into the current folder, which is submitted"
+        raise InvalidArgument(f"run: the module {module} is not in the current folder", hint)
+    return f"{module}:{name}"
 
 
 def _scalars(params: Mapping[str, object] | None) -> dict[str, "Scalar"]:

@@ -30,6 +30,7 @@ def parse_own(
     """Read the task of a file in Cavvy's own format. `sweep` replaces the `sweep` of the file.
     Raises SpecError with every problem.
     """
+    from cavvy.spec.batch_section import expand_batch
     from cavvy.spec.engine_section import add_own_command, expand_engine
     from cavvy.spec.fields.arrays import SWEEP
     from cavvy.spec.fields.hints import elsewhere
@@ -53,7 +54,8 @@ def parse_own(
             (key, value if key.text in ("params", "sweep") else filler.fill_key(key.text, value))
             for key, value in root.entries
         )
-        root = add_own_command(expand_engine(replace(root, entries=entries), notes))
+        root = expand_batch(replace(root, entries=entries), notes)
+        root = add_own_command(expand_engine(root, notes))
     task: TaskSpec | None = TASK.read(root, notes)
     notes.check()
     assert task is not None

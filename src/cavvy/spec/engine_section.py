@@ -66,13 +66,13 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
 
     run = write(gpus)
     copied = ((url, model), *((each.url, each.path) for each in adapters))
-    root = _add_inputs(root, [pair for pair in copied if pair[0]])
+    root = add_inputs(root, [pair for pair in copied if pair[0]])
     more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
     if engine.chats:
         more |= {"models": name, "concurrency": count_at_once(engine, options)}
-    full = _complete(_add_roles(service, engine, write, gpus, notes), more)
+    full = complete(_add_roles(service, engine, write, gpus, notes), more)
     entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
-    return _complete(replace(root, entries=entries), {"run": run})
+    return complete(replace(root, entries=entries), {"run": run})
 
 
 def add_own_command(root: MapNode) -> MapNode:
@@ -80,7 +80,7 @@ def add_own_command(root: MapNode) -> MapNode:
     image = root.get("image")
     has_image = isinstance(image, MapNode) or bool(isinstance(image, ScalarNode) and image.text)
     if has_image:
-        return _complete(root, {"run": OWN_COMMAND})
+        return complete(root, {"run": OWN_COMMAND})
     return _add_group_command(root)
 
 
@@ -93,7 +93,7 @@ def _add_group_command(root: MapNode) -> MapNode:
         for _, each in (groups.entries if isinstance(groups, MapNode) else ())
     ]
     texts = [each.text for each in runs if isinstance(each, ScalarNode)]
-    return _complete(root, {"run": texts[0]}) if texts and len(texts) == len(runs) else root
+    return complete(root, {"run": texts[0]}) if texts and len(texts) == len(runs) else root
 
 
 def find_engine_files(documents: Sequence[Node]) -> Mapping[str, Path]:
@@ -134,10 +134,10 @@ def _add_roles(
                 hint = "write `run` into the group; `engine: sglang` needs none"
                 notes.add(name.mark, message, suggestion=hint)
             elif role == "router":
-                group = _complete(group, {"run": f"exec {flags}{parts}"})
+                group = complete(group, {"run": f"exec {flags}{parts}"})
             else:
                 run = write(gpus or own)
-                group = _complete(group, {"run": f"{run} {flags}" if flags else run})
+                group = complete(group, {"run": f"{run} {flags}" if flags else run})
         found.append((name, group))
     entries = tuple(
         (key, replace(groups, entries=tuple(found)) if key.text == "groups" else each)
@@ -232,11 +232,11 @@ def _place_model(source: str) -> tuple[str, str, str]:
     return f"{MODEL_FOLDER}/{last}", last, source
 
 
-def _add_inputs(root: MapNode, copied: Sequence[tuple[str, str]]) -> MapNode:
+def add_inputs(root: MapNode, copied: Sequence[tuple[str, str]]) -> MapNode:
     """Return the tree with an input for each pair of a URL and a path."""
     node, mark = root.get("inputs"), root.mark
     more = tuple(
-        _complete(MapNode(mark=mark, entries=()), {"source": url, "target": path})
+        complete(MapNode(mark=mark, entries=()), {"source": url, "target": path})
         for url, path in copied
     )
     if not more or not (node is None or isinstance(node, ListNode)):
@@ -260,7 +260,7 @@ def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
     return share
 
 
-def _complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:
+def complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:
     """Return the table, extended by the keys of `more` that the table lacks."""
     added = (
         (_scalar(table.mark, key), _scalar(table.mark, value))

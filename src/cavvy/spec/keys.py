@@ -180,6 +180,17 @@ class StopEarly(TypedDict, total=False):
     step: str
 
 
+class RowBatch(TypedDict):
+    """The rows that a function or a command processes, in shards."""
+
+    input: LocalPath
+    output: LocalPath
+    function: NotRequired[str]
+    format: NotRequired[Literal["jsonl", "parquet", "webdataset", "images"]]
+    rows: NotRequired[Whole]
+    workers: NotRequired[Whole]
+
+
 class Checkpoint(TypedDict):
     """A folder whose files are passed from one attempt to the next."""
 

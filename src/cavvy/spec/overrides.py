@@ -31,7 +31,11 @@ def _read_values(table: SectionReader) -> dict[str, Any]:
 
 _OVERRIDES = replace(
     TASK,
-    fields=tuple(replace(each, required=False) for each in TASK.fields if each.name != "params"),
+    fields=tuple(
+        replace(each, required=False)
+        for each in TASK.fields
+        if each.name not in ("params", "batch")
+    ),
     build=_read_values,
 )
 

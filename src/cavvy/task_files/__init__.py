@@ -447,11 +447,12 @@ def _parse_own(
             suggestion="use `--as skypilot` to read the file as a SkyPilot file",
         )
         raise SpecError([*error.problems, hint]) from None
+    from cavvy.spec.batch_section import find_batch_files
     from cavvy.spec.engine_section import find_engine_files
 
+    files = {**find_engine_files(documents), **find_batch_files(documents)}
     local = (
-        LocalPath(source=str(source), inside=inside)
-        for inside, source in sorted(find_engine_files(documents).items())
+        LocalPath(source=str(source), inside=inside) for inside, source in sorted(files.items())
     )
     return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,), local=tuple(local))
 

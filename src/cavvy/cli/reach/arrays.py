@@ -79,6 +79,11 @@ def follow_to_end(client: "ApiClient", array: "Submitted") -> NoReturn:
 
     with leave_running(array.project, array.name, "wait"):
         jobs = follow_array(client, array.project, array.id).jobs
+    end_array(jobs)
+
+
+def end_array(jobs: "Sequence[ArrayMemberView]") -> NoReturn:
+    """Name the jobs of an ended array that did not succeed, and exit."""
     if saved := say_saved(jobs):
         click.echo(saved, err=True)
     failed = [each for each in jobs if each.phase != "done"]

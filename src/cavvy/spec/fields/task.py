@@ -12,6 +12,7 @@ from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.after import AFTER, GROUP, check_after, check_group
 from cavvy.spec.fields.arrays import ARRAY, BEST, STOP_EARLY, SWEEP, check_early
+from cavvy.spec.fields.batch import BATCH
 from cavvy.spec.fields.image import COMMANDS, IMAGE, SETUP
 from cavvy.spec.fields.kinds import (
     FLAG,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         Param,
         Resources,
         Retry,
+        RowBatch,
         Scalar,
         Schedule,
         Service,
@@ -315,6 +317,7 @@ class TaskKeys(TypedDict, total=False):
     array: Annotated["str", ARRAY]
     sweep: Annotated["Mapping[str, Scalar | Sequence[Scalar]]", FieldSpec(SWEEP, to=())]
     parallel: Annotated["Whole", whole(1, 10_000)]
+    batch: Annotated["RowBatch", FieldSpec(BATCH, to=())]
     best: Annotated["str", BEST]
     stop_early: Annotated["str | StopEarly", STOP_EARLY]
     after: Annotated["str | Mapping[str, str] | Sequence[str | Mapping[str, str]]", AFTER]

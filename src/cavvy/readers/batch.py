@@ -1,0 +1,562 @@
+"""Runs a function or a command over the rows of files: the program of the jobs of a `batch`.
+
+The file is submitted with the task and runs on nodes, so it needs nothing but Python 3.8; only
+Parquet files need pyarrow. All jobs of a batch compute the same plan: the rows of all files, cut
+into numbered shards. The result of a shard is one file, which gets its name only when it is
+complete, and which is never replaced. So each row is in the results once, although shards are
+repeated after a job has lost its node.
+
+Jobs that share the folder of the results take one shard after another, each with a file that only
+one of them can create. A shard belongs to its job until the end: if the job starts again on another
+node, it goes on with its own shard. Jobs whose results go to a bucket cannot see each other: each
+takes every N-th shard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import glob
+import hashlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import traceback
+from contextlib import suppress
+from itertools import islice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, NamedTuple, Protocol
+
+    Row = Any  # what JSON can describe or, in WebDataset, Parquet and images, a table with bytes
+    Work = Callable[[Sequence[Row]], Iterable[Any]]
+
+    class FilePiece(NamedTuple):
+        """A piece of one file: its number of rows, and where it begins in a unit of the format."""
+
+        rows: int
+        at: int
+
+    class RowSource(Protocol):
+        """How the rows of a file are cut and read."""
+
+        endings: tuple[str, ...]
+
+        def cut(self, path: str, rows: int) -> Iterator[FilePiece]: ...
+        def read(self, path: str, part: FilePiece) -> Iterable[Row]: ...
+
+else:
+    from collections import namedtuple
+
+    FilePiece = namedtuple("FilePiece", "rows at")
+
+OWN_FOLDER = ".batch"  # in the folder of the results
+FAILURES = 3  # shards in a row whose failure ends the job
+REPORT_S = 1.0
+
+
+class WrongInput(Exception):
+    """Raised if the batch cannot run as it is written. The text says what to change."""
+
+
+class JsonLines:
+    """A row is the value of a line; empty lines are left out. `at` is an offset in bytes."""
+
+    endings: tuple[str, ...] = (".jsonl", ".ndjson")
+
+    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+        count = begin = at = 0
+        with open(path, "rb") as file:
+            for line in file:
+                at += len(line)
+                if line.isspace():
+                    continue
+                count += 1
+                if count == rows:
+                    yield FilePiece(count, begin)
+                    count, begin = 0, at
+        if count:
+            yield FilePiece(count, begin)
+
+    def read(self, path: str, part: FilePiece) -> Iterable[Row]:
+        with open(path, "rb") as file:
+            file.seek(part.at)
+            for line in islice((each for each in file if not each.isspace()), part.rows):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}: a line is no JSON: {line[:80]!r}: {error}") from None
+
+
+class ParquetTable:
+    """A row is a table of the columns. `at` is the number of the first row."""
+
+    endings: tuple[str, ...] = (".parquet",)
+
+    def _open(self, path: str) -> Any:
+        try:
+            from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]  # has no types
+        except ImportError:
+            raise WrongInput("Parquet needs pyarrow: add `setup: pip install pyarrow`") from None
+        return ParquetFile(path)
+
+    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+        with self._open(path) as file:
+            count = file.metadata.num_rows
+        for at in range(0, count, rows):
+            yield FilePiece(min(rows, count - at), at)
+
+    def read(self, path: str, part: FilePiece) -> Iterable[Row]:
+        with self._open(path) as file:
+            first = begin = 0
+            groups: list[int] = []
+            for number in range(file.num_row_groups):
+                after = first + file.metadata.row_group(number).num_rows
+                if after > part.at and first < part.at + part.rows:
+                    begin = begin if groups else first
+                    groups.append(number)
+                first = after
+            table = file.read_row_groups(groups)
+        rows: list[Row] = table.slice(part.at - begin, part.rows).to_pylist()
+        return rows
+
+
+class TarSamples:
+    """WebDataset: adjacent files of a tar file whose names are equal up to the first dot are a row,
+    {"__key__": name, ending: bytes, ...}. `at` is the offset of the first header.
+    """
+
+    endings: tuple[str, ...] = (".tar",)
+
+    def _list(self, path: str, at: int) -> Iterator[tuple[int, str, list[tarfile.TarInfo], Any]]:
+        """Yield the samples from an offset on: offset, key, members, and the open tar file."""
+        with open(path, "rb") as raw:
+            raw.seek(at)
+            with tarfile.open(fileobj=raw, mode="r:") as file:
+                key, begin = "", at
+                members: list[tarfile.TarInfo] = []
+                for member in file:
+                    if member.isfile():
+                        folder, name = os.path.split(member.name)
+                        own = os.path.join(folder, name.partition(".")[0])
+                        if own != key and members:
+                            yield begin, key, members, file
+                            members = []
+                        if not members:
+                            key, begin = own, member.offset
+                        members.append(member)
+                    # a list of millions of files would fill the memory
+                    file.members = []  # type: ignore[attr-defined]  # which is public
+                if members:
+                    yield begin, key, members, file
+
+    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+        count = begin = 0
+        for at, _, _, _ in self._list(path, 0):
+            if count == rows:
+                yield FilePiece(count, begin)
+                count = 0
+            begin = begin if count else at
+            count += 1
+        if count:
+            yield FilePiece(count, begin)
+
+    def read(self, path: str, part: FilePiece) -> Iterable[Row]:
+        for _, key, members, file in islice(self._list(path, part.at), part.rows):
+            row: dict[str, Any] = {"__key__": key}
+            for each in members:
+                ending = os.path.basename(each.name).partition(".")[2]
+                row[ending] = file.extractfile(each).read()
+            yield row
+
+
+class ImageFiles:
+    """A row is a file: {"path": its path below the input, "image": its bytes}."""
+
+    endings: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+        yield FilePiece(1, 0)
+
+    def read(self, path: str, part: FilePiece) -> Iterable[Row]:
+        with open(path, "rb") as file:
+            return [{"path": path, "image": file.read()}]
+
+
+FORMATS: dict[str, RowSource] = {
+    "jsonl": JsonLines(),
+    "parquet": ParquetTable(),
+    "webdataset": TarSamples(),
+    "images": ImageFiles(),
+}
+
+
+class BatchPlan:
+    """The shards of a batch: for each, its rows and its pieces of files. The same input gives the
+    same plan on each node. `digest` tells whether an input is the one of an earlier plan.
+    """
+
+    def __init__(self, source: str, format: str, rows: int) -> None:
+        self._source = source
+        self._files, self.format = list_files(source, format)
+        self._reader = FORMATS[self.format]
+        found = hashlib.sha256()
+        self.shards: list[tuple[int, list[tuple[str, FilePiece]]]] = []
+        waiting: list[tuple[str, FilePiece]] = []
+        for path in self._files:
+            name = os.path.relpath(path, source) if path != source else os.path.basename(path)
+            found.update(f"{name}\0{os.path.getsize(path)}\n".encode("utf-8", "surrogateescape"))
+            for part in self._cut(path, rows):
+                waiting.append((path, part))
+                # Only images share a shard; a shard of other formats is a piece of one file.
+                if self.format != "images" or len(waiting) == rows:
+                    waiting = self._close(waiting)
+        self._close(waiting)
+        self.rows = sum(count for count, _ in self.shards)
+        self.digest = found.hexdigest()
+        if not self.rows:
+            raise WrongInput(f"{source} has no rows")
+
+    def _cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+        try:
+            yield from self._reader.cut(path, rows)
+        except (ValueError, tarfile.TarError) as error:
+            raise WrongInput(f"{path} cannot be read as {self.format}: {error}") from error
+
+    def _close(self, pieces: list[tuple[str, FilePiece]]) -> list[tuple[str, FilePiece]]:
+        if pieces:
+            self.shards.append((sum(part.rows for _, part in pieces), pieces))
+        return []
+
+    def read(self, number: int) -> list[Row]:
+        """Return the rows of a shard. Raises ValueError, OSError."""
+        found: list[Row] = []
+        for path, part in self.shards[number][1]:
+            found += self._reader.read(path, part)
+        for row in found if self.format == "images" else ():
+            row["path"] = os.path.relpath(row["path"], self._source)
+        return found
+
+    def describe(self, number: int) -> str:
+        count, pieces = self.shards[number]
+        return f"shard {number} ({count:,} rows of {pieces[0][0]})"
+
+
+def list_files(source: str, format: str) -> tuple[list[str], str]:
+    """Return the files of an input in the order of their names, and their format, which the names
+    tell if `format` is "". Hidden files are left out. Raises WrongInput.
+    """
+    if not os.path.exists(source):
+        raise WrongInput(f"the input {source} does not exist on this node")
+    if os.path.isfile(source):
+        files = [source]
+    else:
+        files = []
+        for folder, below, names in os.walk(source):
+            below[:] = [each for each in below if not each.startswith(".")]
+            files += [os.path.join(folder, each) for each in names if not each.startswith(".")]
+        files.sort()
+    endings = {end: name for name, each in FORMATS.items() for end in each.endings}
+    told = {path: endings.get(os.path.splitext(path)[1].lower(), "") for path in files}
+    kinds = sorted({kind for kind in told.values() if kind})
+    if not format:
+        if len(kinds) != 1:
+            found = f"files of {' and '.join(kinds)}" if kinds else "no file with a known ending"
+            known = ", ".join(sorted(endings))
+            raise WrongInput(f"{source} has {found}; set `batch.format` (endings: {known})")
+        format = kinds[0]
+    chosen = files if os.path.isfile(source) else [each for each in files if told[each] == format]
+    if not chosen:
+        raise WrongInput(f"{source} has no files of the format {format}")
+    return chosen, format
+
+
+class ResultFolder:
+    """The folder of the results, and which shards it has."""
+
+    def __init__(self, folder: str, index: int, array: str, stored: str = "") -> None:
+        self.folder, self._index = folder, index
+        self._own = os.path.join(folder, OWN_FOLDER)
+        self._claims = os.path.join(self._own, "claims", array)
+        os.makedirs(self._claims, exist_ok=True)
+        self._stored = set[str]() if not stored else read_names(stored)
+        self._tag = f"{array}.{index}"
+        for left in glob.glob(os.path.join(glob.escape(self._own), f"*.part.{self._tag}.*")):
+            with suppress(OSError):
+                os.unlink(left)
+
+    def keep_plan(self, about: dict[str, Any]) -> None:
+        """Write what the results are of, or compare it with what they are of. Raises WrongInput."""
+        path = os.path.join(self._own, "plan.json")
+        self.put(path, (json.dumps(about, sort_keys=True) + "\n").encode())
+        with open(path, encoding="utf-8") as file:
+            earlier = json.load(file)
+        changed = [each for each in about if earlier.get(each) != about[each]]
+        if changed:
+            told = ", ".join(f"{each} was {str(earlier.get(each))[:60]}" for each in changed)
+            raise WrongInput(
+                f"{self.folder} has results of another batch: {told}; choose another output, or "
+                "remove the results"
+            )
+
+    def name(self, number: int) -> str:
+        return f"part-{number:06d}.jsonl"
+
+    def has(self, number: int) -> bool:
+        name = self.name(number)
+        return name in self._stored or os.path.exists(os.path.join(self.folder, name))
+
+    def count_before(self, shards: Mapping[int, int]) -> int:
+        """Return how many rows had results when the first job of this array began."""
+        path = os.path.join(self._claims, "before")
+        self.put(path, str(self.count(shards)).encode())
+        with open(path, encoding="utf-8") as file:
+            return int(file.read())
+
+    def count(self, shards: Mapping[int, int]) -> int:
+        """Return the number of rows whose results exist. `shards` has the rows of each shard."""
+        known = {*self._stored, *os.listdir(self.folder)}
+        return sum(rows for number, rows in shards.items() if self.name(number) in known)
+
+    def claim(self, number: int, count: int) -> bool:
+        """Return whether the shard belongs to this job, one of `count`."""
+        path = os.path.join(self._claims, str(number))
+        try:
+            # A link that leads nowhere is created with its owner in one step.
+            os.symlink(str(self._index), path)
+        except FileExistsError:
+            owner = os.readlink(path)
+            # If two jobs take the shard of an owner that is gone, the first result stays.
+            return not owner.isdigit() or int(owner) == self._index or int(owner) >= count
+        return True
+
+    def commit(self, number: int, data: bytes) -> bool:
+        """Give the results of a shard their name, unless there are results already. Returns whether
+        these are the results now. Raises OSError."""
+        return self.put(os.path.join(self.folder, self.name(number)), data)
+
+    def put(self, path: str, data: bytes) -> bool:
+        """Write a whole file on the disk under its name, unless the name is taken."""
+        if os.path.exists(path):
+            return False
+        name = f"{os.path.basename(path)}.part.{self._tag}.{os.getpid()}"
+        part = os.path.join(self._own, name)
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links, such as those of some mounted buckets
+            if os.path.exists(path):
+                return False
+            os.rename(part, path)
+            return True
+        finally:
+            with suppress(OSError):
+                os.unlink(part)
+        return True
+
+
+def tell(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def read_names(path: str) -> set[str]:
+    """Return the names in a list of stored files, one in a line; none if there is no list."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return {line.rstrip("\n") for line in file}
+    except FileNotFoundError:
+        return set()
+
+
+def encode(value: Any) -> Any:
+    """Return a JSON value for what JSON lacks: bytes in base64, arrays of NumPy and PyTorch as
+    lists. Raises TypeError."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(bytes(value)).decode()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"a result of type {type(value).__name__} is no JSON value")
+
+
+def write_rows(rows: Iterable[Any]) -> tuple[bytes, int]:
+    """Return lines of JSON, and their number. Raises TypeError; ValueError for NaN."""
+    lines = [
+        json.dumps(each, ensure_ascii=False, allow_nan=False, default=encode, separators=(",", ":"))
+        for each in rows
+    ]
+    text = "".join(f"{each}\n" for each in lines)
+    return text.encode("utf-8", "surrogatepass"), len(lines)
+
+
+def find_function(name: str) -> Work:
+    """Return the function MODULE:FUNCTION of the working folder. Raises WrongInput."""
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for each in attribute.split("."):
+            found = getattr(found, each)
+    except (ImportError, AttributeError) as error:
+        raise WrongInput(f"the function {name} cannot be imported: {error}") from error
+    if not callable(found):
+        raise WrongInput(f"{name} is not a function")
+    work: Work = found
+    return work
+
+
+def make_command(command: str) -> Work:
+    """Return a function that runs a command for a shard. The command reads rows as lines of JSON,
+    and writes a line for each."""
+
+    def run(rows: Sequence[Row]) -> Iterable[Any]:
+        given, _ = write_rows(rows)
+        done = subprocess.run(["sh", "-c", command], input=given, stdout=subprocess.PIPE)
+        if done.returncode:
+            raise ValueError(f"the command ended with exit code {done.returncode}")
+        return [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
+
+    return run
+
+
+class BatchWorker:
+    """One job of a batch: takes shards until none is left."""
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        results: ResultFolder,
+        work: Work,
+        index: int,
+        count: int,
+        *,
+        striped: bool,
+    ) -> None:
+        self._plan, self._results, self._work = plan, results, work
+        self._index, self._count, self._striped = index, count, striped
+        rows = [count for count, _ in plan.shards]
+        own = range(index, len(rows), count) if striped else range(len(rows))
+        self._shards = {number: rows[number] for number in own}  # with their rows
+        self._before = results.count_before(self._shards)
+        self._rows = 0  # whose results this attempt has written
+        self._began = time.monotonic()
+        self._told = 0.0
+        self._file = os.environ.get("CAVVY_PROGRESS_FILE", "")
+
+    def run(self) -> int:
+        """Take shards until none is left, and return how many have failed."""
+        failed, in_a_row = 0, 0
+        self._report()
+        for number in self._list_order():
+            if self._results.has(number) or not self._takes(number):
+                continue
+            try:
+                self._do(number)
+                in_a_row = 0
+            except WrongInput:
+                raise
+            except Exception:  # noqa: BLE001  # the user's function may raise anything
+                failed, in_a_row = failed + 1, in_a_row + 1
+                tell(f"{self._plan.describe(number)} failed:")
+                traceback.print_exc()
+                if in_a_row == FAILURES:
+                    tell(f"{FAILURES} shards in a row failed, so this job ends")
+                    break
+            if time.monotonic() - self._told >= REPORT_S:
+                self._report()
+        self._report()
+        return failed
+
+    def _list_order(self) -> Iterable[int]:
+        """Return the shards in the order in which this job takes them. Jobs that share them begin
+        at different places, so that they read different parts of the input."""
+        numbers = list(self._shards)
+        begin = 0 if self._striped else self._index * len(numbers) // self._count
+        return numbers[begin:] + numbers[:begin]
+
+    def _takes(self, number: int) -> bool:
+        return self._striped or self._results.claim(number, self._count)
+
+    def _do(self, number: int) -> None:
+        rows = self._plan.read(number)
+        wanted = self._plan.shards[number][0]
+        if len(rows) != wanted:
+            raise ValueError(f"the input has {len(rows)} rows instead of {wanted}: it has changed")
+        found = self._work(rows)
+        if isinstance(found, (str, bytes, dict)) or not hasattr(found, "__iter__"):
+            raise ValueError(f"expected a list of results, not a {type(found).__name__}")
+        data, count = write_rows(found)
+        if count != wanted:
+            raise ValueError(f"{count} results for {wanted} rows; each row needs one result")
+        if self._results.commit(number, data):
+            self._rows += wanted
+
+    def _report(self) -> None:
+        """Report how many rows are done: of the whole batch, or of this job's own shards if other
+        jobs' results cannot be seen."""
+        self._told = time.monotonic()
+        done, total = self._results.count(self._shards), sum(self._shards.values())
+        line = {
+            "done": done,
+            "total": total,
+            "unit": "rows",
+            "batch_rows": self._plan.rows,
+            "before_rows": self._before,
+            "own_rows": self._rows,
+            "rows_per_s": round(self._rows / max(1e-3, self._told - self._began), 3),
+            "complete": done == total,
+        }
+        if self._file:
+            with suppress(OSError):  # a full disk does not end the work
+                with open(self._file + ".new", "w") as file:
+                    file.write(json.dumps(line) + "\n")
+                os.replace(self._file + ".new", self._file)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--input", required=True, help="a file or a folder")
+    parser.add_argument("--output", required=True, help="the folder of the results")
+    parser.add_argument("--format", default="", choices=["", *FORMATS])
+    parser.add_argument("--rows", type=int, required=True, help="maximum rows of a shard")
+    parser.add_argument("--stored", default="", help="a list of results that a bucket has")
+    parser.add_argument("--striped", action="store_true", help="take every N-th shard")
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument("--function", metavar="MODULE:FUNCTION")
+    work.add_argument("--command")
+    given = parser.parse_args(arguments)
+    nodes = int(os.environ.get("NNODES", "1"))  # each node of a job takes shards
+    index = int(os.environ.get("CAVVY_ARRAY_INDEX", "0")) * nodes
+    index += int(os.environ.get("NODE_RANK", "0"))
+    count = int(os.environ.get("CAVVY_ARRAY_COUNT", "1")) * nodes
+    array = os.environ.get("CAVVY_JOB", "batch.0").rpartition(".")[0]
+    try:
+        plan = BatchPlan(given.input, given.format, given.rows)
+        results = ResultFolder(given.output, index, array, given.stored)
+        about = {"rows": given.rows, "format": plan.format, "input": plan.digest}
+        results.keep_plan({**about, "run": given.function or given.command})
+        run = find_function(given.function) if given.function else make_command(given.command)
+        worker = BatchWorker(plan, results, run, index, count, striped=given.striped)
+        failed = worker.run()
+    except (WrongInput, OSError) as error:
+        tell(f"batch: {error}")
+        return 2
+    if failed:
+        tell(f"batch: {failed} shards failed; a retry runs only what is left")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
