@@ -98,7 +98,7 @@ def test_a_template_is_a_valid_task_and_a_program(name: str, tmp_path: Path) -> 
     assert ("requirements.txt" in text) == (folder / "requirements.txt").exists()
     options = ReadOptions(serves="\nservice:" in text)
     assert load_tasks(folder / "task.yaml", options=options)[0].task.name == name
-    assert re.match("# .{20,120}\n", text), "--list shows it"
+    assert re.match("# .{20,140}\n", text), "--list shows it"
     for each in folder.glob("*.py"):
         assert ast.get_docstring(ast.parse(each.read_text())), "it says what it is"
     # what the task passes on is what the program takes
