@@ -147,6 +147,18 @@ def test_a_late_job_replaces_nothing(folder: Path) -> None:
     assert read(folder) == [*range(100)]
 
 
+def test_jobs_that_cannot_see_each_other_have_their_own_shards(folder: Path) -> None:
+    plan = batch.BatchPlan("rows.jsonl", "", 10)
+    for index in range(3):
+        results = batch.ResultFolder(f"own{index}", index, "many", f"state{index}")
+        results.keep_plan({"rows": 10})
+        worker = batch.BatchWorker(plan, results, list, index, 3, striped=True)
+        assert worker.run() == 0
+        assert worker.run() == 0
+    names = [sorted(os.listdir(f"own{index}")) for index in range(3)]
+    assert names == [[f"part-{at:06}.jsonl" for at in range(index, 10, 3)] for index in range(3)]
+
+
 def test_a_shard_that_fails_stops_no_other(folder: Path) -> None:
     code, said = run("picky")
     assert code == 1
@@ -206,6 +218,10 @@ def test_results_of_another_batch_are_not_mixed(folder: Path) -> None:
     assert code == 2
     assert "input was" in said
     assert read(folder) == [*range(100)]
+    for damaged in ("{", "[1]", "\0"):
+        (folder / "out/.batch/plan.json").write_text(damaged)
+        code, said = run("double")
+        assert (code, "plan.json is damaged" in said) == (2, True)
 
 
 def test_a_command_gets_lines_and_prints_lines(folder: Path) -> None:

@@ -665,6 +665,17 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
     )
     local = parse_task("batch: {input: rows.jsonl, output: /out, function: 'm:f', rows: 5}")
     assert local.workdir == Workdir(path=".")
+    apart = parse_task("{batch: {input: /in, output: 's3://b/out/'}, run: x}")
+    assert (apart.outputs[0].source, apart.outputs[0].target) == (
+        ".cavvy/batch/results",
+        "s3://b/out/",
+    )
+    assert apart.checkpoint is not None
+    assert (apart.checkpoint.path, apart.checkpoint.storage) == (
+        ".cavvy/batch",
+        "s3://b/out/.batch",
+    )
+    assert "--striped --state .cavvy/batch/state" in apart.run
     assert local.run.endswith("--input rows.jsonl --output /out --rows 5 --function m:f")
 
 
@@ -679,6 +690,8 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
         ("{batch: {input: a, output: /b, format: csv}, run: x}", "is not one of the choices"),
         ("{batch: {input: a, output: /b}, run: x, array: 0-3}", "cannot be used with `batch`"),
         ("{batch: {input: a, output: /b}, run: x, service: {port: 1}}", "cannot be used with"),
+        ("{batch: {input: /a, output: 's3://b/c'}, run: x, checkpoint: d}", "a checkpoint of its"),
+        ("{batch: {input: /a, output: 'hf://a/b'}, run: x}", "cannot write to"),
         ("{batch: rows.jsonl, run: x}", "`batch` is"),
         ("{batch: {input: a}, run: x}", "`batch.output` is missing"),
     ],

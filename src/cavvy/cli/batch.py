@@ -48,8 +48,8 @@ def command(
 
     TASK.YAML has a section `batch`. The command submits it as an array of jobs, and shows the rows
     that are done, the cost so far and of a million rows, and what is left. With the name of a batch
-    instead of a file, it shows these figures and exits. A batch that was stopped or has failed goes
-    on with `cavvy retry NAME`, or if the same file is submitted again.
+    instead of a file, it shows these figures and exits. `cavvy retry NAME` goes on with a batch
+    that was stopped or has failed.
 
     Use a batch for rows in files and your own code or model. For requests to a model that a service
     serves already, send a file to `/v1/batches` of the service instead.
@@ -91,7 +91,7 @@ def command(
 def _is_file(text: str) -> bool:
     """Whether the argument is a task file, and not the name of a batch, which has neither / nor
     dots."""
-    return os.path.isfile(text) or "/" in text or "." in text
+    return text == "-" or os.path.isfile(text) or "/" in text or "." in text
 
 
 def _show(name: str, project: str | None, output: str) -> None:

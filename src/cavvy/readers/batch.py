@@ -9,7 +9,7 @@ repeated after a job has lost its node.
 Jobs that share the folder of the results take one shard after another, each with a file that only
 one of them can create. A shard belongs to its job until the end: if the job starts again on another
 node, it goes on with its own shard. Jobs whose results go to a bucket cannot see each other: each
-takes every N-th shard.
+takes every N-th shard, and has its results in its checkpoint until it copies them to the bucket.
 """
 
 from __future__ import annotations
@@ -280,12 +280,12 @@ def list_files(source: str, format: str) -> tuple[list[str], str]:
 class ResultFolder:
     """The folder of the results, and which shards it has."""
 
-    def __init__(self, folder: str, index: int, array: str, stored: str = "") -> None:
+    def __init__(self, folder: str, index: int, array: str, state: str = "") -> None:
         self.folder, self._index = folder, index
-        self._own = os.path.join(folder, OWN_FOLDER)
+        self._own = state or os.path.join(folder, OWN_FOLDER)
+        os.makedirs(folder, exist_ok=True)
         self._claims = os.path.join(self._own, "claims", array)
         os.makedirs(self._claims, exist_ok=True)
-        self._stored = set[str]() if not stored else read_names(stored)
         self._tag = f"{array}.{index}"
         for left in glob.glob(os.path.join(glob.escape(self._own), f"*.part.{self._tag}.*")):
             with suppress(OSError):
@@ -295,8 +295,11 @@ class ResultFolder:
         """Write what the results are of, or compare it with what they are of. Raises WrongInput."""
         path = os.path.join(self._own, "plan.json")
         self.put(path, (json.dumps(about, sort_keys=True) + "\n").encode())
-        with open(path, encoding="utf-8") as file:
-            earlier = json.load(file)
+        try:
+            with open(path, encoding="utf-8") as file:
+                earlier = dict(json.load(file))
+        except (ValueError, TypeError) as error:
+            raise WrongInput(f"{path} is damaged: {error}; remove it with the results") from error
         changed = [each for each in about if earlier.get(each) != about[each]]
         if changed:
             told = ", ".join(f"{each} was {str(earlier.get(each))[:60]}" for each in changed)
@@ -309,19 +312,19 @@ class ResultFolder:
         return f"part-{number:06d}.jsonl"
 
     def has(self, number: int) -> bool:
-        name = self.name(number)
-        return name in self._stored or os.path.exists(os.path.join(self.folder, name))
+        return os.path.exists(os.path.join(self.folder, self.name(number)))
 
     def count_before(self, shards: Mapping[int, int]) -> int:
         """Return how many rows had results when the first job of this array began."""
         path = os.path.join(self._claims, "before")
         self.put(path, str(self.count(shards)).encode())
-        with open(path, encoding="utf-8") as file:
-            return int(file.read())
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read().strip()
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
     def count(self, shards: Mapping[int, int]) -> int:
         """Return the number of rows whose results exist. `shards` has the rows of each shard."""
-        known = {*self._stored, *os.listdir(self.folder)}
+        known = set(os.listdir(self.folder))
         return sum(rows for number, rows in shards.items() if self.name(number) in known)
 
     def claim(self, number: int, count: int) -> bool:
@@ -368,15 +371,6 @@ class ResultFolder:
 
 def tell(text: str) -> None:
     sys.stderr.write(text + "\n")
-
-
-def read_names(path: str) -> set[str]:
-    """Return the names in a list of stored files, one in a line; none if there is no list."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return {line.rstrip("\n") for line in file}
-    except FileNotFoundError:
-        return set()
 
 
 def encode(value: Any) -> Any:
@@ -531,7 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", required=True, help="the folder of the results")
     parser.add_argument("--format", default="", choices=["", *FORMATS])
     parser.add_argument("--rows", type=int, required=True, help="maximum rows of a shard")
-    parser.add_argument("--stored", default="", help="a list of results that a bucket has")
+    parser.add_argument("--state", default="", help="a folder for what is no result")
     parser.add_argument("--striped", action="store_true", help="take every N-th shard")
     work = parser.add_mutually_exclusive_group(required=True)
     work.add_argument("--function", metavar="MODULE:FUNCTION")
@@ -544,7 +538,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     array = os.environ.get("CAVVY_JOB", "batch.0").rpartition(".")[0]
     try:
         plan = BatchPlan(given.input, given.format, given.rows)
-        results = ResultFolder(given.output, index, array, given.stored)
+        results = ResultFolder(given.output, index, array, given.state)
         about = {"rows": given.rows, "format": plan.format, "input": plan.digest}
         results.keep_plan({**about, "run": given.function or given.command})
         run = find_function(given.function) if given.function else make_command(given.command)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cavvy.domain.values import replace
-from cavvy.spec.engine_section import add_inputs, complete
+from cavvy.spec.engine_section import add_transfers, complete, make_scalar
 from cavvy.spec.engines import SERVER_FOLDER
 from cavvy.spec.fields.batch import BATCH, BatchKeys
 from cavvy.spec.problems import ProblemNotes
@@ -15,6 +15,10 @@ from cavvy.spec.tree import MapNode, Node, ScalarNode
 
 PROGRAM = f"{SERVER_FOLDER}/batch.py"
 _INPUT = f"{SERVER_FOLDER}/input"
+# The results of a job before they are copied to a bucket, beside the worker's own files.
+_KEPT = f"{SERVER_FOLDER}/batch"
+_RESULTS, _STATE = f"{_KEPT}/results", f"{_KEPT}/state"
+_EVERY = "1m"  # between two checkpoints, which lose nothing if the node's end is announced
 _MISFITS = ("array", "sweep", "service", "session", "schedule", "machine", "best")
 
 
@@ -32,6 +36,9 @@ def expand_batch(root: MapNode, notes: ProblemNotes) -> MapNode:
         if key.text in _MISFITS:
             message = f"`{key.text}` cannot be used with `batch`, which makes an array of jobs"
             notes.add(key.mark, message, suggestion="delete one of them")
+        if key.text == "checkpoint" and batch is not None and "://" in batch.output:
+            message = "a batch whose output is a URL has a checkpoint of its own"
+            notes.add(key.mark, message, suggestion="delete `checkpoint`")
     root = replace(root, entries=tuple(each for each in rest if each[0].text != "run"))
     if batch is not None and bool(batch.function) == bool(command.strip()):
         message = "`run` and `function` are both set" if command else "the batch runs nothing"
@@ -46,7 +53,11 @@ def expand_batch(root: MapNode, notes: ProblemNotes) -> MapNode:
         "array": f"0-{batch.workers - 1}",
         **({"workdir": "."} if local else {}),
     }
-    return complete(add_inputs(root, [(batch.input, copied)] if copied else []), keys)
+    root = add_transfers(root, "inputs", [(batch.input, copied)] if copied else [])
+    if "://" in batch.output:
+        root = add_transfers(root, "outputs", [(_RESULTS, f"{batch.output}/")])
+        root = _add_checkpoint(root, batch.output)
+    return complete(root, keys)
 
 
 def find_batch_files(documents: Sequence[Node]) -> Mapping[str, Path]:
@@ -66,8 +77,20 @@ def _place_input(source: str) -> str:
     return f"{_INPUT}/{name}" if name else _INPUT
 
 
+def _add_checkpoint(root: MapNode, url: str) -> MapNode:
+    """Return the tree with a checkpoint, in the bucket of the results if it is one."""
+    table = {"path": _KEPT, "every": _EVERY}
+    if url.startswith(("s3://", "gs://", "az://")):
+        table["storage"] = f"{url}/.batch"
+    node = complete(MapNode(mark=root.mark, entries=()), table)
+    return replace(root, entries=(*root.entries, (make_scalar(root.mark, "checkpoint"), node)))
+
+
 def _write_command(batch: BatchKeys, command: str, path: str) -> str:
-    words = ["--input", path, "--output", batch.output, "--rows", str(batch.rows)]
+    apart = "://" in batch.output
+    output = _RESULTS if apart else batch.output
+    words = ["--input", path, "--output", output, "--rows", str(batch.rows)]
+    words += ["--striped", "--state", _STATE] if apart else []
     words += ["--format", batch.format] if batch.format else []
     words += ["--function", batch.function] if batch.function else ["--command", command]
     return f"exec python3 {PROGRAM} {shlex.join(words)}"

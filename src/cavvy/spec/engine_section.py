@@ -66,7 +66,7 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
 
     run = write(gpus)
     copied = ((url, model), *((each.url, each.path) for each in adapters))
-    root = add_inputs(root, [pair for pair in copied if pair[0]])
+    root = add_transfers(root, "inputs", [pair for pair in copied if pair[0]])
     more: dict[str, str | int] = {"port": engine.port, "probe": engine.probe}
     if engine.chats:
         more |= {"models": name, "concurrency": count_at_once(engine, options)}
@@ -232,18 +232,19 @@ def _place_model(source: str) -> tuple[str, str, str]:
     return f"{MODEL_FOLDER}/{last}", last, source
 
 
-def add_inputs(root: MapNode, copied: Sequence[tuple[str, str]]) -> MapNode:
-    """Return the tree with an input for each pair of a URL and a path."""
-    node, mark = root.get("inputs"), root.mark
+def add_transfers(root: MapNode, key: str, copied: Sequence[tuple[str, str]]) -> MapNode:
+    """Return the tree with an entry of `inputs` or `outputs` for each pair of a source and a
+    target."""
+    node, mark = root.get(key), root.mark
     more = tuple(
-        complete(MapNode(mark=mark, entries=()), {"source": url, "target": path})
-        for url, path in copied
+        complete(MapNode(mark=mark, entries=()), {"source": source, "target": target})
+        for source, target in copied
     )
     if not more or not (node is None or isinstance(node, ListNode)):
         return root
-    inputs = ListNode(mark=mark, items=(*(() if node is None else node.items), *more))
-    entries = tuple(each for each in root.entries if each[0].text != "inputs")
-    return replace(root, entries=(*entries, (_scalar(mark, "inputs"), inputs)))
+    items = ListNode(mark=mark, items=(*(() if node is None else node.items), *more))
+    entries = tuple(each for each in root.entries if each[0].text != key)
+    return replace(root, entries=(*entries, (make_scalar(mark, key), items)))
 
 
 def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
@@ -263,7 +264,7 @@ def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
 def complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:
     """Return the table, extended by the keys of `more` that the table lacks."""
     added = (
-        (_scalar(table.mark, key), _scalar(table.mark, value))
+        (make_scalar(table.mark, key), make_scalar(table.mark, value))
         for key, value in more.items()
         if table.get(key) is None
     )
@@ -293,5 +294,5 @@ def _text(table: MapNode, key: str) -> str:
     return node.text if isinstance(node, ScalarNode) else ""
 
 
-def _scalar(mark: SourceMark, value: str | int) -> ScalarNode:
+def make_scalar(mark: SourceMark, value: str | int) -> ScalarNode:
     return ScalarNode(mark=mark, text=str(value), value=value)

@@ -48,11 +48,11 @@ def _read_input(text: str) -> str:
 
 def _read_output(text: str) -> str:
     clean = text.strip()
-    if clean.startswith("/"):
+    if clean.startswith("/") or "://" in clean:
         return read_target(text).rstrip("/") or "/"
     raise WrongValue(
         f"{shown(text)} is not an absolute path",
-        suggestion="write the absolute path of a folder that all nodes share",
+        suggestion="write the absolute path of a folder that all nodes share, or a bucket's URL",
     )
 
 
@@ -73,7 +73,10 @@ BATCH = section(
         required=True,
     ),
     output=FieldSpec(
-        text_kind("an absolute path such as /data/results", _read_output), required=True
+        text_kind(
+            "an absolute path such as /data/results, or a URL such as s3://bucket/out", _read_output
+        ),
+        required=True,
     ),
     function=text_kind("a function such as embed:run", _read_function),
     format=choice(RowFormat, {"json": RowFormat.JSONL, "tar": RowFormat.WEBDATASET}),
