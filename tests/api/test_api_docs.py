@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (46, "b993cf94e1f9657c")
+ROUTES = (47, "e4ac74d6f4b77c66")
 ROOT = Path(__file__).resolve().parents[2]
 
 

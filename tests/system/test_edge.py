@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.system.server_state import home_at, kill_server
 from tests.waits import wait_until
 
 from cavvy.client import ApiClient, connect
+from cavvy.client.audit_wire import read_newest
 from cavvy.client.edge_wire import (
     EnrolmentAsk,
     ModelAsk,
@@ -31,6 +34,7 @@ from cavvy.client.edge_wire import (
     publish_model,
     retire_device,
 )
+from cavvy.client.service_wire import EdgePathView, find_service, put_service
 from cavvy.client.upload import upload
 from cavvy.spec.workdir import freeze
 
@@ -43,8 +47,17 @@ SETTINGS = """
 [server]
 tls_listen = "127.0.0.1:0"
 idle_stop_s = 0
-[providers.local]
-enabled = false
+"""
+SERVICE = """
+name: line
+run: >-
+  exec {python} -m cavvy.model_server --model {model} --name digits --host 127.0.0.1 --port $PORT
+resources: {{cpu: 0.1, memory: 64MiB}}
+service:
+  replicas: {{min: 1, max: 1}}
+  probe: /v2/models/digits/ready
+  concurrency: 16
+  edge: {{site: lyon, model: digits, below: 0.999}}
 """
 
 
@@ -108,12 +121,28 @@ class RunningDevice:
         self._process.wait()
 
     def predict(self) -> list[float]:
+        answer, self.answered_by = self.ask()
+        return answer
+
+    def ask(self) -> tuple[list[float], str]:
+        """Return an answer, and who gave it."""
         body = json.dumps({"instances": [[1.0, 2.0, 3.0]]}).encode()
         url = f"http://127.0.0.1:{self.port}/v1/models/digits:predict"
         asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(asked, timeout=30) as reply:
-            self.answered_by = reply.headers["Cavvy-Answered-By"]
-            return list(json.load(reply)["predictions"][0])
+            answer = list(json.load(reply)["predictions"][0])
+            return answer, reply.headers["Cavvy-Answered-By"]
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def signal_engine(self, signal_number: int) -> None:
+        """Send a signal to the engine, which has the device's folder in its command."""
+        for each in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                line = Path(f"/proc/{each}/cmdline").read_bytes()
+                if b"cavvy.model_server" in line and f"{self.folder}/models".encode() in line:
+                    os.kill(int(each), signal_number)
 
     def answers(self) -> bool:
         try:
@@ -226,3 +255,89 @@ def test_uncertain_requests_come_back_once_and_the_cloud_answers_what_a_device_c
         hidden = list_samples(client, "default", "digits")
         assert not hidden.samples
         assert hidden.left_out == len(kept)
+
+
+class SteadyCallers:
+    """Threads that send requests to a device without a pause, and count who answered them."""
+
+    def __init__(self, device: RunningDevice, expected: list[float]) -> None:
+        self.seen: Counter[str] = Counter()
+        self._device, self._expected = device, expected
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._call) for _ in range(4)]
+
+    def __enter__(self) -> "SteadyCallers":
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join()
+
+    def _call(self) -> None:
+        while not self._over.is_set():
+            try:
+                answer, by = self._device.ask()
+            except OSError as error:
+                self.seen[f"lost: {error}"] += 1
+                continue
+            self.seen[by if answer == self._expected else f"wrong: {answer}"] += 1
+
+    def await_one(self, by: str) -> None:
+        before = self.seen[by]
+        wait_until(lambda: self.seen[by] > before, lambda: f"{self.seen}\n{self._device.log()}")
+
+
+def test_one_service_answers_on_its_devices_and_in_the_cloud_without_a_lost_request(
+    client: ApiClient, tmp_path: Path
+) -> None:
+    good = tmp_path / "good"
+    good.mkdir()
+    make_model(good / "model.onnx")
+    invited = invite_devices(client, "default", EnrolmentAsk(site="lyon"))
+    bound = invite_devices(client, "default", EnrolmentAsk(site="lyon", labels={"residency": "eu"}))
+    publish(client, good / "model.onnx")
+    with device_at(tmp_path / "device", invited.command) as device:
+        wait_until((device.folder / "card.json").exists)
+        text = SERVICE.format(python=sys.executable, model=good / "model.onnx")
+        named = {"project": "default", "name": "line", "path": "line.yaml", "params": {}}
+        put_service(client, text, **named, origin=None, user="ada", consent=True)
+        wait_until(lambda: find_service(client, "default", "line").ready == 1)
+        # before the device has the model, the cloud answers
+        wait_until(device.answers)
+        assert device.answered_by == "cloud"
+        deploy_model(client, "default", RolloutAsk(model="digits", to=1, soak_s=0))
+        wait_until(lambda: device.ask()[1] == "device")
+        with SteadyCallers(device, device.predict()) as callers:
+            for fault in (signal.SIGSTOP, signal.SIGKILL):
+                callers.await_one("device")
+                device.signal_engine(fault)
+                callers.await_one("cloud")
+                if fault == signal.SIGSTOP:
+                    device.signal_engine(signal.SIGCONT)
+                callers.await_one("device")
+        assert set(callers.seen) == {"device", "cloud"}, callers.seen
+
+        with device_at(tmp_path / "bound", bound.command) as kept:
+            wait_until((kept.folder / "card.json").exists)
+
+            def shown() -> EdgePathView:
+                (found,) = find_service(client, "default", "line").edge
+                return found
+
+            def told() -> bool:
+                path, seen = shown(), callers.seen
+                counted = path.answered >= seen["device"] and path.cloud_answered >= seen["cloud"]
+                return path.kept == 1 and counted
+
+            wait_until(told)
+            path = shown()
+            assert (path.devices, path.lost) == (2, 0)
+            assert 0 < (path.p50_s or 0) <= (path.p95_s or 0)
+            name = json.loads((kept.folder / "card.json").read_text())["device"]
+            wait_until(lambda: name in str(read_newest(client, 50, outcome="refused")))
+            wait_until(kept.answers)  # by itself
+            assert kept.answered_by == "device"
+        wait_until(lambda: list_samples(client, "default", "digits").samples)

@@ -3,12 +3,14 @@
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
-from cavvy.edge.front import CloudTarget, EdgeFront, EngineTarget
+from cavvy.edge.front import BUCKETS, LEAST_S, CloudTarget, EdgeFront, EngineTarget, bucket_of
 
 PATH = "/v1/models/m:predict"
 
@@ -22,7 +24,7 @@ class KnownEngine(EngineTarget):
         self.asked: list[dict[str, str]] = []
 
     def ask(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
+        self, method: str, path: str, body: bytes, headers: dict[str, str], wait_s: float
     ) -> tuple[int, str, bytes]:
         self.asked.append(headers)
         if not self.status:
@@ -114,3 +116,79 @@ def test_a_sample_that_cannot_be_kept_does_not_cost_the_answer(
         front.keep = fail
         assert call(front) == (200, "device", b'{"by": 1}')
     capsys.readouterr()
+
+
+class PacedEngine(KnownEngine):
+    """An engine that computes one request after the other, each in `seconds`, unless it hangs."""
+
+    def __init__(self, number: int, seconds: float) -> None:
+        super().__init__(number, 200)
+        self.seconds, self.hangs = seconds, False
+        self._one = threading.Lock()
+
+    def ask(
+        self, method: str, path: str, body: bytes, headers: dict[str, str], wait_s: float
+    ) -> tuple[int, str, bytes]:
+        if self.hangs:
+            time.sleep(wait_s)
+            raise TimeoutError
+        with self._one:
+            time.sleep(self.seconds)
+        return super().ask(method, path, body, headers, wait_s)
+
+
+def test_an_engine_that_hangs_is_left_alone_and_gets_requests_again_when_it_answers() -> None:
+    engine, far = PacedEngine(1, 0.001), KnownEngine(9, 200)
+    with front_at(engine) as front, front_at(far) as other:
+        front.clouds["m"] = CloudTarget(f"http://127.0.0.1:{other.server_port}", "")
+        assert call(front)[1] == "device"
+        engine.hangs = True
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda _: call(front)[:2], range(40)))
+        assert set(answers) == {(200, "cloud")}
+        engine.hangs = False
+        deadline = time.monotonic() + 60
+        while call(front)[1] != "device":
+            assert time.monotonic() < deadline
+        told = front.counts["m"].tell()
+        assert sum(told["cloud"].values()) >= 40
+        assert told["lost"] == 0
+
+
+def test_what_an_overloaded_engine_cannot_answer_soon_goes_to_the_cloud() -> None:
+    engine, far = PacedEngine(1, 0.1), KnownEngine(9, 200)
+    with front_at(engine) as front, front_at(far) as other:
+        front.clouds["m"] = CloudTarget(f"http://127.0.0.1:{other.server_port}", "")
+        for _ in range(20):
+            assert call(front)[1] == "device", "an engine that is used steadily is not overloaded"
+        with ThreadPoolExecutor(60) as pool:
+            answers = [each[:2] for each in pool.map(lambda _: call(front), range(120))]
+        assert {each[0] for each in answers} == {200}
+        assert {each[1] for each in answers} == {"device", "cloud"}
+        assert call(front)[1] == "device"
+
+
+def test_without_a_cloud_that_answers_the_device_tries_on() -> None:
+    engine = KnownEngine(1, 0)
+    with front_at(engine) as front:
+        front.clouds["m"] = CloudTarget("http://127.0.0.1:9", "")
+        assert [call(front)[0] for _ in range(6)] == [502] * 6
+        engine.status = 200
+        assert call(front)[:2] == (200, "device"), "also while it should rest"
+        assert front.counts["m"].tell()["lost"] == 6
+
+
+def test_callers_that_name_many_models_do_not_fill_the_memory() -> None:
+    with front_at() as front, front_at() as other:
+        front.cloud = CloudTarget(f"http://127.0.0.1:{other.server_port}", "")
+        for number in range(80):
+            assert call(front, path=f"/v1/models/m{number}:predict")[0] == 404
+        assert len(front.counts) == 64
+
+
+def test_times_are_counted_in_buckets_that_grow_by_a_fifth() -> None:
+    for seconds in (0.0, 1e-5, 1e-4, 0.003, 0.25, 1.0, 59.0, 170.0):
+        bound = LEAST_S * 2 ** (bucket_of(seconds) / 4)
+        assert seconds <= bound * 1.0001
+        assert bound <= max(LEAST_S, seconds * 1.2)
+    assert bucket_of(1e9) == BUCKETS - 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,8 +15,12 @@ from click.testing import CliRunner
 from cavvy.cli import edge
 from cavvy.client.edge_wire import SamplesView, SampleView
 from cavvy.control.edge import EdgeService, EnrolmentRefused, edge_key
+from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.edge import DeviceReport
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import replace
 from cavvy.store.open import MemoryStore
+from cavvy.task_files import ReadOptions, parse_task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -38,6 +43,62 @@ def test_reports_to_another_server_do_not_bring_a_retired_device_back() -> None:
         assert stored.retired_at == NOW
         with pytest.raises(EnrolmentRefused):
             await two.check_in("p", device.name, DeviceReport(at=NOW))
+
+    asyncio.run(play())
+
+
+def make_service(name: str, rule: str, more: str = "") -> StoredService:
+    text = f"""
+name: {name}
+run: x
+resources: {{cpu: 1}}
+service: {{edge: {rule}{more}}}
+"""
+    task = replace(parse_task(text, options=ReadOptions(serves=True)), project="p")
+    return StoredService(project="p", name=name, id=name, created_at=NOW, task=task)
+
+
+def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
+    async def play() -> None:
+        store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
+        opened = {"LINE_KEY": "s3cret"}
+
+        async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+            return {each: opened[each] for each in names if each in opened}
+
+        def locate(service: StoredService) -> str:
+            return f"http://cloud/{service.name}"
+
+        edge = EdgeService(store, clock, lambda key: None, locate, open_secrets)
+        names = []
+        for number, (site, residency) in enumerate([("lyon", ""), ("lyon", "eu"), ("oslo", "")]):
+            labels = {"residency": residency} if residency else {}
+            token, _ = await edge.invite(
+                "p", site=site, labels=labels, count=1, valid=timedelta(hours=1)
+            )
+            device = await edge.enrol("p", token, f"{number:064x}", f"box{number}", {})
+            names.append(device.name)
+
+        async def find() -> list[list[tuple[str, str]]]:
+            edge._known.clear()
+            return [
+                [(each.url[13:], each.key) for each in await edge.find_clouds("p", name)]
+                for name in names
+            ]
+
+        assert await find() == [[], [], []]
+        await store.services.put(make_service("all", "{model: m}"))
+        await store.services.put(make_service("line", "{model: m, site: lyon, key: LINE_KEY}"))
+        await store.services.put(make_service("other", "{model: n, site: oslo, key: GONE}"))
+        found = await find()
+        assert found[:2] == [[("line", "s3cret")], []]
+        assert sorted(found[2]) == [("all", ""), ("other", "")]
+        refused = await store.audit_records(outcome=AuditOutcome.REFUSED)
+        assert len(refused) == 2, "one for each service, however often the device asks"
+        await store.services.put(make_service("eu", "{model: o, site: lyon}", ", residency: eu"))
+        assert [("eu", "") in found for found in await find()] == [True, True, False]
+        ((rule, devices),) = await edge.list_clouds(make_service("x", "{model: m, site: lyon}"))
+        assert (rule.site, devices.devices, devices.kept, devices.paths) == ("lyon", 2, 1, [])
 
     asyncio.run(play())
 

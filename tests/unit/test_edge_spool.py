@@ -1,12 +1,13 @@
 """Samples of devices: which answers are uncertain, and what the file keeps."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cavvy.edge.spool import MOST_SAMPLE, SampleSpool, find_certainty, make_sample
+from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, SampleSpool, find_certainty, make_sample
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,25 @@ def test_a_full_disk_costs_samples_and_no_answer(tmp_path: Path) -> None:
 
 
 def test_odd_bodies_are_no_samples() -> None:
-    assert make_sample("m", 1, b"{", b"{}") is None
-    assert make_sample("m", 1, b"{}", b"[" * 100_000) is None
-    assert make_sample("m", 1, b"{}", b'{"predictions": [[0.5, 0.5]]}') is not None
+    watch = DriftWatch()
+    assert make_sample("m", 1, b"{", b"{}", watch) is None
+    assert make_sample("m", 1, b"{}", b"[" * 100_000, watch) is None
+    assert make_sample("m", 1, b"{}", b'{"predictions": [[0.5, 0.5]]}', watch) is not None
+
+
+def test_inputs_that_are_unlike_those_before_are_kept_and_usual_ones_are_not() -> None:
+    chance, watch = random.Random(1), DriftWatch()
+
+    def ask(least: float, most: float) -> bool:
+        row = [chance.uniform(least, most) for _ in range(64)]
+        tensor = {"shape": [1, 64], "datatype": "FP32", "data": row}
+        return watch.is_odd({"inputs": [tensor]})
+
+    usual = [ask(0, 1) for _ in range(2000)]
+    assert sum(usual) <= 2
+    assert all(ask(0, 3) for _ in range(20)), "a wider range"
+    assert all(ask(0.4, 0.6) for _ in range(20)), "the same mean, with less spread"
+    for odd in ({}, [], {"instances": [["a", None]]}, [[1e300, 10**400]], [1e99]):
+        watch.is_odd(odd)
+    still = DriftWatch()
+    assert not any(still.is_odd([[1.0, 1.0]]) for _ in range(1000))

@@ -61,6 +61,7 @@ TABLES: dict[str, Any] = {
     "service.limits": keys.ServiceLimits,
     "service.batch": keys.ServiceBatch,
     "service.routing": keys.ServiceRouting,
+    "service.edge": keys.ServiceEdge,
     "service.fallback": keys.ServiceFallback,
     "service.fallback.openai": keys.ServiceFallbackApi,
     "service.fallback.openai.price": keys.ServiceFallbackPrice,

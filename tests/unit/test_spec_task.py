@@ -521,6 +521,8 @@ def _complete_service(document: dict[str, Any], path: str, name: str) -> dict[st
         document["service"]["groups"] = groups
     if path.startswith("service.fallback"):
         _complete_fallback(document["service"]["fallback"])
+    if path == "service.edge":
+        document["service"]["edge"].setdefault("model", "m")
     if path == "service.update":
         document["service"]["update"].setdefault("strategy", "canary")
     if path == "service" and name in ("adapters", "engine", "model", "options"):

@@ -13,6 +13,7 @@ from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
     from cavvy.client.service_wire import (
+        EdgePathView,
         FallbackView,
         LevelShares,
         LevelView,
@@ -124,6 +125,8 @@ def list_pairs(found: "ServedView") -> list[tuple[str, str]]:
     pairs += [("", _show_replica(each)) for each in found.replicas]
     pairs += [] if found.traffic is None else _list_traffic(found.traffic)
     pairs += [("fallback", _show_fallback(each)) for each in found.fallbacks]
+    for each in found.edge:
+        pairs += _list_edge(found, each)
     if found.slo is not None:
         periods = (("slo, last hour", found.slo.hour), ("slo, last day", found.slo.day))
         asked = (found.slo.availability, found.slo.p95_s)
@@ -175,6 +178,24 @@ def _show_fallback(each: "FallbackView") -> str:
     parts = [named, f"{answered} since the gateway started"]
     parts += [] if each.spent_micros is None else [f"{format_usd(Money(each.spent_micros))} in all"]
     return "; ".join(parts)
+
+
+def _list_edge(found: "ServedView", each: "EdgePathView") -> list[tuple[str, str]]:
+    """Return the path over devices and the path over the cloud, with latency and cost."""
+    from cavvy.domain.units import Money, format_usd
+
+    where = f"site {each.site}" if each.site else "all sites"
+    devices = format_count(each.devices, "device")
+    kept = f"; {each.kept} keep their requests (residency)" if each.kept else ""
+    lost = f"; {each.lost} lost" if each.lost else ""
+    answers = format_count(each.answered, "answer")
+    times = f", p50 {_show_s(each.p50_s)}, p95 {_show_s(each.p95_s)}" if each.answered else ""
+    by_device = f"{answers}{times}, at no cost here; {each.model} on {devices} of {where}"
+    by_cloud = f"{format_count(each.cloud_answered, 'failover')}"
+    if each.cloud_answered:
+        by_cloud += f", p50 {_show_s(each.cloud_p50_s)}, p95 {_show_s(each.cloud_p95_s)}"
+    cost = f"; the replicas cost {format_usd(Money(found.spent_micros))} in all"
+    return [("device path", by_device + kept + lost), ("cloud path", by_cloud + cost)]
 
 
 _ENDS = {

@@ -74,6 +74,26 @@ class FallbackView(Answer, frozen=True, kw_only=True):
     spent_micros: int | None
 
 
+class EdgePathView(Answer, frozen=True, kw_only=True):
+    """The devices at the edge that are a part of a service, and the requests for `model` since
+    their programs started. The devices answered `answered` of them, half of these within `p50_s`
+    seconds; the service answered `cloud_answered`, and neither answered `lost`. `kept` devices send
+    no requests because of their residency. Times are null without requests.
+    """
+
+    site: str
+    model: str
+    devices: int
+    kept: int
+    answered: int
+    p50_s: float | None
+    p95_s: float | None
+    cloud_answered: int
+    cloud_p50_s: float | None
+    cloud_p95_s: float | None
+    lost: int
+
+
 class LevelShares(Answer, frozen=True, kw_only=True):
     """The service level of a service in a period: the share of requests that were answered, and the
     share of answers that came within `p95`. Each value is null until it is measured.
@@ -196,7 +216,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     the last replica failed to start. `target` is the number of replicas that the autoscaler
     requests, and `why` is the reason for this number. `url` is empty while the gateway starts. If
     the gateway cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null
-    and `fallbacks` is empty in lists of services.
+    and `fallbacks` and `edge` are empty in lists of services.
     """
 
     project: str
@@ -223,6 +243,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     crons: list[CronView] = field(default_factory=list)
     queue: QueueView | None = None
     fallbacks: list[FallbackView] = field(default_factory=list)
+    edge: list[EdgePathView] = field(default_factory=list)
     spent_micros: int
     tokens: list[TokensView] = field(default_factory=list)
     energy: EnergyView | None = None

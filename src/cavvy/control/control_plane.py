@@ -168,7 +168,7 @@ class ControlPlane:
         self.node_pools = PoolService(store, clock, self.jobs, self.hint)
         self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
         self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
-        self.edge = EdgeService(store, clock, self.hint)
+        self.edge = self._make_edge()
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
 
@@ -244,6 +244,11 @@ class ControlPlane:
         )
         self._calls = CallQueue(parts, self.data)
         return ServiceRequests(parts, self._calls.list_sent), ServiceReconciler(parts)
+
+    def _make_edge(self) -> EdgeService:
+        front, open_secrets = self._outside.front, self._outside.open_secrets
+        locate = (lambda service: "") if front is None else front.locate
+        return EdgeService(self._store, self._clock, self.hint, locate, open_secrets)
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside

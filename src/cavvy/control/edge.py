@@ -20,7 +20,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from cavvy.control.agents.model_folder import read_entries
+from cavvy.control.agents.work_secrets import OpenSecrets
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.bound_requests import is_within
 from cavvy.control.decide.rollouts import (
     choose_versions,
     count_wave,
@@ -36,6 +38,7 @@ from cavvy.control.model_repository import (
     must_renew,
     renew,
 )
+from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.edge import (
     DeviceReport,
     EdgeDevice,
@@ -44,9 +47,12 @@ from cavvy.domain.edge import (
     ModelFile,
     ModelRepository,
     ModelVersion,
+    PathCounts,
     Rollout,
     RolloutPhase,
 )
+from cavvy.domain.services import EdgeRule
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
@@ -57,11 +63,16 @@ from cavvy.store.sql import Store
 _PREFIX = "edge:"
 _EVERY = timedelta(seconds=5)  # interval between two writes of reports, and two looks at rollouts
 _FRESH = timedelta(seconds=30)  # after which the rows that other servers may have changed are read
+_MOST_AUDITED = 100_000
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
 _KEYS = "edge-models"  # the name to which the sealed private keys are bound
+
+
+async def _open_none(project: str, names: Sequence[str]) -> dict[str, str]:
+    return {}
 
 
 class EnrolmentRefused(JobServiceError):
@@ -72,11 +83,38 @@ class ModelRefused(JobServiceError):
     """Raised if a model cannot be published or rolled out."""
 
 
+class CloudPath(Struct, frozen=True, kw_only=True):
+    """The service at `url` that answers a device's requests for a model, and the key that it needs.
+    The device keeps samples as `rule` says."""
+
+    service: StoredService
+    rule: EdgeRule
+    url: str
+    key: str = ""
+
+    def covers(self, device: EdgeDevice) -> bool:
+        return self.rule.site in ("", device.site)
+
+    def may_get(self, device: EdgeDevice) -> bool:
+        """Return whether the device's requests may leave it for the service."""
+        residency = device.labels.get("residency", "")
+        return not residency or is_within(self.service.task, residency)
+
+
 class WantedModel(Struct, frozen=True, kw_only=True):
     """A model version that a device is to serve."""
 
     version: ModelVersion
     rollout: Rollout
+
+
+class CloudDevices(Struct, frozen=True, kw_only=True):
+    """The devices of a service's rule: their number, how many keep their requests because of their
+    residency, and what became of the requests."""
+
+    devices: int
+    kept: int
+    paths: Sequence[PathCounts]
 
 
 class _ProjectDevices:
@@ -89,8 +127,9 @@ class _ProjectDevices:
         devices: Mapping[str, EdgeDevice],
         models: Mapping[str, ModelVersion],
         rollouts: Mapping[str, Rollout],
+        clouds: Sequence[CloudPath],
     ) -> None:
-        self.read_at = read_at
+        self.read_at, self.clouds = read_at, clouds
         self.devices, self.models, self.rollouts = dict(devices), models, dict(rollouts)
         self.reported: set[str] = set()
         self.members: Mapping[str, frozenset[str]] = {}
@@ -116,10 +155,20 @@ def is_edge_key(key: str) -> bool:
 
 class EdgeService:
     """Handles requests of users and devices, and carries out rollouts. `hint` adds a key to the
-    worklist. `sealer` encrypts the keys that sign models."""
+    worklist, `locate` returns the URL of a service or "", and `open_secrets` returns values of a
+    project's secrets."""
 
-    def __init__(self, store: Store, clock: ControlClock, hint: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: ControlClock,
+        hint: Callable[[str], None],
+        locate: Callable[[StoredService], str] = lambda service: "",
+        open_secrets: OpenSecrets = _open_none,
+    ) -> None:
         self._store, self._clock, self._hint = store, clock, hint
+        self._locate, self._open_secrets = locate, open_secrets
+        self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
         self._known: dict[str, _ProjectDevices] = {}
         self._enrolling = asyncio.Lock()
 
@@ -344,6 +393,67 @@ class EdgeService:
             if (version := known.models.get(f"{each.model}@{each.to}")) is not None
         ]
 
+    async def find_clouds(self, project: str, name: str) -> Sequence[CloudPath]:
+        """Return the services that answer what a device cannot, one for each model; one for the
+        device's site precedes one for all sites. A service to which requests must not go because
+        of their residency is left out, with an entry in the audit log. Raises EnrolmentRefused."""
+        device, found = await self.find(project, name), dict[str, CloudPath]()
+        clouds = (await self._read(project)).clouds
+        for each in sorted(clouds, key=lambda cloud: not cloud.rule.site):
+            if each.covers(device) and each.rule.model not in found:
+                if each.may_get(device):
+                    found[each.rule.model] = each
+                else:
+                    await self._audit_kept(device, each)
+        return list(found.values())
+
+    async def _audit_kept(self, device: EdgeDevice, cloud: CloudPath) -> None:
+        known = device.project, device.name, cloud.service.id
+        if known in self._audited:
+            return
+        if len(self._audited) >= _MOST_AUDITED:
+            self._audited.clear()
+        self._audited.add(known)
+        residency = device.labels.get("residency", "")
+        await self._store.record(
+            AuditEntry(
+                at=self._clock.now(),
+                signed_in=False,
+                action="POST /edge/v1/check-in",
+                target={"device": device.name, "service": cloud.service.name},
+                project=device.project,
+                outcome=AuditOutcome.REFUSED,
+                code="residency",
+                after={"requests_stay_on": device.name, "residency": residency},
+            )
+        )
+
+    async def list_clouds(self, service: StoredService) -> Sequence[tuple[EdgeRule, CloudDevices]]:
+        """Return the devices of each of a service's rules, with their newest reports."""
+        devices = [each for each in await self.devices(service.project) if not each.retired_at]
+        found = []
+        for rule in service.spec.edge:
+            path = CloudPath(service=service, rule=rule, url="")
+            mine = [each for each in devices if path.covers(each)]
+            kept = sum(not path.may_get(each) for each in mine)
+            reports = [
+                report for each in mine if each.report and (report := each.report.of(rule.model))
+            ]
+            paths = [each.paths for each in reports if each.paths is not None]
+            found.append((rule, CloudDevices(devices=len(mine), kept=kept, paths=paths)))
+        return found
+
+    async def _find_paths(self, project: str) -> Sequence[CloudPath]:
+        found = []
+        for service in await self._store.services.list(project):
+            url = self._locate(service) if service.wanted and service.spec.edge else ""
+            for rule in service.spec.edge if url else ():
+                secret = rule.secret
+                opened = await self._open_secrets(project, [secret]) if secret else {}
+                key = opened.get(secret or "", "")
+                found.append(CloudPath(service=service, rule=rule, url=url, key=key))
+        return found
+
     async def manifest_for(self, project: str, name: str, model: str, number: str) -> bytes:
         """Return the manifest of a model version for a device. Raises EnrolmentRefused,
         RowNotFound."""
@@ -475,6 +585,7 @@ class EdgeService:
             {each.name: each for each in devices},
             {each.name: each for each in models},
             {each.name: each for each in rollouts},
+            await self._find_paths(project) if devices else (),
         )
         if devices:  # requests that name other projects, or none, would fill the memory
             self._known[project] = known

@@ -44,9 +44,20 @@ class EdgeDevice(Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
+class PathCounts(Struct, frozen=True, kw_only=True):
+    """What became of the requests for a model since the device's program started: the answers of
+    the device and of a service in the cloud, by the bucket of the time that they took, and the
+    requests that neither answered."""
+
+    device: Mapping[int, int] = field(default_factory=dict)
+    cloud: Mapping[int, int] = field(default_factory=dict)
+    lost: int = 0
+
+
 class ModelReport(Struct, frozen=True, kw_only=True):
     """What a device does with one model: the version that it serves, perhaps on trial, the version
     whose trial failed there (`refused`), why, and the sums over the requests to the served version.
+    `paths` is None until the first request.
     """
 
     name: str
@@ -55,6 +66,7 @@ class ModelReport(Struct, frozen=True, kw_only=True):
     refused: int = 0
     problem: str = ""
     sums: RevisionSums = RevisionSums()
+    paths: PathCounts | None = None
 
 
 class DeviceReport(Struct, frozen=True, kw_only=True):

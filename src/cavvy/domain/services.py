@@ -159,6 +159,19 @@ class FallbackRule(Struct, frozen=True, kw_only=True):
     api: FallbackApi | None = None
 
 
+class EdgeRule(Struct, frozen=True, kw_only=True):
+    """Devices at the edge that are a part of the service: those of `site` ("" for all), which serve
+    `model`. Requests that a device cannot answer go to the service, with the key in the project's
+    secret `secret`, if one is named. Devices keep requests whose answers are less certain than
+    `below`, and those that are unlike earlier ones.
+    """
+
+    site: str = ""
+    model: str
+    secret: str | None = None
+    below: float | None = None
+
+
 class AdapterRule(Struct, frozen=True, kw_only=True):
     """The LoRA adapters of a service's base model: for each name, the source that the engine gets.
     The engine determines the calls that load adapters. A replica holds `slots` at the same time.
@@ -301,8 +314,9 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     is empty, the service's own pages may call it or, with `keys`, all pages. A replica that is
     being stopped has the time `drain` to finish its requests. With `batch`, the gateway joins
     waiting requests into batches. `routing` chooses the replica of each request. Requests that the
-    service cannot answer in time go to the first of its `fallbacks` that takes them. Replicas run
-    in `regions`, and requests and replicas must not leave the area `residency`; () and None
+    service cannot answer in time go to the first of its `fallbacks` that takes them. The devices
+    of `edge` serve the same model, and send requests that they cannot answer. Replicas run in
+    `regions`, and requests and replicas must not leave the area `residency`; () and None
     permit every place. `budget` limits the price of all replicas together. With `price_header`,
     responses state the cost of their requests.
     Without `strip_prefix`, the paths of requests begin with the path of the service.
@@ -326,6 +340,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     batch: BatchRule | None = None
     routing: RoutingRule | None = None  # None: by load
     fallbacks: tuple[FallbackRule, ...] = ()
+    edge: tuple[EdgeRule, ...] = ()
     adapters: AdapterRule | None = None
     slo: ServiceLevel = ServiceLevel()
     regions: tuple[str, ...] = ()

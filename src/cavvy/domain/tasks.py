@@ -647,6 +647,7 @@ def list_secrets(task: TaskSpec) -> Sequence[str]:
         named += [each.secret for each in task.service.webhooks]
         apis = (each.api for each in task.service.fallbacks)
         named += [each.secret for each in apis if each is not None and each.secret]
+        named += [each.secret for each in task.service.edge if each.secret]
     return list(dict.fromkeys(named))
 
 

@@ -30,7 +30,7 @@ from cavvy.edge.server_calls import (
     run_key,
 )
 from cavvy.edge.slots import ModelSlots, read_json, write_json
-from cavvy.edge.spool import make_sample, open_spool
+from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, make_sample, open_spool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ _PROBE_S = 5.0
 _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is refused at once
 _FEW = 4  # failed requests below which a version on trial is not refused for them
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
+_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
 _EXPORTED = ("serving", "refused", "problem")
+_MOST_BATCHES = 16  # of samples that are sent after a check-in
 _LONGEST_S = 600.0  # between two tries of a fetch that fails
 _SKEW_S = 300.0  # by which the clock may be wrong without a word in the log
 
@@ -132,10 +134,13 @@ class RunningModel:
             told.update(serving=engine.number, sums=engine.target.sums)
         told["on_trial"] = self._tried is not None
         told["problem"] = self.trouble or told["problem"]
-        return told
+        return {**told, **tell_counts(self._front, self.name)}
 
     def look(self) -> None:
         """Keep the served version running, and end a trial that is over."""
+        if self._served is not None and self._served.target.is_stuck:
+            say(f"{self.name}@{self._served.number} gives no answers; ending it")
+            self._served.stop()
         if self._served is not None and self._served.ended:
             say(f"{self.name}@{self._served.number} ended; starting it again")
             self._served = None
@@ -264,6 +269,12 @@ class RunningModel:
             self._front.routes.pop(self.name, None)
 
 
+def tell_counts(front: EdgeFront, model: str) -> Fields:
+    """Return what the server is told about the requests for a model."""
+    counted = front.counts.get(model)
+    return {} if counted is None else {"paths": counted.tell()}
+
+
 class DeviceOptionInvalid(ValueError):
     """Raised if the device cannot use what `edge.json` states, or a default."""
 
@@ -287,6 +298,12 @@ class DeviceProgram:
         for name in sorted(_list_folders(f"{folder}/models")):
             self._add(name)
         self._below: dict[str, float] = {}  # by model, the certainty below which samples are kept
+        self._watches: dict[str, DriftWatch] = {}
+        # by model, the service that answers what this device cannot; kept for when it is offline
+        self._clouds: dict[str, Fields] = {}
+        self._use_clouds({})
+        with suppress(ValueError):
+            self._use_clouds(_read_clouds(read_json(f"{folder}/clouds.json") or {}))
         self._spool = open_spool(f"{folder}/samples.db", int(self.options["spool_mib"]) << 20)
         self.front.keep = self._keep
         if self.options["cloud"]:
@@ -344,16 +361,21 @@ class DeviceProgram:
 
     def _report(self) -> list[Fields]:
         free = shutil.disk_usage(self.folder).free >> 20
+        others = self._clouds.keys() - self._models.keys()
+        models = [each.tell() for each in self._models.values()]
         told = {
-            "models": [each.tell() for each in self._models.values()],
+            "models": models + [{"name": each, **tell_counts(self.front, each)} for each in others],
             "free_mib": free,
             "clock": time.time(),
             "waiting": self._spool.waiting,
             "agent": "1",
         }
         answer = self._calls.call("POST", "/edge/v1/check-in", told)
-        wanted = read_wanted(answer)
-        now = json.loads(answer).get("now")
+        wanted, given = read_wanted(answer), json.loads(answer)
+        if "clouds" in given and (clouds := _read_clouds(given)) != self._clouds:
+            self._use_clouds(clouds)
+            write_json(f"{self.folder}/clouds.json", {"clouds": list(clouds.values())})
+        now = given.get("now")
         if isinstance(now, (int, float)):
             self._compare_clock(time.time() - now)
         return wanted
@@ -367,16 +389,34 @@ class DeviceProgram:
             )
         self._skew_s = skew_s
 
+    def _use_clouds(self, clouds: dict[str, Fields]) -> None:
+        """Let services answer what this device cannot, each for one model."""
+        self._clouds, old = clouds, self.front.clouds
+        fresh: dict[str, CloudTarget] = {}
+        for name, each in clouds.items():
+            known = old.get(name)
+            same = known is not None and (known.url, known.key) == (each["url"], each["key"])
+            fresh[name] = known if known and same else CloudTarget(each["url"], each["key"])
+        self.front.clouds = fresh
+
     def _keep(self, model: str, number: int, request: bytes, answer: bytes) -> None:
-        below = self._below.get(model)
-        if below is None:
+        asked = [self._below.get(model), self._clouds.get(model, {}).get("below")]
+        below = max((each for each in asked if each is not None), default=None)
+        if below is None or len(request) + len(answer) > MOST_SAMPLE:
             return
-        sample = make_sample(model, number, request, answer)
-        if sample is not None and sample["certainty"] < below:
+        watch = self._watches.setdefault(model, DriftWatch())
+        sample = make_sample(model, number, request, answer, watch)
+        if sample is not None and (sample["why"] == "drift" or sample["certainty"] < below):
             self._spool.put(sample)
 
     def _send_samples(self) -> None:
-        while batch := self._spool.batch():
+        """Send what waits, but not without end: a device with many requests keeps new samples
+        meanwhile."""
+        for _ in range(_MOST_BATCHES):
+            batch = self._spool.batch()
+            if not batch or self._over.is_set():
+                break
+            self._look()
             try:
                 self._calls.call("POST", "/edge/v1/samples", {"samples": batch})
             except DeviceRequestInvalid as error:
@@ -460,6 +500,28 @@ def read_wanted(answer: bytes) -> list[Fields]:
         ]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError(f"its answer is not valid ({type(error).__name__}: {error})") from error
+
+
+def _read_clouds(told: Fields) -> dict[str, Fields]:
+    """Return the services that answer for this device, by model. Raises ValueError."""
+    try:
+        return {
+            _check_name(each["model"]): {
+                "model": each["model"],
+                "url": _check_url(each["url"]),
+                "key": str(each.get("key") or ""),
+                "below": _read_float(each.get("below")),
+            }
+            for each in told.get("clouds", ())
+        }
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError(f"its services are not valid ({type(error).__name__}: {error})") from error
+
+
+def _check_url(url: str) -> str:
+    if not _URL.fullmatch(url):
+        raise ValueError(f"it names a service at {url[:80]!r}")
+    return url
 
 
 def _check_name(name: str) -> str:

@@ -1,6 +1,6 @@
 """What a device keeps for its server until it has taken it: requests whose answers were uncertain,
-in a SQLite file of bounded size. Each has a number that is never used again, so that the server
-stores it once, however often it is sent.
+or which are unlike those before, in a SQLite file of bounded size. Each has a number that is never
+used again, so that the server stores it once, however often it is sent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 MOST_SAMPLE = 64 * 1024  # bytes of a request with its answer; larger ones are not kept
 _BATCH_BYTES = 128 * 1024
 _ENOUGH = 1e-3  # by which the sum of probabilities may differ from 1
+_LEARN = 200  # requests from which the usual inputs are learned
+_FAR = 6.0  # standard deviations
+_LARGE_INPUT = 1e100  # of inputs, whose squares are summed
 _LARGEST = 1e300  # of values, so that a model cannot make numbers that floats do not have
 
 
@@ -107,9 +111,62 @@ def open_spool(path: str, most_bytes: int) -> SampleSpool:
         return SampleSpool(path, most_bytes)
 
 
-def make_sample(model: str, number: int, request: bytes, answer: bytes) -> dict[str, Any] | None:
-    """Return a request with its answer and the certainty of the answer, or None if the answer has
-    no probabilities."""
+class DriftWatch:
+    """Learns from the first requests for a model how their inputs are distributed: the mean and the
+    spread of the numbers of a request. A later request is odd if one of the two is more than _FAR
+    standard deviations from what was learned."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = 0
+        self._means, self._squares = [0.0, 0.0], [0.0, 0.0]  # as of Welford's algorithm
+
+    def is_odd(self, request: Any) -> bool:
+        found = list(_list_numbers(request))
+        if not found:
+            return False
+        mean = sum(found) / len(found)
+        spread = math.sqrt(sum((each - mean) ** 2 for each in found) / len(found))
+        with self._lock:
+            if self._seen < _LEARN:
+                self._learn((mean, spread))
+                return False
+            return any(map(self._is_far, (0, 1), (mean, spread)))
+
+    def _learn(self, values: tuple[float, float]) -> None:
+        self._seen += 1
+        for place, value in enumerate(values):
+            before = value - self._means[place]
+            self._means[place] += before / self._seen
+            self._squares[place] += before * (value - self._means[place])
+
+    def _is_far(self, place: int, value: float) -> bool:
+        deviation = math.sqrt(self._squares[place] / (_LEARN - 1))
+        # values that never differed must not make each rounding odd
+        least = 1e-3 * abs(self._means[place]) + 1e-9
+        return abs(value - self._means[place]) > _FAR * max(deviation, least)
+
+
+def _list_numbers(value: Any) -> Iterator[float]:
+    """Yield the numbers in a decoded request."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            # only the data of tensors, and not their shapes
+            left += [inner for name, inner in each.items() if name not in ("shape", "parameters")]
+        elif isinstance(each, list):
+            left += each
+        elif isinstance(each, (int, float)) and abs(each) < _LARGE_INPUT:
+            yield float(each)
+
+
+def make_sample(
+    model: str, number: int, request: bytes, answer: bytes, watch: DriftWatch
+) -> dict[str, Any] | None:
+    """Return a request with its answer, the certainty of the answer and why it may be kept:
+    "drift" if the request is odd, otherwise "uncertain". Return None if the answer has no
+    probabilities."""
     try:
         asked, told = json.loads(request), json.loads(answer)
     except (ValueError, RecursionError):
@@ -122,6 +179,7 @@ def make_sample(model: str, number: int, request: bytes, answer: bytes) -> dict[
         "version": number,
         "at": time.time(),
         "certainty": certainty,
+        "why": "drift" if watch.is_odd(asked) else "uncertain",
         "request": asked,
         "answer": told,
     }

@@ -8,6 +8,7 @@ from cavvy.domain.services import (
     AdapterRule,
     BatchRule,
     CronTrigger,
+    EdgeRule,
     EventTrigger,
     FallbackRule,
     QueueTerms,
@@ -68,6 +69,7 @@ def describe_service(
     wait = format_duration(service.timeouts.fallback)
     others = [_fallback(each) for each in service.fallbacks]
     yield "fallbacks", f"after {wait}: {listed(others, 'or')}" if others else ""
+    yield "devices", "; ".join(_edge(each) for each in service.edge)
     promises = []
     if service.slo.p95 is not None:
         promises.append(f"95% answered within {format_duration(service.slo.p95)}")
@@ -104,6 +106,11 @@ def _fallback(rule: FallbackRule) -> str:
     prompt, completion = (format_usd(Money(each)) for each in rule.api.prices)
     cost = f"{prompt} and {completion} for a million tokens of prompts and completions"
     return f"{rule.api.model} at {rule.api.host} ({cost})"
+
+
+def _edge(rule: EdgeRule) -> str:
+    where = f"of site {rule.site}" if rule.site else "of all sites"
+    return f"those {where} answer requests for {rule.model}, and send what they cannot answer"
 
 
 def _list_groups(groups: Sequence[ReplicaGroup], needs: Sequence[str]) -> Iterator[tuple[str, str]]:

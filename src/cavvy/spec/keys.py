@@ -436,6 +436,15 @@ class ServiceGroup(TypedDict):
     probe: NotRequired[str | ServiceProbe]
 
 
+class ServiceEdge(TypedDict):
+    """Devices at the edge that are a part of a service."""
+
+    site: NotRequired[str]
+    model: str
+    key: NotRequired[str]
+    below: NotRequired[Number | str]
+
+
 class Service(TypedDict):
     """How a task answers requests, and on how many replicas."""
 
@@ -459,6 +468,7 @@ class Service(TypedDict):
     batch: NotRequired[Whole | ServiceBatch]
     routing: NotRequired[Literal["cache", "load", "session", "header"] | ServiceRouting]
     fallback: NotRequired[str | ServiceFallback | Sequence[str | ServiceFallback]]
+    edge: NotRequired[ServiceEdge | Sequence[ServiceEdge]]
     slo: NotRequired[ServiceSlo]
     regions: NotRequired[str | Sequence[str]]
     residency: NotRequired[str]

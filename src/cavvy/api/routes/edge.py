@@ -10,6 +10,7 @@ import base64
 import binascii
 import hmac
 from asyncio import to_thread
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user
 from cavvy.api.wire import done, read, view
 from cavvy.client import edge_wire as wire
+from cavvy.client.service_wire import EdgePathView
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused
 from cavvy.control.model_repository import newest_root
@@ -40,11 +42,14 @@ from cavvy.domain.edge import (
     ModelFile,
     ModelReport,
     ModelVersion,
+    PathCounts,
     Rollout,
 )
 from cavvy.domain.service_updates import RevisionSums
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, asdict, field
 from cavvy.edge.bundle import make_script, pack_device
+from cavvy.edge.front import BUCKETS, LEAST_S
 from cavvy.store.base import ProjectFilter, RowNotFound
 from cavvy.store.blobs import NotManifest
 from cavvy.store.documents import plain
@@ -302,6 +307,16 @@ class _DeviceSums(Struct, frozen=True, kw_only=True):
     squares: _Logs = 0.0
 
 
+_Bucket = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS)]
+_Buckets = dict[_Bucket, _Count]
+
+
+class _Paths(Struct, frozen=True, kw_only=True):
+    device: _Buckets = field(default_factory=dict)
+    cloud: _Buckets = field(default_factory=dict)
+    lost: _Count = 0
+
+
 class _DeviceModel(Struct, frozen=True, kw_only=True):
     name: _Name
     serving: _Count = 0
@@ -309,6 +324,7 @@ class _DeviceModel(Struct, frozen=True, kw_only=True):
     refused: _Count = 0
     problem: str = ""
     sums: _DeviceSums = _DeviceSums()
+    paths: _Paths | None = None
 
 
 class _CheckIn(Struct, frozen=True, kw_only=True):
@@ -411,7 +427,12 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         }
         for each in wanted
     ]
-    return _json({"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models})
+    clouds = [
+        {"model": each.rule.model, "url": each.url, "key": each.key, "below": each.rule.below}
+        for each in await app_state.control_plane.edge.find_clouds(project, name)
+    ]
+    told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
+    return _json(told)
 
 
 @router.post(
@@ -555,7 +576,47 @@ def _read_model(told: _DeviceModel) -> ModelReport:
         refused=told.refused,
         problem=told.problem[:_MOST_PROBLEM],
         sums=RevisionSums(**asdict(told.sums)),
+        paths=None if told.paths is None else PathCounts(**asdict(told.paths)),
     )
+
+
+async def view_edge_paths(app_state: AppState, service: StoredService) -> list[EdgePathView]:
+    """Return what became of the requests to the devices of a service."""
+    if not service.spec.edge:
+        return []
+    shown = []
+    for rule, found in await app_state.control_plane.edge.list_clouds(service):
+        device, cloud = Counter[int](), Counter[int]()
+        for each in found.paths:
+            device.update(each.device)
+            cloud.update(each.cloud)
+        shown.append(
+            EdgePathView(
+                site=rule.site,
+                model=rule.model,
+                devices=found.devices,
+                kept=found.kept,
+                answered=device.total(),
+                p50_s=_find_quantile(device, 0.5),
+                p95_s=_find_quantile(device, 0.95),
+                cloud_answered=cloud.total(),
+                cloud_p50_s=_find_quantile(cloud, 0.5),
+                cloud_p95_s=_find_quantile(cloud, 0.95),
+                lost=sum(each.lost for each in found.paths),
+            )
+        )
+    return shown
+
+
+def _find_quantile(buckets: Counter[int], share: float) -> float | None:
+    """Return the time in seconds that this share of the answers did not exceed, or None without
+    answers. It is at most 19 % above the truth."""
+    wanted, seen = share * buckets.total(), 0
+    for bucket in sorted(buckets):
+        seen += buckets[bucket]
+        if seen >= wanted and seen:
+            return float(LEAST_S * 2 ** (bucket / 4))
+    return None
 
 
 def _json(answer: object) -> Response:

@@ -17,6 +17,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import submission
+from cavvy.api.routes.edge import view_edge_paths
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routes.ledger import view_tokens
 from cavvy.api.routes.submission import check_snapshot
@@ -108,6 +109,7 @@ async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> S
         fallbacks=[
             await _view_fallback(app_state, found, each) for each in found.service.spec.fallbacks
         ],
+        edge=await view_edge_paths(app_state, found.service),
     )
 
 

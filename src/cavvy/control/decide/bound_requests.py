@@ -24,6 +24,7 @@ that wait for places without capacity could be so many that the service may orde
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 
 from cavvy.catalog.regions import (
@@ -275,7 +276,15 @@ def stays_within(task: TaskSpec, other: TaskSpec) -> bool:
     """Return whether each replica of the service runs where replicas of the other service may."""
     if not is_bound_to_places(other):
         return True
-    allowed = {wished_place(name) for name in _list_regions(other)}
+    return _runs_in(task, {wished_place(name) for name in _list_regions(other)})
+
+
+def is_within(task: TaskSpec, place: str) -> bool:
+    """Return whether each replica of the service runs in this place, such as eu."""
+    return _runs_in(task, {wished_place(place)})
+
+
+def _runs_in(task: TaskSpec, allowed: AbstractSet[str]) -> bool:
     parts = [take_role(task, each) for each in task.replica_groups] or [task]
     return all(
         is_bound_to_places(each)

@@ -142,7 +142,7 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
             and before.sums.timed <= found.sums.timed
         )
         more = found.sums - before.sums if before is not None and same else found.sums
-        counted[device.name] = found
+        counted[device.name] = replace(found, paths=None)
         if before is None and found.serving != rollout.to:
             continue  # what it served before the rollout began
         if not _is_possible(more):

@@ -33,7 +33,7 @@ _REVOKED_WITHIN_S = 10.0
 class NameTaken(Exception):
     """Raised if the `service` section of a task contains a host name, a model name, a fallback or
     an adapter that the service must not use. `key` is the key of the section with this name:
-    `hosts`, `models`, `fallback` or `adapters`.
+    `hosts`, `models`, `fallback`, `edge` or `adapters`.
     """
 
     def __init__(self, key: str, message: str) -> None:
@@ -152,6 +152,7 @@ class ServiceRequests:
                 message = f"{host} is not below one of the domains in services.domains"
                 raise NameTaken("hosts", message)
         await self._check_fallbacks(task)
+        await self._check_edge(task)
         for other in await self._store.services.list() if hosts or models else ():
             if (other.project, other.name) == (task.project, task.name):
                 continue
@@ -171,6 +172,17 @@ class ServiceRequests:
         policies = (await self._store.policies()).find(task.project)
         if problem := object_to_fallbacks(task, others, policies):
             raise NameTaken("fallback", problem)
+
+    async def _check_edge(self, task: TaskSpec) -> None:
+        """Raise NameTaken if devices of the service send their requests to another service."""
+        mine = {(each.site, each.model) for each in task.service.edge} if task.service else set()
+        for other in await self._store.services.list(task.project) if mine else ():
+            theirs = {(each.site, each.model) for each in other.spec.edge}
+            if other.name != task.name and (used := mine & theirs):
+                site, model = min(used)
+                where = f"of site {site}" if site else "of all sites"
+                message = f"the devices {where} that serve {model} belong to service {other.name}"
+                raise NameTaken("edge", message)
 
     async def end(self, project: str, name: str) -> ServiceStatus:
         """End a service: its replicas finish their requests and stop, and then the service is

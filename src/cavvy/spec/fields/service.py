@@ -12,6 +12,7 @@ from cavvy.domain.services import (
     AdapterRule,
     BatchRule,
     CronTrigger,
+    EdgeRule,
     EventTrigger,
     FallbackApi,
     FallbackRule,
@@ -681,6 +682,28 @@ def _check_fallbacks(table: SectionReader, spec: ServiceSpec) -> None:
         table.wrong("fallback", "a fallback is named twice", suggestion="delete one of the two")
 
 
+_EDGE = section(
+    "service.edge",
+    lambda table: table.make(EdgeRule),
+    site=text_kind("the name of a site", check_slug),
+    model=FieldSpec(text_kind("the name of a published model", check_slug), required=True),
+    key=FieldSpec(_SECRET, to=("secret",)),
+    below=_SHARE,
+)
+
+
+def _check_edge(table: SectionReader, spec: ServiceSpec) -> None:
+    check_count(table, "edge", _MOST_EDGE)
+    if spec.keys and not all(each.secret for each in spec.edge):
+        table.wrong(
+            "edge",
+            "requests to the service need a key, and the devices have none",
+            suggestion="store a key with `cavvy secret set`, and add `key: NAME`",
+        )
+    if len({(each.site, each.model) for each in spec.edge}) < len(spec.edge):
+        table.wrong("edge", "a site is named twice", suggestion="delete one of the two")
+
+
 def _check_adapter(text: str) -> None:
     if not is_adapter_name(text):
         hint = "use letters, digits and . _ / -"
@@ -718,6 +741,7 @@ def _read_area(text: str) -> str:
 _MOST_ADAPTERS = 1000
 _MOST_EVENTS = 100  # sources of calls that the server checks again and again
 _MOST_FALLBACKS = 5
+_MOST_EDGE = 100
 
 
 def _build(table: SectionReader) -> tuple[ServiceSpec, tuple[ReplicaGroup, ...]] | None:
@@ -746,6 +770,8 @@ def _build(table: SectionReader) -> tuple[ServiceSpec, tuple[ReplicaGroup, ...]]
         _check_batch(table)
     if spec.fallbacks:
         _check_fallbacks(table, spec)
+    if spec.edge:
+        _check_edge(table, spec)
     _check_goals(table, spec)
     if table.has("adapters"):
         spec = replace(spec, adapters=_build_adapters(table, spec))
@@ -918,6 +944,7 @@ SERVICE = section(
     batch=_BATCH,
     routing=_ROUTING,
     fallback=FieldSpec(ListKind(_FALLBACK, single=True), to=("fallbacks",)),
+    edge=ListKind(_EDGE, single=True),
     slo=_SLO,
     regions=ListKind(
         text_kind("a region's name, or an area such as eu, us or asia", filled), single=True
