@@ -1,6 +1,6 @@
 """Runs a batch while its nodes are preempted and its server is killed, and compares it with a loop.
 
-    python benchmarks/batch_rows.py                     # 100,000 rows, 4 nodes, about 5 minutes
+    python benchmarks/batch_rows.py                     # 100,000 rows, 4 nodes, about 7 minutes
     python benchmarks/batch_rows.py --rows 8000 --shard 200 --row-ms 2
 
 The nodes are four jobs of the provider `local`. The function waits for each row as for a GPU, and
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--shard", type=int, default=250)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--row-ms", type=float, default=5.0)
+    parser.add_argument("--row-ms", type=float, default=8.0)
     parser.add_argument("--preemptions", type=int, default=3)
     parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")

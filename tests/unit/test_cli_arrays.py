@@ -201,7 +201,7 @@ def test_a_batch_shows_its_rows_cost_and_forecast(arrays: list[ArrayDetail]) -> 
     shown = run("batch", "many").stdout
     assert "30% 300 of 1,000 rows, 100 of them by an earlier batch" in shown
     assert "$2.00 so far, $10,000.00 per million rows" in shown
-    assert "10 rows/s, 1m10s left, about $9.00 in total" in shown
+    assert "1m10s left at 10 rows/s, about $9.00 in total" in shown
     found = json.loads(run("batch", "many", "-o", "json").stdout)
     assert (found["rows_done"], found["left_s"], found["total_micros"]) == (300, 70.0, 9_000_000)
 

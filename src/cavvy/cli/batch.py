@@ -137,8 +137,8 @@ def _follow(client: "ApiClient", project: str, name: str, array: str) -> NoRetur
             line = _make_line(found, measure_batch(found))
             if sys.stderr.isatty():
                 width = shutil.get_terminal_size().columns - 1
-                end = "\n" if over else ""
-                click.echo(f"\r\x1b[K{line if over else line[:width]}{end}", err=True, nl=False)
+                shown, end = (line, "\n") if over else (line[:width], "")
+                click.echo(f"\r\x1b[K{shown}{end}", err=True, nl=False)
             elif line != told and (over or time.monotonic() >= told_at + _TOLD_S):
                 told, told_at = line, time.monotonic()
                 click.echo(line, err=True)
@@ -149,9 +149,10 @@ def _follow(client: "ApiClient", project: str, name: str, array: str) -> NoRetur
 
 
 def _make_line(found: "ArrayDetail", progress: "BatchProgress | None") -> str:
+    """Return the progress in one line, what matters most first: a narrow terminal cuts the end."""
     shown = dict(_describe(found, progress))
-    jobs = shown.pop("jobs")
-    return f"{found.array.name}: " + "; ".join([*shown.values(), jobs])
+    order = ("rows", "forecast", "cost", "jobs")
+    return f"{found.array.name}: " + "; ".join(shown[each] for each in order if each in shown)
 
 
 def _describe(found: "ArrayDetail", progress: "BatchProgress | None") -> list[tuple[str, str]]:
@@ -170,7 +171,7 @@ def _describe(found: "ArrayDetail", progress: "BatchProgress | None") -> list[tu
     if progress.before:
         shown[0] = ("rows", f"{rows}, {progress.before:,} of them by an earlier batch")
     if progress.done < progress.total and progress.left_s is not None:
-        left = f"{progress.rows_per_s:,.0f} rows/s, {show_seconds(progress.left_s)} left"
+        left = f"{show_seconds(progress.left_s)} left at {progress.rows_per_s:,.0f} rows/s"
         if progress.total_micros is not None:
             left += f", about {show_money(progress.total_micros)} in total"
         shown.append(("forecast", left))

@@ -73,9 +73,10 @@ class BatchProgress:
 
     @property
     def micros_per_million(self) -> int | None:
-        """The cost of a million rows in micro-dollars, with all that was lost to preemptions."""
+        """The cost of a million rows in micro-dollars, with all that was lost to preemptions, or
+        None if nothing was billed yet."""
         own = self.done - self.before
-        return round(self.spent_micros * 1_000_000 / own) if own > 0 else None
+        return round(self.spent_micros * 1_000_000 / own) if own > 0 < self.spent_micros else None
 
     @property
     def total_micros(self) -> int | None:

@@ -56,6 +56,7 @@ else:
 
     FilePiece = namedtuple("FilePiece", "rows at")
 
+_DECODER = json.JSONDecoder()
 OWN_FOLDER = ".batch"  # in the folder of the results
 FAILURES = 3  # shards in a row whose failure ends the job
 REPORT_S = 1.0
@@ -89,7 +90,7 @@ class JsonLines:
             file.seek(part.at)
             for line in islice((each for each in file if not each.isspace()), part.rows):
                 try:
-                    yield json.loads(line)
+                    yield _DECODER.decode(line.decode("utf-8-sig"))
                 except ValueError as error:
                     raise ValueError(f"{path}: a line is no JSON: {line[:80]!r}: {error}") from None
 
@@ -385,14 +386,16 @@ def encode(value: Any) -> Any:
     raise TypeError(f"a result of type {type(value).__name__} is no JSON value")
 
 
+# One encoder for all rows: `json.dumps` would make a new one for each.
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, default=encode, separators=(",", ":")
+)
+
+
 def write_rows(rows: Iterable[Any]) -> tuple[bytes, int]:
     """Return lines of JSON, and their number. Raises TypeError; ValueError for NaN."""
-    lines = [
-        json.dumps(each, ensure_ascii=False, allow_nan=False, default=encode, separators=(",", ":"))
-        for each in rows
-    ]
-    text = "".join(f"{each}\n" for each in lines)
-    return text.encode("utf-8", "surrogatepass"), len(lines)
+    lines = [_ENCODER.encode(each) + "\n" for each in rows]
+    return "".join(lines).encode("utf-8", "surrogatepass"), len(lines)
 
 
 def find_function(name: str) -> Work:
@@ -548,7 +551,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(f"batch: {error}")
         return 2
     if failed:
-        tell(f"batch: {failed} shards failed; a retry runs only what is left")
+        shards = "1 shard" if failed == 1 else f"{failed} shards"
+        tell(f"batch: {shards} failed; a retry runs only what is left")
     return 1 if failed else 0
 
 
