@@ -214,11 +214,12 @@ def test_the_log_is_shown_on_a_terminal_that_states_no_size(
     with os.fdopen(slave, "w") as out:
         monkeypatch.setattr(sys, "stdout", out)
         with open_screen(make_job("x", "running")) as screen:
-            screen.log(0, b"first line\n")
+            screen.log(0, b'first line\nCAVVY_PROGRESS {"done": 1, "total": 2}\n')
         out.flush()
         shown = read_screen(master)
     os.close(master)
     assert "first line" in shown
+    assert "CAVVY_PROGRESS" not in shown  # the bar has the values
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ _LONGEST = 1 << 20
 _LONGEST_TEXT = 40  # maximum width of the bar itself, in characters
 _SHORTEST = 6  # minimum width in characters; a narrower bar is not drawn
 _NAME = 24
+_PROGRESS = 'CAVVY_PROGRESS {"'  # the start of a line whose values the bar shows
 _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 
 
@@ -189,7 +190,8 @@ class _LiveView:
 
         before = f"[{rank}] " if self._several else ""
         decoder = AnsiDecoder()
-        return [decoder.decode_line(before + line) for line in lines]
+        told = (line for line in lines if not line.startswith(_PROGRESS))
+        return [decoder.decode_line(before + line) for line in told]
 
     def event(self, event: "EventView") -> None:
         from rich.text import Text
