@@ -1,13 +1,17 @@
 """Work that makes no progress: what agents see of it, which rank is behind, and how it is ended."""
 
+import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +21,9 @@ from tests.unit.test_control_reports import NODE as REPORTED
 from tests.unit.test_control_reports import applied, message
 from tests.unit.test_decide_attempts import T0, at, view, with_exit
 
+from cavvy.agent.work import flight
 from cavvy.agent.work import stacks as taken
+from cavvy.agent.work.flight import parse_dump
 from cavvy.agent.work.monitor import NET_FLOW_MIB_S
 from cavvy.agent.work.stacks import TOOL, describe, find_call, is_helper, take_stacks
 from cavvy.control.decide import attempt as a
@@ -32,6 +38,7 @@ from cavvy.domain.jobs import (
     FailureKind,
     JobPhase,
     Order,
+    RankCollective,
     RankStack,
     StackReport,
     StuckWork,
@@ -458,3 +465,165 @@ def test_without_the_tool_or_a_program_the_reason_is_said(monkeypatch: pytest.Mo
     monkeypatch.setattr(taken, "find_tool", lambda path: "/nowhere/py-spy")
     assert "runs no Python program" in take_stacks("", [1 << 30], 0)["text"]
     assert "no stacks: py-spy: " in take_stacks("", [os.getpid()], 0)["text"]
+
+
+def last(number: int, call: str = "all_reduce", group: str = "0", *, done: bool = False) -> Any:
+    return RankCollective(group=group, number=number, call=call, done=done)
+
+
+@pytest.mark.parametrize(
+    ("collectives", "ranks", "text"),
+    [
+        (
+            [[last(7)], [last(6, done=True)], [last(7)]],
+            (1,),
+            "rank 1 has called all_reduce as number 6 of group 0, which has ended, and is at t.py:1; "
+            "rank 0 has called all_reduce as number 7 of group 0, which has not ended",
+        ),
+        ([[last(7)], [last(7, "broadcast")], [last(7)]], (1,), "rank 1 has called broadcast"),
+        ([[last(7)], [last(7, "broadcast")]], (1,), "rank 1 has called broadcast"),
+        ([[last(7, done=True)], [last(6, done=True)]], (), "all 2 ranks"),
+        ([[last(7)], [last(7)]], (), "all 2 ranks"),
+        # ranks of different groups are not compared, and a group that is finished says nothing
+        ([[last(9, group="a")], [last(3, group="b")]], (), "all 2 ranks"),
+        (
+            [[last(9, group="a", done=True), last(5)], [last(2, group="a", done=True), last(4)]],
+            (1,),
+            "rank 1 has called all_reduce as number 4 of group 0",
+        ),
+    ],
+)
+def test_flight_recorders_tell_which_rank_has_called_less(
+    collectives: list[list[RankCollective]], ranks: tuple[int, ...], text: str
+) -> None:
+    processes = [
+        RankStack(rank=rank, place="t.py:1", call="synchronize", collectives=tuple(each))
+        for rank, each in enumerate(collectives)
+    ]
+    [node] = ordered(silent(700)).nodes
+    node = replace(node, stacks=StackReport(at=at(1001), stacks=tuple(processes)))
+    found = find_behind([node], "no progress", at(1002))
+    assert found.ranks == ranks
+    assert text in found.reason
+
+
+ENTRY: dict[str, Any] = {
+    "frames": [
+        {"name": "all_reduce", "filename": "/x/site-packages/torch/d.py", "line": 9},
+        {"name": "step", "filename": "/home/me/train.py", "line": 12},
+    ],
+    "process_group": ("0", "default_pg"),
+    "collective_seq_id": 4,
+    "profiling_name": "nccl:all_reduce",
+    "state": "started",
+    "is_p2p": False,
+}
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("attacked",)
+
+
+def test_a_dump_is_read_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    others = [
+        {**ENTRY, "collective_seq_id": 3, "state": "completed"},
+        {**ENTRY, "collective_seq_id": 99, "is_p2p": True},
+        {**ENTRY, "process_group": ("1", "x"), "collective_seq_id": 8, "retired": True},
+    ]
+    assert parse_dump(pickle.dumps({"entries": [*others, ENTRY]}, protocol=2)) == {
+        "collectives": [
+            {"group": "0", "number": 4, "call": "all_reduce", "done": False},
+            {"group": "1", "number": 8, "call": "all_reduce", "done": True},
+        ],
+        "place": "train.py:12 in step",
+    }
+    many = [{**ENTRY, "process_group": (str(n), ""), "frames": None} for n in range(50)]
+    found = parse_dump(pickle.dumps({"entries": many}))
+    assert (len(found["collectives"]), found["place"]) == (flight.MOST_GROUPS, "")
+    typed = b"ctorch.jit._pickle\nbuild_intlist\n(](K\x01K\x02etR."
+    assert flight.PlainUnpickler(io.BytesIO(typed)).load() == [1, 2]
+    for bad in (
+        pickle.dumps({"entries": [ENTRY], "x": Attack()}),
+        pickle.dumps({"entries": [Attack()]}),
+        pickle.dumps({"entries": [{**ENTRY, "collective_seq_id": "x"}]}),
+        pickle.dumps([1]),
+        pickle.dumps({"entries": {"a": 1}}),
+        b"",
+        b"cos\nsystem\n(S'touch attacked'\ntR.",
+        b"\x80\x02" + b"(" * 100_000,
+    ):
+        assert parse_dump(bad) == {}
+    assert not [*tmp_path.iterdir()]
+
+
+RECORDER = """
+import os, threading, time
+import torch
+import torch.distributed as dist
+import torch._C._distributed_c10d as c10d
+rank = os.environ["RANK"]
+def serve():  # as NCCL's watchdog does, which needs GPUs
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+    os.mkfifo(pipe)
+    with open(pipe, "rb", buffering=0) as asked:
+        asked.read(1)
+    with open(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + rank, "wb") as out:
+        out.write(c10d._dump_fr_trace())
+print("ready", flush=True)
+dist.init_process_group("gloo", os.environ["STORE"], rank=int(rank), world_size=2)
+dist.all_reduce(torch.ones(3))
+late = dist.all_reduce(torch.ones(3), async_op=True) if rank == "0" else None
+threading.Thread(target=serve, daemon=True).start()
+late.wait() if late else time.sleep(600)
+"""
+
+
+def test_the_recorder_of_real_torch_names_the_rank_without_py_spy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(taken, "find_tool", lambda path: "")
+    env = {
+        "WORLD_SIZE": "2",
+        "TORCH_FR_BUFFER_SIZE": "100",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_"),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump_"),
+        "STORE": f"file://{tmp_path}/store",
+    }
+    with program(RECORDER, RANK="0", **env) as zero, program(RECORDER, RANK="1", **env) as one:
+        while not all((tmp_path / f"pipe_{rank}.pipe").exists() for rank in (0, 1)):
+            time.sleep(0.05)
+        found = take_stacks("", [zero, one], 0)
+    ranks = {each["rank"]: each for each in found["stacks"]}
+    assert [ranks[n]["collectives"][0]["number"] for n in (0, 1)] == [2, 1]
+    assert (ranks[0]["call"], ranks[1]["call"]) == ("all_reduce", "")
+
+
+def test_dumps_of_others_and_of_earlier_processes_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = tmp_path / "dump_0"
+    dump.write_bytes(pickle.dumps({"entries": [ENTRY]}))
+    env = {"RANK": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump_")}
+    with program(HUNG, **env) as pid:
+        os.utime(dump)
+        assert flight.read_flight(pid)["collectives"][0]["number"] == 4
+        os.utime(dump, (1, 1))
+        assert flight.read_flight(pid) == {}, "of an earlier process with this rank"
+        dump.unlink()
+        os.mkfifo(dump)
+        assert flight.read_flight(pid) == {}, "a pipe does not block"
+        dump.unlink()
+        dump.symlink_to("/etc/passwd")
+        assert flight.read_flight(pid) == {}
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    (tmp_path / "pipe_0.pipe").symlink_to(victim)
+    with program(HUNG, RANK="0", TORCH_NCCL_DEBUG_INFO_PIPE_FILE=str(tmp_path / "pipe_")) as pid:
+        assert not flight.ask_for_dumps([pid])
+        (tmp_path / "pipe_0.pipe").unlink()
+        os.mkfifo(tmp_path / "pipe_0.pipe")
+        assert not flight.ask_for_dumps([pid]), "nobody reads it"
+    assert victim.read_text() == "as it was"

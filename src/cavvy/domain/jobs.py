@@ -327,6 +327,16 @@ class UnsureBill(Struct, frozen=True, kw_only=True):
     traffic: Money = field(default_factory=Money)
 
 
+class RankCollective(Struct, frozen=True, kw_only=True):
+    """The collective that a rank has called last in a group of ranks: its number in the group, its
+    name, and whether it has ended on this rank."""
+
+    group: str
+    number: int
+    call: str
+    done: bool = False
+
+
 class RankStack(Struct, frozen=True, kw_only=True):
     """Where a process of the work is. `rank` is its rank among all processes of the job, and
     `world` their number, or 0 if it is unknown."""
@@ -335,6 +345,7 @@ class RankStack(Struct, frozen=True, kw_only=True):
     world: int = 0
     place: str  # the innermost line of the program's own code
     call: str = ""  # the operation of PyTorch in which it waits for other ranks, or ""
+    collectives: tuple[RankCollective, ...] = ()  # by PyTorch's flight recorder, if it has one
 
 
 class StackReport(Struct, frozen=True, kw_only=True):

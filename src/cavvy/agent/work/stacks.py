@@ -14,6 +14,7 @@ import sys
 import time
 
 from ..disk import read_process
+from .flight import ask_for_dumps, is_library, read_env, read_flights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ HELPERS = (
 )
 # Processes of the agent itself, which run the work.
 OWN = "/agent/work/reaper.py"
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 
 
 def report_stacks(path: str, pids: Collection[int], rank: int) -> int:
@@ -65,10 +65,11 @@ def report_stacks(path: str, pids: Collection[int], rank: int) -> int:
 def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     """Return what `report_stacks` prints."""
     tool = find_tool(path)
+    programs = sorted(pid for pid in pids if is_python(pid))[:MOST_PROCESSES]
     if not tool:
         text = f"no stacks: {TOOL} is installed neither with the task nor with Cavvy on this node"
-        return {"stacks": [], "moved": False, "text": text}
-    programs = sorted(pid for pid in pids if is_python(pid))[:MOST_PROCESSES]
+        return {"stacks": list_flights(programs), "moved": False, "text": text}
+    since, asked = time.time(), ask_for_dumps(programs)
     seen: dict[int, list[dict[str, Any]]] = {}
     moved, faults = set[int](), list[str]()
     for turn in range(ROUNDS):
@@ -87,8 +88,14 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     main = {pid: frames for pid, frames in seen.items() if not is_helper(frames)}
     stacks = []
     if any(main.values()):
+        flights = {} if moved & set(main) else read_flights(programs, asked, since)
         stacks = [
-            {**describe(main[pid] or read_state(pid)), "rank": number, "world": world}
+            {
+                **flights.get(pid, {}),
+                **describe(main[pid] or read_state(pid)),
+                "rank": number,
+                "world": world,
+            }
             for pid, number, world in _number(main, rank)
         ]
     text = (
@@ -99,6 +106,20 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     if not programs:
         text = "no stacks: the work runs no Python program"
     return {"stacks": stacks, "moved": bool(moved & set(main)), "text": text}
+
+
+def list_flights(pids: Collection[int]) -> list[dict[str, Any]]:
+    """Return where the ranks are by their flight recorders alone."""
+    since = time.time()
+    told: dict[int, dict[str, Any]] = {}
+    for pid, found in read_flights(pids, ask_for_dumps(pids), since).items():
+        rank, world = read_rank(pid)
+        if rank is not None and rank not in told:
+            newest = found["collectives"][0]
+            call = "" if newest["done"] else newest["call"]
+            place = found["place"] or "an unknown line"
+            told[rank] = {**found, "place": place, "call": call, "rank": rank, "world": world}
+    return [*told.values()]
 
 
 def find_tool(path: str) -> str:
@@ -144,11 +165,6 @@ def dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
         for each in main.get("frames", ())
     ]
     return frames, "" if frames else f"{TOOL}: process {pid} has no main thread"
-
-
-def is_library(file: str) -> bool:
-    """Return whether a file is not the program's own. Libraries may poll while they wait."""
-    return any(part in file for part in LIBRARIES)
 
 
 def is_helper(frames: list[dict[str, Any]]) -> bool:
@@ -210,11 +226,9 @@ def _number(found: dict[int, list[dict[str, Any]]], node: int) -> Iterator[tuple
 def read_rank(pid: int) -> tuple[int | None, int]:
     """Return the variables RANK and WORLD_SIZE of a process; None and 0 where they are unknown."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = [each.partition(b"=") for each in file.read().split(b"\0")]
-        env = {name: value for name, _, value in pairs}
+        env = read_env(pid)
         return int(env[b"RANK"]), int(env.get(b"WORLD_SIZE", b"0"))
-    except (OSError, KeyError, ValueError):
+    except (KeyError, ValueError):
         return None, 0
 
 

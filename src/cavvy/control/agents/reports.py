@@ -51,6 +51,7 @@ _MOST_TOLD_BYTES = (
 _EVENT_BYTES = 200  # bytes of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _LONGEST_PLACE = 200  # characters of a place in a stack
+_LONGEST_NAME, _MOST_GROUPS = 100, 4  # of the collectives that a rank has called last
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
 Figures = dict[str, float | str]
@@ -192,7 +193,16 @@ def _minute(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
 
 def _stacks(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
     stacks = tuple(
-        replace(each, place=each.place[:_LONGEST_PLACE], call=each.call[:_LONGEST_PLACE])
+        replace(
+            each,
+            place=each.place[:_LONGEST_PLACE],
+            call=each.call[:_LONGEST_PLACE],
+            collectives=tuple(
+                replace(last, group=last.group[:_LONGEST_NAME], call=last.call[:_LONGEST_NAME])
+                for last in each.collectives[:_MOST_GROUPS]
+                if 0 <= last.number < 1 << 60
+            ),
+        )
         for each in message.stacks
     )
     report.node = replace(

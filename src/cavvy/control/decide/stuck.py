@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 
 from cavvy.control.decide.attempt_snapshot import HEARD_LATELY, AttemptSnapshot
-from cavvy.domain.jobs import Node, NodePhase, RankStack, StuckWork
+from cavvy.domain.jobs import Node, NodePhase, RankCollective, RankStack, StuckWork
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import Struct
 
@@ -112,6 +112,8 @@ def _compare(stacks: Mapping[int, RankStack]) -> tuple[Sequence[int], str]:
         missing = [rank for rank in range(world) if rank not in stacks]
         others = _describe(next(iter(stacks.values())))
         return missing, f"{_name(missing)} has no process any more; another {others}"
+    if found := _compare_collectives(stacks):
+        return found
     waiting = {rank: each for rank, each in stacks.items() if each.call}
     if waiting and len(waiting) < len(stacks):
         away = [rank for rank in stacks if rank not in waiting]
@@ -131,6 +133,36 @@ def _compare(stacks: Mapping[int, RankStack]) -> tuple[Sequence[int], str]:
             mine, theirs = _describe(stacks[fewest[0]]), _describe(stacks[other[0]])
             return fewest, f"{_name(fewest)} {mine}, but {_name(other)} {theirs}"
     return [], f"all {len(stacks)} ranks: each {_describe(next(iter(stacks.values())))}"
+
+
+def _compare_collectives(stacks: Mapping[int, RankStack]) -> tuple[Sequence[int], str] | None:
+    """Return the ranks that have called fewer collectives than others of their group, or another
+    one, by their flight recorders; None if no group has a collective that hangs and such ranks.
+    """
+    groups: dict[str, dict[int, RankCollective]] = {}
+    for rank, each in sorted(stacks.items()):
+        for last in each.collectives:
+            groups.setdefault(last.group, {})[rank] = last
+    for ranks in groups.values():
+        hanging = [rank for rank, last in ranks.items() if not last.done]
+        least = min(last.number for last in ranks.values())
+        behind = [rank for rank, last in ranks.items() if last.number == least]
+        if len(behind) == len(ranks):  # the same number, but perhaps not the same collective
+            calls: dict[str, list[int]] = {}
+            for rank, last in ranks.items():
+                calls.setdefault(last.call, []).append(rank)
+            behind = min(reversed(calls.values()), key=len)
+        others = [rank for rank in (*hanging, *ranks) if rank not in behind]
+        if hanging and others:
+            mine, theirs = _count(ranks[behind[0]]), _count(ranks[others[0]])
+            place = stacks[behind[0]].place
+            return behind, f"{_name(behind)} {mine}, and is at {place}; rank {others[0]} {theirs}"
+    return None
+
+
+def _count(last: RankCollective) -> str:
+    state = "which has ended" if last.done else "which has not ended"
+    return f"has called {last.call} as number {last.number} of group {last.group}, {state}"
 
 
 def _describe(each: RankStack) -> str:
