@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (47, "e4ac74d6f4b77c66")
+ROUTES = (48, "85c368cc55e845e4")
 ROOT = Path(__file__).resolve().parents[2]
 
 

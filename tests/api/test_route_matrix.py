@@ -96,6 +96,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", "/v1/projects/{project}/blobs/missing"): RUNNERS,
     ("PUT", "/v1/projects/{project}/blobs/pack"): RUNNERS,
     ("PUT", "/v1/projects/{project}/blobs/{blob}"): RUNNERS,
+    ("GET", "/v1/projects/{project}/blobs/{blob}"): RUNNERS,
     ("GET", "/v1/projects/{project}/roles"): {"admin"},
     ("PUT", "/v1/projects/{project}/roles/{account}/{role}"): {"admin"},
     ("DELETE", "/v1/projects/{project}/roles/{account}/{role}"): {"admin"},

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from cavvy.cli import edge
+from cavvy.client.download import download_snapshot
 from cavvy.client.edge_wire import SamplesView, SampleView
+from cavvy.client.errors import ApiError
 from cavvy.control.edge import EdgeService, EnrolmentRefused, edge_key
 from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.edge import DeviceReport
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
+from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.open import MemoryStore
 from cavvy.task_files import ReadOptions, parse_task
 
@@ -119,3 +123,24 @@ def test_collected_samples_replace_no_device_and_no_missing_folder_is_a_fault(
     assert CliRunner().invoke(edge.command, ["collect", "m", "--out", str(good)]).exit_code == 0
     assert good.read_text() == '{"device": "d"}\n'
     assert sorted(os.listdir(tmp_path)) == ["hard.jsonl", "pipe"]
+
+
+@pytest.mark.parametrize("wrong", ["", "bytes", "path"])
+def test_a_downloaded_snapshot_has_its_bytes_and_stays_in_its_folder(
+    tmp_path: Path, wrong: str
+) -> None:
+    name = sha256(b"weights").hexdigest()
+    path = "model/../../out" if wrong == "path" else "model/deep/m.onnx"
+    entries = [FolderEntry(path=each, size=7, sha256=name) for each in (path, "other/m.onnx")]
+    manifest = encode_manifest(entries)
+    blobs = {name: b"spoilt!" if wrong == "bytes" else b"weights"}
+    blobs[snapshot := sha256(manifest).hexdigest()] = manifest
+    asked = SimpleNamespace(
+        call=lambda _, path, **__: SimpleNamespace(body=blobs[path.rpartition("/")[2]])
+    )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(ApiError) if wrong else nullcontext():
+        download_snapshot(cast(Any, asked), "p", snapshot, "model", folder)
+    written = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert written == ([] if wrong else [folder / "deep" / "m.onnx"])

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from cavvy.model_server.http_server import ModelServer
 from cavvy.model_server.inference import CountedModel, OnnxModel, WrongRequest
 from cavvy.model_server.optimise import compare, convert, list_kinds, read_samples
+from cavvy.model_server.publish import publish
 
 WIDTH = 64
 
@@ -221,3 +222,38 @@ def test_samples_come_from_a_file(tmp_path: Path) -> None:
     assert [each["x"].shape for each in read_samples(model, str(tmp_path / "samples.jsonl"))] == [
         (2, WIDTH)
     ]
+
+
+@pytest.mark.parametrize(("kind", "form"), [("int8", "npz"), ("fp16", "jsonl"), ("", "npz")])
+def test_a_published_model_is_measured_before_and_after_its_conversion(
+    tmp_path: Path, kind: str, form: str
+) -> None:
+    source, target = write_model(tmp_path, kernel=False), tmp_path / "new.onnx"
+    model = OnnxModel(source, 1)
+    samples = [each["x"] for each in read_samples(model, "")]
+    labels = [int(model.run({"x": x}, list(model.outputs))[0].argmax()) for x in samples]
+    labels[1] += 1  # of 16 samples that measure, the model gets one wrong
+    file = tmp_path / f"set.{form}"
+    if form == "npz":
+        np.savez(file, x=np.concatenate(samples), labels=labels)
+    else:
+        rows = zip(samples, labels, strict=True)
+        told = {"name": "x", "datatype": "FP32", "shape": [1, WIDTH]}
+        lines = [{"inputs": [{**told, "data": x.ravel().tolist()}], "label": y} for x, y in rows]
+        file.write_text("\n".join(map(json.dumps, lines)))
+    found = publish(source, target if kind else None, kind, str(file))
+    wrong = 1 / found["samples"]
+    if not kind:
+        assert found == {"accuracy": 1 - wrong, "samples": 32.0}
+        return
+    assert found["accuracy_before"] == 1 - wrong
+    assert found["accuracy"] > 0.8
+    assert target.stat().st_size < 0.6 * found["bytes_before"]
+    assert OnnxModel(target).inputs["x"].type == "tensor(float)"
+
+
+def test_a_set_with_too_few_labels_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "set.npz"
+    np.savez(file, x=np.ones((5, WIDTH)), labels=[1, 2])
+    with pytest.raises(ValueError, match="2 labels for 5 samples"):
+        publish(write_model(tmp_path), tmp_path / "new.onnx", "int8", str(file))

@@ -1,6 +1,11 @@
 """`cavvy model`: publishes models for devices at the edge."""
 
 import getpass
+import json
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +23,7 @@ from cavvy.cli.view.output import (
     pairs_out,
     rows_out,
 )
+from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -40,6 +46,19 @@ def command() -> None:
 @click.option(
     "--note", "notes", multiple=True, metavar="NAME=NUMBER", help="A measured value; repeatable."
 )
+@click.option(
+    "--convert",
+    type=click.Choice(["int8", "fp16"]),
+    help="Convert the weights of an ONNX model here, before it is uploaded.",
+)
+@click.option(
+    "--evaluate",
+    metavar="SET",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Measure the model on this set: a .npz file with an array for each input and perhaps "
+    "`labels`, or bodies of requests as JSON lines, perhaps each with `label`. With --convert, "
+    "every second sample calibrates, and the others measure.",
+)
 @project_option
 @json_option
 def publish(
@@ -48,24 +67,39 @@ def publish(
     main: str,
     residency: str,
     notes: tuple[str, ...],
+    convert: str | None,
+    evaluate: Path | None,
     project: str,
     output: str,
 ) -> None:
     """Publish the next version of a model: the newest checkpoint of a job, a file or a folder.
 
-    The server signs the version, and devices accept only what is signed.
+    The server signs the version, and devices accept only what is signed. What --convert and
+    --evaluate measure is kept with the version: `accuracy` and `accuracy_before` the conversion,
+    `agreement` with the original on the set (or on random inputs), and `speed_up`.
     """
+    from tempfile import TemporaryDirectory
+
     from cavvy.client.edge_wire import ModelAsk, publish_model
 
     measured = _read_notes(notes)
-    with session() as client:
-        job = below = ""
+    with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
+        snapshot = job = below = ""
         if not Path(source).exists() and ("/" in source or Path(source).suffix):
             raise CommandFailure(f"{source}: the file does not exist", exit_code=2)
-        if Path(source).exists():
-            snapshot = _upload(client, project, Path(source))
-        else:
+        if not Path(source).exists():
             snapshot, job, below = _copy_checkpoint(client, project, source)
+        if convert or evaluate:
+            folder = Path(fresh, "model")
+            if Path(source).exists():
+                _copy(Path(source), folder)
+            else:
+                _download(client, project, snapshot, below, folder)
+                below = ""
+            measured |= _convert(folder, main, convert or "", evaluate)
+            snapshot = _upload(client, project, folder)
+        elif Path(source).exists():
+            snapshot = _upload(client, project, Path(source))
         made = publish_model(
             client,
             project,
@@ -83,7 +117,9 @@ def publish(
     if output == "json":
         json_out(made)
         return
-    click.echo(f"published {made.name}: {made.main}, {formatting.show_size(made.size)}")
+    told = [f"{key} {value:g}" for key, value in made.notes.items()]
+    size = formatting.show_size(made.size)
+    click.echo(f"published {made.name}: {', '.join([made.main, size, *told])}")
     click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")
 
 
@@ -189,6 +225,50 @@ def _copy_checkpoint(client: "ApiClient", project: str, name: str) -> tuple[str,
     job = client.job(project, name)
     made = make_model_folder(client, job.project, job.name, [], _BELOW)
     return made.snapshot, job.name, _BELOW
+
+
+def _copy(source: Path, folder: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, folder)
+        return
+    folder.mkdir()
+    shutil.copy(source, folder)
+
+
+def _download(client: "ApiClient", project: str, snapshot: str, below: str, folder: Path) -> None:
+    """Write the files of a snapshot's folder `below` to a new folder."""
+    from cavvy.client.download import download_snapshot
+
+    folder.mkdir()
+    download_snapshot(client, project, snapshot, below, folder)
+
+
+def _convert(folder: Path, main: str, convert: str, evaluate: Path | None) -> dict[str, float]:
+    """Convert the file to serve in its place, and return what was measured."""
+    known = sorted(str(each.relative_to(folder)) for each in folder.rglob("*.onnx"))
+    if main not in known and (main or len(known) != 1):
+        told = ", ".join(known) or "no .onnx file"
+        raise CommandFailure(
+            f"--convert and --evaluate need an ONNX model; found {told}",
+            "name the file with --main; export a model of another form to ONNX in its job",
+            exit_code=2,
+        )
+    if missing := [name for name in ("onnxruntime", "onnx", "numpy") if not find_spec(name)]:
+        raise CommandFailure(
+            f"--convert and --evaluate need {', '.join(missing)}", extra_command("onnx")
+        )
+    path = folder / (main or known[0])
+    target = path.with_name(f"{path.name}.converted")
+    words = [sys.executable, "-m", "cavvy.model_server.publish", "--model", str(path)]
+    words += ["--convert", convert, "--target", str(target)] if convert else []
+    words += ["--samples", str(evaluate.resolve())] if evaluate else []
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        problem = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        raise CommandFailure(f"the model was not published: {problem}")
+    if target.exists():
+        target.rename(path)
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def _read_notes(notes: tuple[str, ...]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from cavvy.api.wire import MIB, stream_bytes
 from cavvy.client import wire
 from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_entry, read_pack
 from cavvy.domain.accounts import Permission
-from cavvy.store.base import HashMismatch
+from cavvy.store.base import HashMismatch, RowNotFound
 from cavvy.store.blobs import BlobStore, BlobWriter
 from cavvy.store.objects.threads import StorageThreads
 
@@ -91,6 +91,22 @@ async def put(
         app_state.blobs.of(project).writer(blob),
         app_state.settings.whole("server.blob_mib") * MIB,
     )
+
+
+@router.get(
+    "/{blob}",
+    "Download a blob, or its bytes from an offset on.",
+    rule=in_path(Permission.RUN),
+    gives=True,
+    when={RowNotFound: "blob-not-found"},
+)
+async def get(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
+) -> Response:
+    return await send_blob(app_state.blobs.of(project), blob, request.headers.get("range", ""))
 
 
 async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
