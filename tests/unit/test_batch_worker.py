@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from tests.waits import wait_until
@@ -116,6 +118,24 @@ def test_a_killed_job_goes_on_with_its_own_shard(folder: Path) -> None:
     assert run("hang", 0, 2)[0] == 0
     assert read(folder) == [*range(100)]
     assert count_calls(folder) == 10
+
+
+def test_random_kills_lose_and_repeat_nothing(folder: Path) -> None:
+    """Three jobs are killed at random moments and start again, some of them before their end."""
+    chance = Random(5)
+    running = {index: start("double", index, 3, rows=3) for index in range(3)}
+    for _ in range(12):
+        time.sleep(chance.uniform(0, 0.15))
+        index = chance.randrange(3)
+        running[index].send_signal(signal.SIGKILL)
+        late = running[index]
+        if chance.random() < 0.7:
+            finish(late)
+        running[index] = start("double", index, 3, rows=3)
+        finish(late)  # here at the latest: the server noticed its end late
+    assert [finish(each)[0] for each in running.values()] == [0, 0, 0]
+    assert read(folder) == [*range(100)]
+    assert len([*(folder / "out").glob("part-*")]) == 34
 
 
 def test_fewer_jobs_take_what_more_jobs_left(folder: Path) -> None:

@@ -678,6 +678,10 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
         "s3://b/out/.batch",
     )
     assert "--striped --state .cavvy/batch/state" in apart.run
+    brought = parse_task(
+        "{batch: {input: rows/a.jsonl, output: /b}, run: x, inputs: [{source: /c, target: rows/}]}"
+    )
+    assert (brought.workdir, len(brought.inputs)) == (None, 1)
     assert local.run.endswith("--input rows.jsonl --output /out --rows 5 --function m:f")
 
 

@@ -49,7 +49,8 @@ def command(
     TASK.YAML has a section `batch`. The command submits it as an array of jobs, and shows the rows
     that are done, the cost so far and of a million rows, and what is left. With the name of a batch
     instead of a file, it shows these figures and exits. `cavvy retry NAME` goes on with a batch
-    that was stopped or has failed.
+    that was stopped or has failed, with the code that was submitted; to use changed code, submit
+    the file again.
 
     Use a batch for rows in files and your own code or model. For requests to a model that a service
     serves already, send a file to `/v1/batches` of the service instead.

@@ -82,7 +82,9 @@ class BatchProgress:
     def total_micros(self) -> int | None:
         rate = self.micros_per_million
         left = self.total - self.done
-        return None if rate is None else self.spent_micros + round(rate * left / 1_000_000)
+        if rate is None:
+            return None if left else self.spent_micros
+        return self.spent_micros + round(rate * left / 1_000_000)
 
 
 def measure_batch(found: "ArrayDetail") -> BatchProgress | None:

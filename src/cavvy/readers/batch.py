@@ -552,7 +552,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if failed:
         shards = "1 shard" if failed == 1 else f"{failed} shards"
-        tell(f"batch: {shards} failed; a retry runs only what is left")
+        tell(f"batch: {shards} failed; a retry, or the changed task, runs only what is left")
     return 1 if failed else 0
 
 

@@ -11,7 +11,7 @@ from cavvy.spec.engine_section import add_transfers, complete, make_scalar
 from cavvy.spec.engines import SERVER_FOLDER
 from cavvy.spec.fields.batch import BATCH, BatchKeys
 from cavvy.spec.problems import ProblemNotes
-from cavvy.spec.tree import MapNode, Node, ScalarNode
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 PROGRAM = f"{SERVER_FOLDER}/batch.py"
 _INPUT = f"{SERVER_FOLDER}/input"
@@ -47,7 +47,7 @@ def expand_batch(root: MapNode, notes: ProblemNotes) -> MapNode:
     if batch is None:
         return complete(root, {"run": "true"})
     copied = _place_input(batch.input)
-    local = batch.function or not (batch.input.startswith("/") or "://" in batch.input)
+    local = batch.function or not (batch.input.startswith("/") or _is_brought(root, batch.input))
     keys: dict[str, str | int] = {
         "run": _write_command(batch, command, copied or batch.input),
         "array": f"0-{batch.workers - 1}",
@@ -66,6 +66,15 @@ def find_batch_files(documents: Sequence[Node]) -> Mapping[str, Path]:
         if isinstance(root, MapNode) and root.get("batch") is not None:
             return {PROGRAM: Path(__file__).parent.parent / "readers" / "batch.py"}
     return {}
+
+
+def _is_brought(root: MapNode, source: str) -> bool:
+    """Return whether the rows reach the working folder by a URL or as one of the inputs."""
+    node = root.get("inputs")
+    items = node.items if isinstance(node, ListNode) else ()
+    nodes = [each.get("target") for each in items if isinstance(each, MapNode)]
+    targets = [each.text.rstrip("/") for each in nodes if isinstance(each, ScalarNode)]
+    return "://" in source or any(f"{source}/".startswith(f"{each}/") for each in targets)
 
 
 def _place_input(source: str) -> str:
