@@ -194,7 +194,7 @@ def test_each_wave_lasts_its_time_and_twice_that_without_requests(
 
 @pytest.mark.parametrize(
     ("tried", "refused", "halts"),
-    [(1, 1, True), (2, 1, False), (3, 2, True), (20, 2, False), (20, 3, True)],
+    [(1, 1, False), (2, 1, False), (3, 2, True), (20, 2, False), (20, 3, True)],
 )
 def test_one_of_ten_devices_may_refuse_a_version(tried: int, refused: int, halts: bool) -> None:
     now, devices = START + timedelta(minutes=1), make_devices(30)
@@ -281,3 +281,70 @@ def test_new_devices_get_the_version_of_a_rollout_that_is_done() -> None:
     assert len(fleet.exposed) == 5
     late = replace(make_devices(6)[5])
     assert choose_versions(late, [rollout], {}) == {"m": rollout}
+
+
+class LiarFleet(Fleet):
+    """A fleet in which one device, the first of the wave, says that most requests to the new version
+    fail or take very long."""
+
+    liar = ""
+
+    def _serve(self, device: EdgeDevice, fresh: bool, requests: int) -> EdgeDevice:
+        served = super()._serve(device, fresh, requests)
+        if device.name != self.liar or not fresh or served.report is None:
+            return served
+        count = 900 * int((self.now - START) / timedelta(minutes=1))
+        sums = RevisionSums(requests=count, errors=self.share * count // 10)
+        timed = count - sums.errors
+        sums = replace(sums, timed=timed, logs=2.0 * timed, squares=4.1 * timed)
+        model = ModelReport(name="m", serving=2, sums=sums)
+        return replace(served, report=DeviceReport(at=self.now, models=(model,)))
+
+    share = 9
+
+
+@pytest.mark.parametrize("share", [9, 0])
+def test_one_device_cannot_halt_a_rollout_and_does_not_hide_a_bad_version(share: int) -> None:
+    for errors, phase in ((0.02, RolloutPhase.DONE), (0.3, RolloutPhase.HALTED)):
+        fleet, rollout = LiarFleet(40, {1: 0.02, 2: errors}), make_rollout(waves=(0.2, 1.0))
+        fleet.share, fleet.liar = share, order_devices(rollout, fleet.devices)[2].name
+        found = run(fleet, rollout)
+        assert found.phase is phase, found.reason
+        assert found.doubted == (fleet.liar,) or phase is RolloutPhase.HALTED
+
+
+def test_the_first_refusal_in_a_wave_of_many_waits_for_a_second() -> None:
+    now, rollout = START + timedelta(minutes=1), make_rollout(waves=(1.0,))
+    told = [ModelReport(name="m", serving=1, refused=2), ModelReport(name="m", serving=1)]
+
+    def decide(*models: ModelReport) -> RolloutPhase:
+        pairs = zip(make_devices(len(models)), models, strict=True)
+        devices = [replace(each, report=DeviceReport(at=now, models=(m,))) for each, m in pairs]
+        return decide_rollout(rollout, devices, now).phase
+
+    assert decide(told[0], told[1], told[1]) is RolloutPhase.RUNNING
+    assert decide(told[0], told[0], told[1]) is RolloutPhase.HALTED
+    assert decide(told[0]) is RolloutPhase.HALTED
+
+
+def test_a_wave_whose_only_device_fell_silent_makes_way_for_others() -> None:
+    rollout, devices = make_rollout(waves=(0.0, 1.0), soak_s=60.0), make_devices(5)
+    first = order_devices(rollout, [replace(each, report=report_at(START)) for each in devices])[0]
+    waves = []
+    for minutes in range(0, 90, 5):
+        now = START + timedelta(minutes=minutes)
+        told = [
+            replace(each, report=report_at(START if each.name == first.name else now))
+            for each in devices
+        ]
+        rollout = decide_rollout(rollout, told, now)
+        waves.append(rollout.wave)
+    assert waves == [0] * 12 + [1] * 6
+    everyone = [replace(each, report=report_at(START)) for each in devices]
+    again = make_rollout(waves=(0.0, 1.0), soak_s=60.0)
+    later = START + timedelta(days=3)
+    assert decide_rollout(again, everyone, later).wave == 0, "the link to all of them is broken"
+
+
+def report_at(at: datetime) -> DeviceReport:
+    return DeviceReport(at=at, models=(ModelReport(name="m", serving=1),))

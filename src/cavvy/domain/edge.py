@@ -183,6 +183,8 @@ class Rollout(Struct, frozen=True, kw_only=True):
     counted: Mapping[str, ModelReport] = field(default_factory=dict)
     sums_old: RevisionSums = RevisionSums()
     sums_new: RevisionSums = RevisionSums()
+    # devices whose counts are left out, because no other device agreed with them
+    doubted: tuple[str, ...] = ()
     made_by: str = ""
     created_at: datetime
     version: int = 0

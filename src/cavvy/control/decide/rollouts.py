@@ -5,20 +5,24 @@ so that neither the first device nor the first per cent are the same ones each t
 when its devices serve the new version, have done so for the time `soak_s`, and have had requests or
 the double of that time. In each wave, the sequential test of canaries (`canary.py`) compares the
 errors and latencies of the requests to the new version with those of the other devices.
+
+Devices are not trusted, so one of them must not end a rollout alone. If the test finds the new
+version worse, but not without the counts of one device, these are left out from then on, and the
+test begins again. A device that alone has answered requests, or is alone in its wave, decides.
 """
 
 from collections.abc import Container, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
-from math import ceil
+from math import ceil, log, sqrt
 
-from cavvy.control.decide.canary import CanaryTerms, judge, observe
+from cavvy.control.decide.canary import SLOWER, CanaryJudgement, CanaryTerms, judge, observe
 from cavvy.domain.edge import EdgeDevice, ModelReport, Rollout, RolloutPhase
-from cavvy.domain.service_updates import PROMOTED, RevisionSums
+from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
 from cavvy.domain.values import replace
 
 # A rollout halts if at least two devices and more than this share of those that tried the new
-# version refused it (their trial failed), and if the only device that tried it did.
+# version refused it (their trial failed), and if the only device of the wave that is there did.
 MOST_REFUSED = 0.1
 # What one device adds to the trial between two reports has at most this number of requests, and
 # logarithms of latencies from -30 to 30. Other sums are left out, because devices are not trusted:
@@ -27,6 +31,11 @@ _MOST_REQUESTS, _MOST_LOG = 1_000_000, 30.0
 _PATIENCE = 2.0  # a quiet wave ends after this multiple of `soak_s`
 # A device that has not checked in for this time does not hold a wave up.
 SILENT = timedelta(minutes=10)
+# A wave whose devices have all been silent for this time, while others of the rollout are not,
+# ends: the next wave tries the version on others.
+_GIVEN_UP = timedelta(hours=1)
+_AGREES = 2.0  # standard deviations by which the errors of the other devices exceed the usual ones
+_WITNESS = 5  # requests to the new version from which the counts of a device say something
 
 
 def order_devices(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Sequence[EdgeDevice]:
@@ -82,17 +91,27 @@ def decide_rollout(
     if ordered and not mine:
         reason = "newer rollouts have all of its devices"
         return replace(rollout, phase=RolloutPhase.REPLACED, reason=reason, counted={})
-    rollout = _count(rollout, mine)
+    rollout = _count(rollout, [each for each in mine if each.name not in rollout.doubted])
+    heard = [each for each in mine if _is_heard(each, now)]
     in_wave = [_find(each, rollout.model) for each in wave]
     refused = [each for each in in_wave if each is not None and each.refused == rollout.to]
     tried = [each for each in in_wave if each and rollout.to in (each.serving, each.refused)]
-    if refused and (len(tried) == 1 or len(refused) > max(1, MOST_REFUSED * len(tried))):
+    alone = len(tried) == 1 and sum(each in heard for each in wave) <= 1
+    if refused and (alone or len(refused) > max(1, MOST_REFUSED * len(tried))):
         why = refused[0].problem or "its trial on the device failed"
         reason = f"{len(refused)} of {len(tried)} devices refused it: {why}"
         return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
     terms = CanaryTerms(alpha=rollout.alpha)
     judged = judge(rollout.trial, terms)
     if judged.end is not None and judged.end not in PROMOTED:
+        if doubted := _find_doubted(rollout, wave, judged):
+            return replace(
+                rollout,
+                doubted=(*rollout.doubted, doubted),
+                trial=CanaryTrial(),
+                sums_old=RevisionSums(),
+                sums_new=RevisionSums(),
+            )
         old, new = judged.errors
         reason = (
             f"more of its requests fail ({new:.1%} instead of {old:.1%})"
@@ -100,18 +119,63 @@ def decide_rollout(
             else f"its requests take {judged.slower:.2f} times as long"
         )
         return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
-    if not ordered or not _is_wave_over(rollout, wave, now):
+    is_over = _is_wave_over(rollout, wave, now) or _is_given_up(rollout, wave, heard, now)
+    if not ordered or not is_over:
         return rollout
     if size == len(ordered):
         return replace(rollout, phase=RolloutPhase.DONE, wave_at=now, counted={})
     return replace(rollout, wave=rollout.wave + 1, wave_at=now)
 
 
+def _find_doubted(rollout: Rollout, wave: Sequence[EdgeDevice], judged: CanaryJudgement) -> str:
+    """Return the device without whose counts the new version does not seem worse, or ""."""
+    found = {
+        each.name: told.sums
+        for each in wave
+        if each.name not in rollout.doubted
+        and (told := _find(each, rollout.model))
+        and told.serving == rollout.to
+        and told.sums.requests >= _WITNESS
+        and _is_possible(told.sums)
+    }
+    if len(found) < 2:
+        return ""
+    old = rollout.trial.old
+    if judged.end == "errors":
+        usual = old.errors / max(1, old.requests)
+        worst = max(found, key=lambda name: found[name].errors - usual * found[name].requests)
+        rest = [sums for name, sums in found.items() if name != worst]
+        requests, errors = sum(each.requests for each in rest), sum(each.errors for each in rest)
+        share = (errors + old.errors) / max(1, requests + old.requests)
+        deviation = sqrt(share * requests * (1 + requests / max(1, old.requests)))
+        return "" if errors > usual * requests + _AGREES * deviation else worst
+    usual = old.logs / max(1, old.timed)
+    worst = max(found, key=lambda name: found[name].logs - usual * found[name].timed)
+    rest = [sums for name, sums in found.items() if name != worst]
+    timed, logs = sum(each.timed for each in rest), sum(each.logs for each in rest)
+    return "" if timed and logs / timed > usual + log(SLOWER + 1) / 2 else worst
+
+
+def _is_given_up(
+    rollout: Rollout, wave: Sequence[EdgeDevice], heard: Sequence[EdgeDevice], now: datetime
+) -> bool:
+    """Return whether all devices of the wave have fallen silent, and others have not."""
+    told = [each.report.at for each in wave if each.report is not None]
+    if not told or not heard or any(each in heard for each in wave):
+        return False
+    soak = timedelta(seconds=rollout.soak_s)
+    return now - max(rollout.wave_at, *told) >= max(_GIVEN_UP, _PATIENCE * soak)
+
+
+def _is_heard(device: EdgeDevice, now: datetime) -> bool:
+    return device.report is not None and now - device.report.at < SILENT
+
+
 def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime) -> bool:
     soaked = now - rollout.wave_at >= timedelta(seconds=rollout.soak_s)
     if not devices or not soaked:
         return soaked
-    heard = [each for each in devices if each.report and now - each.report.at < SILENT]
+    heard = [each for each in devices if _is_heard(each, now)]
     settled = [
         found
         for each in heard
