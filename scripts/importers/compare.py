@@ -222,7 +222,7 @@ def _compare_files(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
     """The buckets, and this machine's files by their paths."""
     usual = {each["cloud"] for each in their["resources"] if each["cloud"]}
     store = _SCHEMES.get(next(iter(usual)), "s3") if len(usual) == 1 else "s3"
-    inputs, outputs, local = set(), set(), set()
+    inputs, outputs, mounts, local = set(), set(), set(), set()
     elsewhere = False
     for path, mount in their["files"].items():
         table = mount if isinstance(mount, dict) else {"source": mount, "mode": "COPY"}
@@ -231,6 +231,8 @@ def _compare_files(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
         url = source if "://" in str(source) else f"{scheme}://{table.get('name')}"
         if source is None or "://" in str(source):
             inputs.add((_url(url), target))
+            if table["mode"] != "COPY" and not url.startswith("hf:"):
+                mounts.add((target, {"MOUNT": "mount", "MOUNT_CACHED": "cached"}[table["mode"]]))
             elsewhere |= _LIKE_S3.match(url) is not None
         else:
             paths = source if isinstance(source, list) else [source]
@@ -248,7 +250,17 @@ def _compare_files(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
     pairs: list[Pair] = [
         ("secrets", elsewhere, _ENDPOINT in task.secrets),
         ("inputs", inputs, {(_url(each.source), _path(each.target)) for each in task.inputs}),
-        ("outputs", outputs, {(_path(each.source), _url(each.target)) for each in task.outputs}),
+        (
+            "outputs",
+            outputs,
+            {(_path(each.source), _url(each.target)) for each in task.outputs}
+            | {(_path(each.target), _url(each.source)) for each in task.inputs if each.writable},
+        ),
+        (
+            "mounts",
+            mounts,
+            {(_path(each.target), each.mount) for each in task.inputs if each.mount},
+        ),
     ]
     # Cavvy does not mount a file that is already at its path in the working folder.
     missing = {

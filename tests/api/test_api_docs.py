@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (48, "85c368cc55e845e4")
+ROUTES = (49, "26bf75dcea010fe1")
 ROOT = Path(__file__).resolve().parents[2]
 
 

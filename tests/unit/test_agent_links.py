@@ -8,10 +8,11 @@ import pytest
 
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.mounts import link_volumes, remove_links
-from cavvy.agent.data.paths import find_output
+from cavvy.agent.data.paths import find_output, link_mount
 from cavvy.agent.documents import WorkConfig
 from cavvy.agent.work.container import write_entry
 from cavvy.agent.work.folder import CannotBuild
+from cavvy.agent.work.view import find_bucket
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def configure(gang: Path, rank: int) -> AgentConfig:
     config.private = config.home
     config.folder = config.home + "/work"
     config.separates = False
+    config.gang, config.rank, config.caches = "g-1", rank, str(gang.parent / "cache")
     for name in ("phase_file", "setup_script", "run_script", "entry_script", "enter_script"):
         setattr(config, name, f"{config.home}/{name}")
     return config
@@ -54,6 +56,21 @@ def test_ranks_on_one_machine_share_a_link_and_the_last_one_removes_it(
     remove_links(first)
     assert path.read_text() == "of rank 0"  # the other rank still runs
     (gang / "1" / "exit.json").write_text("{}")
+    remove_links(second)
+    assert not os.path.lexists(path)
+
+
+def test_ranks_on_one_machine_share_the_link_to_their_bucket(gang: Path, tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    first, second = configure(gang, 0), configure(gang, 1)
+    for config in (first, second):
+        os.makedirs(find_bucket(config, 0))
+        link_mount(config, 0, str(path))
+    assert os.readlink(path) == find_bucket(first, 0)
+    with pytest.raises(CannotBuild, match="already in use"):
+        link_mount(second, 1, str(path))  # another bucket
+    for rank in "01":
+        (gang / rank / "exit.json").write_text("{}")
     remove_links(second)
     assert not os.path.lexists(path)
 

@@ -159,7 +159,7 @@ resources:
   accelerator_args: {runtime_version: v2-alpha}
   any_of: [{infra: gcp/*/us-east1-b}, {infra: gcp/us-west1}]
 config: {kubernetes: {enable_docker: {mode: BUILD, cache_volume: c}}}
-file_mounts: {/a: r2://b, /c: {name: d, store: r2}}
+file_mounts: {/a: r2://b, /c: {name: d, store: r2}, /l: {name: e, store: r2, source: ~/set}}
 run: y
 """
 TPU: dict[str, Any] = {
@@ -170,7 +170,11 @@ TPU: dict[str, Any] = {
 }
 STORES_FACTS: dict[str, Any] = {
     **{**MACHINE_FACTS, "name": "x", "run": "y", "workdir": None},
-    "files": {"/a": "r2://b", "/c": {"name": "d", "store": "R2", "mode": "MOUNT"}},
+    "files": {
+        "/a": "r2://b",
+        "/c": {"name": "d", "store": "R2", "mode": "MOUNT"},
+        "/l": {"name": "e", "store": "R2", "source": "~/set", "mode": "MOUNT"},
+    },
     "resources": [TPU, {**TPU, "region": "us-west1", "zone": ""}],
 }
 CASES = {

@@ -8,6 +8,7 @@ import pytest
 from cavvy.catalog.regions import is_region
 from cavvy.domain.tasks import (
     AcceleratorNeed,
+    MountMode,
     ResourceSpec,
     RetryPolicy,
     SpotPolicy,
@@ -421,13 +422,15 @@ volumes: {/v: claim, /w: {name: other}}
         ("s3://b/w/", "/write"),
         ("s3://mine/", "/own"),
     ]
-    half_a_minute = timedelta(
-        seconds=30
-    )  # what the work writes is safe in the bucket while it runs
-    assert [(each.source, each.target, each.every) for each in found.task.outputs] == [
-        ("/write", "s3://b/w/", half_a_minute),
-        ("/own", "s3://mine/", half_a_minute),
+    mounted = [(each.target, each.mount, each.writable) for each in found.task.inputs]
+    assert mounted[3:] == [
+        ("/copy", None, False),
+        ("/read", "mount", False),
+        ("/write", "mount", True),
+        ("/own", "cached", True),
     ]
+    assert all(found is None for _, found, _ in mounted[:3])
+    assert found.task.outputs == ()
     assert [(each.source, each.path) for each in found.task.volumes] == [
         ("claim", "/v"),
         ("other", "/w"),
@@ -806,7 +809,9 @@ run: echo $NAME
 """
     )
     assert found.task is not None
-    assert found.task.inputs[0] == Transfer(source="s3://my-bucket/", target="/data")
+    assert found.task.inputs[0] == Transfer(
+        source="s3://my-bucket/", target="/data", mount=MountMode.MOUNT, writable=True
+    )
     assert found.task.inputs[1] == Transfer(
         source="s3://weights/llama-7b", target="/weights/llama-7b"
     )

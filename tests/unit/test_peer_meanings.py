@@ -49,7 +49,11 @@ def tell(task: TaskSpec) -> dict[str, Any]:
         "secrets": list(task.secrets),
         "tags": dict(task.tags),
         "priority": task.priority,
-        "inputs": [f"{each.source} > {each.target}" for each in task.inputs],
+        "inputs": [
+            f"{each.source} > {each.target}"
+            + (f", {each.mount}, {'writable' if each.writable else 'read-only'}" * bool(each.mount))
+            for each in task.inputs
+        ],
         "outputs": [f"{each.source} > {each.target} every {each.every}" for each in task.outputs],
         "volumes": [f"{each.kind} {each.source} at {each.path}" for each in task.volumes],
         "retry": [retry.preemption, retry.node, retry.exit] if retry != _PLAIN.retry else None,

@@ -457,6 +457,8 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         beside = {"type": "str", "default": "adam"} if name == "choices" else {}
     if name == "mode":
         beside = {"source": "s3://b/x", "target": "x"}
+    if name == "writable":
+        beside = {"source": "s3://b/x", "target": "x", "mode": "mount"}
     if path == "image":
         beside = (
             {"name": "a"}

@@ -233,8 +233,17 @@ class TransferConfig:
 
     source: str = field(metadata=_URL)
     target: str = field(metadata=_URL)
-    mode: str = field(  # of an input: copy or stream
+    mode: str = field(  # of an input: copy, stream, mount or cached
         default="copy", metadata=since(EQUIPPED, "inputs as streams", lambda mode: mode != "copy")
+    )
+    # of an input that is mounted: whether the work may write, and the project's keys of the bucket
+    writable: bool = field(
+        default=False, metadata=harmless("the server refuses to let an old agent copy the input")
+    )
+    keys: dict[str, str] = field(
+        default_factory=dict,
+        repr=False,
+        metadata=harmless("the server refuses to let an old agent copy the input"),
     )
     every_s: float | None = field(  # seconds between uploads of an output while the work runs
         default=None, metadata=since(EQUIPPED, "outputs that are sent while the work runs")
@@ -374,6 +383,11 @@ class WorkConfig:
     def streams(self) -> list[int]:
         """The numbers of the inputs that the work reads as streams."""
         return [at for at, each in enumerate(self.inputs) if each.mode == "stream"]
+
+    @property
+    def mounted(self) -> list[int]:
+        """The numbers of the inputs whose buckets are mounted."""
+        return [at for at, each in enumerate(self.inputs) if each.mode in ("mount", "cached")]
 
     @property
     def mirrored(self) -> dict[int, float]:

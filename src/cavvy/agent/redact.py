@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def make_redactor(work: WorkConfig) -> Redactor:
     """Return the redactor for this work's secrets."""
     login = (work.image_login or "").partition(":")[2]
-    return Redactor([*work.secrets.values(), *([login] if login else [])])
+    keys = {value for each in work.inputs for value in each.keys.values()}
+    return Redactor([*work.secrets.values(), *([login] if login else []), *keys])
 
 
 class Redactor:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .access.execs import RankExecs
     from .checkpoint_sync import CheckpointSync
     from .config import AgentConfig
+    from .data.bucket_mounts import BucketMounts
     from .data.output_sync import OutputSync
     from .data.stream import PipeStreams
     from .documents import WorkConfig
@@ -80,6 +81,7 @@ class StepRunner:
         )
         # watches checkpoints if they are on shared storage
         self._checkpoints: CheckpointWatcher | None = None
+        self._mounts: BucketMounts | None = None  # holds the mounts of buckets
         self.output_sync: OutputSync | None = None  # sends outputs while the work runs
         self._result: dict[str, object] = {}
         self._check_until: float | None = None
@@ -89,6 +91,8 @@ class StepRunner:
         """Send SIGTERM to the current step's processes."""
         if self.process is not None:
             self.process.ask()
+        elif self._mounts is not None and not self._mounts.ready:
+            self._mounts.kill()
 
     def kill(self, *, save: bool = False) -> None:
         """Send SIGKILL to the current step's processes. Unless `save` is set, also kill the
@@ -99,8 +103,9 @@ class StepRunner:
             for each in self._rescuers():
                 each.kill()
 
-    def _rescuers(self) -> list[CheckpointSync | OutputSync]:
-        return [each for each in (self.checkpoint_sync, self.output_sync) if each is not None]
+    def _rescuers(self) -> list[CheckpointSync | OutputSync | BucketMounts]:
+        found = (self.checkpoint_sync, self.output_sync, self._mounts)
+        return [each for each in found if each is not None]
 
     @property
     def finishing(self) -> bool:
@@ -117,7 +122,9 @@ class StepRunner:
         files."""
         self.hurry()
         needed = sum(
-            1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
+            1.5 * each.seconds + 1 if each.seconds else seconds / 4
+            for each in self._rescuers()
+            if each is not self._mounts or self._mounts.writable
         )
         return min(needed, seconds / 2)
 
@@ -142,7 +149,29 @@ class StepRunner:
                 from .work.venv import use_venv
 
                 use_venv(env, kept + "/venv")
-        self._call(lambda channel: prepare(self._config, work, env, channel), env, self._prepared)
+
+        def go() -> None:
+            self._call(
+                lambda channel: prepare(self._config, work, env, channel), env, self._prepared
+            )
+
+        if not work.mounted:
+            go()
+            return
+        from .data.bucket_mounts import BucketMounts
+
+        try:
+            self._mounts = BucketMounts(
+                self._loop,
+                self._config,
+                work,
+                self._owner.say,
+                mounted=go,
+                failed=lambda: self._fail("setup", None, "a bucket could not be mounted"),
+                stop=self.kill,
+            )
+        except OSError as error:
+            self._fail("node", None, f"this node cannot start a process: {error}")
 
     def run(self, work: WorkConfig, env: dict[str, str], *, reused: bool) -> None:
         """Run the task; then call the owner's `ran` or `failed`."""
@@ -185,7 +214,7 @@ class StepRunner:
         except OSError as error:  # the disk is full, or no process can start
             replaced = isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError))
             outcome = "setup" if replaced and work.setup is not None else "node"
-            self._owner.failed(outcome, None, f"this node cannot start the work: {error}")
+            self._fail(outcome, None, f"this node cannot start the work: {error}")
             return
         if work.image is None:
             self._runs(reused=reused)
@@ -198,7 +227,7 @@ class StepRunner:
             return
         if names_own_command(work.run):  # this node was started from the image
             message = "the image's registry did not tell the image's command to the server"
-            self._owner.failed("setup", None, f"{message}; write `run`")
+            self._fail("setup", None, f"{message}; write `run`")
             return
         os.makedirs(self._config.folder, exist_ok=True)
         command = ChildCommand(
@@ -252,7 +281,7 @@ class StepRunner:
         try:
             command = make_container(self._config, self._work, self._env)
         except CannotBuild as error:
-            self._owner.failed("setup", None, str(error))
+            self._fail("setup", None, str(error))
             return
         command.status_path = self._config.status_file
         self._start(command, self._run_gone)
@@ -391,7 +420,7 @@ class StepRunner:
         try:
             self._start(ChildCommand([], env, self._config.home, call), gone)
         except OSError as error:
-            self._owner.failed("node", None, f"this node cannot start a process: {error}")
+            self._fail("node", None, f"this node cannot start a process: {error}")
 
     def take_stacks(self, found: Callable[[dict[str, object]], None]) -> None:
         """Take the stacks of the work's Python processes, and pass them to `found`."""
@@ -474,10 +503,10 @@ class StepRunner:
         """Return whether the step succeeded; if it failed, report the failure to the owner."""
         result = self._result
         if not result:
-            self._owner.failed(*self._judge_lost(f"{step} was killed"))
+            self._fail(*self._judge_lost(f"{step} was killed"))
         elif result["outcome"]:
             code = result["exit_code"]
-            self._owner.failed(
+            self._fail(
                 str(result["outcome"]),
                 code if isinstance(code, int) else None,
                 str(result["reason"]),
@@ -496,14 +525,30 @@ class StepRunner:
 
     def _send_rest(self) -> None:
         if self.output_sync is None:
+            self._unmount()
+        else:
+            self.output_sync.finish(self._unmount)
+
+    def _unmount(self) -> None:
+        if self._mounts is None:
             self._judge()
         else:
-            self.output_sync.finish(self._judge)
+            self._mounts.finish(self._judge)
+
+    def _fail(self, outcome: str, code: int | None, reason: str) -> None:
+        """Report a failure to the owner, after the buckets are unmounted."""
+        mounts = self._mounts
+        if mounts is None:
+            self._owner.failed(outcome, code, reason)
+            return
+        if mounts.failure:
+            outcome, code, reason = mounts.outcome, None, mounts.failure
+        mounts.finish(lambda: self._owner.failed(outcome, code, reason))
 
     def _judge(self) -> None:
         failure, code, oom_kills = self.verdict
         if failure is not None:
-            self._owner.failed(*failure)
+            self._fail(*failure)
         elif code == 0 and self._work.outputs:
             self._carry_out()
         else:
@@ -537,6 +582,8 @@ class StepRunner:
             return "setup", None, str(self._result["reason"])
         if self._streams is not None and self._streams.failure:
             return self._streams.outcome, None, self._streams.failure
+        if self._mounts is not None and self._mounts.failure and (not code or self._mounts.lost):
+            return self._mounts.outcome, None, self._mounts.failure
         if self._work.image is not None and self._read_phase() == "failed":
             return "setup", code, f"the setup ended with exit code {code}"
         return None
@@ -562,7 +609,7 @@ class StepRunner:
     def _carried_out(self) -> None:
         code = os.EX_IOERR if self._code is None else self._code
         if code:
-            self._owner.failed(
+            self._fail(
                 "exit",
                 code,
                 "the work succeeded, but its outputs could not be copied; see the job's log",

@@ -205,6 +205,13 @@ class Workdir(Struct, frozen=True, kw_only=True):
     commit: str | None = None
 
 
+class MountMode(StrEnum):
+    """How the bucket of an input is mounted on the node."""
+
+    MOUNT = "mount"  # data is fetched when the work reads it, and is not kept
+    CACHED = "cached"  # the node's disk keeps what the work reads, and what it writes
+
+
 class Transfer(Struct, frozen=True, kw_only=True):
     """One input or output, which is copied from `source` to `target`.
 
@@ -218,6 +225,8 @@ class Transfer(Struct, frozen=True, kw_only=True):
     # for an input from a URL: whether the work reads the data from a pipe, which is possible only
     # once
     stream: bool = False
+    mount: MountMode | None = None  # for an input from a bucket: None copies the data
+    writable: bool = False  # for a mounted input: whether the work may change the bucket
     every: timedelta | None = (
         # how often an output is sent to a URL while the work runs; it is sent again when the work
         # has ended, even if it failed

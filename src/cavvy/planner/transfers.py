@@ -72,8 +72,8 @@ def estimate_transfers(
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
     copy within one cloud is free if the bucket is in the offer's region or the bucket's region is
     unknown. For copies that are not free, the egress price of the data's source applies; `egress`
-    maps "provider/region" or the provider to the price per GB. The time to stream inputs is not
-    counted, because these inputs are read while the work runs.
+    maps "provider/region" or the provider to the price per GB. The time to stream or mount
+    inputs is not counted, because these inputs are read while the work runs.
     """
     copies = list(_list_copies(task, starts))
     if not copies:
@@ -82,7 +82,11 @@ def estimate_transfers(
     cost = sum((price or 0) * each.size_mib * each.times for each, price in prices)
     mbps = min(offer.network_mbps or TRANSFER_MBPS, TRANSFER_MBPS)
     sent, received = (
-        sum(each.size_mib for each in copies if each.sent is way and not each.transfer.stream)
+        sum(
+            each.size_mib
+            for each in copies
+            if each.sent is way and not each.transfer.stream and each.transfer.mount is None
+        )
         for way in (True, False)
     )
     per_mib = timedelta(seconds=_MIB * 8 / (mbps * 1e6))

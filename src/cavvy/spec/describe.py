@@ -13,6 +13,7 @@ from cavvy.domain.services import DEFAULT_AVAILABILITY
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobLimits,
+    MountMode,
     ResourceSpec,
     SpotPolicy,
     StartWindow,
@@ -257,6 +258,9 @@ def _setup(task: TaskSpec) -> str:
 
 def _how(item: Transfer) -> str:
     parts = ["streamed"] if item.stream else []
+    if item.mount is not None:
+        cache = " with a cache" if item.mount is MountMode.CACHED else ""
+        parts.append(f"mounted{cache}, {'writable' if item.writable else 'read-only'}")
     if item.every is not None:
         parts.append(f"also every {_length(item.every)} while the work runs")
     if item.size_mib is not None:

@@ -17,7 +17,7 @@ from ..config import AgentConfig
 from ..disk import open_own
 from ..documents import VolumeConfig, WorkConfig
 from ..work.folder import CannotBuild, check_kept, check_seen, inside
-from ..work.view import find_mount
+from ..work.view import BUCKETS, find_bucket, find_mount
 
 MOUNT_S = 60.0
 BESIDE = "/cavvy/volumes"  # where the provider mounts volumes with a relative path
@@ -162,7 +162,13 @@ def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, st
     itself creates the links to the inputs and volumes. Raises CannotBuild, OSError.
     """
     inputs = [
-        (f"{config.home}/inputs/{index}", each.target) for index, each in enumerate(work.inputs)
+        (
+            find_bucket(config, index)
+            if index in work.mounted
+            else f"{config.home}/inputs/{index}",
+            each.target,
+        )
+        for index, each in enumerate(work.inputs)
     ]
     parts = [volume for volume in work.volumes if volume.kind == "folder"]
     shown = [
@@ -251,7 +257,8 @@ def remove_links(config: AgentConfig) -> None:
         return
     for path in paths:
         try:
-            if os.path.islink(path) and os.readlink(path).startswith(gang + "/"):
+            own = (gang + "/", f"{config.caches}/{BUCKETS}/{config.gang}-")
+            if os.path.islink(path) and os.readlink(path).startswith(own):
                 os.unlink(path)
         except OSError:  # the link stays; the next work that needs its path replaces it
             continue
@@ -259,7 +266,9 @@ def remove_links(config: AgentConfig) -> None:
 
 def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
     """Return whether `path` is a link to the same relative path as `source` in another rank's
-    home."""
+    home, or to another rank's mount of the same bucket."""
+    if os.path.basename(os.path.dirname(source)) == BUCKETS:
+        return os.readlink(path).rsplit("-", 2)[::2] == source.rsplit("-", 2)[::2]
     gang = os.path.dirname(config.home)
     rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
     return rank.isdigit() and rest == os.path.relpath(source, config.home)

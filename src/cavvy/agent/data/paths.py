@@ -12,6 +12,7 @@ from ..config import AgentConfig
 from ..disk import read_known, write_whole
 from ..documents import TransferConfig, WorkConfig
 from ..work.folder import inside
+from ..work.view import find_bucket
 from .mounts import find_source, link
 
 
@@ -32,6 +33,13 @@ def list_input_folders(config: AgentConfig) -> AllowedFolders:
     return AllowedFolders([config.folder, config.home + "/inputs"])
 
 
+def link_mount(config: AgentConfig, index: int, target: str) -> None:
+    """Make a mounted bucket visible at its path, for work without a container. Raises
+    CannotBuild."""
+    path = os.path.expanduser(target) if is_full(target) else inside(config.folder, target)
+    link(config, find_bucket(config, index), path)
+
+
 def link_input(config: AgentConfig, path: str, target: str) -> None:
     """Make the input visible at its absolute path, for work without a container. Raises
     CannotBuild."""
@@ -40,13 +48,22 @@ def link_input(config: AgentConfig, path: str, target: str) -> None:
 
 
 def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """Return the inputs with absolute paths, each as SOURCE:PATH, the form of the container
-    engines' bind option."""
-    return [
+    """Return the inputs with absolute paths and the mounted buckets, each as SOURCE:PATH, the form
+    of the container engines' bind option. Raises CannotBuild, OSError."""
+    found = [
         f"{config.home}/inputs/{index}:{each.target}"
         for index, each in enumerate(work.inputs)
-        if each.target.startswith("/")
+        if each.target.startswith("/") and index not in work.mounted
     ]
+    for index in work.mounted:
+        target, point = work.inputs[index].target, find_bucket(config, index)
+        if target.startswith("~/"):
+            target = point  # the container links it; see `list_home_links`
+        elif not is_full(target):
+            target = inside(config.folder, target)
+            os.makedirs(target, exist_ok=True)
+        found.append(f"{point}:{target}")
+    return found
 
 
 def find_output(

@@ -136,12 +136,16 @@ def _send(config: AgentConfig, work: WorkConfig, index: int, channel: int) -> No
 def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
     """Copy every input to its path in the working folder. Raises CannotBuild, StorageTimeout,
     OSError."""
-    from ..data.paths import find_input, link_input, list_input_folders, remember
+    from ..data.paths import find_input, link_input, link_mount, list_input_folders, remember
 
     folders = list_input_folders(config)
     for index, each in enumerate(work.inputs):
         source, target = each.source, each.target
         if target in config.placed:
+            continue
+        if index in work.mounted:
+            if work.image is None:
+                link_mount(config, index, target)
             continue
         path = find_input(config, index, target)
         if index in work.streams:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..documents import VolumeConfig, WorkConfig
 
 
+BUCKETS = "buckets"  # the folder of all mounted buckets, in the machine's folder of caches
+
+
 class WorkView:
     """The part of the machine that the programs of one rank see. `folder` is hidden, except the
     folders in `shown`, and the programs cannot change what `protection` protects. If `alone` is
@@ -83,6 +86,7 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     shown = [gang, *ranks]
     if any(each.kind == "nfs" for each in work.volumes):
         shown += [find_mount(config, each) for each in work.volumes if each.kind == "nfs"]
+    shown += [find_bucket(config, at) for at in work.mounted]
     if work.setup is not None:  # do not show `tree`, because the agent copies from it later
         from .setup_folder import find_setup
 
@@ -98,3 +102,9 @@ def find_mount(config: AgentConfig, volume: VolumeConfig) -> str:
 
     name = hashlib.sha256(f"{volume.source} {volume.options}".encode()).hexdigest()[:16]
     return os.path.join(config.caches, "mounts", name)
+
+
+def find_bucket(config: AgentConfig, index: int) -> str:
+    """Return the folder at which the bucket of an input is mounted. It is not in the rank's home,
+    so that nothing that removes the home can reach the bucket."""
+    return f"{config.caches}/{BUCKETS}/{config.gang}-{config.rank}-{index}"

@@ -247,7 +247,13 @@ class Transfers:
 
     async def input(self, gang: str, index: int) -> SignedObjects:
         """Return the objects of an input. Raises RowNotFound, ObjectError."""
-        return await self._open(gang, index, lambda task: [each.source for each in task.inputs])
+
+        def list_sources(task: TaskSpec) -> list[str]:
+            if 0 <= index < len(task.inputs) and task.inputs[index].mount is not None:
+                raise ObjectDenied("this input is mounted on the node, and an old agent copies it")
+            return [each.source for each in task.inputs]
+
+        return await self._open(gang, index, list_sources)
 
     async def output(self, gang: str, index: int) -> SignedObjects:
         """Return the objects of an output. Raises RowNotFound, ObjectError."""

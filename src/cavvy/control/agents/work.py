@@ -47,6 +47,26 @@ _MADE = {
     "checkpoint",
     "machine",
 }
+# The secrets with the keys of a storage, by the scheme of its URLs. Only keys of the project reach
+# a node, never keys of the server.
+MOUNT_KEYS = {
+    "s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
+    ),
+    "gs": ("GOOGLE_SERVICE_ACCOUNT", "STORAGE_EMULATOR_HOST"),
+    "az": (
+        "AZURE_STORAGE_ACCOUNT",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "AZURE_STORAGE_ENDPOINT",
+    ),
+}
 _AS_STATED = {
     name: kind
     for name, kind in get_type_hints(WorkConfig).items()
@@ -92,6 +112,7 @@ def make_assignment(
             **_losses(losses_per_hour),
         },
         secrets={name: secrets[name] for name in task.secrets if name in secrets},
+        inputs=[_give_keys(item, secrets) for item in task.inputs],
         params={name: _show(value) for name, value in task.params.items()},
         checkpoint=checkpoint,
         grace_s=task.grace.total_seconds(),
@@ -136,7 +157,6 @@ def _make_bare(
         run=task.run,
         workdir=WorkdirConfig(snapshot=origin.snapshot) if origin.snapshot else None,
         git=_git(task.workdir),
-        inputs=[_transfer(item) for item in task.inputs],
         outputs=[_transfer(item) for item in task.outputs],
         serves=task.service is not None,
         path=origin.path if all(is_loopback(node.address or "") for node in nodes) else "",
@@ -264,10 +284,21 @@ def _git(workdir: Workdir | None) -> GitConfig | None:
     return GitConfig(url=workdir.git, commit=workdir.commit or "HEAD")
 
 
+def list_mount_keys(item: Transfer) -> tuple[str, ...]:
+    """Return the names of the project's secrets that the program which mounts an input needs."""
+    return MOUNT_KEYS[item.source.partition(":")[0]] if item.mount is not None else ()
+
+
+def _give_keys(item: Transfer, secrets: Mapping[str, str]) -> TransferConfig:
+    found = {name: secrets[name] for name in list_mount_keys(item) if name in secrets}
+    return replace(_transfer(item), keys=found)
+
+
 def _transfer(item: Transfer) -> TransferConfig:
     return TransferConfig(
         source=item.source,
         target=item.target,
-        mode="stream" if item.stream else "copy",
+        mode="stream" if item.stream else item.mount or "copy",
+        writable=item.writable,
         every_s=item.every.total_seconds() if item.every is not None else None,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from cavvy.control.agents.work import list_mount_keys
 from cavvy.control.clock import ControlClock
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, JobRecord
@@ -27,6 +28,7 @@ class WorkSecrets:
         be decrypted now.
         """
         names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
+        names += {name for each in job.task.inputs for name in list_mount_keys(each)}
         try:
             opened = await self._open(job.project, names) if names else {}
         except KeyUnusable as error:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import Any
 
-from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
+from cavvy.domain.tasks import MountMode, Transfer, Volume, VolumeKind, Workdir
 from cavvy.domain.values import Struct, replace
 from cavvy.importers.common_fields import is_credentials, move_to_secret, read_place
 from cavvy.importers.kept_keys import TranslationNotes
@@ -19,10 +19,9 @@ from cavvy.spec.tree import Node, ScalarNode
 
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)
 _SENT_EVERY = timedelta(seconds=30)
-_NOT_MOUNTED = (
-    "THE BUCKET IS NOT MOUNTED: its files are copied to the node before the work starts, and "
-    "changed files are sent back every 30 s and when the work ends, even if it fails; the work "
-    "does not see concurrent changes in the bucket, and nothing is deleted there"
+_MOUNTED = (
+    "the bucket is mounted, which needs /dev/fuse on the node, and the bucket's keys as secrets of "
+    "the project or a role of the node; `mode: copy` needs neither"
 )
 _UPLOADED = (
     "Cavvy submits the local files with the job and does not read the files in {url}; every 30 s "
@@ -155,16 +154,23 @@ def _read_mount(
         bucket = _read_url(whole)
     else:
         bucket = _read_bucket(value, name, usual)
-    sent = Transfer(source=target, target=bucket, every=_SENT_EVERY)
-    outputs = (sent,) if bucket and _is_written(value) else ()
     if paths and not urls:
+        sent = Transfer(source=target, target=bucket, every=_SENT_EVERY)
+        outputs = (sent,) if bucket and _is_written(value) else ()
         volumes = _read_local(paths, target, workdir, kept_keys)
         return TranslatedMounts(volumes=volumes, outputs=outputs)
     if not bucket:
         raise _UnsetVariable(
             "the name of the bucket or source is empty; set the variable in the name with --env"
         )
-    return TranslatedMounts(inputs=(Transfer(source=bucket, target=target),), outputs=outputs)
+    mount = _find_mount(value, bucket)
+    brought = Transfer(
+        source=bucket,
+        target=target,
+        mount=mount,
+        writable=mount is not None and _is_written(value),
+    )
+    return TranslatedMounts(inputs=(brought,))
 
 
 def _read_local(
@@ -195,10 +201,10 @@ def _list_notes(value: Node, found: TranslatedMounts) -> Iterator[str]:
         return
     if not text_at(value, "source"):
         yield f"the bucket {found.inputs[0].source} must exist; Cavvy does not create it"
-    if found.outputs:
-        yield _NOT_MOUNTED
+    if found.inputs[0].mount is not None:
+        yield _MOUNTED
     elif _mode(value) != "COPY":
-        yield "the bucket is not mounted; its files are copied to the node before the work starts"
+        yield "the source is not mounted; its files are copied to the node before the work starts"
 
 
 def _check_local(path: str, workdir: Workdir | None) -> None:
@@ -265,8 +271,16 @@ def _mode(value: Node) -> str:
     return (text_at(value, "mode") or "MOUNT").upper()
 
 
+def _find_mount(value: Node, url: str) -> MountMode | None:
+    """Return how the bucket at the URL is mounted; None copies its files."""
+    if isinstance(value, ScalarNode) or url.partition(":")[0] not in (*_LIKE_S3, "gs", "az"):
+        return None
+    modes = {"MOUNT": MountMode.MOUNT, "MOUNT_CACHED": MountMode.CACHED}
+    return modes.get(_mode(value))
+
+
 def _is_written(value: Node) -> bool:
-    """Return whether files that the work writes into the mount must be copied to the bucket."""
+    """Return whether files that the work writes into the mount must reach the bucket."""
     if isinstance(value, ScalarNode):
         return False
     config = child(value, "config")

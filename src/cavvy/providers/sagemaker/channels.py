@@ -78,6 +78,7 @@ def _choose(gang: GangSpec) -> Sequence[Transfer]:
         and each.source.startswith("s3://")
         and each.source.endswith("/")
         and not each.stream  # the work expects a pipe
+        and each.mount is None
         # SageMaker does not read buckets in other regions. The region is unknown if the server
         # cannot query it, and for buckets at endpoints other than Amazon's, which SageMaker cannot
         # reach.

@@ -2,12 +2,14 @@
 are copied from the nodes, and the files of a checkpoint are kept when an attempt ends.
 """
 
+import re
 from datetime import timedelta
 from enum import StrEnum
 
-from cavvy.domain.tasks import CheckpointPolicy, Transfer
+from cavvy.domain.tasks import CheckpointPolicy, MountMode, Transfer
 from cavvy.spec.fields.amounts import size_kind
 from cavvy.spec.fields.kinds import (
+    FLAG,
     FieldSpec,
     ListKind,
     ScalarKind,
@@ -26,17 +28,32 @@ from cavvy.spec.tree import ScalarNode
 
 
 class InputMode(StrEnum):
-    """The way in which an input reaches the node: as a copy that is made before the work starts, or
-    as a stream.
+    """The way in which an input reaches the node: as a copy that is made before the work starts, as
+    a stream, or as a mounted bucket without or with a cache.
     """
 
     COPY = "copy"
     STREAM = "stream"
+    MOUNT = "mount"
+    CACHED = "cached"
+
+
+_MOUNTED = {InputMode.MOUNT: MountMode.MOUNT, InputMode.CACHED: MountMode.CACHED}
+_BUCKETS = ("s3://", "gs://", "az://")
 
 
 def _build_input(table: SectionReader) -> Transfer | None:
-    stream = table.get("mode") is InputMode.STREAM
-    transfer = table.make(Transfer, stream=stream)
+    mode = table.get("mode")
+    stream, mount = mode is InputMode.STREAM, _MOUNTED.get(mode)
+    transfer = table.make(Transfer, stream=stream, mount=mount)
+    if transfer and mount and not transfer.source.startswith(_BUCKETS):
+        expected = f"`mode: {mount}` needs a bucket as the source ({', '.join(_BUCKETS)})"
+        table.wrong("mode", expected, suggestion="delete `mode`, which copies the files")
+    elif transfer and mount and re.search("%0|%1|%7F|%2e%2e", transfer.source, re.IGNORECASE):
+        table.wrong("source", "a folder that is mounted has no control characters and no .. in it")
+    if transfer and transfer.writable and not mount:
+        message = "`writable` needs `mode: mount` or `mode: cached`"
+        table.wrong("writable", message, suggestion="send results with `outputs`")
     if transfer and stream and "://" not in transfer.source:
         message = "`mode: stream` needs a URL as the source"
         table.wrong("mode", message, suggestion="delete `mode`")
@@ -72,10 +89,15 @@ _INPUT = section(
     mode=FieldSpec(
         choice(
             InputMode,
-            {"mount": InputMode.COPY, "download": InputMode.COPY, "pipe": InputMode.STREAM},
+            {
+                "mount_cached": InputMode.CACHED,
+                "download": InputMode.COPY,
+                "pipe": InputMode.STREAM,
+            },
         ),
         to=(),
     ),
+    writable=FLAG,
     size=_SIZE,
     region=_REGION,
 )
