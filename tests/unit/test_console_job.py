@@ -245,3 +245,30 @@ def test_updates_have_the_charts_once_a_minute() -> None:
     update = {"sec-fetch-dest": "empty"}
     page = sign_in(client).get("/jobs/default/train", headers=update).text
     assert 'id="figures"' in page, "at the begin of a minute"
+
+
+def test_progress_has_a_bar_and_the_time_left_at_the_speed_of_the_last_minutes() -> None:
+    done: list[float | None] = [10.0, 20.0, 30.0]
+    found = wire.JobFigures(
+        start=NOW - timedelta(minutes=2),
+        step_s=60,
+        series=[series(name="done", low=done, mean=done, high=done)],
+    )
+    told = node(progress={"done": 30, "total": 120})
+    job = detail(attempts=[attempt(nodes=[told])])
+    client = CannedClient(job_answers(job, figures=found))
+    page = sign_in(client).get(PATH).text
+    assert re.search(r'<progress aria-label="[^"]+" max="100" value="25.0">', page)
+    assert "25.0%, about 9m00s left" in re.sub(r"<[^>]+>", "", page)
+    for progress in ({}, {"done": 5}, {"done": "x", "total": 0}, {"loss": 1.0}):
+        other = detail(attempts=[attempt(nodes=[node(progress=progress)])])
+        answers = job_answers(other, figures=found)
+        assert "<progress" not in sign_in(CannedClient(answers)).get(PATH).text
+    told = node(progress={"done": 1, "total": 2, "left_s": 61.4})
+    job = detail(attempts=[attempt(nodes=[told])])
+    assert "50.0%, about 1m01s left" in page_of(job)
+
+
+def test_the_energy_of_the_work_is_shown() -> None:
+    energy = wire.EnergyView(joules=7_200_000, co2_g=688, unplaced_j=0, grid_years=[2024])
+    assert "Energy 2 kWh, 688 g of CO2 (grid of 2024)" in page_of(detail(energy=energy))

@@ -15,9 +15,11 @@ from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out, text_out
 from cavvy.client.errors import ApiError
 from cavvy.client.metrics import (
+    SPEED_SINCE,
     TOTALS,
     describe_energy,
     estimate_left_s,
+    find_progress,
     find_share,
     find_stragglers,
 )
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.wire import ForecastView, JobDetail
 
-_SPEED_SINCE = timedelta(minutes=30)
 _STILL_TOLD_S = 60
 _IDLE_TOLD_S = 300  # loading and compiling leave GPUs idle for shorter times
 
@@ -166,19 +167,12 @@ def _rank_facts(job: "JobDetail") -> list[tuple[str, object]]:
     return facts
 
 
-def _find_progress(job: "JobDetail") -> "dict[str, float | str]":
-    """Return what the first rank that reports progress last reported in the newest attempt."""
-    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
-    reported = (node.progress for node in own.nodes) if own else ()
-    return next((each for each in reported if each), {})
-
-
 def _estimate_left(client: "ApiClient", job: "JobDetail") -> float | None:
     """Return the seconds until the work is done, by its speed in the last minutes."""
-    progress = _find_progress(job)
+    progress = find_progress(job)
     if job.phase != "running" or find_share(progress) is None or "left_s" in progress:
         return None
-    since, names = datetime.now(UTC) - _SPEED_SINCE, ["done"]
+    since, names = datetime.now(UTC) - SPEED_SINCE, ["done"]
     with suppress(ApiError):  # of a server that keeps no figures
         found = client.figures(job.project, job.id, attempt=job.attempt, names=names, since=since)
         return estimate_left_s(progress, next(iter(found.series), None), found.step_s)
@@ -186,7 +180,7 @@ def _estimate_left(client: "ApiClient", job: "JobDetail") -> float | None:
 
 
 def _progress_facts(found: "ShownJob") -> list[tuple[str, object]]:
-    progress = _find_progress(found.job)
+    progress = find_progress(found.job)
     if not progress:
         return []
     share, text = find_share(progress), formatting.show_progress(progress)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import EnergyView, JobDetail, NodeView, SeriesView
 
 
+SPEED_SINCE = timedelta(minutes=30)  # the time whose speed tells when the work is done
 _LEAST_RANKS = 3  # whose median tells what is usual
 _LONGEST_S = 10 * 365 * 24 * 3600  # a longer forecast says nothing
 _STRAGGLES = 1.3  # times the median; ranks of equal machines differ by a few percent
@@ -111,6 +113,13 @@ def measure_batch(found: "ArrayDetail") -> BatchProgress | None:
         rows_per_s=sum(read(job.progress, "rows_per_s") for job in running),
         spent_micros=found.array.spent_micros,
     )
+
+
+def find_progress(job: "JobDetail") -> "dict[str, float | str]":
+    """Return what the first rank that reports progress last reported in the newest attempt."""
+    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
+    reported = (node.progress for node in own.nodes) if own else ()
+    return next((each for each in reported if each), {})
 
 
 def find_share(progress: Mapping[str, float | str]) -> float | None:

@@ -291,7 +291,8 @@ class Console:
         """Begin to sign in at an identity provider."""
         name = request.state.form.get("way", "")
         try:
-            key = self._sign_ins.begin(name) if self._sign_ins else ""
+            host = request.client.host if request.client else ""
+            key = self._sign_ins.begin(name, host) if self._sign_ins else ""
         except (SignInFull, KeyError) as problem:
             text = str(problem) if isinstance(problem, SignInFull) else "There is no such provider."
             return self._sign_in_page(request, text, HTTPStatus.CONFLICT)

@@ -4,8 +4,10 @@ the provider besides what `cavvy login` uses.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from secrets import token_urlsafe
 from threading import Lock, Thread
 
@@ -14,8 +16,20 @@ from cavvy.client.device_flow import sign_in_by_device
 from cavvy.client.sign_in_wire import SignInWay, list_ways, sign_in
 
 _KEPT_S = 60.0  # seconds for which the answer about the providers is kept
-_MOST = 50  # people who sign in at a time
+_MOST = 50  # people who sign in at a time; one address cannot keep others from it
+_MOST_THREADS = 2 * _MOST  # with those of sign-ins that had to make room
 _LEFT_S = 30.0  # seconds after which a browser that asks no more has left
+
+
+_FULL = "Too many people sign in now. Try again in a minute."
+
+
+def _place_of(address: str) -> str:
+    try:
+        known = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(ip_network(f"{known}/64", strict=False)) if known.version == 6 else address
 
 
 class SignInFull(Exception):
@@ -25,10 +39,12 @@ class SignInFull(Exception):
 @dataclass
 class PendingSignIn:
     """One sign-in. `url` and `code` are "" until the provider has answered, `token` until the
-    person has confirmed the code, and `problem` says why the sign-in failed.
+    person has confirmed the code, and `problem` says why the sign-in failed. `place` is where the
+    browser is: its IPv4 address, or the network of 64 bits of its IPv6 address.
     """
 
     way: SignInWay
+    place: str = ""
     url: str = ""
     code: str = ""
     token: str = ""
@@ -50,6 +66,7 @@ class DeviceSignIns:
         self._lock = Lock()
         self._ways: tuple[float, Sequence[SignInWay]] = (0.0, ())
         self._pending: dict[str, PendingSignIn] = {}
+        self._threads = 0
 
     def ways(self) -> Sequence[SignInWay]:
         """Return the providers for people; none if the server does not answer."""
@@ -65,19 +82,32 @@ class DeviceSignIns:
         self._ways = (time.monotonic() + _KEPT_S, found)
         return found
 
-    def begin(self, name: str) -> str:
-        """Start a sign-in, and return the ID by which only this browser finds it. Raises
-        SignInFull, KeyError if there is no such provider.
+    def begin(self, name: str, address: str = "") -> str:
+        """Start a sign-in of a browser with this IP address, and return the ID by which only this
+        browser finds it. If there are too many, the oldest from the place with the most makes room.
+        Raises SignInFull if this is the browser's own, KeyError if there is no such provider.
         """
         way = {each.name: each for each in self.ways()}[name]
         self._forget_left()
         with self._lock:
+            place = _place_of(address)
             if len(self._pending) >= _MOST:
-                raise SignInFull("Too many people sign in now. Try again in a minute.")
-            key, pending = token_urlsafe(24), PendingSignIn(way)
+                self._make_room(place)
+            if self._threads >= _MOST_THREADS:
+                raise SignInFull(_FULL)
+            key, pending = token_urlsafe(24), PendingSignIn(way, place)
             self._pending[key] = pending
+            self._threads += 1
         Thread(target=self._run, args=(pending,), daemon=True).start()
         return key
+
+    def _make_room(self, place: str) -> None:
+        counts = Counter(each.place for each in self._pending.values())
+        fullest, most = counts.most_common(1)[0]
+        if counts[place] >= most:
+            raise SignInFull(_FULL)
+        oldest = next(key for key, each in self._pending.items() if each.place == fullest)
+        self._pending.pop(oldest).asked = float("-inf")
 
     def find(self, key: str) -> PendingSignIn | None:
         """Return a sign-in. It is forgotten once it has ended."""
@@ -108,6 +138,9 @@ class DeviceSignIns:
             pending.problem = error.message
         except _Left:
             pending.problem = "The browser has left."
+        finally:
+            with self._lock:
+                self._threads -= 1
 
     def _forget_left(self) -> None:
         oldest = time.monotonic() - 2 * _LEFT_S

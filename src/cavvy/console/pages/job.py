@@ -13,7 +13,13 @@ import yaml
 from starlette.requests import Request
 
 from cavvy.client import ApiClient, ApiError
-from cavvy.client.metrics import TOTALS
+from cavvy.client.metrics import (
+    SPEED_SINCE,
+    TOTALS,
+    estimate_left_s,
+    find_progress,
+    find_share,
+)
 from cavvy.client.wire import (
     AttemptView,
     EventView,
@@ -49,6 +55,7 @@ _FIGURES_S = 8  # seconds of each minute in which updates of the page have the c
 _MEASURED = frozenset(
     {
         *("gpu_percent", "gpu_memory_mib", "gpu_power_w", "cpu_percent", "memory_mib"),
+        *("cpu_power_w", "work_energy_j"),
         *("disk_read_mib_s", "disk_write_mib_s", "net_in_mib_s", "net_out_mib_s"),
     }
 )
@@ -76,6 +83,8 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "avoided": {key: until for key, until in job.avoid.items() if until > now},
             "attempts": [(each, _show_hardware(each)) for each in reversed(job.attempts)],
             "figures": _figures(client, request, job, now),
+            "share": find_share(find_progress(job)),
+            "left": _left_of(client, request, job, now),
             "periods": list(_PERIODS),
             "period": request.query_params.get("period") or _USUAL_PERIOD,
             "events": _newest_events(client, memory_of(request), project, job.id),
@@ -140,6 +149,28 @@ def chart_figures(found: JobFigures) -> Sequence[tuple[str, charts.Chart]]:
     ordered = sorted(lines, key=lambda name: (name in _MEASURED, name))
     drawn = ((name, charts.curves(lines[name], name, found.start)) for name in ordered)
     return [(name, chart) for name, chart in drawn if chart is not None]
+
+
+def _left_of(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> float | None:
+    """Return the seconds until the work is done, by its speed of the last half hour, which is read
+    once a minute; None if they are unknown.
+    """
+    progress = find_progress(job)
+    if job.phase != "running" or find_share(progress) is None:
+        return None
+    if "left_s" in progress:
+        return estimate_left_s(progress, None, 60)
+    found = memory_of(request).recall(
+        ("speed", job.id, job.attempt, now.replace(second=0, microsecond=0)),
+        lambda: try_part(
+            lambda: client.figures(
+                job.project, job.id, attempt=job.attempt, names=["done"], since=now - SPEED_SINCE
+            )
+        ),
+    )
+    if found.value is None:
+        return None
+    return estimate_left_s(progress, next(iter(found.value.series), None), found.value.step_s)
 
 
 def _forecast(
