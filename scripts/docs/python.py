@@ -44,6 +44,7 @@ _SECTIONS = {
         "ShareStatus",
         "ShareLoan",
         "PolicyStatus",
+        "UserLimits",
     ),
     "Errors": (
         "CavvyError",

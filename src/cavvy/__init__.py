@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         PolicyStatus,
         ShareLoan,
         ShareStatus,
+        UserLimits,
     )
     from cavvy.sdk.status import (
         CostItem,
@@ -110,6 +111,7 @@ __all__ = [
     "ShareLoan",
     "ShareStatus",
     "Task",
+    "UserLimits",
     "VolumeMount",
     "WaitTimeout",
     "Webhook",
@@ -151,6 +153,7 @@ _MODULES = {
             "PolicyStatus",
             "ShareLoan",
             "ShareStatus",
+            "UserLimits",
         ),
         "operation",
     ),

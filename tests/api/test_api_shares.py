@@ -70,6 +70,14 @@ async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -
         {"max_accelerators": {"A100-80GB": 1}},
         {"max_accelerators": {"": 1}},
         {"max_accelerators": {"H" * 201: 1}},
+        {"users": {"": {"jobs": 1}}},
+        {"users": {"a\x1b[31m": {"jobs": 1}}},
+        {"users": {"a" * 201: {"jobs": 1}}},
+        {"users": {"ann": {"jobs": -1}}},
+        {"users": {"ann": {"gpus": 1e7}}},
+        {"users": {"ann": {"accelerators": {"H10O": 1}}}},
+        {"users": {"ann": {"share": 1}}},
+        {"users": {f"u{number}": {"jobs": 1} for number in range(201)}},
     ):
         assert await put(api, "p", **wrong) == 422
     wrong = {"max_accelerators": {"H10O": 1}}
@@ -96,8 +104,11 @@ async def test_limits_of_a_policy_are_checked_and_shown_with_the_job(api: Api) -
 
     reason = "waits for the limit of project p: user ann runs 1 of at most 1 jobs"
     await until(lambda: _equal(waiting, [reason]))
-    assert await put(api, "p", user_jobs=None) == 204
+    assert await put(api, "p", users={"ann": {"jobs": 2}, "bob": {}}) == 204
     await until(lambda: _equal(waiting, []))
+    (own,) = (await api.http.get("/v1/projects/p/policy")).json()
+    assert [*own["users"]] == ["ann"]
+    assert (own["user_jobs"], own["users"]["ann"]["jobs"]) == (1, 2)
 
 
 async def test_a_quota_fits_into_the_quotas_and_limits_above_it(api: Api) -> None:
@@ -139,6 +150,9 @@ async def test_waiting_jobs_of_each_user_are_limited(api: Api) -> None:
     )
     assert (await api.post_job(JOB, project="p", user="ann")).status_code == 201
     assert (await api.post_job(JOB, project="p", user="ann")).status_code == 403
+    assert await put(api, "p", users={"gus": {"waiting": 0}}) == 204
+    refused = await api.post_job(JOB, project="p", user="gus")
+    assert refused.json()["message"].startswith("project p allows gus at most 0 waiting jobs: ")
     key = make_key()
     for status in (201, 200):  # the first answer was lost
         answer = await api.post_job(str(array), project="p", user="cat", key=key)

@@ -40,7 +40,7 @@ from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.errors import FOR_PROGRAMS
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
-from cavvy.client.policy_wire import PolicyAsk
+from cavvy.client.policy_wire import PolicyAsk, ProjectPolicyView, UserLimitsView
 from cavvy.client.queue_wire import ShareReport, ShareView
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
@@ -445,6 +445,30 @@ def test_a_policy_sets_shares_and_limits_of_the_queue(
     assert (asked[2].quota_gpus, asked[2].quota_accelerators) == (24, {"H100": 8, "A100": 16})
     assert (asked[2].max_gpus, asked[2].max_accelerators) == (None, {})
     assert (asked[2].max_micros_per_hour, asked[2].user_waiting) == (40_000_000, 9)
+    before = ProjectPolicyView(
+        project="default",
+        providers=[],
+        regions=[],
+        accelerators=[],
+        max_rate_micros_per_hour=None,
+        images=[],
+        image_digests=False,
+        users={"ann": UserLimitsView(gpus=8, jobs=2), "bob": UserLimitsView(jobs=3)},
+    )
+    monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [before])
+    given = ["--user-gpus", "any", "--user-spend", "5", "--user-waiting", "0"]
+    assert run("policy", "set", "--user", "ann", *given).exit_code == 0
+    assert asked[3].users == {
+        "ann": UserLimitsView(jobs=2, waiting=0, micros_per_hour=5_000_000),
+        "bob": UserLimitsView(jobs=3),
+    }
+    assert asked[3].user_gpus is None
+    refused = run("policy", "set", "--user", "ann", "--user-jobs", "1", "--max-gpus", "4")
+    assert (refused.exit_code, "max-gpus does not belong to one user" in refused.stderr) == (
+        2,
+        True,
+    )
+    assert "at most 3 jobs of bob" in run("policy", "show").stdout
     for text in ("H100=8,H100=9", "8,9", "H100=", "=8", "H100=-1", "H100=nan", ""):
         refused = run("policy", "set", "--user-gpus", text)
         assert (refused.exit_code, "for example --user-gpus 16" in refused.stderr) == (2, True)

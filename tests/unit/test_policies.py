@@ -179,7 +179,7 @@ def test_every_field_of_a_policy_restricts_something() -> None:
     }
     # restrict no offers; see test_control_retention and test_shares
     others = {"keep_jobs_days", "share", "quota_gpus", "max_gpus", "user_gpus", "user_jobs"}
-    others |= {"user_waiting"} | {
+    others |= {"user_waiting", "users"} | {
         f"{whose}_{what}"
         for whose in ("quota", "max", "user")
         for what in ("accelerators", "micros_per_hour")

@@ -25,10 +25,11 @@ from cavvy import (
     Task,
 )
 from cavvy.client import ApiClient
+from cavvy.client.policy_wire import UserLimitsAsk
 from cavvy.sdk.arguments import list_after, read_seconds
 from cavvy.sdk.async_client import _Threads
 from cavvy.sdk.connections import Connections
-from cavvy.sdk.operation import change_policy
+from cavvy.sdk.operation import UserLimits, change_policy
 
 ADDRESS = "https://127.0.0.1:1"
 STATUS = JobStatus(
@@ -184,6 +185,11 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent() -> None:
 def test_a_policy_keeps_what_a_change_does_not_name() -> None:
     asked = change_policy(None, {"max_usd_per_hour": "1.5", "regions": ("eu",), "user_jobs": None})
     assert (asked.max_micros_per_hour, asked.regions, asked.user_jobs) == (1_500_000, ["eu"], None)
+    users = {"ann": UserLimits(jobs=2, usd_per_hour=Decimal("1.5"))}
+    asked = change_policy(None, {"users": users})
+    assert asked.users == {"ann": UserLimitsAsk(jobs=2, micros_per_hour=1_500_000)}
+    with pytest.raises(InvalidArgument, match="users: expected a mapping"):
+        change_policy(None, {"users": {"ann": 3}})
     with pytest.raises(InvalidArgument, match="a policy has no max_spend; it has providers, "):
         change_policy(None, {"max_spend": 1})
     with pytest.raises(InvalidArgument, match="max_rate_usd_per_hour: "):

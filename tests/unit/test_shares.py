@@ -19,9 +19,10 @@ from cavvy.control.fair_queue import (
     find_changes,
     take_turns,
 )
-from cavvy.domain.policies import ProjectPolicy
-from cavvy.domain.shares import GangShare, HeldGang, HeldShare, ProjectUse, QueueRow
+from cavvy.domain.policies import ProjectPolicy, UserBounds
+from cavvy.domain.shares import GPUS, GangShare, HeldGang, HeldShare, ProjectUse, QueueRow
 from cavvy.scheduler.shares import (
+    JOBS,
     QueueTurn,
     ShareBook,
     ShareLimits,
@@ -251,6 +252,9 @@ RULES = st.builds(
     limit=st.none() | st.integers(0, 8).map(float),
     user_limit=st.none() | st.integers(0, 8).map(float),
     user_jobs=st.none() | st.integers(0, 3),
+    users=st.dictionaries(
+        st.just("x"), st.dictionaries(st.sampled_from([GPUS, JOBS]), st.integers(0, 9).map(float))
+    ),
 )
 ROWS = st.lists(
     st.builds(
@@ -273,10 +277,10 @@ def test_all_jobs_have_a_turn_and_no_limit_is_exceeded(
             assert sum(row.size for row in below) <= rule.limit
         for user in "xy":
             mine = [row for row in below if row.user == user]
-            if rule.user_limit is not None:
-                assert sum(row.size for row in mine) <= rule.user_limit
-            if rule.user_jobs is not None:
-                assert len(mine) <= rule.user_jobs
+            own = rule.users.get(user, {})
+            gpus, jobs = own.get(GPUS, rule.user_limit), own.get(JOBS, rule.user_jobs)
+            assert gpus is None or sum(row.size for row in mine) <= gpus
+            assert jobs is None or len(mine) <= jobs
 
 
 class PlacedLine(LongLine):
@@ -477,6 +481,23 @@ def test_a_job_that_alone_costs_too_much_keeps_no_other_waiting() -> None:
     assert limits.admits(row, GangShare("L4", 1, 0))  # own machines cost nothing
 
 
+def test_limits_of_one_user_replace_those_of_each_user() -> None:
+    """Also those that only the price of an offer decides, and where nobody else has a limit."""
+    own = {"ann": {JOBS: 2.0}, "bob": {"$": 3e6}}
+    limits = ShareLimits(ShareBook(rules={"a": ShareRule(user_jobs=1, users=own)}))
+    ann, bob, cat = rows("a ann 1", "a bob 1", "a cat 1")
+    for row in (ann, bob, cat):
+        limits.start(row)
+    assert [bool(limits.find(row)) for row in (ann, bob, cat)] == [False, True, True]
+    limits.start(ann)
+    reason = "waits for the limit of project a: user ann runs 2 of at most 2 jobs"
+    assert limits.find(ann) == reason
+    dear = GangShare("H100", 1, 4_000_000)
+    assert [limits.admits(row, dear) for row in (bob, cat)] == [False, True]
+    assert ShareRule(users=own).needs_gangs
+    assert not ShareRule(users={"ann": {JOBS: 1.0, GPUS: 1.0}}).needs_gangs
+
+
 def test_each_number_of_a_policy_is_a_rule_of_the_queue() -> None:
     policy = ProjectPolicy(
         share=1.0,
@@ -490,6 +511,10 @@ def test_each_number_of_a_policy_is_a_rule_of_the_queue() -> None:
         quota_micros_per_hour=9,
         max_micros_per_hour=10,
         user_micros_per_hour=11,
+        users={
+            "ann": UserBounds(gpus=12.0, jobs=13, micros_per_hour=14),
+            "bob": UserBounds(accelerators={"H100": 15.0}, waiting=16),
+        },
     )
 
     async def read() -> Mapping[str, ShareRule]:
@@ -507,6 +532,7 @@ def test_each_number_of_a_policy_is_a_rule_of_the_queue() -> None:
         quotas={"H100": 6.0, "$": 9},
         limits={"H100": 7.0, "$": 10},
         user_limits={"H100": 8.0, "$": 11},
+        users={"ann": {GPUS: 12.0, JOBS: 13.0, "$": 14}, "bob": {"H100": 15.0}},
     )
     assert asyncio.run(read()) == {"a": rule}
 

@@ -14,7 +14,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client.client import ApiClient
-    from cavvy.client.policy_wire import ProjectPolicyView
+    from cavvy.client.policy_wire import ProjectPolicyView, UserLimitsView
 
 _ANY = "any"  # the value of an option that removes its restriction
 # options: numbers, numbers of GPUs with their fields in the policy, and prices with theirs
@@ -53,11 +53,11 @@ def show(project: str, all_projects: bool, output: str) -> None:
     with session() as client:
         found = list_policies(client, None if all_projects else project)
     if output == "json":
-        from msgspec.structs import asdict
+        from msgspec import to_builtins
 
         from cavvy.cli.view.output import json_out
 
-        json_out([asdict(each) for each in found])
+        json_out([to_builtins(each) for each in found])
         return
     rows = [(each.project or "(server)", *line) for each in found for line in _describe(each)]
     columns = [TableColumn("project", "POLICY OF"), TableColumn("what"), TableColumn("only")]
@@ -111,10 +111,20 @@ def show(project: str, all_projects: bool, output: str) -> None:
     "--user-gpus", metavar="GPUS", help="The most GPUs in use by each user, such as 8,H100=2."
 )
 @click.option("--user-spend", metavar="USD", help="The most that each user's nodes cost per hour.")
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="Let the other options whose names begin with --user- apply to this user, instead of the "
+    "limits of each user. If all of them are `any`, the user has the limits of each user again.",
+)
 @click.option("--user-jobs", metavar="JOBS", help="The most running jobs of each user.")
 @click.option("--user-waiting", metavar="JOBS", help="The most waiting jobs of each user.")
 def set_policy(
-    project: str, all_projects: bool, image_digests: bool | None, **texts: str | None
+    project: str,
+    all_projects: bool,
+    image_digests: bool | None,
+    user: str | None,
+    **texts: str | None,
 ) -> None:
     """Change the policy of a project. Each option replaces one restriction, and its value `any`
     removes the restriction. Restrictions without an option stay unchanged.
@@ -137,10 +147,19 @@ def set_policy(
             "give at least one restriction, such as --regions eu; see --help",
             exit_code=2,
         )
+    if user is not None and (other := [each for each in changes if not each.startswith("user_")]):
+        option = "gpus" if other[0] == "accelerators" else other[0].replace("_", "-")
+        raise CommandFailure(
+            f"--user {user} is given, but {option} does not belong to one user",
+            "with --user, give only options that begin with --user-",
+            exit_code=2,
+        )
     with session() as client:
         own = [each for each in list_policies(client, where) if each.project == (where or "")]
         before = asdict(own[0]) if own else {}
         before.pop("project", None)
+        if user is not None:
+            changes = {"users": _change_user(before.get("users", {}), user, changes)}
         put_policy(client, where, PolicyAsk(**{**before, **changes}))
         undo = f"`cavvy policy delete -p {where}` deletes the policy"
         note = find_project_note(client, where, undo)
@@ -172,6 +191,17 @@ def delete(project: str, all_projects: bool) -> None:
     with session() as client:
         delete_policy(client, where)
     click.echo(f"{_say(where)} has no policy of its own")
+
+
+def _change_user(
+    users: Mapping[str, "UserLimitsView"], user: str, changes: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the limits of all users after these changes of one user's."""
+    from cavvy.client.policy_wire import UserLimitsView
+    from cavvy.domain.values import replace
+
+    own = {name.removeprefix("user_"): value for name, value in changes.items()}
+    return {**users, user: replace(users.get(user, UserLimitsView()), **own)}
 
 
 def _read_where(project: str, *, everywhere: bool) -> str | None:
@@ -388,6 +418,14 @@ def _describe_queue(policy: "ProjectPolicyView") -> Iterator[tuple[str, str]]:
     for name, value in (("running", policy.user_jobs), ("waiting", policy.user_waiting)):
         if value is not None:
             yield name, f"at most {value} jobs of each user"
+    for who, own in sorted(policy.users.items()):
+        amounts = {"": own.gpus, **own.accelerators, "$": own.micros_per_hour}
+        for kind, amount in amounts.items():
+            if amount is not None:
+                yield "in use", f"at most {say_amount(kind, amount)} of {who}"
+        for name, value in (("running", own.jobs), ("waiting", own.waiting)):
+            if value is not None:
+                yield name, f"at most {value} jobs of {who}"
 
 
 def _say_days(days: int) -> str:

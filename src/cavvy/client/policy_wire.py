@@ -8,6 +8,28 @@ from cavvy.client.paths import project_path
 from cavvy.client.wire import Answer, Ask
 
 
+class UserLimitsAsk(Ask, frozen=True, kw_only=True):
+    """The most GPUs, running jobs and waiting jobs of one user, GPUs by their names, and
+    micro-dollars an hour. Null and absent names leave the limit that the policy has for each user.
+    """
+
+    gpus: float | None = None
+    jobs: int | None = None
+    waiting: int | None = None
+    accelerators: dict[str, float] = field(default_factory=dict)
+    micros_per_hour: int | None = None
+
+
+class UserLimitsView(Answer, frozen=True, kw_only=True):
+    """The limits of one user, which replace those of each user."""
+
+    gpus: float | None = None
+    jobs: int | None = None
+    waiting: int | None = None
+    accelerators: dict[str, float] = field(default_factory=dict)
+    micros_per_hour: int | None = None
+
+
 class PolicyAsk(Ask, frozen=True, kw_only=True):
     """The resources that the jobs of a project may use. Empty lists and null permit everything;
     fields that the request does not contain keep their values. `max_rate_micros_per_hour` is the
@@ -19,7 +41,8 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     at the same time; `user_gpus` and `user_jobs` are the most GPUs and running jobs of each user,
     and `user_waiting` is the most of each user's jobs that wait. The fields with `accelerators` are
     the same for the GPUs of one name, such as `{"H100": 8}`, and those with `micros_per_hour` for
-    the price of all nodes together in micro-dollars an hour.
+    the price of all nodes together in micro-dollars an hour. `users` are limits of users by their
+    names, instead of those of each user.
     """
 
     providers: list[str] | UnsetType = UNSET
@@ -42,6 +65,7 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
     quota_micros_per_hour: int | UnsetType | None = UNSET
     max_micros_per_hour: int | UnsetType | None = UNSET
     user_micros_per_hour: int | UnsetType | None = UNSET
+    users: dict[str, UserLimitsAsk] | UnsetType = UNSET
 
 
 class ProjectPolicyView(Answer, frozen=True, kw_only=True):
@@ -68,6 +92,7 @@ class ProjectPolicyView(Answer, frozen=True, kw_only=True):
     quota_micros_per_hour: int | None = None
     max_micros_per_hour: int | None = None
     user_micros_per_hour: int | None = None
+    users: dict[str, UserLimitsView] = field(default_factory=dict)
 
 
 def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:

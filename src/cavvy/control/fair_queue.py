@@ -12,9 +12,10 @@ from itertools import chain
 
 from cavvy.control.decide.queue import make_row
 from cavvy.domain.jobs import Attempt, JobRecord
-from cavvy.domain.policies import ProjectPolicy
+from cavvy.domain.policies import ProjectPolicy, UserBounds
 from cavvy.domain.shares import (
     DOLLARS,
+    GPUS,
     MIN_RUN,
     ProjectUse,
     QueueRow,
@@ -23,6 +24,7 @@ from cavvy.domain.shares import (
 )
 from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.shares import (
+    JOBS,
     SLACK,
     Amounts,
     ProjectStanding,
@@ -60,7 +62,14 @@ def _make_rule(policy: ProjectPolicy) -> ShareRule:
         quotas=_join(policy.quota_accelerators, policy.quota_micros_per_hour),
         limits=_join(policy.max_accelerators, policy.max_micros_per_hour),
         user_limits=_join(policy.user_accelerators, policy.user_micros_per_hour),
+        users={name: _make_amounts(each) for name, each in policy.users.items()},
     )
+
+
+def _make_amounts(limits: UserBounds) -> Amounts:
+    singles = {GPUS: limits.gpus, JOBS: limits.jobs}
+    known = {name: float(most) for name, most in singles.items() if most is not None}
+    return {**known, **_join(limits.accelerators, limits.micros_per_hour)}
 
 
 def _join(accelerators: Amounts, micros: int | None) -> Amounts:

@@ -11,6 +11,18 @@ from cavvy.domain.units import HourlyRate, format_price
 from cavvy.domain.values import Struct, field, replace
 
 
+class UserBounds(Struct, frozen=True, kw_only=True):
+    """The limits of one user in a project and the projects below it. Each replaces the limit of the
+    same name that the project's policy has for each user; None and absent accelerators do not.
+    """
+
+    gpus: float | None = None
+    jobs: int | None = None
+    waiting: int | None = None
+    accelerators: Mapping[str, float] = field(default_factory=dict)
+    micros_per_hour: int | None = None
+
+
 class ProjectPolicy(Struct, frozen=True, kw_only=True):
     """Restrictions on the jobs of a project and of the projects below it. Empty tuples and None
     permit everything.
@@ -23,7 +35,8 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     `max_gpus` is the most GPUs that all these jobs hold at the same time, `user_gpus` and
     `user_jobs` the most GPUs and running jobs of each user, and `user_waiting` the most of each
     user's jobs that wait. The fields with `accelerators` are the same for the GPUs of each name,
-    and those with `micros_per_hour` for what all nodes together cost.
+    and those with `micros_per_hour` for what all nodes together cost. `users` are the limits of
+    users by their names, instead of those of each user.
 
     The other fields are no restrictions. `keep_jobs_days` is how long ended jobs are kept, 0 for
     forever; the nearest policy that sets it applies. `share` is the project's weight among the
@@ -51,6 +64,12 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     quota_micros_per_hour: int | None = None
     max_micros_per_hour: int | None = None
     user_micros_per_hour: int | None = None
+    users: Mapping[str, UserBounds] = field(default_factory=dict)
+
+    def find_waiting(self, user: str) -> int | None:
+        """Return the most jobs of this user that wait, or None without a limit."""
+        own = self.users.get(user)
+        return self.user_waiting if own is None or own.waiting is None else own.waiting
 
 
 def name_key(pem: str) -> str:

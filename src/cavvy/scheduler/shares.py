@@ -48,7 +48,8 @@ class ShareRule(Struct, frozen=True, kw_only=True):
     projects with the same parent. Below `quota` GPUs, its jobs go before those of projects that
     are not below theirs. It never holds more than `limit` GPUs. `user_limit` and `user_jobs` are
     the most GPUs and running jobs of each user. `quotas`, `limits` and `user_limits` are the same
-    for the GPUs of each name and for `DOLLARS`.
+    for the GPUs of each name and for `DOLLARS`. `users` are limits of users by their names, which
+    replace those of each user for the same GPUs, `JOBS` or `DOLLARS`.
     """
 
     weight: float = 1.0
@@ -59,11 +60,18 @@ class ShareRule(Struct, frozen=True, kw_only=True):
     quotas: Amounts = field(default_factory=dict)
     limits: Amounts = field(default_factory=dict)
     user_limits: Amounts = field(default_factory=dict)
+    users: Mapping[str, Amounts] = field(default_factory=dict)
 
     @property
     def needs_gangs(self) -> bool:
         """Whether the rule counts what depends on the offers of gangs."""
-        return bool(self.quotas or self.limits or self.user_limits)
+        if self.quotas or self.limits or self.user_limits:
+            return True
+        return any(name not in (GPUS, JOBS) for own in self.users.values() for name in own)
+
+    @property
+    def has_limits(self) -> bool:
+        return bool(self.users or self.bounds)
 
     @property
     def all_quotas(self) -> Amounts:
@@ -79,6 +87,12 @@ class ShareRule(Struct, frozen=True, kw_only=True):
         found += [(False, name, most) for name, most in self.limits.items()]
         found += [(True, name, most) for name, most in self.user_limits.items()]
         return [(of_user, name, most) for of_user, name, most in found if most is not None]
+
+    def list_bounds_of(self, user: str) -> Sequence[tuple[bool, str, float]]:
+        """Return the limits that apply to the user, as in `bounds`."""
+        own = self.users.get(user, {})
+        kept = [each for each in self.bounds if not (each[0] and each[1] in own)]
+        return [*kept, *((True, name, most) for name, most in own.items())]
 
 
 def list_amounts(
@@ -409,10 +423,15 @@ class ShareLimits:
 
     def __init__(self, book: ShareBook) -> None:
         self._parents = book.parents
-        self._bounds = {
-            name: bounds for name, rule in book.rules.items() if (bounds := rule.bounds)
+        limited = {name: rule for name, rule in book.rules.items() if rule.has_limits}
+        self._bounds = {name: rule.bounds for name, rule in limited.items()}
+        self._bounds_of = {
+            (name, user): rule.list_bounds_of(user)
+            for name, rule in limited.items()
+            for user in rule.users
         }
-        names = {name for bounds in self._bounds.values() for _, name, _ in bounds}
+        every = (*self._bounds.values(), *self._bounds_of.values())
+        names = {name for bounds in every for _, name, _ in bounds}
         self._on_offers = sorted(names - {GPUS, JOBS})  # what depends on the offer
         self._held: defaultdict[tuple[str, str | None, str], float] = defaultdict(float)
         self._full: dict[tuple[str, str | None, str], str] = {}
@@ -511,7 +530,8 @@ class ShareLimits:
         """Yield the key of each limit toward which some of the amounts count, this amount, and the
         limit."""
         for owner in self._owners(row.project):
-            for of_user, name, most in self._bounds[owner]:
+            bounds = self._bounds_of.get((owner, row.user), self._bounds[owner])
+            for of_user, name, most in bounds:
                 if amount := amounts.get(name):
                     yield (owner, row.user if of_user else None, name), amount, most
 

@@ -3,7 +3,7 @@ Money is in US dollars, as exact decimals. Times are in UTC.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,20 @@ class ShareStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserLimits:
+    """The limits of one user, which replace those that a policy has for each user: the most GPUs,
+    running jobs, waiting jobs, GPUs by their names, and US dollars an hour. None and absent names
+    leave the limit of each user.
+    """
+
+    gpus: float | None = None
+    jobs: int | None = None
+    waiting: int | None = None
+    accelerators: Mapping[str, float] = field(default_factory=dict)
+    usd_per_hour: Decimal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:
     """The policy of a project, or of the server if `project` is "": what its jobs may use. Empty
     lists and None permit everything. `max_rate_usd_per_hour` is the highest price of one node, and
@@ -161,6 +175,7 @@ class PolicyStatus:
     quota_usd_per_hour: Decimal | None
     max_usd_per_hour: Decimal | None
     user_usd_per_hour: Decimal | None
+    users: Mapping[str, UserLimits]
 
 
 def read_host(view: "Struct") -> OwnHost:
@@ -189,13 +204,38 @@ def change_policy(before: "ProjectPolicyView | None", limits: Mapping[str, objec
     wanted = {} if before is None else asdict(before)
     wanted.pop("project", None)
     for name, value in limits.items():
-        if name.endswith(_PRICE_USD) and value is not None:
-            try:
-                value = parse_rate(str(value)).micros_per_hour
-            except UnitError as error:
-                raise InvalidArgument(f"{name}: {error}") from error
+        if name.endswith(_PRICE_USD):
+            value = _read_price(name, value)
+        if name == "users":
+            value = _read_users(value)
         wanted[known[name]] = list(value) if isinstance(value, tuple) else value
     return PolicyAsk(**wanted)
+
+
+def _read_price(name: str, value: object) -> int | None:
+    try:
+        return None if value is None else parse_rate(str(value)).micros_per_hour
+    except UnitError as error:
+        raise InvalidArgument(f"{name}: {error}") from error
+
+
+def _read_users(users: object) -> object:
+    from cavvy.client.policy_wire import UserLimitsAsk
+
+    if not isinstance(users, Mapping) or not all(
+        isinstance(each, UserLimits) for each in users.values()
+    ):
+        raise InvalidArgument("users: expected a mapping from names to UserLimits")
+    return {
+        name: UserLimitsAsk(
+            gpus=each.gpus,
+            jobs=each.jobs,
+            waiting=each.waiting,
+            accelerators=dict(each.accelerators),
+            micros_per_hour=_read_price(f"users: {name}: usd_per_hour", each.usd_per_hour),
+        )
+        for name, each in users.items()
+    }
 
 
 def _list_limits() -> list[str]:
@@ -219,5 +259,7 @@ def _to_fields(view: Any) -> dict[str, Any]:
             value = [
                 _to_fields(each) if hasattr(each, "__struct_fields__") else each for each in value
             ]
+        elif name == "users":
+            value = {user: _to_fields(each) for user, each in value.items()}
         found[name] = value
     return found

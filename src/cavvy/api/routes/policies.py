@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 from starlette.requests import Request
 
@@ -26,7 +26,13 @@ from cavvy.catalog.accelerators import (
 from cavvy.client import policy_wire as wire
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.accounts import INSTALLATION, Permission
-from cavvy.domain.policies import BoundPolicy, ProjectPolicy, find_conflict, find_raised
+from cavvy.domain.policies import (
+    BoundPolicy,
+    ProjectPolicy,
+    UserBounds,
+    find_conflict,
+    find_raised,
+)
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.registry import list_known
@@ -184,7 +190,38 @@ def _read_queue(ask: wire.ProjectPolicyView) -> dict[str, Any]:
             "a share and a quota compare projects, so the server has none",
             "set them for a project: `cavvy policy set -p PROJECT`",
         )
-    return {name: getattr(ask, name) for name in (*_OF_QUEUE, *_RATES)} | by_accelerator
+    numbers = {name: getattr(ask, name) for name in (*_OF_QUEUE, *_RATES)}
+    return {**numbers, **by_accelerator, "users": _read_users(ask.users)}
+
+
+def _read_users(users: Mapping[str, wire.UserLimitsView]) -> Mapping[str, UserBounds]:
+    """Raises ApiProblem."""
+    if len(users) > _LONGEST or not all(
+        0 < len(name) <= _LONGEST and name.isprintable() for name in users
+    ):
+        raise ApiProblem(
+            "invalid-request",
+            f"`users` must have at most {_LONGEST} names of 1 to {_LONGEST} printable characters",
+        )
+    found = {}
+    for user, limits in users.items():
+        where = f"`users`: {user}"
+        for name in ("gpus", "jobs", "waiting", "micros_per_hour"):
+            most = _MOST_MICROS if name == "micros_per_hour" else _MOST
+            if not 0 <= (getattr(limits, name) or 0) <= most:
+                raise ApiProblem(
+                    "invalid-request", f"{where}: `{name}` must be a number from 0 to {most:,}"
+                )
+        own = UserBounds(
+            gpus=limits.gpus,
+            jobs=limits.jobs,
+            waiting=limits.waiting,
+            accelerators=_read_accelerators(f"users.{user}.accelerators", limits.accelerators),
+            micros_per_hour=limits.micros_per_hour,
+        )
+        if own != UserBounds():  # without limits, those of each user apply
+            found[user] = own
+    return found
 
 
 def _read_accelerators(field: str, numbers: Mapping[str, float]) -> Mapping[str, float]:
@@ -272,6 +309,10 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
         images=list(policy.images),
         signed_by=list(policy.signed_by),
         **{name: dict(getattr(policy, name)) for name in _ACCELERATORS},
+        users={
+            user: view(wire.UserLimitsView, each, accelerators=dict(each.accelerators))
+            for user, each in policy.users.items()
+        },
     )
 
 
@@ -279,7 +320,7 @@ def _facts(policy: ProjectPolicy | None) -> dict[str, object] | None:
     """Return the facts about a policy for the audit log."""
     if policy is None:
         return None
-    facts = asdict(_view(BoundPolicy(INSTALLATION, policy)))
+    facts = to_builtins(_view(BoundPolicy(INSTALLATION, policy)))
     return {
         name: value
         for name, value in facts.items()

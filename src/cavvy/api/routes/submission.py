@@ -189,9 +189,9 @@ async def count_new(
     ApiProblem, StoreUnusable, or StaleVersion if jobs with these IDs exist already.
     """
     limits = [
-        (each, each.policy.user_waiting)
+        (each, most)
         for each in await app_state.store.policies_of(project)
-        if each.policy.user_waiting is not None
+        if (most := each.policy.find_waiting(user)) is not None
     ]
     if not limits or not new:
         yield
@@ -254,9 +254,10 @@ async def _find_full(
             if bound.project in (INSTALLATION, *list_line(name, book.parents))
         )
         if below + new > most:
+            allowed = user if user in bound.policy.users else "each user"
             return ApiProblem(
                 "policy-refused",
-                f"{bound.owner} allows each user at most {format_count(most, 'waiting job')}: "
+                f"{bound.owner} allows {allowed} at most {format_count(most, 'waiting job')}: "
                 f"{user or 'this user'} has {below}, and the {what} adds {new}",
                 "wait until some have started, or stop some; `cavvy policy show` shows the limit",
             )

@@ -62,6 +62,7 @@ _FREE_POLICIES: dict[str, Any] = {
     "quota_micros_per_hour": None,
     "max_micros_per_hour": None,
     "user_micros_per_hour": None,
+    "users": {},
 }
 
 

@@ -37,7 +37,7 @@ def decide_return(
     gangs = {attempt.gang: (attempt, job) for attempt, job in running}
     leaving = {attempt.gang for attempt, _ in running if attempt.reclaimed_for}
     attempts = [attempt for attempt, _ in running]
-    has_limits = any(rule.bounds for rule in book.rules.values())
+    has_limits = any(rule.has_limits for rule in book.rules.values())
 
     def suffices(freed: Collection[str]) -> bool:
         gone = leaving.union(freed)
