@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.system import hosts, postgres, ray_cluster, slurm, storages
+from tests.system import hosts, postgres, ray_cluster, slurm, storages, workload_packages
 from tests.system.kubernetes import cluster
 
 STEPS: dict[str, Callable[[], object]] = {
@@ -21,6 +21,7 @@ STEPS: dict[str, Callable[[], object]] = {
     "Ray": ray_cluster.installed,
     "SeaweedFS": storages.install_weed,
     "Azurite": storages.install_azurite,
+    "packages of templates": workload_packages.install,
     "Kubernetes": cluster.why_not,  # built from its source where it is not there: the longest
 }
 
