@@ -117,6 +117,16 @@ def test_without_writable_the_bucket_stays_as_it_is(
     assert bucket.head(f"{folder}/b") is None
 
 
+def test_without_any_key_the_secrets_to_set_are_named(keys: dict[str, str], folder: str) -> None:
+    with make_rig(run="echo never") as rig:
+        only = {"AWS_ENDPOINT_URL_S3": keys["AWS_ENDPOINT_URL_S3"]}
+        rig.environ |= {"AWS_EC2_METADATA_DISABLED": "true", **only}
+        rig.stub.work["inputs"] = [mount(folder, {})]
+        assert rig.finish() == 0
+        assert "`cavvy secret set AWS_ACCESS_KEY_ID`" in str(rig.exited()["reason"])
+        assert rig.exited()["outcome"] == "setup"
+
+
 def test_a_wrong_key_fails_before_the_setup(keys: dict[str, str], folder: str) -> None:
     with make_rig(run="echo never", setup="echo setup ran", setup_key="sha256-x") as rig:
         wrong = {**keys, "AWS_SECRET_ACCESS_KEY": "a-wrong-key-of-this-test"}

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -254,6 +255,13 @@ class MountProgram:
         self.point = find_bucket(config, index)
         self._socket = f"mount-{index}.sock"
         self._said = b""
+        first = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_SERVICE_ACCOUNT"}.get(parts.scheme)
+        self._lack = ""
+        if not given.keys:
+            self._lack = (
+                "; the project has no key of this storage, so the role of the node was tried: set "
+                f"the project's secrets (`cavvy secret set {first or 'AZURE_STORAGE_ACCOUNT'}`)"
+            )
         os.makedirs(self.point, mode=0o700, exist_ok=True)
         if os.path.ismount(self.point):  # left by an earlier agent of this rank
             unmount(self.point)
@@ -287,14 +295,16 @@ class MountProgram:
         """Return the last line that the program wrote."""
         self.runs()
         lines = self._said.decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][-500:] if lines else "the program gave no reason"
+        if not lines:
+            return "the program gave no reason"
+        return re.sub(r"^[0-9/]+ [0-9:]+ (ERROR|CRITICAL|NOTICE) *:? *", "", lines[-1])[-500:]
 
     def wait(self) -> None:
         """Wait until the bucket can be listed. Raises CannotBuild."""
         until = time.monotonic() + MOUNT_S
         while not os.path.ismount(self.point):
             if not self.runs():
-                raise CannotBuild(f"{self.url} cannot be mounted: {self.explain()}")
+                raise CannotBuild(f"{self.url} cannot be mounted: {self.explain()}{self._lack}")
             if time.monotonic() > until:
                 raise CannotBuild(f"{self.url} was not mounted within {MOUNT_S:.0f} s")
             time.sleep(POLL_S)
@@ -304,7 +314,7 @@ class MountProgram:
             if subprocess.run(
                 argv, stdin=null, stdout=null, stderr=null, timeout=LIST_S
             ).returncode:
-                raise CannotBuild(f"{self.url} cannot be listed: {self.explain()}")
+                raise CannotBuild(f"{self.url} cannot be listed: {self.explain()}{self._lack}")
 
     def end(self, *, upload: bool) -> str:
         """Upload the rest if `upload` is set, and unmount. Return why files are missing, or ""."""
