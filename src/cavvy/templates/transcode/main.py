@@ -9,13 +9,12 @@ missing. The results are the film and a sheet of its pictures.
 
 import argparse
 import os
-import re
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imageio_ffmpeg import get_ffmpeg_exe
+from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
 
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 RESULTS = Path("results")
@@ -31,12 +30,11 @@ def ffmpeg(*arguments: object, target: Path) -> None:
 
 
 def length(film: Path) -> float:
-    """Return the seconds of the film."""
-    said = subprocess.run([FFMPEG[0], "-i", str(film)], capture_output=True, text=True).stderr
-    found = re.search(r"Duration: (\d+):(\d+):([\d.]+)", said)
-    if found is None:
-        raise SystemExit(f"{film} is not a film that ffmpeg can read: {said.splitlines()[-1]}")
-    return int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3])
+    """Return the seconds of the film's pictures."""
+    try:
+        return count_frames_and_secs(str(film))[1]
+    except (RuntimeError, OSError) as error:
+        raise SystemExit(f"{film} is not a film that ffmpeg can read: {error}") from error
 
 
 def main() -> None:
