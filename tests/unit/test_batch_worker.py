@@ -109,9 +109,10 @@ def test_jobs_share_the_shards(folder: Path) -> None:
 def test_a_killed_job_goes_on_with_its_own_shard(folder: Path) -> None:
     first = start("hang", 0, 2)
     wait_until((folder / "hangs").exists)
-    # The other job leaves the shard alone, because the first may still be at it.
+    # The other job leaves this shard and the next one, which was read ahead, alone, because the
+    # first may still be at them.
     assert run("hang", 1, 2)[0] == 0
-    assert read(folder) == [each for each in range(100) if not 30 <= each < 40]
+    assert read(folder) == [each for each in range(100) if not 30 <= each < 50]
     first.send_signal(signal.SIGKILL)
     finish(first)
     (folder / "own_code.py").write_text(CODE.replace("600", "0"))
@@ -146,6 +147,25 @@ def test_fewer_jobs_take_what_more_jobs_left(folder: Path) -> None:
     (folder / "own_code.py").write_text(CODE.replace("600", "0"))
     assert run("hang")[0] == 0
     assert read(folder) == [*range(100)]
+
+
+def test_the_next_shard_is_read_ahead(folder: Path) -> None:
+    plan = batch.BatchPlan("rows.jsonl", "", 50)
+    ahead, read = threading.Event(), plan.read
+
+    def watch(number: int) -> list[object]:
+        if number == 1:
+            ahead.set()
+        return read(number)
+
+    plan.read = watch  # type: ignore[method-assign]  # the test waits for the call
+    results = batch.ResultFolder("out", 0, "many")
+
+    def work(rows: Sequence[object]) -> list[object]:
+        assert ahead.wait(60)
+        return [*rows]
+
+    assert batch.BatchWorker(plan, results, work, 0, 1, striped=False).run() == 0
 
 
 def test_a_late_job_replaces_nothing(folder: Path) -> None:

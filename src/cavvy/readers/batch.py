@@ -26,12 +26,14 @@ import sys
 import tarfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from typing import Any, NamedTuple, Protocol
 
     Row = Any  # what JSON can describe or, in WebDataset, Parquet and images, a table with bytes
@@ -447,34 +449,47 @@ class BatchWorker:
         own = range(index, len(rows), count) if striped else range(len(rows))
         self._shards = {number: rows[number] for number in own}  # with their rows
         self._before = results.count_before(self._shards)
+        self._failed = self._in_a_row = 0  # shards
         self._rows = 0  # whose results this attempt has written
         self._began = time.monotonic()
         self._told = 0.0
         self._file = os.environ.get("CAVVY_PROGRESS_FILE", "")
 
     def run(self) -> int:
-        """Take shards until none is left, and return how many have failed."""
-        failed, in_a_row = 0, 0
+        """Take shards until none is left, and return how many have failed. The next shard is read
+        while the work is at the one before it, which may leave a GPU no pause.
+        """
         self._report()
-        for number in self._list_order():
-            if self._results.has(number) or not self._takes(number):
-                continue
-            try:
-                self._do(number)
-                in_a_row = 0
-            except WrongInput:
-                raise
-            except Exception:  # noqa: BLE001  # the user's function may raise anything
-                failed, in_a_row = failed + 1, in_a_row + 1
-                tell(f"{self._plan.describe(number)} failed:")
-                traceback.print_exc()
-                if in_a_row == FAILURES:
-                    tell(f"{FAILURES} shards in a row failed, so this job ends")
+        ready: tuple[int, Future[list[Row]]] | None = None
+        with ThreadPoolExecutor(1) as reader:
+            for number in (*self._list_order(), None):
+                if number is not None and not self._takes(number):
+                    continue
+                done, ready = ready, None
+                if number is not None:
+                    ready = number, reader.submit(self._plan.read, number)
+                if done is not None and not self._try(*done):
                     break
-            if time.monotonic() - self._told >= REPORT_S:
-                self._report()
         self._report()
-        return failed
+        return self._failed
+
+    def _try(self, number: int, reading: Future[list[Row]]) -> bool:
+        """Process a shard. Returns whether to go on, which is useless if each shard fails."""
+        try:
+            self._do(number, reading.result())
+            self._in_a_row = 0
+        except WrongInput:
+            raise
+        except Exception:  # noqa: BLE001  # the user's function may raise anything
+            self._failed, self._in_a_row = self._failed + 1, self._in_a_row + 1
+            tell(f"{self._plan.describe(number)} failed:")
+            traceback.print_exc()
+            if self._in_a_row == FAILURES:
+                tell(f"{FAILURES} shards in a row failed, so this job ends")
+                return False
+        if time.monotonic() - self._told >= REPORT_S:
+            self._report()
+        return True
 
     def _list_order(self) -> Iterable[int]:
         """Return the shards in the order in which this job takes them. Jobs that share them begin
@@ -484,10 +499,11 @@ class BatchWorker:
         return numbers[begin:] + numbers[:begin]
 
     def _takes(self, number: int) -> bool:
+        if self._results.has(number):
+            return False
         return self._striped or self._results.claim(number, self._count)
 
-    def _do(self, number: int) -> None:
-        rows = self._plan.read(number)
+    def _do(self, number: int, rows: Sequence[Row]) -> None:
         wanted = self._plan.shards[number][0]
         if len(rows) != wanted:
             raise ValueError(f"the input has {len(rows)} rows instead of {wanted}: it has changed")
