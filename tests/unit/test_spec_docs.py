@@ -64,6 +64,7 @@ def test_the_schema_is_one() -> None:
             "work": {"samples": 10, "rates": {"cpu": 3}},
         },
         {"run": "x", "workdir": {"git": "https://x.org/a", "commit": "abcdef1"}},
+        {"batch": {"input": "a.jsonl", "output": "/b", "function": "m:f", "rows": 10}},
     ],
 )
 def test_what_the_parser_accepts_the_schema_accepts(document: dict[str, object]) -> None:
