@@ -65,6 +65,7 @@ def command(
         _show(file, project, output)
         return
     from cavvy.cli.task.submission import submit_loaded
+    from cavvy.domain.units import format_count
     from cavvy.spec.batch_section import PROGRAM
 
     params = read_params(param)
@@ -81,7 +82,8 @@ def command(
             shown = {"id": job.id, "name": job.name, "project": job.project}
             json_out({**shown, "members": job.members})
             return
-        click.echo(f"{job.name} ({job.id}): {job.members} jobs submitted", err=not detach)
+        jobs = format_count(job.members or 0, "job")
+        click.echo(f"{job.name} ({job.id}): {jobs} submitted", err=not detach)
         if detach:
             there = named(job.project, job.name)
             click.echo(f"show its progress: cavvy batch {there}    stop it: cavvy stop {there}")
@@ -146,6 +148,8 @@ def _follow(client: "ApiClient", project: str, name: str, array: str) -> NoRetur
             if over:
                 break
             time.sleep(_LOOK_S)
+    if any(job.phase == "failed" for job in found.jobs):
+        click.echo(f"why: cavvy logs {named(project, name)}", err=True)
     end_array(found.jobs)
 
 
