@@ -100,6 +100,8 @@ def test_a_wish_is_read(text: str | int, expected: list[AcceleratorNeed]) -> Non
         ("A100:1g.100gb", "its memory is 80GB"),
         ("A100:4..2", "begin with its smaller number"),
         ("A100:80GB..40GB", "smaller size first"),
+        ("A100:0GB", "a memory of 0"),
+        ("any:..0GB", "a memory of 0"),
         ("", "expected accelerators such as H100:8"),
         ("H100||A100", "expected accelerators such as H100:8"),
         ("zzzz", "lists the known names"),

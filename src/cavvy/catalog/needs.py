@@ -297,6 +297,8 @@ def _memory(piece: str) -> tuple[int | None, int | None]:
         raise NeedError(str(error)) from None
     if least is not None and most is not None and most < least:
         raise NeedError(f"{piece!r} is not a memory range", "write the smaller size first")
+    if most == 0 or (not dots and least == 0):
+        raise NeedError(f"{piece!r}: no accelerator has a memory of 0", "write a size such as 40GB")
     return (
         (least, most) if dots else (least, -1)
     )  # -1 marks a single size. `_need` decides by the name whether a single size is exact.

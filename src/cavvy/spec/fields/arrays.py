@@ -27,6 +27,8 @@ from cavvy.spec.tree import ScalarNode, read_scalar
 _HIGHEST = 9_999_999  # index
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _VALUES = re.compile(r"(-?[0-9]{1,15})\.\.(-?[0-9]{1,15})(?::([0-9]{1,15}))?")
+_NUMBER = r"[-+]?[0-9_]*\.?[0-9]+(?:e[-+]?[0-9]+)?"
+_LIKE_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::{_NUMBER})?", re.IGNORECASE)
 _EXPECTED = "indices such as 0-99, 0-99:5 or 1,3,7-9"
 
 
@@ -84,6 +86,11 @@ def _read_one_line(node: ScalarNode) -> tuple[WrittenValue, ...]:
     parts = [part.strip() for part in text.split(",")]
     if "" in parts:
         raise WrongValue(f"{shown(text)} contains an empty value")
+    for part in parts:
+        if _LIKE_RANGE.fullmatch(part):
+            hint = "write other values one by one with commas between them, such as 0.1,0.5,0.9"
+            expected = "one range of whole numbers, such as 0..4 or 0..100:10"
+            raise WrongValue(f"{part} cannot be swept", expected=expected, suggestion=hint)
     if len(set(parts)) < len(parts):
         raise WrongValue(f"{shown(text)} contains a value twice")
     return tuple(WrittenValue(value=_parse(part), text=part) for part in parts)
