@@ -2,6 +2,7 @@
 stand-in of GitHub's protocol. The command is killed again and again.
 """
 
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,21 @@ def test_thirty_jobs_get_thirty_runners_while_the_controller_is_killed(
     assert "key-" not in user.log(runner) + str(user.scenario(runner))
 
 
+def test_a_label_gives_the_file_other_resources(user: User, site: GitHubSite) -> None:
+    user.variables["GITHUB_TOKEN"] = TOKEN
+    file, url = user.task(TASK, "ci.yaml"), f"{site.url}/{OWNER}/{REPOSITORY}"
+    controller = user.start("runner", "github", url, file, "--label", "big={memory: 70MB}")
+    wait_until(lambda: bool(site.sessions))
+    [job] = site.queue("big")
+    wait_until(lambda: job.result == "succeeded", seconds=120)
+    assert job.runner.startswith("big-")
+    needs = json.loads(bytes(user.api.job("default", job.runner).task))["resources"]
+    assert (needs["cpus_min"], needs["memory_min_mib"]) == (0.05, 70), "the file's, and the label's"
+    wait_until(lambda: not (site.runners or unfinished(user) or names_of_secrets(user)))
+    controller.send_signal(signal.SIGTERM)
+    controller.communicate(timeout=60)
+
+
 def test_what_is_wrong_is_told(user: User, site: GitHubSite) -> None:
     url = f"{site.url}/{OWNER}/{REPOSITORY}"
     file = user.task(TASK, "ci.yaml")
@@ -78,6 +94,20 @@ def test_what_is_wrong_is_told(user: User, site: GitHubSite) -> None:
     )
     user.variables["GITHUB_TOKEN"] = TOKEN
     assert "two files have the same name" in user.cli("runner", "github", url, file, file, code=2)
+    for label, told in {
+        "x": "names no resources",
+        "=H100": "names no resources",
+        "x=": "names no resources",
+        "Not A Name=H100": "name",
+        "x={gpus: 3}": "gpus",
+        "x={": "this is not YAML",
+        "x=H100\nrun: id": "gpu",
+    }.items():
+        assert told in user.cli("runner", "github", url, file, "--label", label, code=2)
+    same = ("--label", "x={cpu: 1}", "--label", "x={cpu: 2}")
+    assert "two labels have the same name" in user.cli("runner", "github", url, file, *same, code=2)
+    several = user.cli("runner", "github", url, file, file, *same, code=2)
+    assert "--label needs exactly one file" in several
     pair = user.task(f"{TASK}\nnodes: 2\n", "pair.yaml")
     assert "a runner is one job on one node" in user.cli("runner", "github", url, pair, code=2)
     user.cli("runner", "github", url, file, "--delete")

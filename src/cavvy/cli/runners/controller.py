@@ -82,10 +82,13 @@ def decide_runners(runners: Sequence[RunnerFacts], wanted: int) -> RunnerChanges
 
 
 class RunnerTask(Struct, frozen=True, kw_only=True):
-    """A task file, whose name is the label of its runners."""
+    """A task file, whose name is the label of its runners. `own` are overrides of this label, as
+    YAML, or "".
+    """
 
     label: str
     file: str
+    own: str = ""
     project: str
 
 
@@ -355,7 +358,7 @@ def write_overrides(run: str, secret: str, tags: Mapping[str, str]) -> str:
     of the runner."""
     commands = f'export {JIT_VARIABLE}="${secret}"\nunset {secret}\n{run}'
     made = {"run": commands, "secrets": [secret], "retry": NO_RETRY, "tags": dict(tags)}
-    return json.dumps(made)
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in made.items())
 
 
 def _describe(job: CiJobMessage) -> str:

@@ -32,6 +32,15 @@ _WEEK_S = 7 * 24 * 3600.0  # how long the server may be away
     default=20,
     help="The maximum number of runners of each file.",
 )
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME=GPU",
+    multiple=True,
+    help="Serve the one file under this label instead of its name, on this GPU, such as "
+    "gpu-h100=H100:1, or on resources as in task files, such as 'big={cpu: 32, memory: 64GB}'. "
+    "Can be repeated.",
+)
 @click.option("--group", help="The runner group at GitHub; the default is its group `default`.")
 @click.option("--delete", is_flag=True, help="Delete the scale sets of the files instead.")
 @yes_option
@@ -40,6 +49,7 @@ def serve(
     files: tuple[str, ...],
     project: str | None,
     most: int,
+    labels: tuple[str, ...],
     group: str | None,
     delete: bool,
     yes: bool,
@@ -63,9 +73,14 @@ def serve(
     except GitHubProblem as problem:
         raise CommandFailure(str(problem), exit_code=2) from problem
     with session(patience_s=_WEEK_S) as client:
-        tasks = [_read_task(client, file, project, yes=yes) for file in files]
+        if labels and len(files) > 1:
+            raise CommandFailure("--label needs exactly one file", exit_code=2)
+        asked = [(file, "") for file in files]
+        asked = [(files[0], _read_label(each)) for each in labels] or asked
+        tasks = [_read_task(client, file, own, project, yes=yes) for file, own in asked]
         if len({task.label for task in tasks}) < len(tasks):
-            raise CommandFailure("two files have the same name", "give each its own `name`", 2)
+            what = "labels" if labels else "files"
+            raise CommandFailure(f"two {what} have the same name", "give each its own name", 2)
         controllers = [
             RunnerController(
                 client.sibling(),
@@ -128,20 +143,34 @@ def _read_credentials() -> "str | AppKey":
     )
 
 
-def _read_task(client: "ApiClient", file: str, project: str | None, *, yes: bool) -> "RunnerTask":
+def _read_label(text: str) -> str:
+    """Return what a label changes in the file, as overrides. Raises CommandFailure."""
+    import json
+
+    name, _, wanted = text.partition("=")
+    if not (name and wanted):
+        hint = "write NAME=GPU, such as gpu-h100=H100:1"
+        raise CommandFailure(f"--label {text!r} names no resources", hint, exit_code=2)
+    resources = wanted if wanted.startswith("{") else json.dumps({"gpu": wanted})
+    return f"name: {json.dumps(name)}\nresources: {resources}\n"
+
+
+def _read_task(
+    client: "ApiClient", file: str, own: str, project: str | None, *, yes: bool
+) -> "RunnerTask":
     """Return the label and the project of a file, whose task the server accepts. Raises
     CommandFailure, ApiError."""
     from cavvy.cli.runners.controller import RunnerTask
     from cavvy.cli.runners.tasks import read_runner_task
     from cavvy.cli.task.refusals import ask_server
 
-    loaded = read_runner_task(file, {}, tells=True)
+    loaded = read_runner_task(file, {}, own, tells=True)
     price = ask_server(client, loaded, file, {}, project).consent_needed
     if price and not yes and loaded.task.limits.budget is None:
         hint = "add --yes to agree, or set limits.budget in the file"
         raise CommandFailure(f"{file}: {price}", hint, exit_code=2)
     task = loaded.task
-    return RunnerTask(label=task.name, file=file, project=project or task.project)
+    return RunnerTask(label=task.name, file=file, own=own, project=project or task.project)
 
 
 def _submit(client: "ApiClient", task: "RunnerTask", name: str, secret: str, *, yes: bool) -> None:
@@ -151,9 +180,9 @@ def _submit(client: "ApiClient", task: "RunnerTask", name: str, secret: str, *, 
     from cavvy.cli.runners.tasks import read_runner_task
     from cavvy.cli.task.submission import submit_loaded
 
-    own = read_runner_task(task.file, {}).task
+    own = read_runner_task(task.file, {}, task.own).task
     tags = {"ci": "github", "ci-label": task.label}
-    overrides = write_overrides(own.run or DEFAULT_RUN, secret, tags)
+    overrides = task.own + write_overrides(own.run or DEFAULT_RUN, secret, tags)
     loaded = read_runner_task(task.file, {}, overrides)
     submit_loaded(client, loaded, task.file, {}, task.project, name, yes)
 
