@@ -199,6 +199,11 @@ def test_a_template_in_two_stages(name: str, tmp_path: Path) -> None:
         after, before, merged = map(float, found.groups())
         assert after < before - 0.05
         assert abs(after - merged) < 1e-3
+        table = (tmp_path / "results" / "evaluation.csv").read_text().splitlines()
+        assert table[0] == "model,loss,accuracy"
+        rows = [line.split(",") for line in table[1:]]
+        assert [float(loss) for _, loss, _ in rows] == pytest.approx([before, after, merged], 1e-3)
+        assert float(rows[0][2]) < float(rows[1][2]) < 1
 
 
 @pytest.mark.system

@@ -10,6 +10,7 @@ the frozen matrices, so that the result is as fast as the base model.
 """
 
 import argparse
+import csv
 import inspect
 import os
 from pathlib import Path
@@ -103,6 +104,13 @@ def surprise(model: nn.Module, text: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
 
+@torch.no_grad()
+def evaluate(model: nn.Module, text: torch.Tensor) -> dict[str, float]:
+    """Return the loss per letter, and the share of letters that the model would have guessed."""
+    guessed = model(text[:, :-1]).argmax(2) == text[:, 1:]
+    return {"loss": surprise(model, text).item(), "accuracy": guessed.float().mean().item()}
+
+
 def fit(run: train.Run, model: nn.Module, samples: torch.Tensor, epochs: float, lr: float) -> None:
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = run.optimizer(torch.optim.AdamW, learning, lr=lr)
@@ -137,22 +145,26 @@ def tune(options: argparse.Namespace) -> None:
 
     run = train.Run(FOLDER / "lora", plan=PLAIN)
     model = run.model(build)
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        before = surprise(model, test.to(device)).item()
+    test = test.to(next(model.parameters()).device)
+    before = evaluate(model, test)
     fit(run, model, known, options.epochs, options.lr)
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     learnt, total = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
-    with torch.no_grad():
-        after = surprise(model, test.to(device)).item()
-        merged = surprise(merge_lora(model), test.to(device)).item()
+    after = evaluate(model, test)
+    merged = evaluate(merge_lora(model), test)
     if run.world.is_first:
         torch.save(model.state_dict(), FOLDER / "merged.pt")
         print(f"{learnt} of {total} weights learnt ({learnt / total:.1%}), {run.steps} steps")
         print(
-            f"loss {after:.4f} on held-out code ({before:.4f} before fine-tuning, {merged:.4f} "
-            "after the new weights were merged into the model)"
+            f"loss {after['loss']:.4f} on held-out code ({before['loss']:.4f} before fine-tuning, "
+            f"{merged['loss']:.4f} after the new weights were merged into the model)"
         )
+        rows = {"before fine-tuning": before, "fine-tuned": after, "merged": merged}
+        print(f"guessed right: {before['accuracy']:.1%} before, {after['accuracy']:.1%} after")
+        Path("results").mkdir(exist_ok=True)
+        with open("results/evaluation.csv", "w", newline="") as table:
+            csv.writer(table).writerow(("model", *before))
+            csv.writer(table).writerows((name, *row.values()) for name, row in rows.items())
     run.close()
 
 
