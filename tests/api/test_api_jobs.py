@@ -211,18 +211,31 @@ async def test_a_bucket_outside_the_allowed_regions_is_found_at_submission(
     assert "gs://data/ is in us, but" in answer.json()["message"]
 
 
-async def test_a_bucket_that_may_be_outside_the_allowed_regions_is_told_in_an_event(
-    api: Api, storages: Storages
+@pytest.mark.parametrize(
+    "data",
+    [
+        "inputs: [{source: 'gs://data/', target: d}]",
+        "outputs: [{source: d, target: 'gs://data/'}]",
+        "checkpoint: {path: c, storage: 'gs://data/'}",
+    ],
+)
+async def test_a_bucket_of_unknown_region_is_refused_until_its_region_is_stated(
+    api: Api, storages: Storages, data: str
 ) -> None:
     storages.location = "NOWHERE9"
-    made = await api.submit(
-        "{name: far, run: 'true', resources: {regions: [somewhere], cpu: 1}, "
-        "inputs: [{source: 'gs://data/', target: d}]}"
+    text = f"{{name: far, run: 'true', resources: {{regions: [eu], cpu: 1}}, {data}}}"
+    answer = await api.post_job(text)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-task")
+    assert "gs://data/ (the bucket is in nowhere9, whose location Cavvy does not know)" in str(
+        answer.json()["message"]
     )
-    page = (await api.http.get(f"/v1/projects/default/jobs/{made['id']}/events")).json()
-    told = page["events"][0]["text"]
-    assert told.startswith("submitted; Cavvy does not know whether these buckets are in")
-    assert "gs://data/ (the bucket is in nowhere9, whose location Cavvy does not know)" in told
+    assert "set `region`" in answer.json()["hint"]
+    stated = text.replace("'gs://data/'", "'gs://data/', region: REGION")
+    answer = await api.post_job(stated.replace("REGION", "us-east1"))
+    assert answer.status_code == 422
+    assert "is in us-east1, but `resources.regions` allows only eu" in str(answer.json())
+    answer = await api.post_job(stated.replace("REGION", "europe-west4"))
+    assert answer.json()["code"] == "no-offer"  # the bucket is accepted; no machine is in the eu
 
 
 async def test_inputs_in_buckets_are_measured_at_submission(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from cavvy.catalog.regions import is_region, locate
-from cavvy.domain.tasks import ResourceSpec, TaskSpec, Transfer
+from cavvy.domain.tasks import CheckpointPolicy, ResourceSpec, TaskSpec, Transfer
 from cavvy.domain.values import replace
 
 OUTSIDE_HINT = "use a bucket in an allowed region, or change `resources.regions`"
@@ -52,11 +52,16 @@ def find_cloud(provider: str) -> str:
 
 
 def list_outside(
-    inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: ResourceSpec
+    inputs: Sequence[Transfer],
+    outputs: Sequence[Transfer],
+    needs: ResourceSpec,
+    checkpoint: CheckpointPolicy | None = None,
 ) -> Iterator[OutsideBucket]:
     """Return the buckets in a region that at least one alternative of the task does not allow."""
     named = [("inputs", each.source, each.region) for each in inputs]
     named += [("outputs", each.target, each.region) for each in outputs]
+    if checkpoint is not None and checkpoint.storage is not None:
+        named.append(("checkpoint", checkpoint.storage, checkpoint.region))
     return _list_outside(named, needs)
 
 
@@ -82,7 +87,7 @@ def list_unplaced(task: TaskSpec) -> Sequence[str]:
     named = [(each.source, each.region) for each in task.inputs]
     named += [(each.target, each.region) for each in task.outputs]
     if task.checkpoint is not None and task.checkpoint.storage is not None:
-        named.append((task.checkpoint.storage, None))
+        named.append((task.checkpoint.storage, task.checkpoint.region))
     return [
         url
         for url, region in dict(named).items()
@@ -133,15 +138,18 @@ def list_unknown(task: TaskSpec) -> Sequence[str]:
 
 
 def fill_regions(task: TaskSpec, found: Mapping[str, str]) -> TaskSpec:
-    """Return the task with the regions in `found` (by URL) for inputs and outputs that state no
-    region."""
+    """Return the task with the regions in `found` (by URL) for inputs, outputs and checkpoints that
+    state no region."""
 
     def fill(transfer: Transfer, url: str) -> Transfer:
         return replace(transfer, region=transfer.region or found.get(url))
 
     inputs = tuple(fill(each, each.source) for each in task.inputs)
     outputs = tuple(fill(each, each.target) for each in task.outputs)
-    return replace(task, inputs=inputs, outputs=outputs)
+    kept = task.checkpoint
+    if kept is not None and kept.storage is not None and kept.region is None:
+        kept = replace(kept, region=found.get(kept.storage))
+    return replace(task, inputs=inputs, outputs=outputs, checkpoint=kept)
 
 
 def say_unplaced(task: TaskSpec, problems: Mapping[str, str] | None = None) -> str:
@@ -156,5 +164,5 @@ def say_unplaced(task: TaskSpec, problems: Mapping[str, str] | None = None) -> s
         return ""
     return (
         f"Cavvy does not know whether these buckets are in `resources.regions`: {', '.join(urls)}; "
-        "set `region` of the input or output"
+        "set `region` of the input, output or checkpoint to the region where the bucket is"
     )

@@ -119,7 +119,6 @@ class TaskSubmission(Struct, frozen=True, kw_only=True):
     account: str = ""
     consented: bool = False
     ceiling: Money | None = None
-    note: str = ""
     group: str | None = None  # the ID of the group that the job joins
 
 
@@ -167,11 +166,9 @@ class JobService:
         consented: bool = False,
         ceiling: Money | None = None,
         job_id: str | None = None,
-        note: str = "",
     ) -> JobRecord:
         """Queue a job for the task. The job gets the task's name or, if that name is in use, the
-        first free name of NAME-2, NAME-3 and so on. `note` is appended to the text of the first
-        event. Raises UnsupportedTask.
+        first free name of NAME-2, NAME-3 and so on. Raises UnsupportedTask.
 
         The caller can choose the `job_id` to detect a repeated submission: StaleVersion is raised
         if a job with this ID exists already.
@@ -184,7 +181,6 @@ class JobService:
             consented=consented,
             ceiling=ceiling,
             id=job_id or self.make_id(),
-            note=note,
         )
         new = self._make(ask, project)
         stored = await self._store.submit(new.job, new.event)
@@ -236,8 +232,6 @@ class JobService:
             ceiling=ask.ceiling,
         )
         held, event = _hold(job, now)
-        if ask.note:
-            event = replace(event, text=f"{event.text}; {ask.note}")
         members = {self.make_id(): index for index in list_indices(task)} if is_array(task) else {}
         return NewJob(job=held, event=event, members=members, parallel=task.parallel)
 

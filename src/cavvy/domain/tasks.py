@@ -290,6 +290,7 @@ class CheckpointPolicy(Struct, frozen=True, kw_only=True):
     every: timedelta | None = None
     # URL (s3, gs or az) of a bucket that stores the checkpoints instead of the server
     storage: str | None = None
+    region: str | None = None  # the region of this bucket; None if unknown
     size_mib: int | None = None  # expected size of one checkpoint
     step: timedelta | None = (
         None  # expected duration of one step of the work; a checkpoint can be saved after each step

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -274,7 +274,7 @@ async def _admit(
     account: str,
 ) -> TaskSubmission:
     """Return what is stored of a checked task. Raises ApiProblem if the task is not admitted."""
-    task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
+    task = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
     return TaskSubmission(
         task=task,
@@ -284,7 +284,6 @@ async def _admit(
         account=account,
         consented=consented,
         ceiling=read_ceiling(ask),
-        note=note,
     )
 
 
@@ -330,7 +329,7 @@ async def _find_price(
 ) -> Sequence[str]:
     """Apply the checks of `admit_task`. Return the price to which the user must first agree."""
     app_state.control_plane.jobs.check_times(task)
-    placed, _ = await place_buckets(app_state, await measure_inputs(app_state, task))
+    placed = await place_buckets(app_state, await measure_inputs(app_state, task))
     try:
         await admit_task(app_state, placed, now, ask.user, consented=ask.consent, dry_run=True)
     except ApiProblem as problem:
@@ -357,7 +356,7 @@ async def check_submission(
     check_tuning(task)
     await check_secrets(app_state, task)
     app_state.control_plane.jobs.check_times(task)
-    placed, _ = await place_buckets(app_state, await measure_inputs(app_state, task))
+    placed = await place_buckets(app_state, await measure_inputs(app_state, task))
     try:
         await admit_task(app_state, placed, now, ask.user, consented=ask.consent, dry_run=True)
     except ApiProblem as problem:
@@ -396,10 +395,10 @@ async def start_machine(
     now = app_state.now()
     task, origin = await app_state.control_plane.machines.start_task(project, name)
     await check_secrets(app_state, task)
-    task, note = await place_buckets(app_state, await measure_inputs(app_state, task))
+    task = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
     return await app_state.control_plane.jobs.submit(
-        task, origin, project, user=ask.user, consented=consented, note=note
+        task, origin, project, user=ask.user, consented=consented
     )
 
 
@@ -724,22 +723,25 @@ async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
     return replace(task, inputs=tuple(inputs))
 
 
-async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str]:
-    """Return the task with the regions of its buckets, as the storage services report them. Also
-    return a warning if buckets may be outside the allowed regions, else "". Raises ApiProblem if a
-    bucket is outside the allowed regions.
+async def place_buckets(app_state: AppState, task: TaskSpec) -> TaskSpec:
+    """Return the task with the regions of its buckets, as the storage services report them. Raises
+    ApiProblem if a bucket is, or may be, outside the allowed regions.
     """
     urls = list_unknown(task)
     if not urls:
-        return task, ""
+        return task
+    problems: Mapping[str, str]
     try:
         found = await app_state.control_plane.data.find_regions(task.project, urls)
+        regions, problems = found.regions, found.problems
     except ObjectTryAgain as error:  # the storages of other jobs occupy all threads
-        return task, say_unplaced(task, dict.fromkeys(urls, str(error)))
-    for outside in list_found_outside(task, found.regions):
+        regions, problems = {}, dict.fromkeys(urls, str(error))
+    for outside in list_found_outside(task, regions):
         raise ApiProblem("invalid-task", str(outside), OUTSIDE_HINT)
-    doubts = say_unplaced(task, {**found.problems, **explain_unlocated(found.regions)})
-    return fill_regions(task, found.regions), doubts
+    if doubts := say_unplaced(task, {**problems, **explain_unlocated(regions)}):
+        statement, _, hint = doubts.rpartition("; ")
+        raise ApiProblem("invalid-task", statement, hint)
+    return fill_regions(task, regions)
 
 
 async def check_snapshot(app_state: AppState, project: str, snapshot: str | None) -> None:

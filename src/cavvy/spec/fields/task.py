@@ -184,7 +184,10 @@ def _build(table: SectionReader) -> TaskSpec | None:
         table.wrong("topology", problem, suggestion=TOPOLOGY_HINT)
     check_volumes(table)
     for outside in list_outside(
-        table.get("inputs", ()), table.get("outputs", ()), table.get("resources", ResourceSpec())
+        table.get("inputs", ()),
+        table.get("outputs", ()),
+        table.get("resources", ResourceSpec()),
+        table.get("checkpoint"),
     ):
         table.wrong(outside.field, str(outside), suggestion=OUTSIDE_HINT)
     task = table.make(TaskSpec, name="")

@@ -151,5 +151,6 @@ _TABLE = section(
     size=FieldSpec(size_kind("a size such as 12GB"), to=("size_mib",)),
     step=length_kind(timedelta(milliseconds=1)),
     storage=text_kind("a bucket's URL such as s3://bucket/checkpoints", _bucket),
+    region=_REGION,
 )
 CHECKPOINT = either(_FOLDER, lambda path: CheckpointPolicy(path=path), _TABLE)
