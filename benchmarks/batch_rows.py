@@ -40,6 +40,8 @@ def run(rows):
     with open(os.environ["CALLS"], "a") as calls:
         calls.write(f"{rows[0]['id']} {len(rows)}\\n")
     found = []
+    while os.path.exists(os.environ["CALLS"] + ".hold"):
+        time.sleep(0.02)
     began = time.monotonic()
     for count, row in enumerate(rows, 1):
         found.append({"id": row["id"], "hash": hashlib.sha256(row["text"].encode()).hexdigest()})
@@ -66,6 +68,11 @@ def main() -> int:
     parser.add_argument("--row-ms", type=float, default=8.0)
     parser.add_argument("--preemptions", type=int, default=3)
     parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument(
+        "--hold",
+        action="store_true",
+        help="hold the work until each disturbance has had its effect",
+    )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="batch-", dir="/tmp"))
@@ -151,23 +158,36 @@ def disturb(client: ApiClient, home: Path, folder: Path, given: argparse.Namespa
     events = [f"preempt {number}" for number in range(given.preemptions)]
     for number in range(given.kills):
         events.insert(min(len(events), 2 * number + 1), "kill the server")
+    hold = folder / "calls.hold"
     for number, event in enumerate(events, 1):
         goal = given.rows * number // (len(events) + 1)
         until(lambda goal=goal: count_rows(folder, given.shard) >= goal, f"{goal} rows")
+        if given.hold:
+            hold.touch()
         if event == "kill the server":
             server = read_server(str(home))
             assert server is not None
             os.kill(server.pid, signal.SIGKILL)
-            continue
-        at = int(event.split()[1])
-        name = f"rows.{at % given.nodes}"
-        if at % 3 == 2:
-            gang = client.job("default", name).attempts[-1].gang
-            record = home / "providers/local/agents" / gang / "0/agent.json"
-            for pid in find_processes(json.loads(record.read_text())["pid"]):
-                os.kill(pid, signal.SIGKILL)
         else:
-            client.drill_preempt("default", name, notice_s=2)
+            preempt(client, home, int(event.split()[1]), given.nodes, wait=given.hold)
+        hold.unlink(missing_ok=True)
+
+
+def preempt(client: ApiClient, home: Path, at: int, nodes: int, *, wait: bool) -> None:
+    """Preempt the node of a job, every third one without a notice."""
+    name = f"rows.{at % nodes}"
+    if wait:
+        until(lambda: client.job("default", name).phase == "running", f"{name} to run")
+    attempt = client.job("default", name).attempt
+    if at % 3 == 2:
+        gang = client.job("default", name).attempts[-1].gang
+        record = home / "providers/local/agents" / gang / "0/agent.json"
+        for pid in find_processes(json.loads(record.read_text())["pid"]):
+            os.kill(pid, signal.SIGKILL)
+    else:
+        client.drill_preempt("default", name, notice_s=2)
+    if wait:
+        until(lambda: client.job("default", name).attempt > attempt, "the next attempt")
 
 
 def count_rows(folder: Path, shard: int) -> int:

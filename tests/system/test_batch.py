@@ -26,7 +26,7 @@ pytestmark = pytest.mark.system
 
 def test_rows_outlive_preemptions_and_killed_servers() -> None:
     command = [sys.executable, str(ROOT / "benchmarks/batch_rows.py"), "-o", "json"]
-    arguments = ["--rows", "12000", "--shard", "100", "--row-ms", "4"]
+    arguments = ["--rows", "12000", "--shard", "100", "--row-ms", "2", "--hold"]
     ran = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads(ran.stdout[ran.stdout.index("{") :])
