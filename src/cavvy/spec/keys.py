@@ -123,11 +123,12 @@ class Setup(TypedDict):
 
 
 class Input(TypedDict):
-    """Files that are copied to each node before the work starts."""
+    """Files that are copied to or mounted on each node before the work starts."""
 
     source: LocalPath
     target: str
-    mode: NotRequired[Literal["copy", "stream"]]
+    mode: NotRequired[Literal["copy", "stream", "mount", "cached"]]
+    writable: NotRequired[Switch]
     size: NotRequired[Size]
     region: NotRequired[str]
 
