@@ -89,7 +89,7 @@ async def test_energy_is_shown_for_the_job_and_summed_by_any_dimension(api: Api)
     energy = (await api.http.get(job)).json()["energy"]
     assert energy["joules"] == 3_000_000, "bounded, because an agent may lie"
     assert (await api.http.get(f"{job}/cost")).json()["energy"] == energy
-    assert (energy["unplaced_j"], energy["grid_years"]) == (3_000_000, []), "somewhere"
+    assert (energy["unplaced_j"], energy["grids"]) == (3_000_000, {}), "somewhere"
 
     async def look() -> Any:
         by = {"by": "project,kind"}

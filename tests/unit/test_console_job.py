@@ -270,5 +270,5 @@ def test_progress_has_a_bar_and_the_time_left_at_the_speed_of_the_last_minutes()
 
 
 def test_the_energy_of_the_work_is_shown() -> None:
-    energy = wire.EnergyView(joules=7_200_000, co2_g=688, unplaced_j=0, grid_years=[2024])
-    assert "Energy 2 kWh, 688 g of CO2 (grid of 2024)" in page_of(detail(energy=energy))
+    energy = wire.EnergyView(joules=7_200_000, co2_g=688, unplaced_j=0, grids={"de": 2024})
+    assert "Energy 2 kWh, 688 g of CO2 (grid of de, 2024)" in page_of(detail(energy=energy))

@@ -16,7 +16,8 @@ def use(provider: str, region: str, kwh: float) -> EnergyUse:
 def test_each_region_has_the_grid_of_its_country() -> None:
     found = weigh_energy([use("aws", "us-east-1", 1), use("ssh", "de-cellar", 2)])
     assert found is not None
-    assert (found.joules, found.unplaced_j, found.grid_years) == (10_800_000, 0, (2024,))
+    assert (found.joules, found.unplaced_j) == (10_800_000, 0)
+    assert found.grids == {"de": 2024, "us": 2024}
     assert found.co2_g == 384 + 2 * 344
     assert weigh_energy([]) is None
     assert weigh_energy([use("local", "here", 0)]) is None
@@ -25,17 +26,17 @@ def test_each_region_has_the_grid_of_its_country() -> None:
 def test_energy_of_unknown_places_has_no_grams_and_is_named() -> None:
     alone = weigh_energy([use("local", "here", 1)])
     assert alone is not None
-    assert (alone.unplaced_j, alone.co2_g, alone.grid_years) == (3_600_000, 0, ())
+    assert (alone.unplaced_j, alone.co2_g, alone.grids) == (3_600_000, 0, {})
     both = weigh_energy([use("local", "here", 1), use("aws", "ap-south-1", 1), use("x", "ua", 1)])
     assert both is not None
     view = EnergyView(
         joules=both.joules,
         co2_g=both.co2_g,
         unplaced_j=both.unplaced_j,
-        grid_years=list(both.grid_years),
+        grids=dict(both.grids),
     )
     assert describe_energy(view) == (
-        "3 kWh, 964 g of CO2 (grid of 2022 and 2024, without 1 kWh in unknown countries)"
+        "3 kWh, 964 g of CO2 (grid of in and ua, 2022 to 2024; without 1 kWh in unknown countries)"
     )
 
 

@@ -118,6 +118,7 @@ def _country_in_words(region: str) -> str | None:
 class GridIntensity(NamedTuple):
     """The mean emissions of a country's grid in a year, in grams of CO2 for a kilowatt-hour."""
 
+    country: str
     grams: int
     year: int
 
@@ -133,7 +134,8 @@ def find_grid(provider: str, region: str) -> GridIntensity | None:
 def _grids() -> Mapping[str, GridIntensity]:
     rows = read_table(__package__, "regions")
     return {
-        row["country"]: GridIntensity(int(row["co2_g_kwh"]), int(row["co2_year"])) for row in rows
+        row["country"]: GridIntensity(row["country"], int(row["co2_g_kwh"]), int(row["co2_year"]))
+        for row in rows
     }
 
 

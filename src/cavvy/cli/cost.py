@@ -281,7 +281,7 @@ def _sums_out(
     if output == "table" and rows:
         several = " (a job with several tags is counted only once)" if by == ["tag"] else ""
         click.echo(f"total {show(total)}{several}")
-        if unplaced := sum(row.energy.unplaced_j for row in rows if row.energy):
+        if energy and (unplaced := sum(row.energy.unplaced_j for row in rows if row.energy)):
             click.echo(f"{format_energy(unplaced)} in regions of unknown countries have no CO2")
 
 
@@ -289,7 +289,7 @@ def _energy_cells(row: "LedgerSumView") -> tuple[int | None, float | None]:
     """Return the joules of a group, and the grams of CO2 if the grid of any part is known."""
     if row.energy is None:
         return None, None
-    return row.energy.joules, row.energy.co2_g if row.energy.grid_years else None
+    return row.energy.joules, row.energy.co2_g if row.energy.grids else None
 
 
 def _count_tokens(row: "LedgerSumView") -> tuple[Any, ...]:

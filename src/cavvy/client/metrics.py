@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 SPEED_SINCE = timedelta(minutes=30)  # the time whose speed tells when the work is done
+_MOST_GRIDS = 3  # countries that are named
 _LEAST_RANKS = 3  # whose median tells what is usual
 _LONGEST_S = 10 * 365 * 24 * 3600  # a longer forecast says nothing
 _STRAGGLES = 1.3  # times the median; ranks of equal machines differ by a few percent
@@ -45,15 +46,17 @@ def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
 
 
 def describe_energy(energy: "EnergyView") -> str:
-    """Return an energy with its emissions, such as "1.2 kWh, 460 g of CO2 (grid of 2024)"."""
+    """Return an energy with its emissions, such as "1.2 kWh, 460 g of CO2 (grid of de, 2024)"."""
     text = format_energy(energy.joules)
-    if not energy.grid_years:
+    if not energy.grids:
         return f"{text} (the grid of its country is unknown)"
-    years = " and ".join(map(str, energy.grid_years))
+    years = " to ".join(map(str, sorted({min(energy.grids.values()), max(energy.grids.values())})))
+    several = len(energy.grids) > _MOST_GRIDS
+    places = f"{len(energy.grids)} countries" if several else " and ".join(energy.grids)
     rest = ""
     if energy.unplaced_j:
-        rest = f", without {format_energy(energy.unplaced_j)} in unknown countries"
-    return f"{text}, {format_grams(energy.co2_g)} of CO2 (grid of {years}{rest})"
+        rest = f"; without {format_energy(energy.unplaced_j)} in unknown countries"
+    return f"{text}, {format_grams(energy.co2_g)} of CO2 (grid of {places}, {years}{rest})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

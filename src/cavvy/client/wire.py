@@ -356,14 +356,14 @@ class MarketListing(Answer, frozen=True, kw_only=True):
 class EnergyView(Answer, frozen=True, kw_only=True):
     """The energy in joules that nodes measured on their accelerators and processors, without the
     rest of the machine and its cooling, and the grams of CO2 that the grids of their countries emit
-    for it on average. `grid_years` are the years of these averages. `unplaced_j` is the part in
-    regions of unknown countries, which has no grams.
+    for it on average. `grids` are these countries with the years of the averages. `unplaced_j` is
+    the part in regions of unknown countries, which has no grams.
     """
 
     joules: int
     co2_g: float
     unplaced_j: int
-    grid_years: list[int]
+    grids: dict[str, int]
 
 
 class JobDetail(JobListing, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Weighs measured energy by the emissions of the grids that it came from."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cavvy.catalog.regions import find_grid
 from cavvy.domain.ledger import EnergyUse
@@ -12,20 +12,20 @@ _KWH_J = 3_600_000
 class EnergyTotal(Struct, frozen=True, kw_only=True):
     """Energy in joules, and the grams of CO2 that the grids of its regions emitted for it.
     `unplaced_j` is the part in regions whose country is unknown, for which no grams are counted.
-    `grid_years` are the years of the grids' figures.
+    `grids` are the countries of the others, with the years of their grids' figures.
     """
 
     joules: int
     co2_g: float
     unplaced_j: int
-    grid_years: tuple[int, ...]
+    grids: Mapping[str, int]
 
 
 def weigh_energy(uses: Iterable[EnergyUse]) -> EnergyTotal | None:
     """Add up energy; return None if none was measured. See `cavvy.catalog.regions` for the source
     of the emissions.
     """
-    joules, unplaced, grams, years = 0, 0, 0.0, set[int]()
+    joules, unplaced, grams, grids = 0, 0, 0.0, dict[str, int]()
     for use in uses:
         joules += use.joules
         grid = find_grid(use.provider, use.region)
@@ -33,12 +33,12 @@ def weigh_energy(uses: Iterable[EnergyUse]) -> EnergyTotal | None:
             unplaced += use.joules
         else:
             grams += use.joules / _KWH_J * grid.grams
-            years.add(grid.year)
+            grids[grid.country] = grid.year
     if not joules:
         return None
     return EnergyTotal(
         joules=joules,
         co2_g=float(f"{grams:.6g}"),
         unplaced_j=unplaced,
-        grid_years=tuple(sorted(years)),
+        grids=dict(sorted(grids.items())),
     )

@@ -191,7 +191,7 @@ async def _add_money(figures: Figures, app_state: AppState, projects: ProjectFil
             continue
         text = "Energy that nodes measured."
         figures.add("cavvy_energy_joules", text, energy.joules, kind="counter", **labels)
-        if energy.grid_years:
+        if energy.grids:
             text = "Emissions of the grids for this energy."
             figures.add("cavvy_co2_grams", text, energy.co2_g, kind="counter", **labels)
     for (project,), uses in (await store.meters.sum_tokens(which, ("project",))).items():

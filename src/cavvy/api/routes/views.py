@@ -102,9 +102,7 @@ def changed_row(job: JobRecord, attempts: Sequence[Attempt], spent: Money) -> wi
 def energy_view(uses: Iterable[EnergyUse]) -> wire.EnergyView | None:
     """Return the sum of energy with its emissions, or None if none was measured."""
     found = weigh_energy(uses)
-    if found is None:
-        return None
-    return view(wire.EnergyView, found, grid_years=list(found.grid_years))
+    return None if found is None else view(wire.EnergyView, found)
 
 
 def job_detail(
