@@ -21,7 +21,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 RESULTS = Path("results")
-WIDTH, WORDS = 256, 2**16
+WIDTH, WORDS = 256, 2**14
 hashing = HashingVectorizer(n_features=WORDS, stop_words="english", ngram_range=(1, 2))
 matrix = np.random.default_rng(0).standard_normal((WORDS, WIDTH), dtype=np.float32)
 
