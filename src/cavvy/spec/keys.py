@@ -200,6 +200,7 @@ class Checkpoint(TypedDict):
     size: NotRequired[Size]
     step: NotRequired[Length]
     storage: NotRequired[str]
+    region: NotRequired[str]
 
 
 # The share of time below which GPUs count as idle, and the duration. A class could not have the key
