@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
-from cavvy.control.decide.null_distribution import add, draw_failed, find_tail
+from cavvy.control.decide.null_distribution import add, draw_failed, find_tail, tilt
 from cavvy.domain.service_updates import (
     GROUP,
     CanaryTrial,
@@ -253,3 +253,12 @@ def test_a_restarted_gateway_with_as_many_requests_begins_at_0() -> None:
     failing = RevisionSums(requests=40, errors=40)
     trial = observe(trial, old + old, failing, TERMS)
     assert (trial.new.requests, trial.new.errors, trial.new.timed) == (60, 40, 20)
+
+
+def test_a_distribution_of_many_failures_is_tilted_without_a_division_by_zero() -> None:
+    """Of a fleet of 100,000 devices: the masses of the upper tail, and high powers of the odds, are
+    0 as floats."""
+    known = NullDistribution(first=0, masses=(0.25, 0.5, 0.25, *[0.0] * 20_000))
+    tilted = tilt(known, 3.0)
+    assert sum(tilted.masses) == pytest.approx(1)
+    assert tilted.masses[:3] == pytest.approx((1 / 16, 6 / 16, 9 / 16))

@@ -11,7 +11,7 @@ total probability of the removed outcomes is the probability of a false alarm.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from math import exp, sqrt
+from math import exp, inf, log, sqrt
 
 from cavvy.domain.service_updates import NullDistribution
 from cavvy.domain.values import replace
@@ -115,9 +115,12 @@ def tilt(known: NullDistribution, odds: float) -> NullDistribution:
     """Return the distribution (noncentral hypergeometric) that `known` becomes if the new revision
     is worse: a failed request then belongs to the new revision with `odds` times the odds.
     """
-    step, factors = 1 / odds, [1.0]
-    for _ in known.masses[1:]:
-        factors.append(factors[-1] * step)
-    found = [mass * by for mass, by in zip(known.masses, reversed(factors), strict=True)]
+    # in logarithms, because a product of thousands of odds, or a mass of a tail, is 0 as a float
+    step = log(odds)
+    weights = [
+        log(mass) + step * index if mass > 0 else -inf for index, mass in enumerate(known.masses)
+    ]
+    most = max(weights)
+    found = [exp(each - most) for each in weights]
     total = sum(found)
     return replace(known, masses=tuple(each / total for each in found))
