@@ -641,6 +641,7 @@ def test_a_silent_storage_is_no_failure_of_the_task(
         work: Any = SimpleNamespace(
             inputs=[SimpleNamespace(source="s3://x/y", target="in")],
             streams=[],
+            mounted=[],
             outputs=[],
             image=None,
         )

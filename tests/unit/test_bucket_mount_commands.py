@@ -67,6 +67,23 @@ def test_what_cannot_be_mounted_is_told(text: str, told: str) -> None:
         read(text)
 
 
+def test_nothing_else_may_be_at_the_path_of_a_mount() -> None:
+    mount = "{source: s3://b/x/, target: data, mode: mount, writable: true}"
+    for more, told in (
+        ("outputs: [{source: data, target: s3://c/}]", "data is in a mounted bucket"),
+        ("outputs: [{source: data/out, target: s3://c/}]", "data/out is in a mounted bucket"),
+        ("outputs: [{source: data2, target: s3://c/}]", ""),
+    ):
+        text = f"run: x\ninputs: [{mount}]\n{more}"
+        if told:
+            with pytest.raises(SpecError, match=told):
+                parse_task(text)
+        else:
+            assert parse_task(text).outputs
+    with pytest.raises(SpecError, match="two inputs have the path data"):
+        parse_task(f"run: x\ninputs: [{mount}, {{source: /a, target: data/}}]")
+
+
 def test_a_node_gets_the_projects_keys_of_this_storage_only_for_mounts() -> None:
     inputs = (
         Transfer(source="s3://b/x/", target="a", mount=MountMode.MOUNT),

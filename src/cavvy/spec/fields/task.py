@@ -42,7 +42,7 @@ from cavvy.spec.fields.resources import (
 )
 from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.times import SCHEDULE, WINDOW, length_kind
-from cavvy.spec.fields.transfers import CHECKPOINT, INPUTS, OUTPUTS
+from cavvy.spec.fields.transfers import CHECKPOINT, INPUTS, OUTPUTS, check_mounts
 from cavvy.spec.fields.volumes import VOLUMES, check_volumes
 from cavvy.spec.fields.work import WEBHOOKS, WORK
 from cavvy.spec.fields.workdir import WORKDIR
@@ -183,6 +183,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
     if problem := object_to_topology(table.get("topology"), table.get("nodes", 1)):
         table.wrong("topology", problem, suggestion=TOPOLOGY_HINT)
     check_volumes(table)
+    check_mounts(table)
     for outside in list_outside(
         table.get("inputs", ()),
         table.get("outputs", ()),

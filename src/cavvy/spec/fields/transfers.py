@@ -120,6 +120,23 @@ _OUTPUT = section(
 )
 INPUTS, OUTPUTS = ListKind(_INPUT), ListKind(_OUTPUT)
 
+
+def check_mounts(table: SectionReader) -> None:
+    """Add a problem if an output is in a mounted bucket, or if two inputs of which one is mounted
+    have the same path."""
+    inputs = table.get("inputs", ())
+    mounted = [each.target.rstrip("/") for each in inputs if each.mount is not None]
+    for each in table.get("outputs", ()):
+        if any(f"{each.source}/".startswith(f"{target}/") for target in mounted):
+            message = f"{each.source} is in a mounted bucket, which has these files already"
+            hint = "delete the output, or write it to another folder"
+            table.wrong("outputs", message, suggestion=hint)
+    targets = [each.target.rstrip("/") for each in inputs]
+    for target in dict.fromkeys(each for each in mounted if targets.count(each) > 1):
+        message = f"two inputs have the path {target}"
+        table.wrong("inputs", message, suggestion="use different paths")
+
+
 _FOLDER = text_kind("a folder within the working folder, such as checkpoints", inner_path)
 _LENGTH = length_kind(timedelta(seconds=1))
 
