@@ -669,7 +669,15 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
     )
     local = parse_task("batch: {input: rows.jsonl, output: /out, function: 'm:f', rows: 5}")
     assert local.workdir == Workdir(path=".")
-    apart = parse_task("{batch: {input: /in, output: 's3://b/out/'}, run: x}")
+    apart = parse_task(
+        "{batch: {input: 's3://b/in/', output: 's3://b/out/', region: eu-central-1}, run: x}"
+    )
+    assert apart.inputs[0].region == apart.outputs[0].region == "eu-central-1"
+    with pytest.raises(SpecError, match="eu-central-1"):
+        parse_task(
+            "{batch: {input: /in, output: 's3://b/out/', region: eu-central-1}, run: x, "
+            "resources: {regions: [us]}}"
+        )
     assert (apart.outputs[0].source, apart.outputs[0].target) == (
         ".cavvy/batch/results",
         "s3://b/out/",

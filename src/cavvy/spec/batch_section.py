@@ -53,10 +53,10 @@ def expand_batch(root: MapNode, notes: ProblemNotes) -> MapNode:
         "array": f"0-{batch.workers - 1}",
         **({"workdir": "."} if local else {}),
     }
-    root = add_transfers(root, "inputs", [(batch.input, copied)] if copied else [])
+    root = add_transfers(root, "inputs", [(batch.input, copied)] if copied else [], batch.region)
     if "://" in batch.output:
-        root = add_transfers(root, "outputs", [(_RESULTS, f"{batch.output}/")])
-        root = _add_checkpoint(root, batch.output)
+        root = add_transfers(root, "outputs", [(_RESULTS, f"{batch.output}/")], batch.region)
+        root = _add_checkpoint(root, batch)
     return complete(root, keys)
 
 
@@ -86,11 +86,12 @@ def _place_input(source: str) -> str:
     return f"{_INPUT}/{name}" if name else _INPUT
 
 
-def _add_checkpoint(root: MapNode, url: str) -> MapNode:
+def _add_checkpoint(root: MapNode, batch: BatchKeys) -> MapNode:
     """Return the tree with a checkpoint, in the bucket of the results if it is one."""
     table = {"path": _KEPT, "every": _EVERY}
-    if url.startswith(("s3://", "gs://", "az://")):
-        table["storage"] = f"{url}/.batch"
+    if batch.output.startswith(("s3://", "gs://", "az://")):
+        table["storage"] = f"{batch.output}/.batch"
+        table |= {"region": batch.region} if batch.region else {}
     node = complete(MapNode(mark=root.mark, entries=()), table)
     return replace(root, entries=(*root.entries, (make_scalar(root.mark, "checkpoint"), node)))
 

@@ -232,12 +232,17 @@ def _place_model(source: str) -> tuple[str, str, str]:
     return f"{MODEL_FOLDER}/{last}", last, source
 
 
-def add_transfers(root: MapNode, key: str, copied: Sequence[tuple[str, str]]) -> MapNode:
+def add_transfers(
+    root: MapNode, key: str, copied: Sequence[tuple[str, str]], region: str = ""
+) -> MapNode:
     """Return the tree with an entry of `inputs` or `outputs` for each pair of a source and a
-    target."""
+    target. `region` is that of their buckets, or ""."""
     node, mark = root.get(key), root.mark
     more = tuple(
-        complete(MapNode(mark=mark, entries=()), {"source": source, "target": target})
+        complete(
+            MapNode(mark=mark, entries=()),
+            {"source": source, "target": target, **({"region": region} if region else {})},
+        )
         for source, target in copied
     )
     if not more or not (node is None or isinstance(node, ListNode)):

@@ -190,6 +190,7 @@ class RowBatch(TypedDict):
     format: NotRequired[Literal["jsonl", "parquet", "webdataset", "images"]]
     rows: NotRequired[Whole]
     workers: NotRequired[Whole]
+    region: NotRequired[str]
 
 
 class Checkpoint(TypedDict):

@@ -39,6 +39,7 @@ class BatchKeys(Struct, frozen=True, kw_only=True):
     format: str = ""
     rows: int = 1000
     workers: int = 4
+    region: str = ""
 
 
 def _read_input(text: str) -> str:
@@ -82,4 +83,5 @@ BATCH = section(
     format=choice(RowFormat, {"json": RowFormat.JSONL, "tar": RowFormat.WEBDATASET}),
     rows=whole(1, 1_000_000),
     workers=whole(1, 1000),
+    region=text_kind("a region such as us-east-1", str.strip),
 )
