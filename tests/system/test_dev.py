@@ -5,6 +5,7 @@ server, a folder that is mirrored beside it, and a home folder that is kept.
 import os
 import re
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from tests.system import prepared
 from tests.system.server_state import kill_server
 from tests.system.trust import User, user_at
 from tests.waits import PATIENCE_S, START_S, wait_until
+
+from cavvy.client.state import read_server
 
 pytestmark = pytest.mark.system
 
@@ -105,6 +108,26 @@ def test_the_same_shell_after_the_command_and_the_server_are_killed(user: User) 
         second.type("exit")
         second.wait("the session continues")
         assert second.process.wait(PATIENCE_S) == 0
+    user.cli("machines", "stop", "dev", "--yes")
+
+
+def test_the_same_shell_after_a_minute_without_the_network(user: User) -> None:
+    """The server is stopped meanwhile: like a network that drops everything, it refuses nothing."""
+    with terminal(user, "dev") as shell:
+        shell.wait("kept for")
+        pid = shell.ask("echo $$")
+        shell.type("left=behind")
+        server = read_server(str(user.home))
+        assert server is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            shell.type("typed=meanwhile")
+            time.sleep(60)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert shell.ask("echo $$ $left") == f"{pid} behind"
+        shell.type("exit")
+        assert shell.process.wait(PATIENCE_S) == 0
     user.cli("machines", "stop", "dev", "--yes")
 
 
