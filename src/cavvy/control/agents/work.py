@@ -194,11 +194,11 @@ def _check(need: ResourceSpec, offer: Offer) -> CheckConfig | None:
 
 def _price(attempt: Attempt) -> dict[str, str]:
     """Return the variable with the price of the whole gang in dollars per hour, for cost-tracking
-    programs. Return {} for a part of a shared host, because the part's price is unknown.
+    programs. Return {} for a part of a shared host that costs money, because the part's price is
+    unknown.
     """
-    if attempt.offer.shared:
-        return {}
-    return {"CAVVY_PRICE_USD_HR": str(attempt.offer.rate.times(attempt.nodes).usd)}
+    usd = attempt.offer.rate.times(attempt.nodes).usd
+    return {"CAVVY_PRICE_USD_HR": str(usd)} if usd == 0 or not attempt.offer.shared else {}
 
 
 def _losses(per_hour: float | None) -> dict[str, str]:

@@ -124,7 +124,8 @@ def main() -> None:
         print(f"player {number}: {world['field'].count(number)} squares")
     played = max(world["hours"] - world["began"], 1e-9) if world else 1e-9
     spent = float(os.environ.get("CAVVY_PRICE_USD_HR", "nan")) / 3600 * (time.monotonic() - start)
-    print(f"cost: ${spent / played:.3g} per player's hour, {played:.3g} hours (nan: `cavvy cost`)")
+    cost = f"${spent / played:.3g} per player's hour"
+    print(f"cost: {cost}, {played:.3g} hours (`cavvy cost` has the bill)")
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def main() -> None:
     if fresh:
         print(
             f"cost: {seconds / fresh:.3g} s and ${price / 3600 * seconds / fresh:.3g} per million "
-            "reads (nan: see `cavvy cost`)"
+            "reads (`cavvy cost` has the bill)"
         )
 
 

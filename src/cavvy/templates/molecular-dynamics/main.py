@@ -109,7 +109,7 @@ def main() -> None:
     price, ns = float(os.environ.get("CAVVY_PRICE_USD_HR", "nan")), done * STEP_NS
     print(
         f"cost: {seconds / ns:.3g} s and ${price / 3600 * seconds / ns:.3g} per nanosecond "
-        "(nan: see `cavvy cost`)"
+        "(`cavvy cost` has the bill)"
     )
 
 

@@ -109,7 +109,7 @@ def main() -> None:
     price = float(os.environ.get("CAVVY_PRICE_USD_HR", "nan"))
     print(
         f"cost: {seconds / millions:.3g} s and ${price / 3600 * seconds / millions:.3g} "
-        "per million paths (nan: see `cavvy cost`)"
+        "per million paths (`cavvy cost` has the bill)"
     )
 
 

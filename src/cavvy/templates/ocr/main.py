@@ -83,7 +83,7 @@ def main() -> None:
     if fresh:
         print(
             f"cost: {seconds / fresh:.3g} s and ${price / 3600 * seconds / fresh:.3g} per 1,000 "
-            "pages (nan: see `cavvy cost`)"
+            "pages (`cavvy cost` has the bill)"
         )
 
 

@@ -120,7 +120,7 @@ def train(url: str, rounds: int, policies: int) -> None:
     price = float(os.environ.get("CAVVY_PRICE_USD_HR", "nan"))
     print(
         f"cost of the trainer: {seconds / games:.3g} s and ${price / 3600 * seconds / games:.3g} "
-        "per 1,000 games (nan: see `cavvy cost`, which adds the server)"
+        "per 1,000 games (`cavvy cost` has the bill, also of the server)"
     )
 
 

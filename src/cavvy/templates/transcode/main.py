@@ -88,7 +88,7 @@ def main() -> None:
     if missing:
         print(
             f"cost: {seconds / minutes:.3g} s and ${price / 3600 * seconds / minutes:.3g} per "
-            "minute of film (nan: see `cavvy cost`)"
+            "minute of film (`cavvy cost` has the bill)"
         )
 
 
