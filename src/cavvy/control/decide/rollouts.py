@@ -199,6 +199,8 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
         if found is None or not found.serving:
             continue
         before = counted.get(device.name)
+        if before == found:
+            continue  # it has not checked in since the last look
         same = (
             before is not None
             and before.serving == found.serving
