@@ -19,19 +19,22 @@ from tests.system.ports import free_port
 from tests.system.server_state import home_at, kill_server
 from tests.waits import wait_until
 
-from cavvy.client import ApiClient, connect
+from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.audit_wire import read_newest
 from cavvy.client.edge_wire import (
+    DeviceTaskView,
     EnrolmentAsk,
     ModelAsk,
     ModelView,
     RolloutAsk,
+    ask_device,
     deploy_model,
     get_device,
     invite_devices,
     list_rollouts,
     list_samples,
     publish_model,
+    read_device_task,
     retire_device,
 )
 from cavvy.client.service_wire import EdgePathView, find_service, put_service
@@ -210,6 +213,33 @@ def test_a_model_reaches_a_device_and_a_broken_one_goes_back(
         device.start()
         wait_until(device.answers)
         assert device.predict() == before
+
+
+def test_a_device_sends_its_log_and_runs_only_commands_that_it_was_enrolled_for(
+    client: ApiClient, tmp_path: Path
+) -> None:
+    for allowed in (True, False):
+        invited = invite_devices(client, "default", EnrolmentAsk(site="lyon", allow_exec=allowed))
+        folder = tmp_path / str(allowed)
+        with device_at(folder, invited.command):
+            wait_until((folder / "card.json").exists)
+            name = json.loads((folder / "card.json").read_text())["device"]
+
+            def ask(name: str, *command: str) -> DeviceTaskView:
+                found = ask_device(client, "default", name, list(command))
+                while found.exit_code is None:
+                    found = read_device_task(client, "default", name, found.id, wait_s=10)
+                return found
+
+            assert "listens on" in ask(name).output
+            if allowed:
+                found = ask(name, "sh", "-c", "pwd; exit 4")
+                assert (found.exit_code, found.output.strip()) == (4, os.getcwd())
+                assert "pwd" in str(read_newest(client, 50))
+            else:
+                with pytest.raises(ApiError, match="runs no commands of users"):
+                    ask(name, "ls")
+            retire_device(client, "default", name)
 
 
 def test_a_retired_device_gets_nothing_more(client: ApiClient, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from cavvy.cli.view.output import (
 if TYPE_CHECKING:
     from cavvy.client.edge_wire import DeviceView, RolloutView
 
+_PATIENCE_S = 180.0  # two check-ins, and a command of a minute
 _WINDOW = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])")
 _label_option = click.option(
     "--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label; repeatable."
@@ -44,10 +45,17 @@ def command() -> None:
     "--count", default=1, type=WholeRange(1, 100_000), help="How many devices may use the token."
 )
 @click.option("--valid", default="24h", metavar="TIME", help="How long the token is valid.")
+@click.option("--allow-exec", is_flag=True, help="Let `cavvy edge exec` run commands on them.")
 @_label_option
 @json_option
 def token(
-    project: str, site: str, count: int, valid: str, labels: tuple[str, ...], output: str
+    project: str,
+    site: str,
+    count: int,
+    valid: str,
+    allow_exec: bool,
+    labels: tuple[str, ...],
+    output: str,
 ) -> None:
     """Print the shell command that enrols a device. Each device can use the token once."""
     from cavvy.client.edge_wire import EnrolmentAsk, invite_devices
@@ -57,6 +65,7 @@ def token(
         count=count,
         labels=_read_labels(labels),
         valid_s=read_length(valid, "--valid").total_seconds(),
+        allow_exec=allow_exec,
     )
     with session() as client:
         made = invite_devices(client, project, ask)
@@ -139,6 +148,66 @@ def show(name: str, project: str, output: str) -> None:
             refused = f"@{each.refused} is refused: " if each.refused else ""
             pairs[f"{each.name} problem"] = refused + each.problem
     pairs_out(list(pairs.items()))
+
+
+@command.command("logs")
+@click.argument("name", metavar="DEVICE")
+@project_option
+def logs(name: str, project: str) -> None:
+    """Print the newest lines of the log of a device's program, at most 500.
+
+    The device sends them at its next check-in, usually within 72 seconds.
+    """
+    _ask(project, name, [])
+
+
+@command.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("name", metavar="DEVICE")
+@click.argument(
+    "arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND..."
+)
+@project_option
+def execute(name: str, arguments: tuple[str, ...], project: str) -> None:
+    """Run a command on a device at its next check-in, and exit with the command's exit code.
+
+    The device must have enrolled with a token of `cavvy edge token --site NAME --allow-exec`. The
+    command gets no input, ends after a minute, and has the rights of the device's program. The last
+    32 KiB of its output are printed. The audit log names the command.
+    """
+    _ask(project, name, list(arguments))
+
+
+def _ask(project: str, name: str, command: list[str]) -> None:
+    """Print what a device answers, and exit with the exit code."""
+    import sys
+    import time
+
+    from cavvy.client.edge_wire import ask_device, get_device, read_device_task
+
+    with session() as client:
+        state = get_device(client, project, name).state
+        if state in ("offline", "silent"):
+            click.echo(f"note: device {name} is {state}", err=True)
+        found = ask_device(client, project, name, command)
+        click.echo(f"waiting for the next check-in of {name}", err=True)
+        until = time.monotonic() + _PATIENCE_S
+        while found.exit_code is None and time.monotonic() < until:
+            found = read_device_task(client, project, name, found.id, wait_s=20)
+    if found.exit_code is None:
+        reason = "it has the command, but has not answered" if found.told else "it did not check in"
+        raise CommandFailure(
+            f"device {name} gave no answer within {_PATIENCE_S:.0f} s: {reason}",
+            f"`cavvy edge show {name}` says when it was heard of",
+        )
+    # a device may be hostile: its text must not control the terminal
+    click.echo("".join(_printable(each) for each in found.output), nl=False)
+    sys.exit(found.exit_code)
+
+
+def _printable(character: str) -> str:
+    return (
+        character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+    )
 
 
 @command.command("retire")

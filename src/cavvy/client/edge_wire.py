@@ -11,12 +11,14 @@ from cavvy.client.wire import Answer, Ask
 
 
 class EnrolmentAsk(Ask, frozen=True, kw_only=True):
-    """A token with which `count` devices of a site can enrol within `valid_s` seconds."""
+    """A token with which `count` devices of a site can enrol within `valid_s` seconds. With
+    `allow_exec`, they run commands of users."""
 
     site: str
     count: int = 1
     labels: dict[str, str] = field(default_factory=dict)
     valid_s: float = 86_400.0
+    allow_exec: bool = False
 
 
 class EnrolmentView(Answer, frozen=True, kw_only=True):
@@ -56,6 +58,22 @@ class DeviceView(Answer, frozen=True, kw_only=True):
     skew_s: float
     waiting: int
     agent: str
+
+
+class DeviceTaskAsk(Ask, frozen=True, kw_only=True):
+    """A command for a device, or [] for the newest lines of its log."""
+
+    command: list[str] = field(default_factory=list)
+
+
+class DeviceTaskView(Answer, frozen=True, kw_only=True):
+    """What a device answered. `told` means that it has the task, and `exit_code` is null until it
+    has answered. The end of the output is kept."""
+
+    id: str
+    told: bool
+    output: str
+    exit_code: int | None
 
 
 class ModelAsk(Ask, frozen=True, kw_only=True):
@@ -184,6 +202,21 @@ def get_device(client: ApiClient, project: str, name: str) -> DeviceView:
 def retire_device(client: ApiClient, project: str, name: str) -> None:
     """Refuse a device from now on. Raises ApiError."""
     client.call("DELETE", _device(project, name))
+
+
+def ask_device(client: ApiClient, project: str, name: str, command: list[str]) -> DeviceTaskView:
+    """Ask a device to run a command, or with [] for its log, at its next check-in. Raises
+    ApiError."""
+    path = f"{_device(project, name)}/tasks"
+    return client.ask(path, DeviceTaskView, DeviceTaskAsk(command=command), retry=False)
+
+
+def read_device_task(
+    client: ApiClient, project: str, name: str, task_id: str, wait_s: float = 0
+) -> DeviceTaskView:
+    """Return a task, after a change or `wait_s` seconds. Raises ApiError."""
+    path = f"{_device(project, name)}/tasks/{segment('task', task_id)}{query(wait_s=wait_s)}"
+    return client.ask(path, DeviceTaskView, wait_s=wait_s)
 
 
 def publish_model(client: ApiClient, project: str, ask: ModelAsk) -> ModelView:

@@ -29,6 +29,7 @@ from cavvy.control.decide.rollouts import (
     decide_rollout,
     order_devices,
 )
+from cavvy.control.edge_tasks import DeviceTasks
 from cavvy.control.job_service import JobServiceError
 from cavvy.control.model_deltas import choose_bases, make_deltas
 from cavvy.control.model_repository import (
@@ -168,6 +169,7 @@ class EdgeService:
     ) -> None:
         self._store, self._clock, self._hint = store, clock, hint
         self._locate, self._open_secrets = locate, open_secrets
+        self.tasks = DeviceTasks()
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
         self._known: dict[str, _ProjectDevices] = {}
         self._enrolling = asyncio.Lock()
@@ -182,6 +184,7 @@ class EdgeService:
         labels: Mapping[str, str],
         count: int,
         valid: timedelta,
+        allow_exec: bool = False,
     ) -> tuple[str, EdgeInvitation]:
         """Create a token with which `count` devices can enrol once each. Raises
         EnrolmentRefused."""
@@ -198,6 +201,7 @@ class EdgeService:
             labels=labels,
             expires_at=self._clock.now() + valid,
             left=count,
+            allow_exec=allow_exec,
         )
         return token, await self._store.edge.invitations.put(invitation)
 
@@ -330,6 +334,7 @@ class EdgeService:
                     key=key,
                     facts=facts,
                     enrolled_at=self._clock.now(),
+                    allow_exec=invited.allow_exec,
                 )
                 with suppress(StaleVersion):
                     stored = await self._store.edge.enrol(invited, device)

@@ -25,12 +25,14 @@ class EdgeInvitation(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     expires_at: datetime
     left: int = 1
+    allow_exec: bool = False
     version: int = 0
 
 
 class EdgeDevice(Struct, frozen=True, kw_only=True):
     """An enrolled device. `key` is its public Ed25519 key in hexadecimal; the private key never
-    leaves the device. A device that is `retired_at` gets no more answers."""
+    leaves the device. A device that is `retired_at` gets no more answers. With `allow_exec`, it
+    runs commands of users."""
 
     project: str
     name: str
@@ -39,6 +41,7 @@ class EdgeDevice(Struct, frozen=True, kw_only=True):
     key: str
     facts: Mapping[str, str] = field(default_factory=dict)
     enrolled_at: datetime
+    allow_exec: bool = False
     retired_at: datetime | None = None
     report: "DeviceReport | None" = None  # the newest
     version: int = 0

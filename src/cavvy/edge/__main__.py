@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import sys
 
-from cavvy.edge.device import DeviceOptionInvalid, enrol, hold, run, say
+from cavvy.edge.device import DeviceOptionInvalid, enrol, hold, run
 from cavvy.edge.server_calls import DeviceRefused
+from cavvy.edge.tasks import say
 
 
 def main(arguments: list[str]) -> int:

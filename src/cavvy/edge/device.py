@@ -31,6 +31,7 @@ from cavvy.edge.server_calls import (
 )
 from cavvy.edge.slots import ModelSlots, read_json, write_json
 from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, make_sample, open_spool
+from cavvy.edge.tasks import perform, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,14 +46,10 @@ _FEW = 4  # failed requests below which a version on trial is not refused for th
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
 _EXPORTED = ("serving", "refused", "problem")
+_MOST_TASKS = 8  # of users, that are begun after a check-in
 _MOST_BATCHES = 16  # of samples that are sent after a check-in
 _LONGEST_S = 600.0  # between two tries of a fetch that fails
 _SKEW_S = 300.0  # by which the clock may be wrong without a word in the log
-
-
-def say(text: str) -> None:
-    sys.stderr.write(f"cavvy edge: {text}\n")
-    sys.stderr.flush()
 
 
 class ModelEngine:
@@ -372,6 +369,9 @@ class DeviceProgram:
         }
         answer = self._calls.call("POST", "/edge/v1/check-in", told)
         wanted, given = read_wanted(answer), json.loads(answer)
+        tasks = given.get("tasks")
+        for each in tasks[:_MOST_TASKS] if isinstance(tasks, list) else ():
+            perform(each, self._card.get("allow_exec") is True, self._send_output)
         if "clouds" in given and (clouds := _read_clouds(given)) != self._clouds:
             self._use_clouds(clouds)
             write_json(f"{self.folder}/clouds.json", {"clouds": list(clouds.values())})
@@ -379,6 +379,13 @@ class DeviceProgram:
         if isinstance(now, (int, float)):
             self._compare_clock(time.time() - now)
         return wanted
+
+    def _send_output(self, path: str, output: Fields) -> None:
+        calls = DeviceCalls(self._card, self.folder)  # another thread uses the other connection
+        try:
+            calls.call("POST", path, output)
+        finally:
+            calls.close()
 
     def _compare_clock(self, skew_s: float) -> None:
         if abs(skew_s) > _SKEW_S and abs(skew_s - self._skew_s) > _SKEW_S:

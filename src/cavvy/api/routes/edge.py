@@ -24,7 +24,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.blobs import send_blob
-from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routes.jobs import ProjectPath, WaitQuery
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user
 from cavvy.api.wire import done, read, view
@@ -32,6 +32,7 @@ from cavvy.client import edge_wire as wire
 from cavvy.client.service_wire import EdgePathView
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused
+from cavvy.control.edge_tasks import MOST_OUTPUT, TooManyTasks
 from cavvy.control.model_repository import newest_root
 from cavvy.domain.accounts import Permission
 from cavvy.domain.edge import (
@@ -61,6 +62,7 @@ _NONCE_VALID = timedelta(minutes=5)
 _MOST_DEVICES = 100_000  # that one token may enrol
 _LONGEST = timedelta(days=366)
 _MOST_PROBLEM = 500  # characters
+_MOST_COMMAND = 16 * 1024  # characters
 _MOST_MODELS = 64  # of a device
 _DevicePath = Annotated[str, Path(max_length=63)]
 
@@ -86,13 +88,15 @@ async def invite(
     if not 0 < ask.valid_s <= _LONGEST.total_seconds():
         raise ApiProblem("invalid-request", "`valid_s` must be more than 0 and at most a year")
     await app_state.store.archive.check(project)
-    note_change(request, after={"site": ask.site, "devices": ask.count})
+    allowed = {"allow_exec": "yes"} if ask.allow_exec else {}
+    note_change(request, after={"site": ask.site, "devices": ask.count, **allowed})
     token, made = await app_state.control_plane.edge.invite(
         project,
         site=ask.site,
         labels=ask.labels,
         count=ask.count,
         valid=timedelta(seconds=ask.valid_s),
+        allow_exec=ask.allow_exec,
     )
     address, full = _find_address(app_state), f"{project}.{token}"
     pin = app_state.node_pins[1]
@@ -127,6 +131,61 @@ async def get_device(
 )
 async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -> None:
     await app_state.control_plane.edge.retire(project, name)
+
+
+@router.post(
+    "/v1/projects/{project}/edge/devices/{name}/tasks",
+    "Ask a device for its log, or to run a command, at its next check-in.",
+    rule=in_path(Permission.OPERATE),
+    status=201,
+    when={RowNotFound: "device-not-found"},
+)
+async def ask_task(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: _DevicePath,
+    ask: wire.DeviceTaskAsk,
+) -> wire.DeviceTaskView:
+    edge = app_state.control_plane.edge
+    device = await edge.device(project, name)
+    if sum(map(len, ask.command)) > _MOST_COMMAND or any("\0" in each for each in ask.command):
+        raise ApiProblem("invalid-request", "`command` is too long, or contains NUL")
+    if device.retired_at is not None:
+        raise ApiProblem("invalid-request", f"device {name} is retired")
+    if ask.command and not device.allow_exec:
+        hint = "enrol it anew with a token of `cavvy edge token --site NAME --allow-exec`"
+        raise ApiProblem("invalid-request", f"device {name} runs no commands of users", hint)
+    note_change(request, after={"command": ask.command or "the log"})
+    try:
+        made = edge.tasks.add(project, name, ask.command, app_state.now())
+    except TooManyTasks as error:
+        raise ApiProblem("invalid-request", str(error)) from error
+    return view(wire.DeviceTaskView, made)
+
+
+@router.get(
+    "/v1/projects/{project}/edge/devices/{name}/tasks/{task_id}",
+    "Get what a device answered, after a change or `wait_s` seconds.",
+    rule=in_path(Permission.OPERATE),
+    errors=("device-not-found",),
+)
+async def get_task(
+    app_state: AppState,
+    project: ProjectPath,
+    name: _DevicePath,
+    task_id: Annotated[str, Path(max_length=64)],
+    wait_s: WaitQuery = 0,
+) -> wire.DeviceTaskView:
+    tasks = app_state.control_plane.edge.tasks
+    with app_state.watch.listen([f"edge-task:{task_id}"], wait_s) as listener:
+        found = tasks.find(project, name, task_id)
+        if found is not None and found.exit_code is None and wait_s:
+            await listener.wait()
+            found = tasks.find(project, name, task_id)
+    if found is None:
+        raise ApiProblem("device-not-found", f"device {name} has no task {task_id} on this server")
+    return view(wire.DeviceTaskView, found)
 
 
 @router.get("/v1/models", "List the published models.", rule=in_query(Permission.VIEW))
@@ -327,6 +386,11 @@ class _DeviceModel(Struct, frozen=True, kw_only=True):
     paths: _Paths | None = None
 
 
+class _TaskOutput(Struct, frozen=True, kw_only=True):
+    output: Annotated[str, msgspec.Meta(max_length=MOST_OUTPUT)]
+    exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)]
+
+
 class _CheckIn(Struct, frozen=True, kw_only=True):
     models: Annotated[tuple[_DeviceModel, ...], msgspec.Meta(max_length=_MOST_MODELS)] = ()
     free_mib: _Count = 0
@@ -367,7 +431,8 @@ async def enrol(request: Request, app_state: AppState) -> Response:
     asked = await read(request, _Enrolment, _BODY)
     facts = {name[:40]: value[:200] for name, value in list(asked.facts.items())[:40]}
     device = await edge.enrol(project, token, asked.key, asked.hostname[:200], facts)
-    return _json({"project": project, "device": device.name, "site": device.site})
+    told = {"project": project, "device": device.name, "site": device.site}
+    return _json({**told, "allow_exec": device.allow_exec})
 
 
 @router.get("/edge/v1/nonce", "Get a text to sign.", rule=OPEN, gives=True)
@@ -432,7 +497,32 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         for each in await app_state.control_plane.edge.find_clouds(project, name)
     ]
     told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
-    return _json(told)
+    taken = app_state.control_plane.edge.tasks.take(project, name)
+    app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
+    tasks = [{"id": each.id, "command": each.command} for each in taken]
+    return _json({**told, "tasks": tasks})
+
+
+@router.post(
+    "/edge/v1/tasks/{task_id}",
+    "Send the output of what a user asked of this device.",
+    rule=MACHINE,
+    sends=True,
+    status=204,
+    errors=("invalid-request",),
+    when={EnrolmentRefused: "enrolment-refused"},
+)
+async def end_task(
+    request: Request, app_state: AppState, task_id: Annotated[str, Path(max_length=64)]
+) -> Response:
+    project, name = _identify(request, app_state)
+    edge = app_state.control_plane.edge
+    await edge.find(project, name)
+    asked = await read(request, _TaskOutput, _BODY)
+    if (found := edge.tasks.find(project, name, task_id)) is not None:
+        edge.tasks.end(found, asked.output, asked.exit_code)
+        app_state.watch.wake(f"edge-task:{task_id}")
+    return done()
 
 
 @router.post(

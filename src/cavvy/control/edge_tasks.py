@@ -1,0 +1,79 @@
+"""What users ask of devices at the edge: the newest lines of a device's log, or a command. A device
+learns of it at its next check-in, because the server cannot connect to it, and sends the output.
+
+All of it is kept in memory, with bounds, and is lost when the server stops.
+"""
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.values import Struct, replace
+
+MOST_OUTPUT = 64 * 1024  # characters of an output
+_OF_DEVICE = 8  # open tasks of one device
+_IN_ALL = 1000
+_KEPT = timedelta(minutes=10)
+
+
+class DeviceTask(Struct, frozen=True, kw_only=True):
+    """A command, or () for the log. `told` means that the device has it; `exit_code` is None until
+    the device has answered."""
+
+    id: str
+    project: str
+    device: str
+    command: tuple[str, ...]
+    made_at: datetime
+    told: bool = False
+    output: str = ""
+    exit_code: int | None = None
+
+
+class TooManyTasks(Exception):
+    """Raised if a device, or the server, has too many open tasks."""
+
+
+class DeviceTasks:
+    """The tasks of the last minutes, by ID."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, DeviceTask] = {}
+
+    def add(self, project: str, device: str, command: Sequence[str], now: datetime) -> DeviceTask:
+        """Raises TooManyTasks."""
+        self._all = {key: each for key, each in self._all.items() if now - each.made_at < _KEPT}
+        mine = [each for each in self._of(project, device) if each.exit_code is None]
+        if len(mine) >= _OF_DEVICE or len(self._all) >= _IN_ALL:
+            raise TooManyTasks(f"{len(mine)} tasks wait for {device}; try again in ten minutes")
+        made = DeviceTask(
+            id=secrets.token_hex(8),
+            project=project,
+            device=device,
+            command=tuple(command),
+            made_at=now,
+        )
+        self._all[made.id] = made
+        return made
+
+    def find(self, project: str, device: str, task_id: str) -> DeviceTask | None:
+        found = self._all.get(task_id)
+        mine = found is not None and (found.project, found.device) == (project, device)
+        return found if mine else None
+
+    def take(self, project: str, device: str) -> Sequence[DeviceTask]:
+        """Return the tasks that the device does not have yet. Each is given to it once, because a
+        command must not run twice."""
+        fresh = [each for each in self._of(project, device) if not each.told]
+        for each in fresh:
+            self._all[each.id] = replace(each, told=True)
+        return fresh
+
+    def end(self, task: DeviceTask, output: str, exit_code: int) -> None:
+        """Note the answer of a device; only the first one counts."""
+        if task.told and task.exit_code is None:
+            self._all[task.id] = replace(task, output=output, exit_code=exit_code)
+
+    def _of(self, project: str, device: str) -> Sequence[DeviceTask]:
+        mine = project, device
+        return [each for each in self._all.values() if (each.project, each.device) == mine]
