@@ -37,7 +37,13 @@ from cavvy.client.edge_wire import (
     read_device_task,
     retire_device,
 )
-from cavvy.client.service_wire import EdgePathView, find_service, put_service
+from cavvy.client.service_wire import (
+    EdgePathView,
+    end_service,
+    find_service,
+    list_services,
+    put_service,
+)
 from cavvy.client.upload import upload
 from cavvy.spec.workdir import freeze
 
@@ -320,6 +326,17 @@ class SteadyCallers:
         wait_until(lambda: self.seen[by] > before, lambda: f"{self.seen}\n{self._device.log()}")
 
 
+@contextmanager
+def services_of(client: ApiClient) -> Iterator[None]:
+    """End the services of a test, whose replicas would outlive its server."""
+    try:
+        yield
+    finally:
+        for each in list_services(client):
+            end_service(client, each.project, each.name)
+        wait_until(lambda: not list_services(client))
+
+
 def test_one_service_answers_on_its_devices_and_in_the_cloud_without_a_lost_request(
     client: ApiClient, tmp_path: Path
 ) -> None:
@@ -329,7 +346,7 @@ def test_one_service_answers_on_its_devices_and_in_the_cloud_without_a_lost_requ
     invited = invite_devices(client, "default", EnrolmentAsk(site="lyon"))
     bound = invite_devices(client, "default", EnrolmentAsk(site="lyon", labels={"residency": "eu"}))
     publish(client, good / "model.onnx")
-    with device_at(tmp_path / "device", invited.command) as device:
+    with services_of(client), device_at(tmp_path / "device", invited.command) as device:
         wait_until((device.folder / "card.json").exists)
         text = SERVICE.format(python=sys.executable, model=good / "model.onnx")
         named = {"project": "default", "name": "line", "path": "line.yaml", "params": {}}
