@@ -129,7 +129,7 @@ class RolloutAsk(Ask, frozen=True, kw_only=True):
     mib_per_s: float | None = None
     window: tuple[int, int] | None = None
     collect_below: float | None = None
-    alpha: float = 0.01
+    alpha: float = 0.005
     made_by: str = ""
 
 

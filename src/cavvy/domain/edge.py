@@ -180,7 +180,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
     window: tuple[int, int] | None = None  # hours of the device's day in which it updates
     collect_below: float | None = None  # outputs less certain than this are kept as samples
     residency: str = ""  # of the model: only devices with this label `residency` get it
-    alpha: float = 0.01
+    alpha: float = 0.005  # the probability that an equally good version halts
     trial: CanaryTrial = CanaryTrial()
     # by device, its sums when they were last added to the trial
     counted: Mapping[str, ModelReport] = field(default_factory=dict)
