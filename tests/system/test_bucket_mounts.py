@@ -67,7 +67,10 @@ def folder() -> str:
 def _nothing_stays_mounted() -> Iterator[None]:
     before = list_mounts()
     yield
-    assert [each for each in list_mounts() if each not in before] == []
+    after = [
+        each for each in list_mounts() if "/buckets/" in each
+    ]  # other tests mount other things
+    assert [each for each in after if each not in before] == []
 
 
 def mount(folder: str, keys: dict[str, str], target: str = "data", **more: Any) -> dict[str, Any]:
@@ -259,7 +262,8 @@ def test_a_job_of_a_project_with_keys_mounts_its_bucket(
         assert told == "alpha\nno keys\n"
         assert any("is mounted to read and write" in each.text for each in found)
     assert bucket.get(f"{folder}/b") == b"beta\n"
-    for each in list(home.rglob("*")):
-        with suppress(FileNotFoundError):  # the job's files are being removed
-            if each.is_file() and not each.is_symlink():
-                assert keys["AWS_SECRET_ACCESS_KEY"].encode() not in each.read_bytes(), each
+    for above, _, files in os.walk(home):
+        for each in (Path(above, name) for name in files):
+            with suppress(FileNotFoundError):  # the job's files are being removed
+                if each.is_file() and not each.is_symlink():
+                    assert keys["AWS_SECRET_ACCESS_KEY"].encode() not in each.read_bytes(), each
