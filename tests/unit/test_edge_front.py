@@ -155,6 +155,29 @@ def test_an_engine_that_hangs_is_left_alone_and_gets_requests_again_when_it_answ
         assert told["lost"] == 0
 
 
+def test_only_late_answers_over_some_time_make_an_engine_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    engine = EngineTarget(1, 0)
+
+    def fail() -> bool:
+        engine.end(engine.begin(), status=0, late=True, counts=True)
+        return engine.is_stuck
+
+    assert not fail()
+    now[0] += 3600
+    assert not engine.is_stuck, "no request came meanwhile"
+    assert not fail()
+    engine.end(engine.begin(), status=200, late=False, counts=True)
+    found = []
+    for _ in range(4):
+        found.append(fail())
+        now[0] += 16
+    assert found == [False, False, True, True]
+
+
 def test_what_an_overloaded_engine_cannot_answer_soon_goes_to_the_cloud() -> None:
     engine, far = PacedEngine(1, 0.1), KnownEngine(9, 200)
     with front_at(engine) as front, front_at(far) as other:

@@ -12,6 +12,7 @@ from tests.unit.test_edge_slots import NEW, OLD, update
 
 from cavvy.edge import __main__ as main
 from cavvy.edge import device as module
+from cavvy.edge import front as module_front
 from cavvy.edge import slots
 from cavvy.edge.device import (
     DeviceOptionInvalid,
@@ -260,3 +261,18 @@ def test_samples_survive_a_damaged_file_and_a_full_disk(tmp_path: Path) -> None:
     missing.put({"a": 1})
     assert missing.batch()[0]["a"] == 1
     missing.close()
+
+
+def test_a_report_has_only_models_with_requests_and_no_more_than_the_server_takes(
+    device: DeviceProgram, server: FakeServer
+) -> None:
+    clouds = {f"c{number}": {"url": "http://127.0.0.1:9", "key": ""} for number in range(100)}
+    device._use_clouds(clouds)
+    device.front.counts["c7"] = module_front.AnswerCounts()
+    device._report()
+    assert [each["name"] for each in server.told["models"]] == ["m", "c7"]
+    for name in clouds:
+        device.front.counts[name] = module_front.AnswerCounts()
+    device._report()
+    names = [each["name"] for each in server.told["models"]]
+    assert (len(names), names[0]) == (64, "m")

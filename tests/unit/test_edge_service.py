@@ -23,6 +23,7 @@ from cavvy.domain.edge import DeviceReport
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
+from cavvy.store.base import KeyUnusable
 from cavvy.store.open import MemoryStore
 from cavvy.task_files import ReadOptions, parse_task
 
@@ -68,6 +69,8 @@ def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
         opened = {"LINE_KEY": "s3cret"}
 
         async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
+            if "BROKEN" in names:
+                raise KeyUnusable("the secret BROKEN cannot be decrypted")
             return {each: opened[each] for each in names if each in opened}
 
         def locate(service: StoredService) -> str:
@@ -101,6 +104,8 @@ def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
         assert len(refused) == 2, "one for each service, however often the device asks"
         await store.services.put(make_service("eu", "{model: o, site: lyon}", ", residency: eu"))
         assert [("eu", "") in found for found in await find()] == [True, True, False]
+        await store.services.put(make_service("broken", "{model: p, site: oslo, key: BROKEN}"))
+        assert ("broken", "") in (await find())[2], "its devices still check in"
         ((rule, devices),) = await edge.list_clouds(make_service("x", "{model: m, site: lyon}"))
         assert (rule.site, devices.devices, devices.kept, devices.paths) == ("lyon", 2, 1, [])
 

@@ -56,7 +56,7 @@ from cavvy.domain.services import EdgeRule
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
-from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
+from cavvy.store.base import KeyUnusable, ProjectFilter, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore
 from cavvy.store.secrets import SecretSealer
 from cavvy.store.sql import Store
@@ -453,11 +453,16 @@ class EdgeService:
         for service in await self._store.services.list(project):
             url = self._locate(service) if service.wanted and service.spec.edge else ""
             for rule in service.spec.edge if url else ():
-                secret = rule.secret
-                opened = await self._open_secrets(project, [secret]) if secret else {}
-                key = opened.get(secret or "", "")
+                key = await self._open_key(project, rule.secret) if rule.secret else ""
                 found.append(CloudPath(service=service, rule=rule, url=url, key=key))
         return found
+
+    async def _open_key(self, project: str, secret: str) -> str:
+        """Return a secret's value, or "" if it cannot be had: devices must still check in."""
+        try:
+            return (await self._open_secrets(project, [secret])).get(secret, "")
+        except KeyUnusable:
+            return ""
 
     async def manifest_for(self, project: str, name: str, model: str, number: str) -> bytes:
         """Return the manifest of a model version for a device. Raises EnrolmentRefused,

@@ -46,6 +46,7 @@ _FEW = 4  # failed requests below which a version on trial is not refused for th
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
 _EXPORTED = ("serving", "refused", "problem")
+_MOST_MODELS = 64  # in a report, of which the server takes no more
 _MOST_TASKS = 8  # of users, that are begun after a check-in
 _MOST_BATCHES = 16  # of samples that are sent after a check-in
 _LONGEST_S = 600.0  # between two tries of a fetch that fails
@@ -358,10 +359,11 @@ class DeviceProgram:
 
     def _report(self) -> list[Fields]:
         free = shutil.disk_usage(self.folder).free >> 20
-        others = self._clouds.keys() - self._models.keys()
         models = [each.tell() for each in self._models.values()]
+        for name in sorted(self._clouds.keys() & self.front.counts.keys() - self._models.keys()):
+            models.append({"name": name, **tell_counts(self.front, name)})
         told = {
-            "models": models + [{"name": each, **tell_counts(self.front, each)} for each in others],
+            "models": models[:_MOST_MODELS],
             "free_mib": free,
             "clock": time.time(),
             "waiting": self._spool.waiting,

@@ -39,7 +39,8 @@ _PATIENCE, _PATIENCE_S, _FIRST_S = 10.0, 1.0, 10.0
 _OVERLOAD_S = 1.0  # expected wait, or twice the time of a quick answer if that is longer
 _FAILURES = 3  # in a row, after which an engine rests
 _REST_S, _LONGEST_REST_S = 0.5, 2.0  # doubled while the engine goes on failing
-_STUCK_S = 30.0  # without an answer in time, after which an engine is started again
+# An engine is started again after _FAILURES late answers in a row that lie this far apart.
+_STUCK_S = 30.0
 _NEW = 0.1  # the weight of the newest answer in mean values
 _MOST_COUNTED = 64  # models, because callers may name any
 _MODEL = re.compile(r"/v[12]/models/([a-z0-9-]+)(?=[/:?]|$)")
@@ -63,6 +64,7 @@ class EngineTarget:
         self._usual_s = self._quick_s = self._gap_s = self._gap_since = 0.0
         self._failed, self._rest_s, self._rested_at, self._rest_until = 0, 0.0, 0.0, 0.0
         self._silent_since: float | None = None
+        self._late_at = 0.0
 
     def ask(
         self, method: str, path: str, body: bytes, headers: dict[str, str], wait_s: float
@@ -80,8 +82,9 @@ class EngineTarget:
     @property
     def is_stuck(self) -> bool:
         """Whether requests have had no answer in time for so long that the engine must hang."""
-        since = self._silent_since
-        return since is not None and time.monotonic() - since > _STUCK_S
+        with self._lock:
+            since, late_at = self._silent_since, self._late_at
+            return since is not None and late_at - since > _STUCK_S and self._failed >= _FAILURES
 
     def patience_s(self) -> float:
         """Return how long an answer may take while something else can answer."""
@@ -137,8 +140,9 @@ class EngineTarget:
 
     def _note_failure(self, begun: float, now: float, *, late: bool, at_once: bool) -> None:
         self._failed += 1
-        if late and self._silent_since is None:
-            self._silent_since = now
+        if late:
+            self._late_at = now
+            self._silent_since = now if self._silent_since is None else self._silent_since
         if self._rest_s and begun < self._rested_at:
             return  # a request that began before the rest says nothing new
         if at_once or self._rest_s or self._failed >= _FAILURES:
