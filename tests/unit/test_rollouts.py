@@ -293,21 +293,24 @@ class LiarFleet(Fleet):
         served = super()._serve(device, fresh, requests)
         if device.name != self.liar or not fresh or served.report is None:
             return served
-        count = 900 * int((self.now - START) / timedelta(minutes=1))
+        count = self.each_minute * int((self.now - START) / timedelta(minutes=1))
         sums = RevisionSums(requests=count, errors=self.share * count // 10)
         timed = count - sums.errors
         sums = replace(sums, timed=timed, logs=2.0 * timed, squares=4.1 * timed)
         model = ModelReport(name="m", serving=2, sums=sums)
         return replace(served, report=DeviceReport(at=self.now, models=(model,)))
 
-    share = 9
+    share, each_minute = 9, 900
 
 
-@pytest.mark.parametrize("share", [9, 0])
-def test_one_device_cannot_halt_a_rollout_and_does_not_hide_a_bad_version(share: int) -> None:
+@pytest.mark.parametrize(("share", "each_minute"), [(9, 900), (0, 900), (0, 20_000)])
+def test_one_device_cannot_halt_a_rollout_and_does_not_hide_a_bad_version(
+    share: int, each_minute: int
+) -> None:
     for errors, phase in ((0.02, RolloutPhase.DONE), (0.3, RolloutPhase.HALTED)):
         fleet, rollout = LiarFleet(40, {1: 0.02, 2: errors}), make_rollout(waves=(0.2, 1.0))
-        fleet.share, fleet.liar = share, order_devices(rollout, fleet.devices)[2].name
+        fleet.share, fleet.each_minute = share, each_minute
+        fleet.liar = order_devices(rollout, fleet.devices)[2].name
         found = run(fleet, rollout)
         assert found.phase is phase, found.reason
         assert found.doubted == (fleet.liar,) or phase is RolloutPhase.HALTED
@@ -344,6 +347,44 @@ def test_a_wave_whose_only_device_fell_silent_makes_way_for_others() -> None:
     again = make_rollout(waves=(0.0, 1.0), soak_s=60.0)
     later = START + timedelta(days=3)
     assert decide_rollout(again, everyone, later).wave == 0, "the link to all of them is broken"
+
+
+def test_a_version_that_takes_devices_off_the_network_does_not_reach_all() -> None:
+    for waves, most in (((0.0, 0.02, 0.1, 1.0), 2), ((0.1, 1.0), 10), ((0.0, 0.01, 1.0), 1)):
+        rollout, devices = make_rollout(waves=waves, soak_s=60.0), make_devices(100)
+        devices = [replace(each, report=report_at(START)) for each in devices]
+        reached: set[str] = set()
+        for minutes in range(0, 600, 5):
+            now = START + timedelta(minutes=minutes)
+            ordered = order_devices(rollout, devices)
+            devices = [
+                each if each.name in reached else replace(each, report=report_at(now))
+                for each in devices
+            ]
+            reached |= {each.name for each in ordered[: count_wave(rollout, len(ordered))]}
+            rollout = decide_rollout(rollout, devices, now)
+            if rollout.phase is not RolloutPhase.RUNNING:
+                break
+        assert len(reached) == most
+        assert rollout.reason.endswith("of the wave fell silent"), rollout.reason
+
+
+def test_devices_that_were_lost_before_a_rollout_do_not_halt_it() -> None:
+    rollout, devices = make_rollout(waves=(0.0, 0.2, 1.0), soak_s=60.0), make_devices(20)
+    ordered = order_devices(rollout, [replace(each, report=report_at(START)) for each in devices])
+    lost = {each.name for each in ordered[:4]}
+    waves = []
+    for minutes in range(0, 180, 5):
+        now = START + timedelta(minutes=minutes)
+        before = START - timedelta(days=1)
+        told = [
+            replace(each, report=report_at(before if each.name in lost else now))
+            for each in devices
+        ]
+        rollout = decide_rollout(rollout, told, now)
+        waves.append(rollout.wave)
+    assert rollout.phase is RolloutPhase.RUNNING
+    assert set(waves) == {0, 1, 2}
 
 
 def report_at(at: datetime) -> DeviceReport:

@@ -11,6 +11,7 @@ version worse, but not without the counts of one device, these are left out from
 test begins again. A device that alone has answered requests, or is alone in its wave, decides.
 """
 
+from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -28,11 +29,16 @@ MOST_REFUSED = 0.1
 # logarithms of latencies from -30 to 30. Other sums are left out, because devices are not trusted:
 # the test would take minutes, or numbers would overflow.
 _MOST_REQUESTS, _MOST_LOG = 1_000_000, 30.0
+# What one device adds is scaled down to this multiple of the median of the others, or of this
+# number of requests if that is more: a device alone must not outweigh all others.
+_MOST_SHARE, _LEAST_MEDIAN = 10, 100
 _PATIENCE = 2.0  # a quiet wave ends after this multiple of `soak_s`
 # A device that has not checked in for this time does not hold a wave up.
 SILENT = timedelta(minutes=10)
 # A wave whose devices have all been silent for this time, while others of the rollout are not,
-# ends: the next wave tries the version on others.
+# ends: the next wave tries the version on others. But the version may have cut them off, so the
+# rollout halts if more than one of them was heard of since the rollout began, or if the only one
+# has ended a wave in this way before.
 _GIVEN_UP = timedelta(hours=1)
 _AGREES = 2.0  # standard deviations by which the errors of the other devices exceed the usual ones
 _WITNESS = 5  # requests to the new version from which the counts of a device say something
@@ -119,8 +125,12 @@ def decide_rollout(
             else f"its requests take {judged.slower:.2f} times as long"
         )
         return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
-    is_over = _is_wave_over(rollout, wave, now) or _is_given_up(rollout, wave, heard, now)
-    if not ordered or not is_over:
+    given_up = _is_given_up(rollout, wave, heard, now)
+    if given_up and _are_cut_off(rollout, wave):
+        told = f"all {len(wave)} devices" if len(wave) > 1 else "the only device"
+        reason = f"{told} of the wave fell silent"
+        return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
+    if not ordered or not (given_up or _is_wave_over(rollout, wave, now)):
         return rollout
     if size == len(ordered):
         return replace(rollout, phase=RolloutPhase.DONE, wave_at=now, counted={})
@@ -140,6 +150,7 @@ def _find_doubted(rollout: Rollout, wave: Sequence[EdgeDevice], judged: CanaryJu
     }
     if len(found) < 2:
         return ""
+    found = dict(zip(found, _limit(list(found.values())), strict=True))
     old = rollout.trial.old
     if judged.end == "errors":
         usual = old.errors / max(1, old.requests)
@@ -165,6 +176,14 @@ def _is_given_up(
         return False
     soak = timedelta(seconds=rollout.soak_s)
     return now - max(rollout.wave_at, *told) >= max(_GIVEN_UP, _PATIENCE * soak)
+
+
+def _are_cut_off(rollout: Rollout, wave: Sequence[EdgeDevice]) -> bool:
+    told = [each.report.at for each in wave if each.report is not None]
+    fell = [each for each in told if each >= rollout.created_at]
+    # a wave that ended otherwise had a device that was heard of
+    is_second = rollout.wave > 0 and max(told) < rollout.wave_at - SILENT
+    return len(fell) > (0 if is_second else 1)
 
 
 def _is_heard(device: EdgeDevice, now: datetime) -> bool:
@@ -193,11 +212,12 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
     """Add what the devices have served since the last look to the trial. A device whose counts
     shrink, because its program was restarted or serves another version, counts from 0."""
     counted = dict(rollout.counted)
-    old, new = rollout.sums_old, rollout.sums_new
+    added: list[tuple[int, RevisionSums]] = []
     for device in devices:
         found = _find(device, rollout.model)
         if found is None or not found.serving:
             continue
+        found = replace(found, paths=None)
         before = counted.get(device.name)
         if before == found:
             continue  # it has not checked in since the last look
@@ -208,17 +228,47 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
             and before.sums.timed <= found.sums.timed
         )
         more = found.sums - before.sums if before is not None and same else found.sums
-        counted[device.name] = replace(found, paths=None)
+        counted[device.name] = found
         if before is None and found.serving != rollout.to:
             continue  # what it served before the rollout began
-        if not _is_possible(more):
-            continue
-        if found.serving == rollout.to:
+        if _is_possible(more):
+            added.append((found.serving, more))
+    old, new = rollout.sums_old, rollout.sums_new
+    for (serving, _), more in zip(added, _limit([sums for _, sums in added]), strict=True):
+        if serving == rollout.to:
             new += more
         else:
             old += more
     trial = observe(rollout.trial, old, new, CanaryTerms(alpha=rollout.alpha))
     return replace(rollout, counted=counted, sums_old=old, sums_new=new, trial=trial)
+
+
+def _limit(sums: Sequence[RevisionSums]) -> list[RevisionSums]:
+    """Return the sums of devices, with those scaled down that have far more requests than the
+    median of the others."""
+    ordered = sorted(each.requests for each in sums)
+    found = []
+    for each in sums:
+        others = len(ordered) - 1
+        at = others // 2  # among the others, which are one fewer from this device's place on
+        at += bisect_left(ordered, each.requests) <= at
+        median = ordered[at] if others else 0
+        most = _MOST_SHARE * max(_LEAST_MEDIAN, median)
+        found.append(each if each.requests <= most else _scale(each, most))
+    return found
+
+
+def _scale(sums: RevisionSums, requests: int) -> RevisionSums:
+    share = requests / sums.requests
+    timed = int(sums.timed * share)
+    of_timed = timed / max(1, sums.timed)
+    return RevisionSums(
+        requests=requests,
+        errors=int(sums.errors * share),
+        timed=timed,
+        logs=sums.logs * of_timed,
+        squares=sums.squares * of_timed,
+    )
 
 
 def _is_possible(sums: RevisionSums) -> bool:
