@@ -173,6 +173,19 @@ def version(number: int, content: bytes = b"", residency: str = "") -> ModelVers
     )
 
 
+@pytest.mark.parametrize("offsets", ["[0, 1e999]", "[0, 1e300]", "[NaN, 1]", "[-1, 5]", "[[], 1]"])
+def test_a_header_with_impossible_offsets_is_no_fault(offsets: str) -> None:
+    text = f'{{"a": {{"dtype": "F32", "data_offsets": {offsets}}}}}'.encode()
+    lie = struct.pack("<Q", len(text)) + text + make_weights(1)
+    delta_of(to_safetensors({"a": make_weights(1)}, ""), lie, "m.safetensors")
+
+
+def test_no_file_is_parsed_after_the_time_for_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_deltas, "_plan", lambda *_: pytest.fail("it was parsed"))
+    with pytest.raises(ValueError, match="is used up"):
+        list(make_delta(io.BytesIO(b"a"), io.BytesIO(b"b"), "m.onnx", until=0.0))
+
+
 def test_deltas_start_at_what_devices_have_and_never_tell_of_another_residency() -> None:
     known = [version(1), version(2), version(3), version(4, residency="eu")]
     assert [each.number for each in choose_bases(version(0), known, [])] == [3]

@@ -26,7 +26,7 @@ _BASES = 2  # former versions
 _LEVEL = 6
 _RETRY = 0.6  # of a record's size: if its XOR packs to more, it is also packed as it is
 _PROBE = 64 << 10
-_MOST_HEADER, _MOST_FIELDS, _DEEPEST = 64 << 20, 500_000, 16
+_MOST_HEADER, _MOST_FIELDS, _DEEPEST = 4 << 20, 500_000, 16
 # Bytes of an item, by the names of safetensors and the numbers of ONNX's TensorProto.DataType.
 _SAFE = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 _SAFE |= {"I16": 2, "U16": 2}
@@ -91,7 +91,7 @@ def make_deltas(
             old = _find_former(file, model, base)
             if old is None or old.sha256 in {file.sha256, *(each.old for each in found)}:
                 continue
-            with suppress(StoreError, RowNotFound, OSError, ValueError):
+            with suppress(StoreError, RowNotFound, OSError, ValueError, ArithmeticError):
                 if made := _store_delta(blobs, old, file, base.number, until):
                     found.append(made)
         files.append(replace(file, deltas=tuple(found)))
@@ -104,15 +104,20 @@ def make_delta(
     """Yield the delta from `old` to `new`, two files that can seek. `path` names their format.
     Raises ValueError after the moment `until` of the monotonic clock."""
     old_size = old.seek(0, 2)
+    _check_time(until)  # also before a file is parsed
     for run in _plan(old, new, path):
         for start in range(run.start, run.start + run.size, RECORD):
-            if time.monotonic() > until:
-                raise ValueError("the time for deltas is used up")
+            _check_time(until)
             raw = _read(new, start, min(RECORD, run.start + run.size - start))
             place = ALONE if run.old is None else run.old + start - run.start
             if place + len(raw) > old_size:
                 place = ALONE
             yield _make_record(old, raw, place, run.item)
+
+
+def _check_time(until: float) -> None:
+    if time.monotonic() > until:
+        raise ValueError("the time for deltas is used up")
 
 
 def _list_tensors(file: BinaryIO, path: str) -> list[_Tensor]:
@@ -122,7 +127,9 @@ def _list_tensors(file: BinaryIO, path: str) -> list[_Tensor]:
     end = file.seek(0, 2)
     found: list[_Tensor] = []
     if read is not None:
-        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with suppress(
+            ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError
+        ):
             found = sorted(read(file, end), key=lambda each: each.start)
     at = 0
     for each in found:
