@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cavvy.control.edge_tasks import DeviceTasks, TooManyTasks
+from cavvy.cli import edge
+from cavvy.control.edge_tasks import GIVEN, DeviceTasks, TooManyTasks
 from cavvy.edge import tasks as device
 from cavvy.edge.tasks import perform, run_command, say
 
@@ -58,17 +59,17 @@ def test_the_output_and_the_time_of_a_command_are_bounded(monkeypatch: pytest.Mo
 def test_a_task_is_given_once_and_answered_once_by_its_device() -> None:
     tasks = DeviceTasks()
     made = tasks.add("p", "d", ["ls"], NOW)
-    assert tasks.find("p", "other", made.id) is None
-    assert tasks.find("other", "d", made.id) is None
+    assert tasks.find("p", "other", made.id, NOW) is None
+    assert tasks.find("other", "d", made.id, NOW) is None
     tasks.end(made, "too early", 0)
-    assert [tasks.take("p", "other"), tasks.take("other", "d")] == [[], []]
-    assert [each.id for each in tasks.take("p", "d")] == [made.id]
-    assert tasks.take("p", "d") == []
+    assert [tasks.take("p", "other", NOW), tasks.take("other", "d", NOW)] == [[], []]
+    assert [each.id for each in tasks.take("p", "d", NOW)] == [made.id]
+    assert tasks.take("p", "d", NOW) == []
     for output in ("one", "two"):
-        found = tasks.find("p", "d", made.id)
+        found = tasks.find("p", "d", made.id, NOW)
         assert found is not None
         tasks.end(found, output, 0)
-    answered = tasks.find("p", "d", made.id)
+    answered = tasks.find("p", "d", made.id, NOW)
     assert answered is not None
     assert answered.output == "one"
     for _ in range(8):
@@ -76,4 +77,24 @@ def test_a_task_is_given_once_and_answered_once_by_its_device() -> None:
     with pytest.raises(TooManyTasks):
         tasks.add("p", "d", [], NOW)
     tasks.add("p", "d", [], NOW + timedelta(hours=1))
-    assert tasks.find("p", "d", made.id) is None
+    assert tasks.find("p", "d", made.id, NOW) is None
+
+
+def test_a_command_is_not_given_to_a_device_after_its_user_gave_up() -> None:
+    assert GIVEN.total_seconds() == edge._PATIENCE_S
+    tasks = DeviceTasks()
+    made = [tasks.add("p", "d", ["reboot"], NOW) for _ in range(8)]
+    later = NOW + GIVEN
+    assert tasks.take("p", "d", later) == []
+    fresh = tasks.add("p", "d", [], later)  # the old ones do not keep it out
+    assert [each.id for each in tasks.take("p", "d", later)] == [fresh.id]
+    days = NOW + timedelta(days=2)
+    assert (tasks.find("p", "d", made[0].id, days), tasks.take("p", "d", days)) == (None, [])
+
+
+def test_a_busy_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_running", threading.BoundedSemaphore(1))
+    with device._running:
+        found = ask({"id": "a1", "command": ["true"]}, True)
+    assert (found["exit_code"], "is busy" in found["output"]) == (126, True)
+    assert ask({"id": "a1", "command": ["true"]}, True)["exit_code"] == 0

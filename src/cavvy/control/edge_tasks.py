@@ -14,6 +14,8 @@ MOST_OUTPUT = 64 * 1024  # characters of an output
 _OF_DEVICE = 8  # open tasks of one device
 _IN_ALL = 1000
 _KEPT = timedelta(minutes=10)
+# `cavvy edge exec` waits no longer: a command does not run after its user gave up.
+GIVEN = timedelta(seconds=180)
 
 
 class DeviceTask(Struct, frozen=True, kw_only=True):
@@ -42,8 +44,12 @@ class DeviceTasks:
 
     def add(self, project: str, device: str, command: Sequence[str], now: datetime) -> DeviceTask:
         """Raises TooManyTasks."""
-        self._all = {key: each for key, each in self._all.items() if now - each.made_at < _KEPT}
-        mine = [each for each in self._of(project, device) if each.exit_code is None]
+        self._prune(now)
+        mine = [
+            each
+            for each in self._of(project, device)
+            if each.exit_code is None and (each.told or now - each.made_at < GIVEN)
+        ]
         if len(mine) >= _OF_DEVICE or len(self._all) >= _IN_ALL:
             raise TooManyTasks(f"{len(mine)} tasks wait for {device}; try again in ten minutes")
         made = DeviceTask(
@@ -56,15 +62,18 @@ class DeviceTasks:
         self._all[made.id] = made
         return made
 
-    def find(self, project: str, device: str, task_id: str) -> DeviceTask | None:
+    def find(self, project: str, device: str, task_id: str, now: datetime) -> DeviceTask | None:
+        self._prune(now)
         found = self._all.get(task_id)
         mine = found is not None and (found.project, found.device) == (project, device)
         return found if mine else None
 
-    def take(self, project: str, device: str) -> Sequence[DeviceTask]:
-        """Return the tasks that the device does not have yet. Each is given to it once, because a
-        command must not run twice."""
-        fresh = [each for each in self._of(project, device) if not each.told]
+    def take(self, project: str, device: str, now: datetime) -> Sequence[DeviceTask]:
+        """Return the tasks that the device does not have yet, and for which the user still waits.
+        Each is given to it once, because a command must not run twice."""
+        self._prune(now)
+        mine = self._of(project, device)
+        fresh = [each for each in mine if not each.told and now - each.made_at < GIVEN]
         for each in fresh:
             self._all[each.id] = replace(each, told=True)
         return fresh
@@ -73,6 +82,10 @@ class DeviceTasks:
         """Note the answer of a device; only the first one counts."""
         if task.told and task.exit_code is None:
             self._all[task.id] = replace(task, output=output, exit_code=exit_code)
+
+    def _prune(self, now: datetime) -> None:
+        if any(now - each.made_at >= _KEPT for each in self._all.values()):
+            self._all = {key: each for key, each in self._all.items() if now - each.made_at < _KEPT}
 
     def _of(self, project: str, device: str) -> Sequence[DeviceTask]:
         mine = project, device

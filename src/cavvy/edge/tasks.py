@@ -42,17 +42,23 @@ def perform(task: Any, allowed: bool, send: Callable[[str, dict[str, Any]], obje
     command = task.get("command") if isinstance(task, dict) else None
     if not isinstance(task_id, str) or not task_id.isalnum() or not isinstance(command, list):
         return
-    if not all(isinstance(each, str) for each in command) or not _running.acquire(blocking=False):
+    if not all(isinstance(each, str) for each in command):
         return
 
+    def answer(output: str, code: int) -> None:
+        with suppress(Exception):  # the user asks again
+            send(f"/edge/v1/tasks/{task_id}", {"output": output, "exit_code": code})
+
     def work() -> None:
+        if not _running.acquire(blocking=False):
+            answer("the device is busy with other commands; try again in a minute\n", _REFUSED)
+            return
         try:
             output, code = ("\n".join(_lines) + "\n")[-_MOST_BYTES:], 0
             if command:
                 say(f"the server asks for the command {command!r}")
                 output, code = run_command(command) if allowed else (_NOT_ALLOWED, _REFUSED)
-            with suppress(Exception):  # the user asks again
-                send(f"/edge/v1/tasks/{task_id}", {"output": output, "exit_code": code})
+            answer(output, code)
         finally:
             _running.release()
 

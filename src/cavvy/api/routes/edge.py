@@ -154,7 +154,10 @@ async def ask_task(
     if device.retired_at is not None:
         raise ApiProblem("invalid-request", f"device {name} is retired")
     if ask.command and not device.allow_exec:
-        hint = "enrol it anew with a token of `cavvy edge token --site NAME --allow-exec`"
+        hint = (
+            "retire it, remove its folder (~/.cavvy-edge), and run the line of `cavvy edge token "
+            "--site NAME --allow-exec` on it"
+        )
         raise ApiProblem("invalid-request", f"device {name} runs no commands of users", hint)
     note_change(request, after={"command": ask.command or "the log"})
     try:
@@ -179,10 +182,10 @@ async def get_task(
 ) -> wire.DeviceTaskView:
     tasks = app_state.control_plane.edge.tasks
     with app_state.watch.listen([f"edge-task:{task_id}"], wait_s) as listener:
-        found = tasks.find(project, name, task_id)
+        found = tasks.find(project, name, task_id, app_state.now())
         if found is not None and found.exit_code is None and wait_s:
             await listener.wait()
-            found = tasks.find(project, name, task_id)
+            found = tasks.find(project, name, task_id, app_state.now())
     if found is None:
         raise ApiProblem("device-not-found", f"device {name} has no task {task_id} on this server")
     return view(wire.DeviceTaskView, found)
@@ -497,7 +500,7 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         for each in await app_state.control_plane.edge.find_clouds(project, name)
     ]
     told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
-    taken = app_state.control_plane.edge.tasks.take(project, name)
+    taken = app_state.control_plane.edge.tasks.take(project, name, now)
     app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
     tasks = [{"id": each.id, "command": each.command} for each in taken]
     return _json({**told, "tasks": tasks})
@@ -519,7 +522,7 @@ async def end_task(
     edge = app_state.control_plane.edge
     await edge.find(project, name)
     asked = await read(request, _TaskOutput, _BODY)
-    if (found := edge.tasks.find(project, name, task_id)) is not None:
+    if (found := edge.tasks.find(project, name, task_id, app_state.now())) is not None:
         edge.tasks.end(found, asked.output, asked.exit_code)
         app_state.watch.wake(f"edge-task:{task_id}")
     return done()
