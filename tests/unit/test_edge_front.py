@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -72,6 +73,8 @@ def call(front: EdgeFront, method: str = "POST", path: str = PATH) -> tuple[int,
         ([503], 200, 200, "cloud", [1, 1]),
         ([0, 0], 200, 200, "cloud", [1, 1, 1]),
         ([500], 429, 429, "cloud", [1, 1]),
+        ([429], 200, 200, "cloud", [1, 1]),
+        ([429, 200], 200, 200, "device", [1, 1, 0]),
         ([], 200, 200, "cloud", [1]),
         ([], None, 404, "device", []),
     ],
@@ -104,6 +107,50 @@ def test_only_predictions_are_counted_and_kept() -> None:
     assert [served.sums[name] for name in names] == [1, 0, 1]
     assert kept == [("m", 1, b"{}", b'{"by": 1}')]
     assert (tried.busy, served.busy) == (0, 0)
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 429, 500])
+def test_a_service_that_refuses_the_device_is_left_for_the_engine(status: int) -> None:
+    engine, far = KnownEngine(1, 200), KnownEngine(9, status)
+    with front_at(engine) as front, front_at(far) as other:
+        front.clouds["m"] = cloud = CloudTarget(f"http://127.0.0.1:{other.server_port}", "k")
+        engine.takes = lambda: False  # type: ignore[method-assign]
+        for _ in range(3):
+            assert call(front)[:2] == (200, "device")
+        assert cloud.takes() is False, "it rests"
+        assert len(far.asked) == 3
+        front.routes.clear()
+        assert call(front)[0] == status
+        assert front.counts["m"].tell()["lost"] == 1
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"POST /v1/models/m:predict\xff HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/models/m:\x01predict HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/models/m:predict HTTP/1.1\r\nA: b\r\n c\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/models/m:predict HTTP/1.1\r\nContent-Length: 90\r\n\r\n{",
+    ],
+)
+def test_a_wrong_request_says_nothing_about_an_engine(request_line: bytes) -> None:
+    engine = EngineTarget(1, 9)
+    with (
+        front_at(engine) as front,
+        socket.create_connection(("127.0.0.1", front.server_port), 30) as line,
+    ):
+        line.sendall(request_line)
+        line.shutdown(socket.SHUT_WR)
+        assert line.recv(1000).startswith(b"HTTP/1.1 400 ")
+        assert (engine.sums["requests"], engine.busy, engine.takes()) == (0, 0, True)
+        assert front.counts == {}
+
+
+def test_a_key_that_cannot_be_sent_is_not_told_to_callers() -> None:
+    with front_at() as front, front_at(KnownEngine(9, 200)) as other:
+        front.clouds["m"] = CloudTarget(f"http://127.0.0.1:{other.server_port}", "s3c\nret")
+        status, _, body = call(front)
+        assert (status, b"s3c" in body) == (502, False)
 
 
 def test_a_sample_that_cannot_be_kept_does_not_cost_the_answer(

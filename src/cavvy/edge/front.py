@@ -22,6 +22,7 @@ import re
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+_TOO_MANY = 429  # a status
+_REFUSED = (401, 402, 403, 404)  # with these a service takes no request at all from the device
 _MOST_BYTES = 64 << 20  # of a body
 _TIMEOUT_S = 60.0
 _CONNECT_S = 1.0  # within which an engine or a cloud must accept a connection
@@ -44,6 +47,8 @@ _STUCK_S = 30.0
 _NEW = 0.1  # the weight of the newest answer in mean values
 _MOST_COUNTED = 64  # models, because callers may name any
 _MODEL = re.compile(r"/v[12]/models/([a-z0-9-]+)(?=[/:?]|$)")
+_BROKEN = re.compile(r"[\r\n\0]")  # in the value of a header
+_PATH = re.compile(r"[!-~]+")  # printable ASCII without spaces, which http.client takes
 _HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "host", "te", "upgrade")
 # Times of answers are counted in buckets, four for each power of two. Bucket 0 is for answers
 # within LEAST_S seconds, and the last one for all longer ones.
@@ -186,6 +191,11 @@ class CloudTarget(EngineTarget):
     def _is_overloaded(self) -> bool:
         return False
 
+    def end(self, begun: float, *, status: int, late: bool, counts: bool) -> None:
+        """Note the end of a request, also that of one which the service refuses, as a failure."""
+        failed = status in _REFUSED or status == _TOO_MANY
+        super().end(begun, status=503 if failed else status, late=late, counts=counts)
+
 
 class AnswerCounts:
     """What became of the requests for one model since the program started: the answers of the
@@ -199,7 +209,7 @@ class AnswerCounts:
 
     def note(self, by: str, status: int, seconds: float) -> None:
         with self._lock:
-            if status >= 500 or status == 429:
+            if status >= 500 or status == _TOO_MANY or (by == "cloud" and status in _REFUSED):
                 self._lost += 1
             else:
                 self._answers[by][bucket_of(seconds)] += 1
@@ -209,6 +219,10 @@ class AnswerCounts:
         with self._lock:
             told = {by: dict(counted) for by, counted in self._answers.items()}
             return {**told, "lost": self._lost}
+
+
+def _make_failure(text: str) -> tuple[int, str, bytes]:
+    return 502, "application/json", json.dumps({"error": text}).encode()
 
 
 def bucket_of(seconds: float) -> int:
@@ -254,9 +268,19 @@ class _FrontHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._answer(411, {"error": f"a Content-Length of at most {_MOST_BYTES} is needed"})
             return
-        self._pass(self.rfile.read(int(length)))
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):  # the caller is gone: a part of its request says nothing
+            self.close_connection = True
+            with suppress(OSError):
+                self._answer(400, {"error": f"only {len(body)} of {length} bytes came"})
+            return
+        self._pass(body)
 
     def _pass(self, body: bytes) -> None:
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP}
+        if not _PATH.fullmatch(self.path) or any(map(_BROKEN.search, headers.values())):
+            self._answer(400, {"error": "the path or a header has a character that HTTP forbids"})
+            return
         found = _MODEL.match(self.path)
         if self.path in ("/v2/health/live", "/v2/health/ready"):
             ready = bool(self.server.routes) or self.path.endswith("live")
@@ -268,7 +292,6 @@ class _FrontHandler(BaseHTTPRequestHandler):
             known = ", ".join(sorted(server.routes)) or "no model yet"
             self._answer(404, {"error": f"there is no {self.path}; this device serves {known}"})
             return
-        headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP}
         targets = [*server.routes.get(found[1], ()), *([] if cloud is None else [cloud])]
         if len(targets) > 1:
             targets.sort(key=lambda each: not each.takes())
@@ -276,12 +299,14 @@ class _FrontHandler(BaseHTTPRequestHandler):
         while targets:
             target = targets.pop(0)
             status, kind, answer = self._ask(found[1], target, body, headers, bool(targets))
-            if target is not cloud and 400 <= status < 500:
+            if target is cloud and targets and status in _REFUSED:
+                continue  # the fault lies with the device's key or the service, not the request
+            if target is not cloud and 400 <= status < 500 and status != _TOO_MANY:
                 # Another engine may compute it. The cloud does not get what a device has refused.
                 targets.sort(key=lambda each: each is cloud)
                 if targets and targets[0] is not cloud:
                     continue
-            elif targets and (status >= 500 or status == 429):
+            elif targets and (status >= 500 or status == _TOO_MANY):
                 continue
             by = "cloud" if target is cloud else "device"
             if counts and (found[1] in server.counts or len(server.counts) < _MOST_COUNTED):
@@ -302,8 +327,9 @@ class _FrontHandler(BaseHTTPRequestHandler):
             status, kind, answer = target.ask(self.command, self.path, body, headers, wait_s)
         except (OSError, http.client.HTTPException) as error:
             late = isinstance(error, TimeoutError)
-            told = json.dumps({"error": f"{model} gave no answer on this device: {error}"})
-            return 502, "application/json", told.encode()
+            return _make_failure(f"{model} gave no answer on this device: {error}")
+        except ValueError:  # its text would have the key
+            return _make_failure(f"the key of the service for {model} cannot be sent over HTTP")
         finally:
             target.end(begun, status=status, late=late, counts=self.command == "POST")
         return status, kind, answer
