@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 from tests.api.api_state import Api, open_api, until
+from tests.api.test_api_accounts import add, call, code
 from tests.contract.engine_stand_in import EngineStandIn
 
 from cavvy.autoscaler.load import LoadRecord
@@ -387,3 +388,29 @@ async def test_an_update_must_not_number_the_adapters_of_llama_cpp_anew(api: Api
     refused = await put(api, write(f"{second}, {first}"))
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid-task")
     assert "a would get another number" in refused.json()["message"]
+
+
+async def test_who_may_not_enrol_devices_may_not_take_their_requests(api: Api) -> None:
+    member = await add(api, "ada", ("default", "member"))
+    operator = await add(api, "olga", ("default", "operator"))
+
+    def with_edge(edge: str, port: int = 80) -> dict[str, str]:
+        text = TEXT.replace("port: 80", f"port: {port}, edge: {edge}")
+        return {"text": text, "user": "ada"}
+
+    path, edge = SERVICE.removeprefix("/v1"), "[{site: lyon, model: m}]"
+    refused = await call(api, member, "PUT", path, with_edge(edge))
+    assert code(refused) == (403, "role-needed")
+    for token, ask, status in (
+        (operator, with_edge(edge), 200),
+        (member, with_edge(edge, 81), 200),
+        (member, with_edge("[{site: lyon, model: m, below: 0.6}]"), 403),
+        (member, with_edge("[{model: m}]"), 403),
+    ):
+        found = await call(api, token, "PUT", path, ask)
+        assert found.status_code == status, found.text
+    for rule in ("{model: m}", "{site: lyon, model: m}"):
+        found = await call(api, operator, "PUT", f"{path}-2", with_edge(f"[{rule}]"))
+        assert "belong to service chat" in found.json()["message"]
+    found = await call(api, operator, "PUT", f"{path}-2", with_edge("[{site: oslo, model: m}]"))
+    assert found.status_code == 200

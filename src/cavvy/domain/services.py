@@ -171,6 +171,11 @@ class EdgeRule(Struct, frozen=True, kw_only=True):
     secret: str | None = None
     below: float | None = None
 
+    def overlaps(self, other: "EdgeRule") -> bool:
+        """Return whether a device may be one of both rules."""
+        sites = {self.site, other.site}
+        return self.model == other.model and (len(sites) == 1 or "" in sites)
+
 
 class AdapterRule(Struct, frozen=True, kw_only=True):
     """The LoRA adapters of a service's base model: for each name, the source that the engine gets.

@@ -5,6 +5,7 @@ checkpoints of jobs.
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ from cavvy.api.routes.ledger import view_tokens
 from cavvy.api.routes.submission import check_snapshot
 from cavvy.api.routes.views import energy_view
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path, in_query, name_user
+from cavvy.api.rules import in_path, in_query, name_user, require
 from cavvy.api.wire import view
 from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.client import service_wire, wire
@@ -66,6 +67,7 @@ from cavvy.domain.service_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import (
     SERVING,
+    EdgeRule,
     FallbackRule,
     ServiceLevel,
     ServiceReplica,
@@ -138,7 +140,7 @@ async def put(
     ask = structs.replace(ask, user=name_user(request, ask.user), name=name)
     digest = sha256(ask.text.encode()).hexdigest() if isinstance(ask.text, str) else None
     note_change(request, after={"name": name, "file_sha256": digest})
-    found = await _start(app_state, project, ask)
+    found = await _start(request, app_state, project, ask)
     return await _view(app_state, found)
 
 
@@ -154,7 +156,20 @@ async def delete(app_state: AppState, project: ProjectPath, name: ServicePath) -
     return await _view(app_state, found)
 
 
-async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> ServiceStatus:
+async def _check_edge(request: Request, app_state: AppState, task: TaskSpec) -> None:
+    """Raise ApiProblem if the caller may not change which devices send the service their requests
+    and samples, and get a secret of the project: that is a right of those who enrol devices."""
+    rules = task.service.edge if task.service else ()
+    stored: tuple[EdgeRule, ...] = ()
+    with suppress(RowNotFound):
+        stored = (await _services(app_state).get(task.project, task.name)).service.spec.edge
+    if rules and rules != stored:
+        require(request, Permission.OPERATE, task.project)
+
+
+async def _start(
+    request: Request, app_state: AppState, project: str, ask: wire.SubmitRequest
+) -> ServiceStatus:
     """Run the checks that the jobs of the service's replicas would have to pass, then store the
     service."""
     now, text = app_state.now(), submission.read_text(ask)
@@ -162,6 +177,7 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     task = await submission.read_task(app_state, project, ask, text, origin, now, serves=True)
     if objection := object_to_service(task):
         raise ApiProblem("invalid-task", f"{ask.path}: {objection}")
+    await _check_edge(request, app_state, task)
     await submission.check_secrets(app_state, task)
     await _check_webhook_secrets(app_state, task)
     await submission.check_snapshot(app_state, project, origin.snapshot)

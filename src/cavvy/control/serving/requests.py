@@ -175,14 +175,15 @@ class ServiceRequests:
 
     async def _check_edge(self, task: TaskSpec) -> None:
         """Raise NameTaken if devices of the service send their requests to another service."""
-        mine = {(each.site, each.model) for each in task.service.edge} if task.service else set()
+        mine = task.service.edge if task.service else ()
         for other in await self._store.services.list(task.project) if mine else ():
-            theirs = {(each.site, each.model) for each in other.spec.edge}
-            if other.name != task.name and (used := mine & theirs):
-                site, model = min(used)
-                where = f"of site {site}" if site else "of all sites"
-                message = f"the devices {where} that serve {model} belong to service {other.name}"
-                raise NameTaken("edge", message)
+            if other.name == task.name:
+                continue
+            for rule in mine:
+                if any(rule.overlaps(each) for each in other.spec.edge):
+                    where = f"of site {rule.site}" if rule.site else "of all sites"
+                    message = f"devices {where} that serve {rule.model} belong to service "
+                    raise NameTaken("edge", message + other.name)
 
     async def end(self, project: str, name: str) -> ServiceStatus:
         """End a service: its replicas finish their requests and stop, and then the service is
