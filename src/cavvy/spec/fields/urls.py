@@ -3,7 +3,7 @@ node), and the paths, headers and bodies of HTTP requests.
 """
 
 import re
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from cavvy.domain.queued_calls import names_parent
 from cavvy.domain.tasks import URL_SCHEMES
@@ -78,11 +78,15 @@ def _check(text: str, url: str, scheme: str) -> None:
             "the URL contains a login, but Cavvy stores task files unencrypted",
             suggestion="set the login with `cavvy secret set`",
         )
+    if parts.netloc.rpartition("@")[2].startswith("-") or parts.netloc.startswith("-"):
+        raise WrongValue(
+            f"{shown(text)}: the name after :// begins with -", expected="a host or bucket"
+        )
     if re.search(r"[\x00-\x20]", url):
         raise WrongValue(
             f"{shown(text)} contains a space or a control character", suggestion="write %20"
         )
-    if ".." in parts.path.split("/"):
+    if ".." in unquote(parts.path).split("/"):
         raise WrongValue(f"{shown(text)} contains ..", suggestion="write the path without ..")
     if scheme == "hf" and not _HUB.fullmatch(url):
         raise WrongValue(
