@@ -60,19 +60,37 @@ def test_ranks_on_one_machine_share_a_link_and_the_last_one_removes_it(
     assert not os.path.lexists(path)
 
 
-def test_ranks_on_one_machine_share_the_link_to_their_bucket(gang: Path, tmp_path: Path) -> None:
+def test_ranks_on_one_machine_do_not_share_the_mount_of_one_of_them(
+    gang: Path, tmp_path: Path
+) -> None:
+    """The mount ends with its rank, and uploads what the other rank has written too late."""
     path = tmp_path / "seen"
     first, second = configure(gang, 0), configure(gang, 1)
     for config in (first, second):
         os.makedirs(find_bucket(config, 0))
-        link_mount(config, 0, str(path))
-    assert os.readlink(path) == find_bucket(first, 0)
-    with pytest.raises(CannotBuild, match="already in use"):
+        link_mount(config, 0, "data")  # each rank has its own working folder
+    link_mount(first, 0, str(path))
+    with pytest.raises(CannotBuild, match="several ranks on this machine cannot share a mount"):
+        link_mount(second, 0, str(path))
+    with pytest.raises(CannotBuild, match="already has files"):
         link_mount(second, 1, str(path))  # another bucket
+    assert os.readlink(path) == find_bucket(first, 0)
     for rank in "01":
         (gang / rank / "exit.json").write_text("{}")
-    remove_links(second)
+    remove_links(first)
     assert not os.path.lexists(path)
+
+
+def test_a_bucket_is_not_mounted_where_the_working_folder_has_the_same_files(
+    gang: Path,
+) -> None:
+    """What the work writes there would stay on the node."""
+    config = configure(gang, 0)
+    for folder in (Path(find_bucket(config, 0)), Path(config.folder, "data")):
+        folder.mkdir(parents=True)
+        (folder / "a").write_text("the same")
+    with pytest.raises(CannotBuild, match="already has files: choose another `target`"):
+        link_mount(config, 0, "data")
 
 
 def test_a_path_that_another_job_uses_stays_with_that_job(gang: Path, tmp_path: Path) -> None:

@@ -228,6 +228,11 @@ def _link_in(config: AgentConfig, source: str, path: str, folder: int) -> None:
     if os.path.isdir(place) and not os.path.islink(place) and not os.listdir(place):
         os.rmdir(place)
     if os.path.lexists(place):
+        if _is_bucket(source):  # files that the work writes at `path` must reach the bucket
+            raise CannotBuild(
+                f"a bucket cannot be mounted at {path}, where this node already has files: choose "
+                "another `target`, or leave the files out of `workdir`"
+            )
         if _is_equal(source, place):
             return  # on the user's own machine, `path` may already hold the same files
         raise CannotBuild(
@@ -267,11 +272,15 @@ def remove_links(config: AgentConfig) -> None:
 def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
     """Return whether `path` is a link to the same relative path as `source` in another rank's
     home, or to another rank's mount of the same bucket."""
-    if os.path.basename(os.path.dirname(source)) == BUCKETS:
+    if _is_bucket(source):
         return os.readlink(path).rsplit("-", 2)[::2] == source.rsplit("-", 2)[::2]
     gang = os.path.dirname(config.home)
     rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
     return rank.isdigit() and rest == os.path.relpath(source, config.home)
+
+
+def _is_bucket(source: str) -> bool:
+    return os.path.basename(os.path.dirname(source)) == BUCKETS
 
 
 def _is_equal(source: str, path: str) -> bool:

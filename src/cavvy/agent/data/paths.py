@@ -11,7 +11,7 @@ from ..allowed_folders import AllowedFolders
 from ..config import AgentConfig
 from ..disk import read_known, write_whole
 from ..documents import TransferConfig, WorkConfig
-from ..work.folder import inside
+from ..work.folder import CannotBuild, inside
 from ..work.view import find_bucket
 from .mounts import find_source, link
 
@@ -37,7 +37,13 @@ def link_mount(config: AgentConfig, index: int, target: str) -> None:
     """Make a mounted bucket visible at its path, for work without a container. Raises
     CannotBuild."""
     path = os.path.expanduser(target) if is_full(target) else inside(config.folder, target)
-    link(config, find_bucket(config, index), path)
+    source = find_bucket(config, index)
+    link(config, source, path)
+    if os.path.realpath(path) != os.path.realpath(source):
+        raise CannotBuild(
+            f"several ranks on this machine cannot share a mount at {path}: use a path in the "
+            "working folder, or an `image`"
+        )
 
 
 def link_input(config: AgentConfig, path: str, target: str) -> None:
