@@ -1,5 +1,6 @@
 """Mounted buckets: a real S3 (SeaweedFS) and a real rclone through the kernel's FUSE."""
 
+import base64
 import json
 import os
 import shutil
@@ -89,14 +90,30 @@ def test_the_work_reads_and_writes_a_bucket(
     mode: str, keys: dict[str, str], bucket: ObjectBucket, folder: str, tmp_path: Path
 ) -> None:
     bucket.put(f"{folder}/in/a b", b"alpha\n")
-    run = "cat 'data/in/a b'; echo beta >data/new; mv data/in/a* data/moved; env; cat /proc/*/cmdline || true"
+    secret, go = keys["AWS_SECRET_ACCESS_KEY"].encode(), tmp_path / "go"
+    # logs are redacted, so the work's variables come encoded
+    run = "cat 'data/in/a b'; echo beta >data/new; mv data/in/a* data/moved; env | base64 -w0; "
+    run += f"echo .; until [ -e {go} ]; do sleep 0.1; done"
     with make_rig(run=run) as rig:
         rig.stub.work["inputs"] = [mount(folder, keys, mode=mode, writable=True)]
-        assert rig.finish() == 0
+        agent = rig.launch()
+        rig.until(lambda: rig.output().endswith(".\n"))
+        argv = ["pgrep", "-f", f"mount cavvy:data/{folder}/"]
+        tools = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+        for pid in tools:
+            shown = Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert b"mount\0cavvy:data/" in shown
+            assert secret not in shown
+        go.touch()
+        rig.until(lambda: "exited" in rig.stub.kinds())
+        agent.wait(30)
         assert rig.exited()["outcome"] == "succeeded", rig.exited()
-        assert rig.output().startswith("alpha\n")
-        for shown in (rig.output(), rig.said(), str(rig.stub.messages)):
-            assert keys["AWS_SECRET_ACCESS_KEY"] not in shown  # neither in argv nor in the work
+        first, _, rest = rig.output().partition("\n")
+        assert first == "alpha"
+        env = base64.b64decode(rest.partition(".")[0])
+        assert b"PATH=" in env
+        assert secret not in env
+        assert secret.decode() not in rig.said() + str(rig.stub.messages)
         assert f"s3://data/{folder}/ is mounted to read and write, by rclone" in events(
             rig, "moved"
         )
@@ -194,7 +211,7 @@ def test_a_mount_whose_program_died_is_found_and_removed(
     work: Any = type("Input", (), {"source": f"s3://data/{folder}/", "mode": "mount"})()
     work.writable, work.keys = True, keys
     config: Any = type("Config", (), {"caches": str(tmp_path), "private": str(tmp_path)})()
-    config.cache, config.gang, config.rank = str(tmp_path), "g", 0
+    config.cache, config.gang, config.rank, config.hides = str(tmp_path), "g", 0, ""
     program = bucket_mounts.MountProgram(config, 0, work)
     program.wait()
     assert os.stat(tmp_path / "mount-0.sock").st_mode & 0o022 == 0  # only this user may ask it

@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import shutil
+import signal
+import subprocess
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.unit.test_control_reports import ATTEMPT, JOB, NODE
+from tests.waits import wait_until
 
 from cavvy.agent.data import bucket_mounts
 from cavvy.agent.documents import TransferConfig
@@ -58,7 +61,12 @@ def test_a_file_says_how_a_bucket_is_mounted() -> None:
         ("source: s3://b/x, target: x, mode: stream, writable: true", "`mode: mount` or"),
         ("source: s3://b/x, target: x, mode: MOUNT_CACHED", "did you mean `cached`"),
         ("source: s3://b/x%00y, target: x, mode: mount", "no control characters"),
-        ("source: s3://b/%2E%2e/y, target: x, mode: mount", "no control characters and no .."),
+        ("source: s3://b/%2E%2e/y, target: x, mode: mount", r"contains \.\."),
+        ("source: s3://b/.%2e/o/, target: x", r"contains \.\."),
+        ("source: s3://b/a%2F..%2fo/, target: x", r"contains \.\."),
+        ("source: 'gs://--key-file=x/', target: x, mode: mount", "begins with -"),
+        ("source: s3://-h/, target: x, mode: mount", "begins with -"),
+        ("source: sftp://me@-oProxyCommand/x, target: x", "begins with -"),
         ("source: s3://b/x, target: x, mode: mount, writable: 3", "neither true nor false"),
     ],
 )
@@ -151,12 +159,152 @@ def test_no_command_line_has_a_key(
         assert "GOOGLE" not in held
 
 
-def test_the_keys_of_a_node_are_used_only_if_the_project_has_none() -> None:
-    assert bucket_mounts.is_key("AWS_SECRET_ACCESS_KEY", KEYS)
-    assert not bucket_mounts.is_key("AWS_SECRET_ACCESS_KEY", {})
-    assert bucket_mounts.is_key("RCLONE_CONFIG_X_TYPE", {})
+def test_the_role_of_a_node_is_used_only_if_the_project_has_no_key() -> None:
+    role = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
+    assert bucket_mounts.is_key(role, own=True)
+    assert not bucket_mounts.is_key(role, own=False)
+    for name in (
+        "RCLONE_CONFIG_X_TYPE",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_PROFILE",
+        "AZURE_CONFIG_DIR",
+    ):
+        assert bucket_mounts.is_key(name, own=False)
     assert bucket_mounts._describe_s3({})["ENV_AUTH"] == "true"
     assert "ENV_AUTH" not in bucket_mounts._describe_s3(KEYS)
+
+
+class Mounting:
+    """Starts MountProgram with an rclone that writes down what it was given."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        tool = folder / "rclone"
+        tool.write_text("#!/bin/sh\nenv >env; ls -A ~ >home; touch up; exec sleep 1000\n")
+        tool.chmod(0o700)
+        monkeypatch.setattr(bucket_mounts, "find_rclone", lambda config: str(tool))
+        monkeypatch.setattr(bucket_mounts, "choose_program", lambda *_: bucket_mounts.make_rclone)
+        self.config: Any = SimpleNamespace(
+            caches=str(folder), private=str(folder), gang="g", rank=0, hides=""
+        )
+
+    def start(
+        self, source: str, keys: dict[str, str], *, mode: str = "mount", mounts: int = 1
+    ) -> bucket_mounts.MountProgram:
+        given = TransferConfig(source=source, target="x", mode=mode, keys=keys)
+        return bucket_mounts.MountProgram(self.config, 0, given, mounts)
+
+
+@pytest.fixture
+def mounting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounting:
+    return Mounting(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "named"),
+    [
+        ("gs://b/", {"STORAGE_EMULATOR_HOST": "https://evil.example"}, "GOOGLE_SERVICE_ACCOUNT"),
+        ("az://b/", {"AZURE_STORAGE_ENDPOINT": "https://evil.example"}, "AZURE_STORAGE_KEY"),
+        ("az://b/", {"AZURE_STORAGE_ACCOUNT": "evil.example/"}, "AZURE_STORAGE_KEY"),
+        (
+            "az://b/",
+            {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=a;BlobEndpoint=https://evil.example"},
+            "AZURE_STORAGE_KEY",
+        ),
+        ("s3://b/", {"AWS_ENDPOINT_URL": "https://evil.example"}, "AWS_ACCESS_KEY_ID"),
+        (
+            "s3://b/",
+            {"AWS_ENDPOINT_URL_S3": "https://evil.example", "AWS_ACCESS_KEY_ID": "half"},
+            "AWS_SECRET_ACCESS_KEY",
+        ),
+    ],
+)
+def test_a_host_of_the_project_never_gets_the_nodes_role(
+    mounting: Mounting, source: str, keys: dict[str, str], named: str
+) -> None:
+    with pytest.raises(CannotBuild, match=f"`cavvy secret set {named}`"):
+        mounting.start(source, keys)
+    assert not (mounting.folder / "env").exists()
+
+
+@pytest.mark.parametrize("source", ["s3://b/", "gs://b/", "az://b/"])
+def test_a_machine_of_several_projects_lends_its_keys_to_none(
+    mounting: Mounting, source: str
+) -> None:
+    mounting.config.hides = "/somewhere"
+    for keys in ({}, {"AWS_REGION": "eu-west-1"}):
+        with pytest.raises(CannotBuild, match=r"this machine's own keys.*`cavvy secret set"):
+            mounting.start(source, keys)
+
+
+def test_without_a_key_only_the_role_of_the_instance_counts(
+    mounting: Mounting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The files of the node's user, such as ~/.aws, and keys in variables do not reach the tool."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-node")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/of-the-node")
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:role")
+    program = mounting.start("s3://b/", {"AWS_REGION": "eu-west-1"})
+    wait_until((tmp_path / "up").exists, lambda: program.explain())
+    program.end(upload=False)
+    seen = (tmp_path / "env").read_text()
+    assert "of-the-node" not in seen
+    assert "AWS_ROLE_ARN=arn:role" in seen
+    assert f"HOME={tmp_path}/mount-0.home\n" in seen
+    assert (tmp_path / "home").read_text() == ""
+
+
+def test_a_program_that_goes_on_after_the_unmount_is_ended_and_its_key_removed(
+    mounting: Mounting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a namespace of another job keeps the mount; and one that ignores the request."""
+    program = mounting.start("s3://b/", KEYS)
+    key = mounting.folder / "mount-0.json"
+    key.touch()
+    assert program.end(upload=False) == ""
+    assert program._process.returncode == -signal.SIGTERM
+    assert not key.exists()
+    monkeypatch.setattr(bucket_mounts, "END_S", 0.01)
+    tool = mounting.folder / "rclone"
+    tool.write_text("#!/bin/sh\ntrap '' TERM; touch stubborn; while :; do sleep 0.1; done\n")
+    program = mounting.start("s3://b/", KEYS)
+    wait_until((mounting.folder / "stubborn").exists, lambda: program.explain())
+    program.end(upload=False)
+    assert program._process.returncode == -signal.SIGKILL
+    key.touch()  # left by a kill
+    argv = ["sh", "-c", bucket_mounts.UNMOUNT, "sh", str(mounting.folder)]
+    subprocess.run(argv, check=False)
+    assert not key.exists()
+
+
+def test_a_bucket_that_is_listed_for_long_counts_as_readable(
+    mounting: Mounting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ls` may be in a call that no signal ends, so nothing waits for it."""
+    tools = mounting.folder / "tools"
+    tools.mkdir()
+    (tools / "ls").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tools / "ls").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr(bucket_mounts, "LIST_S", 0.01)
+    program = mounting.start("s3://b/", KEYS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "ismount", lambda path: True)
+        program.wait()
+    assert program._listing is not None
+    assert program._listing.poll() is None
+    program.end(upload=False)
+    assert program._listing.wait() == -signal.SIGKILL
+
+
+def test_the_caches_of_all_mounts_fit_on_the_disk(
+    mounting: Mounting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=1024, f_frsize=1024**2)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    program = mounting.start("s3://b/", KEYS, mode="cached", mounts=4)
+    program.end(upload=False)
+    assert "--vfs-cache-max-size=128M" in program._process.args  # a quarter of the half
 
 
 def make_wheel(folder: Path) -> bytes:

@@ -45,6 +45,7 @@ MOUNT_S = 60.0  # maximum seconds until a program has mounted its bucket
 LIST_S = 10.0  # after this many seconds, a bucket that is still being listed counts as readable
 # The work fails if no byte and no file could be uploaded for this many seconds.
 UPLOAD_S = 300.0
+END_S = 5.0  # after this many seconds, a program that was asked to end is killed
 POLL_S = 0.1
 # rclone before this version cannot tell over a Unix socket whether all files are uploaded.
 LEAST = (1, 63)
@@ -66,8 +67,24 @@ RCLONE = {
 PACKAGES = "https://files.pythonhosted.org/packages"
 PACKAGE_BYTES = 64 * 1024 * 1024  # maximum size of the package
 COPY = "or write `mode: copy`, which needs neither"
+# The secrets that are a project's own key of a storage.
+KEYS = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    "gs": ("GOOGLE_SERVICE_ACCOUNT",),
+    "az": ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"),
+}
+# The secrets that may be set without a key, because they do not choose the host that gets the
+# tokens of the node's role.
+PLAIN = ("AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT")
+# Beginnings of the variables by which a cloud gives an instance or a pod its role.
+ROLE = (
+    *("AWS_CONTAINER_", "AWS_ROLE_", "AWS_WEB_IDENTITY_", "AWS_EC2_METADATA_", "AWS_REGION"),
+    *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE", "GOOGLE_CLOUD_PROJECT"),
+    *("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST"),
+)
 # Runs when the process has ended, also after a kill. Only empty folders are removed.
 UNMOUNT = """\
+rm -f "$1"/mount-*.json; shift
 for each do
   fusermount3 -uz "$each" || fusermount -uz "$each" || umount -l "$each"; rmdir "$each"
 done 2>/dev/null
@@ -109,7 +126,7 @@ class BucketMounts:
             lambda channel: serve_mounts(config, work, channel),
         )
         points = [find_bucket(config, at) for at in work.mounted]
-        command.cleanup = ["/bin/sh", "-c", UNMOUNT, "sh", *points]
+        command.cleanup = ["/bin/sh", "-c", UNMOUNT, "sh", config.private, *points]
         self._process: WorkProcess | None = WorkProcess(
             loop, command, heard=self._heard, gone=self._gone
         )
@@ -172,7 +189,7 @@ def serve_mounts(config: AgentConfig, work: WorkConfig, channel: int) -> int:
         remove_stale(f"{config.caches}/{BUCKETS}")
         check_node(config, work)
         for at in work.mounted:
-            programs.append(MountProgram(config, at, work.inputs[at]))
+            programs.append(MountProgram(config, at, work.inputs[at], len(work.mounted)))
         for each in programs:
             each.wait()
             how = "to read and write" if each.writable else "read-only"
@@ -249,18 +266,25 @@ def unmount(point: str) -> None:
 class MountProgram:
     """One running program that mounts one bucket. Raises CannotBuild, OSError."""
 
-    def __init__(self, config: AgentConfig, index: int, given: TransferConfig) -> None:
+    def __init__(
+        self, config: AgentConfig, index: int, given: TransferConfig, mounts: int = 1
+    ) -> None:
+        """`mounts` programs share the free disk of this node."""
         parts = urlsplit(given.source)
+        own = has_key(parts.scheme, given.keys)
+        if not own:
+            check_role(config, given)
         self.url, self.writable = given.source, given.writable
         self.point = find_bucket(config, index)
         self._socket = f"mount-{index}.sock"
         self._said = b""
-        first = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_SERVICE_ACCOUNT"}.get(parts.scheme)
+        self._key_file = f"{config.private}/mount-{index}.json"
+        self._listing: subprocess.Popen[bytes] | None = None
         self._lack = ""
-        if not given.keys:
+        if not own:
             self._lack = (
-                "; the project has no key of this storage, so the role of the node was tried: set "
-                f"the project's secrets (`cavvy secret set {first or 'AZURE_STORAGE_ACCOUNT'}`)"
+                "; the project has no key of this storage, so the role of the node was tried: "
+                f"{name_secrets(parts.scheme)}"
             )
         os.makedirs(self.point, mode=0o700, exist_ok=True)
         if os.path.ismount(self.point):  # left by an earlier agent of this rank
@@ -269,10 +293,14 @@ class MountProgram:
         make = choose_program(parts.scheme, given.mode)
         self.name = make.__name__.rpartition("_")[2]
         argv, env = make(config, index, given, parts.netloc, unquote(parts.path).strip("/"))
-        own = {name: value for name, value in os.environ.items() if not is_key(name, given.keys)}
+        if self.name == "rclone" and given.mode == "cached":
+            argv.append(f"--vfs-cache-max-size={find_room(config, mounts)}M")
+        home = f"{config.private}/mount-{index}.home"  # has none of the node's files with keys
+        os.makedirs(home, mode=0o700, exist_ok=True)
+        kept = {name: value for name, value in os.environ.items() if not is_key(name, own)}
         self._process = subprocess.Popen(
             argv,
-            env={**own, **env},
+            env={**kept, **env, "HOME": home},
             cwd=config.private,  # rclone makes its socket there
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -308,23 +336,29 @@ class MountProgram:
             if time.monotonic() > until:
                 raise CannotBuild(f"{self.url} was not mounted within {MOUNT_S:.0f} s")
             time.sleep(POLL_S)
-        with suppress(subprocess.TimeoutExpired):  # a folder with many files takes longer
-            null = subprocess.DEVNULL
-            argv = ["ls", "-f", self.point]
-            if subprocess.run(
-                argv, stdin=null, stdout=null, stderr=null, timeout=LIST_S
-            ).returncode:
+        null = subprocess.DEVNULL
+        self._listing = subprocess.Popen(
+            ["ls", "-f", self.point], stdin=null, stdout=null, stderr=null
+        )
+        # A folder with many files takes longer, and a kill may wait for the program's answer.
+        with suppress(subprocess.TimeoutExpired):
+            if self._listing.wait(LIST_S):
                 raise CannotBuild(f"{self.url} cannot be listed: {self.explain()}{self._lack}")
 
     def end(self, *, upload: bool) -> str:
         """Upload the rest if `upload` is set, and unmount. Return why files are missing, or ""."""
         why = self._upload() if upload and self.writable else ""
         unmount(self.point)
+        self._process.terminate()  # a namespace of another job may still have the mount
         try:
-            self._process.wait(MOUNT_S)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._listing is not None:
+            self._listing.kill()
+        with suppress(FileNotFoundError):
+            os.unlink(self._key_file)
         self.runs()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -376,12 +410,42 @@ def _die_with_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def is_key(name: str, keys: dict[str, str]) -> bool:
-    """Return whether a variable of the agent must not reach the program: its settings and, if the
-    project has keys of its own, the keys of this node."""
-    return name.startswith(("RCLONE_", "GCSFUSE_")) or (
-        bool(keys) and name.startswith(("AWS_", "GOOGLE_", "AZURE_"))
-    )
+def has_key(scheme: str, keys: dict[str, str]) -> bool:
+    """Return whether the project has its own key of the storage."""
+    if scheme == "az":
+        return "KEY" in _describe_azure(keys)
+    return all(keys.get(name) for name in KEYS[scheme])
+
+
+def check_role(config: AgentConfig, given: TransferConfig) -> None:
+    """Raise CannotBuild if a project without a key may not use the role of this node."""
+    named = name_secrets(urlsplit(given.source).scheme)
+    if config.hides:  # a machine of the server's user or of a member, with several projects
+        raise CannotBuild(
+            f"{given.source} cannot be mounted with this machine's own keys, and the project has "
+            f"no key of this storage: {named}"
+        )
+    for name, value in given.keys.items():
+        if value and not (name in PLAIN and re.fullmatch("[A-Za-z0-9-]+", value, re.ASCII)):
+            raise CannotBuild(
+                f"{given.source} cannot be mounted: the project sets {name} but no key of this "
+                f"storage, and the node's role is not shown to a host of the project: {named}"
+            )
+
+
+def name_secrets(scheme: str) -> str:
+    """Say which secrets a project needs to mount a bucket."""
+    commands = " and ".join(f"`cavvy secret set {name}`" for name in KEYS[scheme])
+    return f"set the project's secrets ({commands})"
+
+
+def is_key(name: str, own: bool) -> bool:
+    """Return whether a variable of the agent must not reach the program: its settings and the keys
+    of this node. If the project has no key of its `own`, the program gets the node's role.
+    """
+    if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+        return own or not name.startswith(ROLE)
+    return name.startswith(("RCLONE_", "GCSFUSE_", "CLOUDSDK_")) or name == "XDG_CONFIG_HOME"
 
 
 def choose_program(
@@ -445,9 +509,7 @@ def make_rclone(
     # (128 MiB at once, and 16 MiB ahead) takes twice as long; see benchmarks/bucket_mounts.py.
     argv += ["--vfs-read-chunk-size=1M", "--buffer-size=0"]
     if given.mode == "cached":
-        room = os.statvfs(config.private)
-        free = room.f_bavail * room.f_frsize // 2 // 1024**2
-        argv += ["--vfs-cache-mode=full", f"--vfs-cache-max-size={max(free, 1)}M"]
+        argv.append("--vfs-cache-mode=full")
     else:
         argv.append(f"--vfs-cache-mode={'writes' if given.writable else 'off'}")
     argv += [] if given.writable else ["--read-only"]
@@ -455,6 +517,12 @@ def make_rclone(
     describe = {"s3": _describe_s3, "gs": _describe_google, "az": _describe_azure}[scheme]
     settings = describe(given.keys)
     return argv, {f"RCLONE_CONFIG_CAVVY_{name}": value for name, value in settings.items()}
+
+
+def find_room(config: AgentConfig, mounts: int) -> int:
+    """Return how many MiB of this node's disk the cache of one of the mounts may use."""
+    room = os.statvfs(config.private)
+    return max(room.f_bavail * room.f_frsize // 2 // mounts // 1024**2, 1)
 
 
 def _describe_s3(keys: dict[str, str]) -> dict[str, str]:
@@ -468,7 +536,7 @@ def _describe_s3(keys: dict[str, str]) -> dict[str, str]:
         "ACCESS_KEY_ID": keys.get("AWS_ACCESS_KEY_ID", ""),
         "SECRET_ACCESS_KEY": keys.get("AWS_SECRET_ACCESS_KEY", ""),
         "SESSION_TOKEN": keys.get("AWS_SESSION_TOKEN", ""),
-        "ENV_AUTH": "" if "AWS_ACCESS_KEY_ID" in keys else "true",
+        "ENV_AUTH": "" if has_key("s3", keys) else "true",
     }
     return {name: value for name, value in found.items() if value}
 
