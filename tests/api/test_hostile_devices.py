@@ -10,6 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.api.api_state import Api, until
 
 from cavvy.domain.edge import ModelFile, ModelVersion, Rollout
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import replace
+from cavvy.task_files import ReadOptions, parse_task
 
 EDGE = "/edge/v1"
 
@@ -156,3 +159,25 @@ async def test_a_token_needs_the_key_of_the_device_and_ends(api: Api) -> None:
     later = api.app_state.now() + timedelta(days=1, seconds=1)
     api.app_state.now = lambda: later
     assert (await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)).status_code == 403
+
+
+async def test_a_device_gets_no_service_that_would_be_on_itself(api: Api) -> None:
+    _, headers = await enrol(api, "box")
+    edge = api.app_state.control_plane.edge
+    text = "{name: s, run: x, resources: {cpu: 1}, service: {edge: {model: m}}}"
+    task = replace(parse_task(text, options=ReadOptions(serves=True)), project="default")
+    now = api.app_state.now()
+    await api.app_state.store.services.put(
+        StoredService(project="default", name="s", id="s", created_at=now, task=task)
+    )
+    for own, url, given in (
+        ("https://203.0.113.5:7443", "http://127.0.0.1:8081/default/s", False),
+        ("https://203.0.113.5:7443", "http://0.0.0.0:8081/default/s", False),
+        ("https://203.0.113.5:7443", "https://203.0.113.5:8081/default/s", True),
+        ("https://127.0.0.1:7443", "http://127.0.0.1:8081/default/s", True),
+    ):
+        api.app_state.node_endpoint = own
+        edge._locate = lambda _, url=url: url
+        edge._known.clear()
+        answer = await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)
+        assert [each["url"] for each in answer.json()["clouds"]] == [url] * given

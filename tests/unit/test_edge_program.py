@@ -23,7 +23,7 @@ from cavvy.edge.device import (
     hold,
     read_options,
 )
-from cavvy.edge.server_calls import DeviceRefused
+from cavvy.edge.server_calls import DeviceCalls, DeviceRefused
 from cavvy.edge.slots import ModelSlots
 from cavvy.edge.spool import open_spool
 
@@ -276,3 +276,24 @@ def test_a_report_has_only_models_with_requests_and_no_more_than_the_server_take
     device._report()
     names = [each["name"] for each in server.told["models"]]
     assert (len(names), names[0]) == (64, "m")
+
+
+def test_a_retired_device_keeps_no_key_of_a_service(
+    tmp_path: Path, device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = {"model": "m", "url": "http://127.0.0.1:9", "key": "s3cret", "below": None}
+    device._set_clouds({"m": cloud})
+    kept = tmp_path / "clouds.json"
+    for code, has_key in (("forbidden", True), ("enrolment-refused", False)):
+
+        def refuse(*_: object, code: str = code) -> bytes:
+            DeviceCalls({"address": "https://h"}, "")._fail(
+                403, json.dumps({"code": code, "message": "no"}).encode()
+            )
+            return b""
+
+        monkeypatch.setattr(server, "call", refuse)
+        device._check_in()
+        assert ("m" in device.front.clouds, "s3cret" in kept.read_text()) == (has_key, has_key)
+    look(device)
+    assert device.front.routes["m"], "it goes on serving"

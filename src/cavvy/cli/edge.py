@@ -220,6 +220,8 @@ def retire(name: str, project: str) -> None:
     with session() as client:
         retire_device(client, project, name)
     click.echo(f"device {name} is retired")
+    note = "note: if it is lost, replace the secrets that services for its site name as `edge: key`"
+    click.echo(note, err=True)
 
 
 @command.command("deploy")

@@ -342,6 +342,8 @@ class DeviceProgram:
             wanted = self._report()
         except DeviceRefused as error:
             say(f"{error}; models are still served")
+            if error.retired:  # it keeps no key of a service
+                self._set_clouds({})
             return every * 10
         except (OSError, ValueError, KeyError, TypeError) as error:
             say(f"the server was not reached, or its answer is wrong: {error}")
@@ -375,8 +377,7 @@ class DeviceProgram:
         for each in tasks[:_MOST_TASKS] if isinstance(tasks, list) else ():
             perform(each, self._card.get("allow_exec") is True, self._send_output)
         if "clouds" in given and (clouds := _read_clouds(given)) != self._clouds:
-            self._use_clouds(clouds)
-            write_json(f"{self.folder}/clouds.json", {"clouds": list(clouds.values())})
+            self._set_clouds(clouds)
         now = given.get("now")
         if isinstance(now, (int, float)):
             self._compare_clock(time.time() - now)
@@ -397,6 +398,13 @@ class DeviceProgram:
                 "served, but updates may fail or come in other hours until it is set"
             )
         self._skew_s = skew_s
+
+    def _set_clouds(self, clouds: dict[str, Fields]) -> None:
+        self._use_clouds(clouds)
+        try:
+            write_json(f"{self.folder}/clouds.json", {"clouds": list(clouds.values())})
+        except OSError as error:
+            say(f"the services are not kept for the next start: {error}")
 
     def _use_clouds(self, clouds: dict[str, Fields]) -> None:
         """Let services answer what this device cannot, each for one model."""

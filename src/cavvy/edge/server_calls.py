@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from cavvy.agent.http_client import FAULTS, connect, read_reason
+from cavvy.agent.http_client import FAULTS, connect, read_field, read_reason
 from cavvy.agent.wire import ServerAddress
 
 TYPE_CHECKING = False
@@ -28,7 +28,11 @@ _SLOW_S, _SLOW_BYTES = 60.0, 16 * 1024
 
 
 class DeviceRefused(Exception):
-    """Raised if the server refuses the device, for example because it was retired."""
+    """Raised if the server refuses the device. `retired` if it is none of the project's devices."""
+
+    def __init__(self, reason: str, *, retired: bool = False) -> None:
+        super().__init__(reason)
+        self.retired = retired
 
 
 class DeviceRequestInvalid(ValueError):
@@ -127,7 +131,8 @@ class DeviceCalls:
         reason = read_reason(status, data)
         if status in _REFUSALS:
             self._renew_at = 0.0
-            raise DeviceRefused(reason)
+            retired = read_field(data, "code") == "enrolment-refused"
+            raise DeviceRefused(reason, retired=retired)
         if status in _INVALID:
             raise DeviceRequestInvalid(reason)
         if status == 404:

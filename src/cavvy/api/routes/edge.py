@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Path, Query
@@ -29,6 +30,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user
 from cavvy.api.wire import done, read, view
 from cavvy.client import edge_wire as wire
+from cavvy.client.addresses import is_loopback
 from cavvy.client.service_wire import EdgePathView
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused
@@ -498,6 +500,7 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     clouds = [
         {"model": each.rule.model, "url": each.url, "key": each.key, "below": each.rule.below}
         for each in await app_state.control_plane.edge.find_clouds(project, name)
+        if _is_for_devices(app_state, each.url)
     ]
     told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
     taken = app_state.control_plane.edge.tasks.take(project, name, now)
@@ -601,6 +604,18 @@ async def file(
     project, name = _identify(request, app_state)
     await app_state.control_plane.edge.check_file(project, name, digest)
     return await send_blob(app_state.blobs.of(project), digest, request.headers.get("range", ""))
+
+
+def _is_for_devices(app_state: AppState, url: str) -> bool:
+    """Return whether a service at `url` is not on the device itself, whose programs must not get
+    the requests and the key: a gateway on this machine alone is only for devices on it."""
+    own = app_state.node_endpoint
+    return not _is_local(url) or (own is not None and _is_local(own))
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return is_loopback(host) or host in ("0.0.0.0", "::")
 
 
 def _find_address(app_state: AppState) -> str:
