@@ -284,3 +284,30 @@ def test_a_job_of_a_project_with_keys_mounts_its_bucket(
             with suppress(FileNotFoundError):  # the job's files are being removed
                 if each.is_file() and not each.is_symlink():
                     assert keys["AWS_SECRET_ACCESS_KEY"].encode() not in each.read_bytes(), each
+
+
+def test_mounts_of_a_skypilot_file_reach_the_bucket(
+    home: Path, keys: dict[str, str], bucket: ObjectBucket, folder: str, tmp_path: Path
+) -> None:
+    bucket.put(f"{folder}/sky/a", b"alpha\n")
+    text = f"""
+name: sky
+num_nodes: 1
+file_mounts:
+  {tmp_path}/seen/rw: {{source: s3://data/{folder}/sky}}
+  {tmp_path}/seen/new: {{source: s3://data/{folder}/fresh, mode: MOUNT_CACHED}}
+run: |
+  cat {tmp_path}/seen/rw/a
+  echo new >{tmp_path}/seen/rw/b; echo new >{tmp_path}/seen/new/file
+"""
+    with connect() as client:
+        for name, value in keys.items():
+            client.put_secret("default", name, value)
+        for name in ("sky", "again"):  # the links of the first are old
+            job = client.submit(text.replace("name: sky", f"name: {name}")).name
+            follow_to_end(client, job)
+            told = b"".join(client.logs("default", job)).decode()
+            texts = [each.text for each in client.events("default", job).events]
+            assert client.job("default", job).phase == "done", (told, texts)
+            assert told == "alpha\n"
+    assert bucket.get(f"{folder}/sky/b") == bucket.get(f"{folder}/fresh/file") == b"new\n"
