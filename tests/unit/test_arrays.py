@@ -153,6 +153,7 @@ def test_a_sweep_declares_its_parameters_if_the_file_declares_none(
         ("sweep: {n: 0..1000000}", "contains 1,000,001 values"),
         ("sweep: {lr: 0..999, n: 0..999}", "1,000,000 jobs are too many"),
         ("sweep: {lr: 0.1..0.9}", "0.1..0.9 cannot be swept"),
+        ("sweep: {lr: " + "1" * 100_000 + "..x, s: 1e9..2}", "1e9..2 cannot be swept"),
         ("sweep: {n: 0..1e9}", "0..1e9 cannot be swept"),
         ("sweep: {n: 0..9999999999999999999}", "cannot be swept"),
         ("sweep: {n: 0..10:0.5}", "0..10:0.5 cannot be swept"),

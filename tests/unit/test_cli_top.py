@@ -107,6 +107,8 @@ def test_the_time_left_of_odd_progress_is_unknown() -> None:
     whole = {"done": 5, "total": 10}
     assert estimate_left_s(whole, series(1, 2, 3), 60) == 300
     assert estimate_left_s({"left_s": -4}, None, 60) == 0
+    for absurd in ({"left_s": 1e15}, {"left_s": float("nan")}, {"done": 3, "total": 10**18}):
+        assert estimate_left_s(absurd, series(1, 2, 3), 60) is None
     for found in (None, series(), series(None), series(3), series(3, 3), series(3, 1)):
         assert estimate_left_s(whole, found, 60) is None
     assert estimate_left_s({"done": 11, "total": 10}, series(1, 2), 60) is None

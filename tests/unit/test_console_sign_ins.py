@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from threading import Event
 
 import pytest
+from starlette.requests import Request
 from tests.console_rig import CannedClient
 
 from cavvy.client.sign_in_wire import SignInWay
 from cavvy.console import sign_in as module
+from cavvy.console.app import find_browser
 from cavvy.console.sign_in import DeviceSignIns, SignInFull
 
 
@@ -52,6 +54,24 @@ def test_addresses_of_one_ipv6_network_count_as_one_place(ended: Event) -> None:
     assert signs.find(signs.begin("idp", "2001:db8:0:1::1"))
     assert signs.find(signs.begin("idp", "fe80::1%eth0"))
     assert signs.find(signs.begin("idp", "testclient"))
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "found"),
+    [
+        ("127.0.0.1", ["203.0.113.9"], "203.0.113.9"),
+        ("::1", ["198.51.100.1, 203.0.113.9"], "203.0.113.9"),
+        ("127.0.0.1", [], "127.0.0.1"),
+        ("192.0.2.1", ["203.0.113.9"], "192.0.2.1"),
+    ],
+)
+def test_behind_a_proxy_of_this_machine_the_browser_counts(
+    peer: str, headers: list[str], found: str
+) -> None:
+    """Others could state any address."""
+    sent = [(b"x-forwarded-for", each.encode()) for each in headers]
+    request = Request({"type": "http", "client": (peer, 1), "headers": sent})
+    assert find_browser(request) == found
 
 
 def test_sign_ins_that_made_room_hold_a_bounded_number_of_threads(ended: Event) -> None:

@@ -1,7 +1,7 @@
 """Figures of ranks over time: collected by the agent, packed into days, summarized for charts."""
 
 import random
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.test_control_reports import NODE, NOW, applied, message
 
+from cavvy.agent.outbox import time_text
 from cavvy.agent.work import rates
 from cavvy.agent.work.figures import MOST_REPORTED, MinuteFigures
 from cavvy.agent.work.rates import RateMeter, read_network
@@ -200,10 +201,34 @@ def test_a_minute_becomes_a_block_at_the_time_when_it_began() -> None:
     spread = (1.0, 2.0, 3.0)
     said = message(MessageKind.MINUTE, at=at, seconds=61.0, figures={"loss": spread})
     [found] = applied(said).figures
-    began = at - timedelta(seconds=61)
-    assert found.minutes == [int(began.timestamp()) // 60]
+    assert found.minutes == [int((at - timedelta(seconds=60.5)).timestamp()) // 60]
     assert (found.attempt_id, found.rank) == (NODE.attempt_id, NODE.rank)
     assert found.columns["loss"] == FigureColumns(low=[1.0], mean=[2.0], high=[3.0])
+
+
+def test_no_minute_is_stored_as_the_one_before_it() -> None:
+    """The agent cuts the time of a message to milliseconds, and rounds the length of a minute."""
+    node, stored = Minutes(), list[int]()
+    claimed = NOW - timedelta(hours=4)
+    node.now = claimed.timestamp() // 60 * 60 + 60
+    for n in range(200):
+        node.figures.measure({"gpu_percent": n})
+        node.now += 60 + n % 7 / 10_000
+        node.figures.send()
+        fields = node.said[-1][1]
+        at = datetime.fromisoformat(time_text(node.now))
+        said = message(
+            MessageKind.MINUTE, at=at, seconds=fields["seconds"], figures=fields["figures"]
+        )
+        [found] = applied(said, node=replace(NODE, claimed_at=claimed)).figures
+        stored += found.minutes
+    assert len(set(stored)) == 200
+
+
+def test_a_minute_before_the_claim_counts_for_the_first_of_the_node() -> None:
+    spread = {"loss": (1.0, 1.0, 1.0)}
+    [found] = applied(message(MessageKind.MINUTE, seconds=86_400.0, figures=spread)).figures
+    assert found.minutes == [int(NODE.claimed_at.timestamp()) // 60]  # type: ignore[union-attr]  # it is claimed
 
 
 def test_late_and_endless_figures_of_an_agent_are_dropped() -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -556,6 +557,18 @@ def test_a_dump_is_read_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         assert parse_dump(bad) == {}
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_few_bytes_of_a_dump_take_little_memory_and_time() -> None:
+    memo = b"Nr" + (1 << 30).to_bytes(4, "little") + b"."
+    deep: list[object] = []
+    for _ in range(60):
+        deep = [deep, deep]  # its text would have 2 ** 60 brackets
+    named = pickle.dumps({"entries": [ENTRY | {"process_group": (deep,)}]})
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    for hostile in (memo, named, pickle.dumps({"entries": [ENTRY | {"profiling_name": deep}]})):
+        assert parse_dump(hostile) == {}
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 RECORDER = """

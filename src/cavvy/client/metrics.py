@@ -145,7 +145,7 @@ def estimate_left_s(
     """
     told = progress.get("left_s")
     if isinstance(told, int | float):
-        return max(told, 0.0)
+        return max(told, 0.0) if told < _LONGEST_S else None
     now, total = progress.get("done"), progress.get("total")
     if done is None or not isinstance(now, int | float) or not isinstance(total, int | float):
         return None
@@ -153,7 +153,8 @@ def estimate_left_s(
     (first_at, first), (last_at, last) = (known or [(0, 0.0)])[0], (known or [(0, 0.0)])[-1]
     if last <= first or now > total:
         return None
-    return (total - now) * (last_at - first_at) * step_s / (last - first)
+    left = (total - now) * (last_at - first_at) * step_s / (last - first)
+    return left if left < _LONGEST_S else None
 
 
 def find_stragglers(nodes: "Sequence[NodeView]") -> list[tuple[int, float]]:

@@ -54,7 +54,7 @@ from cavvy.console.pages import (
 from cavvy.console.pages.page import Form, Page
 from cavvy.console.render import render
 from cavvy.console.sign_in import DeviceSignIns, SignInFull
-from cavvy.domain.targets import host_port
+from cavvy.domain.targets import host_port, is_loopback_name
 
 _T = TypeVar("_T")
 _MakePage = Callable[[ApiClient, Request, datetime], Page]
@@ -291,8 +291,7 @@ class Console:
         """Begin to sign in at an identity provider."""
         name = request.state.form.get("way", "")
         try:
-            host = request.client.host if request.client else ""
-            key = self._sign_ins.begin(name, host) if self._sign_ins else ""
+            key = self._sign_ins.begin(name, find_browser(request)) if self._sign_ins else ""
         except (SignInFull, KeyError) as problem:
             text = str(problem) if isinstance(problem, SignInFull) else "There is no such provider."
             return self._sign_in_page(request, text, HTTPStatus.CONFLICT)
@@ -454,6 +453,16 @@ def _is_opened(request: Request) -> bool:
     if mode is None:
         return "text/html" in request.headers.get("accept", "")
     return mode == "navigate"
+
+
+def find_browser(request: Request) -> str:
+    """Return the address of the browser. A proxy on this machine adds it to X-Forwarded-For, where
+    the last address is the one that the proxy has seen.
+    """
+    host = request.client.host if request.client else ""
+    if not is_loopback_name(host):
+        return host
+    return request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()[:64] or host
 
 
 def _refuse_other_sites(request: Request) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import resource
 import stat
 import time
 
@@ -30,7 +31,8 @@ POLL_S = 0.2
 LARGEST = 64 << 20  # bytes of a dump; 2000 entries with stacks take 2 MB
 MOST_ENTRIES = 100_000
 MOST_GROUPS = 4
-LONGEST = 100  # characters of a name
+LONGEST, LONGEST_PATH = 100, 1000  # characters of a name and of a text
+MEMORY = 512 << 20  # more bytes of this process while it reads a dump
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 START = 19  # index of the field of /proc/PID/stat after the program's name
 
@@ -146,7 +148,21 @@ def find_start(pid: int) -> float:
 
 
 def parse_dump(raw: bytes) -> dict[str, Any]:
-    """Return what `read_flight` returns, from the bytes of a dump; {} if they are none."""
+    """Return what `read_flight` returns, from the bytes of a dump; {} if they are none. A few bytes
+    can describe much, so the memory of this process is limited meanwhile.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as file:
+        limit = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
+    if soft == resource.RLIM_INFINITY or soft > limit:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        return _parse(raw)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
     try:
         dump = PlainUnpickler(io.BytesIO(raw)).load()
         entries = dump["entries"][-MOST_ENTRIES:]
@@ -154,7 +170,8 @@ def parse_dump(raw: bytes) -> dict[str, Any]:
         for each in entries:
             if each.get("is_p2p"):
                 continue
-            group, number = str(each["process_group"][0])[:LONGEST], int(each["collective_seq_id"])
+            group = _text(each["process_group"][0])[:LONGEST]
+            number = int(each["collective_seq_id"])
             if group not in newest or number > newest[group]["collective_seq_id"]:
                 newest[group] = each
         # groups in which something hangs first, the newest first
@@ -165,11 +182,18 @@ def parse_dump(raw: bytes) -> dict[str, Any]:
         return {}
 
 
+def _text(value: object) -> str:
+    """Raises TypeError for a container: one that contains itself has a text without an end."""
+    if not isinstance(value, str | int):
+        raise TypeError
+    return str(value)[:LONGEST_PATH]
+
+
 def _describe(group: str, entry: dict[str, Any]) -> dict[str, Any]:
     return {
         "group": group,
         "number": min(max(0, int(entry["collective_seq_id"])), 2**53),
-        "call": str(entry["profiling_name"]).rpartition(":")[2][:LONGEST],
+        "call": _text(entry["profiling_name"]).rpartition(":")[2][:LONGEST],
         "done": _is_done(entry),
     }
 
@@ -185,9 +209,10 @@ def _age(entry: dict[str, Any]) -> int:
 def _find_place(entry: dict[str, Any]) -> str:
     """Return the innermost line of the program's own code that called the collective, or ""."""
     for each in entry.get("frames") or ():
-        if not is_library(str(each["filename"])):
-            file = os.path.basename(str(each["filename"]))
-            return f"{file}:{int(each['line'])} in {each['name']}"[:200]
+        path = _text(each["filename"])
+        if not is_library(path):
+            line = int(each["line"])
+            return f"{os.path.basename(path)}:{line} in {_text(each['name'])}"[:200]
     return ""
 
 

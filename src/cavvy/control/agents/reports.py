@@ -176,7 +176,11 @@ def _telemetry(report: ReportOutcome, message: AgentMessage, at: datetime, now: 
 
 
 def _minute(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
-    began = int(at.timestamp() - (message.seconds or 0.0)) // 60
+    # The agent cuts `at` to milliseconds and rounds `seconds`, so their difference may lie just
+    # before the minute that was measured.
+    began = int(at.timestamp() - (message.seconds or 0.0) + 0.5) // 60
+    claimed = report.node.claimed_at or report.attempt.created_at
+    began = max(began, int(claimed.timestamp()) // 60)
     known = sorted(message.figures.items())[:MOST_NAMES]
     if known:
         columns = {

@@ -27,7 +27,8 @@ from cavvy.spec.tree import ScalarNode, read_scalar
 _HIGHEST = 9_999_999  # index
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _VALUES = re.compile(r"(-?[0-9]{1,15})\.\.(-?[0-9]{1,15})(?::([0-9]{1,15}))?")
-_NUMBER = r"[-+]?[0-9_]*\.?[0-9]+(?:e[-+]?[0-9]+)?"
+# Bounded, since the time to refuse a text grows with the square of the bounds.
+_NUMBER = r"[-+]?[0-9_]{0,40}\.?[0-9]{1,40}(?:e[-+]?[0-9]{1,9})?"
 _LIKE_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::{_NUMBER})?", re.IGNORECASE)
 _EXPECTED = "indices such as 0-99, 0-99:5 or 1,3,7-9"
 

@@ -11,6 +11,7 @@ model, replace `play` by an engine that generates text and scores it.
 """
 
 import argparse
+import http.client
 import json
 import os
 import time
@@ -24,6 +25,7 @@ from matplotlib.figure import Figure
 FOLDER = Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints"))
 RESULTS = Path("results")
 LONGEST, NOISE, LIMIT = 500, 0.3, 4096
+PATIENCE_S = 120.0  # for a server to answer again
 
 
 def play(policies: np.ndarray, seed: int) -> np.ndarray:
@@ -73,16 +75,21 @@ class Rollouts(BaseHTTPRequestHandler):
 
 
 def ask(url: str, policies: np.ndarray, seed: int) -> np.ndarray:
-    """Have the policies played, and wait while the server is being replaced."""
+    """Have the policies played, and wait while the server is being replaced. One that is replaced
+    on another node has another address, which the next attempt of this job gets.
+    """
     body = json.dumps({"policies": policies.tolist(), "seed": seed}).encode()
+    until = time.monotonic() + PATIENCE_S
     while True:
         try:
             with urllib.request.urlopen(url, body, timeout=60) as answer:
                 return np.array(json.load(answer))
         except urllib.error.HTTPError:
             raise
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             print(f"waiting for {url}: {error}", flush=True)
+            if time.monotonic() > until:
+                raise SystemExit(f"{url} has not answered for {PATIENCE_S:g} s") from error
             time.sleep(1)
 
 

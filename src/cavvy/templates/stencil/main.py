@@ -62,6 +62,7 @@ def main() -> None:
     # A cross flow at the start, without which the vortices would need long to leave in turn.
     across = SPEED / 2 * np.sin(2 * np.pi * x / width)
     cells = balance(np.ones((width, height)), np.stack([np.full((width, height), SPEED), across]))
+    cells[:, solid] = WEIGHTS[:, None]  # At rest inside the cylinder.
     forces, seconds = np.empty(0), 0.0
     if CHECKPOINT.exists():
         with np.load(CHECKPOINT) as saved:
