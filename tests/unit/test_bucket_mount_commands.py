@@ -180,7 +180,7 @@ class Mounting:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         tool = folder / "rclone"
-        tool.write_text("#!/bin/sh\nenv >env; ls -A ~ >home; touch up; exec sleep 1000\n")
+        tool.write_text("#!/bin/sh\nenv >env; /bin/ls -A ~ >home; touch up; exec sleep 1000\n")
         tool.chmod(0o700)
         monkeypatch.setattr(bucket_mounts, "find_rclone", lambda config: str(tool))
         monkeypatch.setattr(bucket_mounts, "choose_program", lambda *_: bucket_mounts.make_rclone)
