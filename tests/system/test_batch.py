@@ -111,7 +111,9 @@ def test_results_in_a_bucket_outlive_preemptions(
         json.loads(line)["row"] for name in names for line in place.get(name).splitlines()
     )
     assert found == Counter(range(63))
-    assert [os.path.basename(name) for name in names] == [f"part-{at:06}.jsonl" for at in range(13)]
+    parts = [os.path.basename(name).split(".") for name in names]
+    mark = parts[0][1]
+    assert parts == [[f"part-{at:06}", mark, "jsonl"] for at in range(13)]
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == len({*calls}) == 13  # the checkpoints had what was done
     progress = array.progress()

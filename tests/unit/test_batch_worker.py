@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +42,11 @@ def nan(rows):
     return [float("nan") for _ in rows]
 def one(rows):
     return {row["id"]: 1 for row in rows}
+def ends(rows):
+    yield 1
+    raise SystemExit(int(os.environ["CODE"]))
+def odd(rows):
+    return ["\\ud800\u00e9" for _ in rows]
 """
 
 
@@ -199,6 +206,57 @@ def test_jobs_that_cannot_see_each_other_have_their_own_shards(folder: Path) -> 
     assert names == [[f"part-{at:06}.jsonl" for at in range(index, 10, 3)] for index in range(3)]
 
 
+def test_results_of_two_plans_have_different_names_in_a_bucket(folder: Path) -> None:
+    names: dict[str, list[str]] = {}
+    for state, rows in (("first", 50), ("again", 50), ("other", 25)):
+        words = ["--input", "rows.jsonl", "--output", state, "--rows", str(rows), "--striped"]
+        assert batch.main([*words, "--state", f"state-{state}", "--command", "cat"]) == 0
+        names[state] = sorted(os.listdir(state))
+    assert re.fullmatch(r"part-000000\.[0-9a-f]{8}\.jsonl", names["first"][0])
+    assert names["first"] == names["again"]
+    assert (len(names["other"]), {*names["other"]} & {*names["first"]}) == (4, set())
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "told"),
+    [("0", 1, "the function ended the program"), ("256", 1, "ended the program"), ("75", 75, "")],
+)
+def test_a_function_that_ends_the_program_is_not_done(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, ended: int, told: str
+) -> None:
+    monkeypatch.setenv("CODE", code)
+    done, said = run("ends")
+    assert (done, told in said) == (ended, True)
+    assert not [*(folder / "out").glob("part-*")]
+    (folder / "own_code.py").write_text(f"import sys\nsys.exit({code})")
+    done, said = run("ends")
+    assert (done, "own_code ends the program" in said) == (2, True)
+
+
+def test_a_lone_surrogate_is_valid_json(folder: Path) -> None:
+    assert run("odd")[0] == 0
+    for part in (folder / "out").glob("part-*"):
+        lines = part.read_bytes().decode("utf-8").splitlines()
+        assert [json.loads(line) for line in lines] == ["\ud800é"] * 10
+
+
+def test_jobs_with_equal_process_ids_write_no_common_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = batch.ResultFolder("out", 0, "many")
+    sync = os.fsync
+
+    def meet(file: int) -> None:
+        """The other attempt writes the same shard between the write and the link."""
+        monkeypatch.setattr(os, "fsync", sync)
+        assert results.commit(0, b"other")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", meet)
+    assert not results.commit(0, b"late and longer")
+    assert (folder / "out/part-000000.jsonl").read_bytes() == b"other"
+
+
 def test_a_shard_that_fails_stops_no_other(folder: Path) -> None:
     code, said = run("picky")
     assert code == 1
@@ -248,6 +306,7 @@ def test_a_batch_that_cannot_run_says_why(folder: Path) -> None:
 
 
 def test_results_of_another_batch_are_not_mixed(folder: Path) -> None:
+    size = (folder / "rows.jsonl").stat().st_size
     assert run("double")[0] == 0
     code, said = run("double", rows=20)
     assert code == 2
@@ -258,10 +317,79 @@ def test_results_of_another_batch_are_not_mixed(folder: Path) -> None:
     assert code == 2
     assert "input was" in said
     assert read(folder) == [*range(100)]
+    text = "".join(f'{{"id": {number}}}\n' for number in range(100))
+    (folder / "rows.jsonl").write_text(text.replace("99", "98").ljust(size))
+    code, said = run("double")  # the size is equal
+    assert (code, "input was" in said) == (2, True)
     for damaged in ("{", "[1]", "\0"):
         (folder / "out/.batch/plan.json").write_text(damaged)
         code, said = run("double")
         assert (code, "plan.json is damaged" in said) == (2, True)
+    shutil.rmtree(folder / "out/.batch")
+    code, said = run("double")
+    assert (code, "has results of an unknown batch" in said) == (2, True)
+
+
+def test_content_of_equal_size_is_another_input(tmp_path: Path) -> None:
+    def digest(name: str, content: bytes) -> str:
+        (tmp_path / name).write_bytes(content)
+        os.utime(tmp_path / name, (0, 0))
+        return batch.BatchPlan(str(tmp_path / name), "", 2).digest
+
+    for at in (0, 5000, 9999):  # the beginning, which is long, and the end
+        image = bytearray(10_000)
+        first = digest("a.png", bytes(image)), digest("a.tar", make_tar({"a.png": bytes(image)}))
+        image[at] = 1
+        other = digest("a.png", bytes(image)), digest("a.tar", make_tar({"a.png": bytes(image)}))
+        assert [a == b for a, b in zip(first, other, strict=True)] == [at == 5000] * 2
+    assert digest("a.tar", make_tar({"a.png": b"1"})) != digest("a.tar", make_tar({"b.png": b"1"}))
+
+
+def make_tar(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as file:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def test_a_damaged_tar_file_is_refused(tmp_path: Path) -> None:
+    whole = make_tar({f"{key}.txt": b"x" * 600 for key in range(3)})
+    damaged = bytearray(whole)
+    damaged[2 * 1536] ^= 1  # in the header of the third file
+    # After the second file; within the end; and two files after each other.
+    for wrong in (bytes(damaged), whole[: 2 * 1536], whole[: 3 * 1536 + 9], whole + whole):
+        (tmp_path / "a.tar").write_bytes(wrong)
+        with pytest.raises(batch.WrongInput, match=r"a\.tar cannot .* damaged or incomplete"):
+            batch.BatchPlan(str(tmp_path), "", 2)
+    (tmp_path / "a.tar").write_bytes(whole[: 3 * 1536 + 512])  # as some programs end it
+    assert batch.BatchPlan(str(tmp_path), "", 2).rows == 3
+
+
+def test_no_part_of_an_input_is_left_out_silently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deep/closed").mkdir(parents=True)
+    for name in ("a.jsonl", "b.jsonl.gz", "deep/c.csv"):
+        (tmp_path / name).write_text("1\n")
+    assert batch.BatchPlan(str(tmp_path), "", 2).rows == 1
+    assert "left out for their ending: 2 of 3 files" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to("deep")
+    with pytest.raises(batch.WrongInput, match="link is a link to a folder"):
+        batch.BatchPlan(str(tmp_path), "", 2)
+    (tmp_path / "link").unlink()
+
+    def scan(path: str) -> "os.ScandirIterator[str]":
+        if path.endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", scan)
+    with pytest.raises(PermissionError, match="closed"):
+        batch.BatchPlan(str(tmp_path), "", 2)
 
 
 def test_a_command_gets_lines_and_prints_lines(folder: Path) -> None:
@@ -313,3 +441,10 @@ def test_parquet(tmp_path: Path) -> None:
     found = list_rows(tmp_path / "rows.parquet", 10)
     assert [len(each) for each in found] == [10, 10, 5]
     assert [row for each in found for row in each] == table.to_pylist()
+    seen = set()
+    for last in (24, 25):  # the files have the same size
+        other = pyarrow.table({"id": [*range(24), last]})
+        parquet.write_table(other, tmp_path / "rows.parquet", use_dictionary=False)
+        path = tmp_path / "rows.parquet"
+        seen.add((path.stat().st_size, batch.BatchPlan(str(path), "", 10).digest))
+    assert (len({size for size, _ in seen}), len(seen)) == (1, 2)

@@ -667,6 +667,7 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
         "exec python3 .cavvy/batch.py --input .cavvy/input/x.parquet --output /out --rows 1000 "
         "--command './a \"$B\"'"
     )
+    assert parse_task("{batch: {input: /a/b, output: /a/bc}, run: x}").array  # is beside it
     local = parse_task("batch: {input: rows.jsonl, output: /out, function: 'm:f', rows: 5}")
     assert local.workdir == Workdir(path=".")
     apart = parse_task(
@@ -710,6 +711,8 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
         ("{batch: {input: /a, output: 'hf://a/b'}, run: x}", "cannot write to"),
         ("{batch: rows.jsonl, run: x}", "`batch` is"),
         ("{batch: {input: a}, run: x}", "`batch.output` is missing"),
+        ("{batch: {input: /a/b, output: /a/b/out}, run: x}", "is inside the input"),
+        ("{batch: {input: /a//b/, output: /a/./b}, run: x}", "is inside the input"),
     ],
 )
 def test_a_wrong_batch_says_why(text: str, told: str) -> None:

@@ -21,6 +21,7 @@ import hashlib
 import importlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tarfile
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     Row = Any  # what JSON can describe or, in WebDataset, Parquet and images, a table with bytes
     Work = Callable[[Sequence[Row]], Iterable[Any]]
+    See = Callable[[bytes], object]
 
     class FilePiece(NamedTuple):
         """A piece of one file: its number of rows, and where it begins in a unit of the format."""
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
         at: int
 
     class RowSource(Protocol):
-        """How the rows of a file are cut and read."""
+        """How the rows of a file are cut and read. `cut` shows `see` the content that it reads."""
 
         endings: tuple[str, ...]
 
-        def cut(self, path: str, rows: int) -> Iterator[FilePiece]: ...
+        def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]: ...
         def read(self, path: str, part: FilePiece) -> Iterable[Row]: ...
 
 else:
@@ -62,10 +64,19 @@ _DECODER = json.JSONDecoder()
 OWN_FOLDER = ".batch"  # in the folder of the results
 FAILURES = 3  # shards in a row whose failure ends the job
 REPORT_S = 1.0
+SAMPLE = 4096  # bytes
 
 
 class WrongInput(Exception):
     """Raised if the batch cannot run as it is written. The text says what to change."""
+
+
+def see_ends(file: Any, at: int, size: int, see: See) -> None:
+    """Show the beginning and the end of `size` bytes of a file. All of it would be read by each job
+    before its first shard; times differ between the nodes to which an input is copied."""
+    for begin in (at, max(at, at + size - SAMPLE)):
+        file.seek(begin)
+        see(file.read(min(SAMPLE, at + size - begin)))
 
 
 class JsonLines:
@@ -73,10 +84,11 @@ class JsonLines:
 
     endings: tuple[str, ...] = (".jsonl", ".ndjson")
 
-    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+    def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
         count = begin = at = 0
         with open(path, "rb") as file:
             for line in file:
+                see(line)
                 at += len(line)
                 if line.isspace():
                     continue
@@ -109,9 +121,16 @@ class ParquetTable:
             raise WrongInput("Parquet needs pyarrow: add `setup: pip install pyarrow`") from None
         return ParquetFile(path)
 
-    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+    def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
         with self._open(path) as file:
             count = file.metadata.num_rows
+        size = os.path.getsize(path)
+        with open(path, "rb") as raw:
+            see_ends(raw, 0, size, see)
+            raw.seek(max(0, size - 8))  # the length of the footer, and the format's mark
+            footer = int.from_bytes(raw.read(4), "little") + 8
+            raw.seek(max(0, size - footer))
+            see(raw.read(footer))
         for at in range(0, count, rows):
             yield FilePiece(min(rows, count - at), at)
 
@@ -158,10 +177,26 @@ class TarSamples:
                     file.members = []  # type: ignore[attr-defined]  # which is public
                 if members:
                     yield begin, key, members, file
+                # Python reads a damaged header, and the end of the first of joined files, as the
+                # end of the file.
+                raw.seek(file.offset)
+                rest = raw.read(tarfile.BLOCKSIZE)
+                whole = len(rest) == tarfile.BLOCKSIZE
+                while whole and rest:
+                    whole = not rest.strip(b"\0")
+                    rest = raw.read(1 << 20)
+                if not whole:
+                    raise tarfile.ReadError(
+                        f"damaged or incomplete: no sample and no end at byte {file.offset}; "
+                        "make the file again (joined tar files are no tar file)"
+                    )
 
-    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+    def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
         count = begin = 0
-        for at, _, _, _ in self._list(path, 0):
+        for at, _, members, file in self._list(path, 0):
+            for each in members:
+                see(each.name.encode("utf-8", "surrogateescape") + b"\0%d\n" % each.size)
+                see_ends(file.fileobj, each.offset_data, each.size, see)
             if count == rows:
                 yield FilePiece(count, begin)
                 count = 0
@@ -184,7 +219,9 @@ class ImageFiles:
 
     endings: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
-    def cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+    def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
+        with open(path, "rb") as file:
+            see_ends(file, 0, os.path.getsize(path), see)
         yield FilePiece(1, 0)
 
     def read(self, path: str, part: FilePiece) -> Iterable[Row]:
@@ -202,7 +239,9 @@ FORMATS: dict[str, RowSource] = {
 
 class BatchPlan:
     """The shards of a batch: for each, its rows and its pieces of files. The same input gives the
-    same plan on each node. `digest` tells whether an input is the one of an earlier plan.
+    same plan on each node. `digest` tells whether an input is the one of an earlier plan: it is of
+    the files' names and sizes, of all lines, of Parquet's footers, and of the ends of the files of
+    tar files and of images.
     """
 
     def __init__(self, source: str, format: str, rows: int) -> None:
@@ -215,7 +254,7 @@ class BatchPlan:
         for path in self._files:
             name = os.path.relpath(path, source) if path != source else os.path.basename(path)
             found.update(f"{name}\0{os.path.getsize(path)}\n".encode("utf-8", "surrogateescape"))
-            for part in self._cut(path, rows):
+            for part in self._cut(path, rows, found.update):
                 waiting.append((path, part))
                 # Only images share a shard; a shard of other formats is a piece of one file.
                 if self.format != "images" or len(waiting) == rows:
@@ -226,9 +265,9 @@ class BatchPlan:
         if not self.rows:
             raise WrongInput(f"{source} has no rows")
 
-    def _cut(self, path: str, rows: int) -> Iterator[FilePiece]:
+    def _cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
         try:
-            yield from self._reader.cut(path, rows)
+            yield from self._reader.cut(path, rows, see)
         except (ValueError, tarfile.TarError) as error:
             raise WrongInput(f"{path} cannot be read as {self.format}: {error}") from error
 
@@ -253,7 +292,7 @@ class BatchPlan:
 
 def list_files(source: str, format: str) -> tuple[list[str], str]:
     """Return the files of an input in the order of their names, and their format, which the names
-    tell if `format` is "". Hidden files are left out. Raises WrongInput.
+    tell if `format` is "". Hidden files are left out. Raises WrongInput, OSError.
     """
     if not os.path.exists(source):
         raise WrongInput(f"the input {source} does not exist on this node")
@@ -261,8 +300,14 @@ def list_files(source: str, format: str) -> tuple[list[str], str]:
         files = [source]
     else:
         files = []
-        for folder, below, names in os.walk(source):
+        for folder, below, names in os.walk(source, onerror=_raise):
             below[:] = [each for each in below if not each.startswith(".")]
+            for each in below:
+                if os.path.islink(os.path.join(folder, each)):
+                    raise WrongInput(
+                        f"{os.path.join(folder, each)} is a link to a folder, whose files would be "
+                        "left out; move the files there, or remove the link"
+                    )
             files += [os.path.join(folder, each) for each in names if not each.startswith(".")]
         files.sort()
     endings = {end: name for name, each in FORMATS.items() for end in each.endings}
@@ -277,14 +322,24 @@ def list_files(source: str, format: str) -> tuple[list[str], str]:
     chosen = files if os.path.isfile(source) else [each for each in files if told[each] == format]
     if not chosen:
         raise WrongInput(f"{source} has no files of the format {format}")
+    if len(chosen) < len(files):
+        left = len(files) - len(chosen)
+        tell(f"batch: left out for their ending: {left:,} of {len(files):,} files of {source}")
     return chosen, format
 
 
-class ResultFolder:
-    """The folder of the results, and which shards it has."""
+def _raise(error: OSError) -> None:
+    raise error
 
-    def __init__(self, folder: str, index: int, array: str, state: str = "") -> None:
+
+class ResultFolder:
+    """The folder of the results, and which shards it has. With a `mark`, it is in their names."""
+
+    def __init__(
+        self, folder: str, index: int, array: str, state: str = "", mark: str = ""
+    ) -> None:
         self.folder, self._index = folder, index
+        self._ending = f".{mark}.jsonl" if mark else ".jsonl"
         self._own = state or os.path.join(folder, OWN_FOLDER)
         os.makedirs(folder, exist_ok=True)
         self._claims = os.path.join(self._own, "claims", array)
@@ -297,6 +352,13 @@ class ResultFolder:
     def keep_plan(self, about: dict[str, Any]) -> None:
         """Write what the results are of, or compare it with what they are of. Raises WrongInput."""
         path = os.path.join(self._own, "plan.json")
+        # In this order: another job may write the plan and results meanwhile.
+        parts = glob.glob(os.path.join(glob.escape(self.folder), "part-*.jsonl"))
+        if parts and not os.path.exists(path):
+            raise WrongInput(
+                f"{self.folder} has results of an unknown batch, because {path} is missing; "
+                "choose another output, or remove the results"
+            )
         self.put(path, (json.dumps(about, sort_keys=True) + "\n").encode())
         try:
             with open(path, encoding="utf-8") as file:
@@ -312,7 +374,7 @@ class ResultFolder:
             )
 
     def name(self, number: int) -> str:
-        return f"part-{number:06d}.jsonl"
+        return f"part-{number:06d}{self._ending}"
 
     def has(self, number: int) -> bool:
         return os.path.exists(os.path.join(self.folder, self.name(number)))
@@ -351,9 +413,10 @@ class ResultFolder:
         """Write a whole file on the disk under its name, unless the name is taken."""
         if os.path.exists(path):
             return False
-        name = f"{os.path.basename(path)}.part.{self._tag}.{os.getpid()}"
+        # The process IDs of two containers may be equal.
+        name = f"{os.path.basename(path)}.part.{self._tag}.{os.getpid()}.{secrets.token_hex(4)}"
         part = os.path.join(self._own, name)
-        with open(part, "wb") as file:
+        with open(part, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -397,7 +460,8 @@ _ENCODER = json.JSONEncoder(
 def write_rows(rows: Iterable[Any]) -> tuple[bytes, int]:
     """Return lines of JSON, and their number. Raises TypeError; ValueError for NaN."""
     lines = [_ENCODER.encode(each) + "\n" for each in rows]
-    return "".join(lines).encode("utf-8", "surrogatepass"), len(lines)
+    # The only characters that UTF-8 lacks, lone surrogates, become escapes of JSON.
+    return "".join(lines).encode("utf-8", "backslashreplace"), len(lines)
 
 
 def find_function(name: str) -> Work:
@@ -410,6 +474,9 @@ def find_function(name: str) -> Work:
             found = getattr(found, each)
     except (ImportError, AttributeError) as error:
         raise WrongInput(f"the function {name} cannot be imported: {error}") from error
+    except SystemExit as error:
+        hint = 'put what is no function below `if __name__ == "__main__":`'
+        raise WrongInput(f"{module} ends the program ({error!r}) when imported; {hint}") from error
     if not callable(found):
         raise WrongInput(f"{name} is not a function")
     work: Work = found
@@ -507,10 +574,16 @@ class BatchWorker:
         wanted = self._plan.shards[number][0]
         if len(rows) != wanted:
             raise ValueError(f"the input has {len(rows)} rows instead of {wanted}: it has changed")
-        found = self._work(rows)
-        if isinstance(found, (str, bytes, dict)) or not hasattr(found, "__iter__"):
-            raise ValueError(f"expected a list of results, not a {type(found).__name__}")
-        data, count = write_rows(found)
+        try:
+            found = self._work(rows)
+            if isinstance(found, (str, bytes, dict)) or not hasattr(found, "__iter__"):
+                raise ValueError(f"expected a list of results, not a {type(found).__name__}")
+            data, count = write_rows(found)
+        except SystemExit as error:
+            # An exit code has 8 bits. With 0, the job would be done.
+            if error.code is None or (isinstance(error.code, int) and not error.code % 256):
+                raise ValueError("the function ended the program") from error
+            raise
         if count != wanted:
             raise ValueError(f"{count} results for {wanted} rows; each row needs one result")
         if self._results.commit(number, data):
@@ -545,7 +618,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", default="", choices=["", *FORMATS])
     parser.add_argument("--rows", type=int, required=True, help="maximum rows of a shard")
     parser.add_argument("--state", default="", help="a folder for what is no result")
-    parser.add_argument("--striped", action="store_true", help="take every N-th shard")
+    parser.add_argument(
+        "--striped",
+        action="store_true",
+        help="take every N-th shard; the names of results have a mark of the plan",
+    )
     work = parser.add_mutually_exclusive_group(required=True)
     work.add_argument("--function", metavar="MODULE:FUNCTION")
     work.add_argument("--command")
@@ -557,9 +634,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     array = os.environ.get("CAVVY_JOB", "batch.0").rpartition(".")[0]
     try:
         plan = BatchPlan(given.input, given.format, given.rows)
-        results = ResultFolder(given.output, index, array, given.state)
         about = {"rows": given.rows, "format": plan.format, "input": plan.digest}
-        results.keep_plan({**about, "run": given.function or given.command})
+        about["run"] = given.function or given.command
+        mark = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
+        mark = mark if given.striped else ""
+        results = ResultFolder(given.output, index, array, given.state, mark)
+        results.keep_plan(about)
         run = find_function(given.function) if given.function else make_command(given.command)
         worker = BatchWorker(plan, results, run, index, count, striped=given.striped)
         failed = worker.run()

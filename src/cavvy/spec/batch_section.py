@@ -2,6 +2,7 @@
 whose file is submitted with the task.
 """
 
+import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,10 @@ def expand_batch(root: MapNode, notes: ProblemNotes) -> MapNode:
         notes.add(node.mark, message, suggestion=hint)
     if batch is None:
         return complete(root, {"run": "true"})
+    if _is_inside(batch.output, batch.input):
+        message = f"the output {batch.output} is inside the input {batch.input}"
+        hint = "choose a folder beside it, because a later batch would read the results as rows"
+        notes.add(node.mark, message, suggestion=hint)
     copied = _place_input(batch.input)
     local = batch.function or not (batch.input.startswith("/") or _is_brought(root, batch.input))
     keys: dict[str, str | int] = {
@@ -75,6 +80,14 @@ def _is_brought(root: MapNode, source: str) -> bool:
     nodes = [each.get("target") for each in items if isinstance(each, MapNode)]
     targets = [each.text.rstrip("/") for each in nodes if isinstance(each, ScalarNode)]
     return "://" in source or any(f"{source}/".startswith(f"{each}/") for each in targets)
+
+
+def _is_inside(output: str, source: str) -> bool:
+    """Return whether an absolute path is inside the folder of another one, or is this folder."""
+    if not (output.startswith("/") and source.startswith("/")):
+        return False
+    source = posixpath.normpath("/" + source.lstrip("/"))
+    return posixpath.commonpath((posixpath.normpath("/" + output.lstrip("/")), source)) == source
 
 
 def _place_input(source: str) -> str:
