@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import IO
 
 import pytest
 from tests.waits import wait_until
@@ -244,15 +245,15 @@ def test_jobs_with_equal_process_ids_write_no_common_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = batch.ResultFolder("out", 0, "many")
-    sync = os.fsync
 
-    def meet(file: int) -> None:
-        """The other attempt writes the same shard between the write and the link."""
-        monkeypatch.setattr(os, "fsync", sync)
+    def meet(*given: str) -> IO[bytes]:
+        """The other job writes the same shard after this one has opened its file."""
+        monkeypatch.delattr(batch, "open")
+        file: IO[bytes] = open(*given)  # noqa: SIM115  # the caller closes it
         assert results.commit(0, b"other")
-        sync(file)
+        return file
 
-    monkeypatch.setattr(os, "fsync", meet)
+    monkeypatch.setattr(batch, "open", meet, raising=False)
     assert not results.commit(0, b"late and longer")
     assert (folder / "out/part-000000.jsonl").read_bytes() == b"other"
 
