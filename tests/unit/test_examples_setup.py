@@ -21,14 +21,18 @@ FILES = [
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_the_packages_are_named_while_they_are_installed(file: Path) -> None:
-    (task,) = parse_file(file.read_text()).tasks
-    assert task.setup is not None
-    assert "pip install" in task.setup
-    assert not re.search(r"--quiet|-q\b", task.setup.replace("grep -q", ""))
-    (name,) = re.findall(r"-r (\S+)", task.setup)
+    tasks = parse_file(file.read_text()).tasks
+    if not list(file.parent.glob("requirements*.txt")):
+        assert not any(task.setup for task in tasks)
+        return
+    (setup,) = {task.setup for task in tasks}
+    assert setup is not None
+    assert "pip install" in setup
+    assert not re.search(r"--quiet|-q\b", setup.replace("grep -q", ""))
+    (name,) = re.findall(r"-r (\S+)", setup)
     wanted = (file.parent / name).read_text()
     if re.search(r"^(torch|cavvy\[train\])", wanted, re.MULTILINE):
-        assert "/dev/nvidiactl" in task.setup
-        assert task.setup.index("https://download.pytorch.org/whl/cpu") < task.setup.index(
-            "pip install", task.setup.index("|| true")
+        assert "/dev/nvidiactl" in setup
+        assert setup.index("https://download.pytorch.org/whl/cpu") < setup.index(
+            "pip install", setup.index("|| true")
         )

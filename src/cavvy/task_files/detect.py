@@ -35,7 +35,7 @@ _OUR_NEEDS = _words(
 _OUR_SERVICE = _words(
     "engine model options port concurrency probe drain timeouts models hosts keys rate "
     "limits slo regions residency budget origins price_header update queue events batch "
-    "routing strip_prefix groups fallback adapters"
+    "routing strip_prefix groups fallback adapters edge"
 )
 # Keys that only SkyPilot's files have.
 _SKYPILOT = _words(
