@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ def preempt(client: ApiClient, home: Path, at: int, nodes: int, *, wait: bool) -
         gang = client.job("default", name).attempts[-1].gang
         record = home / "providers/local/agents" / gang / "0/agent.json"
         for pid in find_processes(json.loads(record.read_text())["pid"]):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
     else:
         client.drill_preempt("default", name, notice_s=2)
     if wait:
