@@ -52,6 +52,7 @@ SwitchType=switch/none
 JobCompType=jobcomp/none
 SlurmctldTimeout=30
 SlurmdTimeout=10
+GetEnvTimeout=30
 MinJobAge={min_job_age}
 InactiveLimit=0
 KillWait=30
