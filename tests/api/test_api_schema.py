@@ -107,6 +107,7 @@ def load_schema(running: Running) -> Any:
     return schemathesis.openapi.from_url(url, headers={"Authorization": f"Bearer {TOKEN}"})
 
 
+@pytest.mark.timeout(400)  # it walks through all routes, of which there are more and more
 def test_no_request_finds_a_fault(servers: Servers) -> None:
     """Each request goes to the servers of all stores: to make it up takes four times as long as to
     answer it.

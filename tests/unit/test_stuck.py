@@ -21,6 +21,7 @@ from tests.unit.test_agent_idle import Watched
 from tests.unit.test_control_reports import NODE as REPORTED
 from tests.unit.test_control_reports import applied, message
 from tests.unit.test_decide_attempts import T0, at, view, with_exit
+from tests.waits import wait_until
 
 from cavvy.agent.work import flight
 from cavvy.agent.work import stacks as taken
@@ -440,6 +441,7 @@ def test_the_real_tool_finds_where_real_programs_hang(tool: str) -> None:
 def test_a_stopped_program_is_named_beside_others(tool: str) -> None:
     with program(HUNG, RANK="1", WORLD_SIZE="2") as one, program(HUNG, RANK="0") as zero:
         os.kill(zero, signal.SIGSTOP)
+        wait_until(lambda: ") T " in Path(f"/proc/{zero}/stat").read_text())
         found = take_stacks(tool, [one, zero], rank=0)
         os.kill(zero, signal.SIGCONT)
     if not found["stacks"]:
