@@ -191,3 +191,28 @@ def test_run_and_validate_find_the_same_problems(folder: Path) -> None:
     )
     assert run(run_task, "a.yaml").stderr == run(validate, "a.yaml").stderr
     assert run(validate, "a.yaml").stderr.endswith("3 problems.\n")
+
+
+def test_a_batch_without_local_rows_is_refused_before_it_is_submitted(folder: Path) -> None:
+    def check(text: str) -> str:
+        (folder / "b.yaml").write_text(f"{{name: b, batch: {{output: /out, {text}}}")
+        return run(validate, "b.yaml").stderr
+
+    rows = "input: rows.jsonl, function: 'm:f'}"
+    assert "there is no rows.jsonl in the working folder" in check(rows)
+    assert "there is no rows.jsonl" in check(f"{rows}, setup: pip install pyarrow")
+    assert not check(f"{rows}, setup: 'curl -O https://example.com/rows.jsonl'")
+    (folder / "rows.jsonl").touch()
+    assert "rows.jsonl is empty, so the batch has no rows" in check(rows)
+    (folder / "rows.jsonl").write_text("1\n")
+    assert not check(rows)
+    (folder / ".cavvyignore").write_text("*.jsonl\n")
+    assert "an ignore file excludes it" in check(rows)
+    images = folder / "images"
+    (images / ".hidden").mkdir(parents=True)
+    (images / ".hidden" / "a.png").write_bytes(b"x")
+    assert "there is no images in the working folder" in check("input: images, function: 'm:f'}")
+    for elsewhere in ("input: /rows.jsonl", "input: 's3://b/rows.jsonl'"):
+        assert not check(f"{elsewhere}, function: 'm:f'}}")
+    brought = "inputs: [{source: 's3://b/in/', target: data}]"
+    assert not check(f"input: data/rows.jsonl, function: 'm:f'}}, {brought}")

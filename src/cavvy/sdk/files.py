@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from cavvy.client.errors import SourceChanged
 from cavvy.domain.tasks import TaskSpec, VolumeKind
+from cavvy.spec.batch_section import PROGRAM, find_rows
 from cavvy.spec.ignore import list_files
 from cavvy.spec.problems import shown
 from cavvy.spec.uses import explain_unused
@@ -109,6 +110,8 @@ def check_files(
                 f"{volume.path} needs it",
                 "the file does not exist, the folder is empty, or an ignore file excludes it",
             )
+    if "" in parts and PROGRAM in parts and (rows := find_rows(task)):
+        _check_rows(rows, sizes)
     for message, hint in explain_unused(sizes, task.setup_uses or ()) if "" in parts else ():
         raise FreezeError(message, hint)
     largest, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
@@ -118,6 +121,24 @@ def check_files(
             f"{limit_mib:,} MiB",
             "use `inputs` for data, or raise the setting server.blob_mib",
         )
+
+
+def _check_rows(rows: str, sizes: Mapping[str, int]) -> None:
+    """Raise FreezeError if the rows of a batch are not submitted, or have no content."""
+    inside = "" if rows == "." else f"{rows}/"
+    found = [
+        size
+        for path, size in sizes.items()
+        if path == rows or (path.startswith(inside) and "/." not in f"/{path[len(inside) :]}")
+    ]
+    if not found:
+        raise FreezeError(
+            f"there is no {rows} in the working folder, but the batch reads its rows from it",
+            "the file does not exist, the folder is empty, or an ignore file excludes it; change "
+            "`batch.input`",
+        )
+    if not any(found):
+        raise FreezeError(f"{rows} is empty, so the batch has no rows", "change `batch.input`")
 
 
 def freeze_parts(

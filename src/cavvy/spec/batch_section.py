@@ -3,10 +3,12 @@ whose file is submitted with the task.
 """
 
 import posixpath
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec.engine_section import add_transfers, complete, make_scalar
 from cavvy.spec.engines import SERVER_FOLDER
@@ -19,6 +21,9 @@ _INPUT = f"{SERVER_FOLDER}/input"
 # The results of a job before they are copied to a bucket, beside the worker's own files.
 _KEPT = f"{SERVER_FOLDER}/batch"
 _RESULTS, _STATE = f"{_KEPT}/results", f"{_KEPT}/state"
+_COMMAND = f"exec python3 {PROGRAM} "
+# lines of `setup` that write no files of the working folder
+_INSTALLS = re.compile(r"\s*(#|(python3? -m |uv )?pip3? install [^;&|]*$)")
 _EVERY = "1m"  # between two checkpoints, which lose nothing if the node's end is announced
 _MISFITS = ("array", "sweep", "service", "session", "schedule", "machine", "best")
 
@@ -73,6 +78,20 @@ def find_batch_files(documents: Sequence[Node]) -> Mapping[str, Path]:
     return {}
 
 
+def find_rows(task: TaskSpec) -> str:
+    """Return the path of a batch's rows in the submitted working folder. Returns "" if the rows
+    come from elsewhere: a URL, one of the inputs, a path of the node, or commands of `setup` that
+    may write them. The task must have been made by `expand_batch`.
+    """
+    words = shlex.split(task.run)
+    path = words[words.index("--input") + 1]
+    targets = [each.target.rstrip("/") for each in task.inputs]
+    brought = any(f"{path}/".startswith(f"{each}/") for each in targets)
+    lines = (task.setup or "").splitlines()
+    written = any(line.strip() and not _INSTALLS.match(line) for line in lines)
+    return "" if path.startswith("/") or brought or written else path
+
+
 def _is_brought(root: MapNode, source: str) -> bool:
     """Return whether the rows reach the working folder by a URL or as one of the inputs."""
     node = root.get("inputs")
@@ -116,4 +135,4 @@ def _write_command(batch: BatchKeys, command: str, path: str) -> str:
     words += ["--striped", "--state", _STATE] if apart else []
     words += ["--format", batch.format] if batch.format else []
     words += ["--function", batch.function] if batch.function else ["--command", command]
-    return f"exec python3 {PROGRAM} {shlex.join(words)}"
+    return f"{_COMMAND}{shlex.join(words)}"
