@@ -52,7 +52,7 @@ SwitchType=switch/none
 JobCompType=jobcomp/none
 SlurmctldTimeout=30
 SlurmdTimeout=10
-GetEnvTimeout=30
+GetEnvTimeout=0
 MinJobAge={min_job_age}
 InactiveLimit=0
 KillWait=30
@@ -162,6 +162,11 @@ class Cluster:
         )
         self.conf.write_text(_CONF.format(**values, **ports))
         (self.folder / "gres.conf").write_text(_GRES.format(**values))
+        # Jobs without their submitter's environment take it from here, never from a login of this
+        # machine's user, which may be slow and which Slurm kills in the middle.
+        cache = self.folder / "state" / "env_cache"
+        cache.mkdir(exist_ok=True)
+        (cache / "root").write_text(f"HOME={Path.home()}\nPATH={os.environ['PATH']}\n")
         self._start_munge()
         if self.accounting:
             self._start_accounting(ports)

@@ -27,8 +27,8 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin prohibit-password
-SetEnv SLURM_CONF={conf} PATH={path}
-"""
+SetEnv SLURM_CONF={conf} PATH={path} SHLVL=2
+"""  # from level 2 on, bash does not read the .bashrc of this machine's user for a command over SSH
 
 
 class Login:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.system.ports import free_port
-from tests.system.workload_packages import PYTHON, find_python
+from tests.system.workload_packages import PACKAGES_OF_TESTS, PYTHON, find_python
 
 from cavvy.cli.main import cli
 
@@ -57,6 +57,8 @@ def start(
     folder: Path, *command: str, python: str = sys.executable, price: str = "3.6"
 ) -> "subprocess.Popen[str]":
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CAVVY_PRICE_USD_HR": price}
+    if python != sys.executable:
+        env |= PACKAGES_OF_TESTS
     return subprocess.Popen(
         [python, *command],
         cwd=folder,

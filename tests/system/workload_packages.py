@@ -13,6 +13,8 @@ from tests.system.packages import CACHE, install_whole
 
 FOLDER = CACHE / f"workloads-{sys.implementation.cache_tag}"
 PYTHON = FOLDER / "bin" / "python"
+# The folder outlives this checkout: what it takes from the tests' packages is said to each process.
+PACKAGES_OF_TESTS = {"PYTHONPATH": str(Path(numpy.__file__).parents[1])}
 QUICK = ("pysam", "pybwa", "imageio-ffmpeg")  # 90 MB
 
 
@@ -23,8 +25,6 @@ def install() -> str:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=seconds)
         pip = [PYTHON, "-m", "pip", "install", "--quiet", *QUICK]
         subprocess.run(pip, check=True, timeout=seconds, capture_output=True)
-        own = next(folder.glob("lib/python*/site-packages"))
-        (own / "of_tests.pth").write_text(str(Path(numpy.__file__).parents[1]))
 
     try:
         install_whole(FOLDER, fill, 300.0)
