@@ -196,13 +196,14 @@ def test_apptainer_runs_the_work(apptainer: str) -> None:
 
 
 def test_apptainer_s_work_alone_gets_the_signal_of_a_stop(apptainer: str) -> None:
-    run = "sh -c 'trap \"echo saved; exit 0\" TERM; while :; do sleep 0.1; done' & wait; wait"
+    work = 'trap "echo saved; exit 0" TERM; echo ready; while :; do sleep 0.1; done'
+    run = f"sh -c '{work}' & wait; wait"
     with make_rig(run=f"trap : TERM; {run}") as rig:
         rig.stub.work["image"] = "registry.example/team/image:1"
         rig.stub.work["image_login"] = "ann:opensesame"
         rig.environ["PATH"] = apptainer
         agent = rig.launch()
-        rig.until(lambda: "running" in rig.stub.kinds())
+        rig.until(lambda: "ready" in rig.output())
         # There is no namespace of processes, so `kill -1` would reach all processes of the user.
         entry = (rig.home / "entry.sh").read_text()
         if " -1" in entry:

@@ -173,6 +173,9 @@ def device_at(folder: Path, command: str, **more: str) -> Iterator[RunningDevice
     made = RunningDevice(folder, command, **more)
     try:
         yield made
+    except BaseException:
+        print(made.log())
+        raise
     finally:
         made.kill()
 

@@ -63,11 +63,18 @@ def spare(cluster: Cluster) -> list[RayHost]:
 
 
 def take(cluster: Cluster, hosts: list[RayHost]) -> RayHost:
-    """The host on which the one gang is; no other test gets it."""
-    (group,) = cluster.groups()
-    node = group["bundles"][0]["node_id"]
-    address = next(each["node_ip"] for each in cluster.nodes() if each["node_id"] == node)
-    host = next(host for host in hosts if host.address == address)
+    """The host on which the one gang is; no other test gets it. Ray's dashboard is behind the
+    cluster: it may not know the gang's node yet.
+    """
+
+    def find() -> RayHost | None:
+        taken = {each["node_id"] for group in cluster.groups() for each in group["bundles"]}
+        addresses = {each["node_ip"] for each in cluster.nodes() if each["node_id"] in taken}
+        return next((host for host in hosts if host.address in addresses), None)
+
+    wait_until(find, lambda: f"{cluster.groups()} {cluster.nodes()} {hosts}")
+    host = find()
+    assert host is not None
     hosts.remove(host)
     return host
 

@@ -224,6 +224,21 @@ def test_the_first_version_is_tried_again_without_the_server(
         assert look(device).tell()["serving"] == 1
 
 
+def test_the_first_version_serves_until_its_trial_ends_if_another_is_wanted(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    made = ModelSlots(f"{tmp_path}/models/m")
+    update(made, 1, OLD)
+    made._write(number=0, slot="", trial=1, tries=0)
+    for device in start(tmp_path, server):
+        device._models["m"]._probation_s = 1e6
+        look(device)
+        server.models = [{"name": "m", "number": 2}]
+        device._check_in()
+        look(device)
+        assert [each.number for each in device.front.routes["m"]] == [1]
+
+
 def test_a_fetch_that_fails_is_told_and_tried_later(
     device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

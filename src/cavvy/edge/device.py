@@ -205,6 +205,11 @@ class RunningModel:
             self._accept(engine)
         self._route()
 
+    @property
+    def is_first(self) -> bool:
+        """Whether the version on trial is the only one that can serve."""
+        return self._tried is not None and not self.slots.serving
+
     def return_to(self, number: int) -> None:
         """Go back to the served version, because the server took the version on trial back."""
         if self._tried is not None and self._tried.number != number:
@@ -447,6 +452,8 @@ class DeviceProgram:
         else:
             self._below[name] = wanted["collect_below"]
         model = self._models.get(name) or self._add(name)
+        if model.is_first:
+            return  # it serves until its trial has ended, also if the server wants another by now
         model.return_to(number)
         if not model.want(number) or not _is_open(wanted["window"]):
             return
