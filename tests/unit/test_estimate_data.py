@@ -98,11 +98,11 @@ def test_step_time_of_published_measurements(published: list[Step]) -> None:
 
 def test_no_vision_model_is_far_off(published: list[Step]) -> None:
     """Attention whose heads are mixed by tiny products (cait) was once off by 142 %. No kernel was
-    measured on an RTX 3090. The worst models have small channels or unusual mixers: the worst is off by 35 %.
+    measured on an RTX 3090: those of an H200 and the data sheets are enough.
     """
     vision = off([each for each in published if each.source == "RTX3090"])
-    assert statistics.median(vision) <= 0.115
-    assert max(vision) <= 0.36
+    assert statistics.median(vision) <= 0.065
+    assert max(vision) <= 0.25
 
 
 def test_peak_memory(steps: list[Step]) -> None:

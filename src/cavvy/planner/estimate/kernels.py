@@ -80,7 +80,9 @@ _CHANNEL, _CHANNEL_BACKWARD = 0.83, 1.73
 _CHANNEL_CUDNN = 0.75  # times as long in float16, which cuDNN computes
 # The conversion of convolutions between NCHW and channels-last memory
 _LAYOUT = 0.0018
-_IMAGE = 0.040  # an element of an image, whose channels are no multiple of 8
+# Padding channels that are no multiple of 8, as those of an image: for 8 channels of a pixel, which
+# are a vector of 16 bytes
+_IMAGE = 0.120
 # Depthwise convolutions, by cuDNN (in float16 or channels-last memory) or by PyTorch's own kernels,
 # forward and backward: a result, and an element of its window
 _DEPTHWISE = {
@@ -101,6 +103,15 @@ _GAP_S = 2e-6
 # Arithmetic and memory traffic of one kernel overlap. If they alone take a and b, both together
 # take (a^3 + b^3)^(1/3).
 _OVERLAP = 3
+# Accelerators whose processors have 64 fp32 results per clock, where an H200's have 128 (NVIDIA,
+# "CUDA C++ Programming Guide", throughput of arithmetic instructions: compute capabilities 6.0,
+# 7.0, 7.5 and 8.0; AMD, white papers of CDNA 1 and 2)
+_HALF_LANES = frozenset(
+    {
+        *("P100", "V100", "T4", "RTX8000", "RTX6000", "RTX5000", "RTX4000", "RTX2080Ti"),
+        *("GTX1660S", "A100", "A800", "A30", "MI100", "MI210", "MI250", "MI250X"),
+    }
+)
 # Library kernels compute tiles of about 128 x 128 results. If a product has fewer tiles than the
 # device has processors (an H200 has 132), kernels split inner lengths of more than 512.
 _TILE, _SPLIT, _PROCESSORS = 128, 512, 132
@@ -148,8 +159,7 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
         return _recurrent(kernel, setting)
     if kind == "depthwise":
         return _depthwise(kernel, moved, setting) + _GAP_S
-    bandwidth = bandwidth_of(setting.device)
-    seconds = moved / (bandwidth * _share(kind, kernel, setting))
+    seconds = _moving(moved, kind, kernel, setting)
     if kernel.kind in PRODUCTS:
         arithmetic = _arithmetic(kernel, kind, setting)
         seconds = float((arithmetic**_OVERLAP + seconds**_OVERLAP) ** (1 / _OVERLAP))
@@ -173,11 +183,29 @@ def bandwidth_of(device: DeviceRates) -> float:
 
 
 def slower_than_h200(device: DeviceRates) -> float:
-    """Return how many times as long a device takes to compute the addresses of elements, and for
-    other work of its ordinary processors. The number of processors and their clock determine it,
-    which the fp32 peak shows roughly: it doubles where processors got twice as many fp32 units.
+    """Return how many times as long a device takes for instructions other than matrix products,
+    such as those that compute the addresses of elements. The number of processors, multiplied by
+    their clock, determines it: the fp32 peak, divided by the results of a processor per clock.
     """
-    return float((_H200_FP32 / device.fp32) ** 0.5)
+    lanes = 0.5 if device.name in _HALF_LANES else 1.0
+    return float(_H200_FP32 / device.fp32 * lanes)
+
+
+def _density(device: DeviceRates) -> float:
+    """Return the half-precision FLOPs of a processor per clock, as a multiple of the H200's."""
+    return min(2.0, device.half / _H200_FLOPS * slower_than_h200(device))
+
+
+def _moving(moved: float, kind: str, kernel: KernelProfile, setting: KernelSetting) -> float:
+    """Return the seconds of memory traffic. Kernels that reach a small share of an H200's bandwidth
+    wait for instructions, whose time does not depend on the bandwidth of a device.
+    """
+    share = _share(kind, kernel, setting)
+    seconds = moved / (bandwidth_of(setting.device) * max(share, _POINTWISE))
+    if share >= _POINTWISE or kernel.kind in PRODUCTS:
+        return moved / (bandwidth_of(setting.device) * share)
+    instructions = moved / (_H200_BANDWIDTH * share) * slower_than_h200(setting.device)
+    return max(seconds, instructions)
 
 
 def name_kind(kernel: KernelProfile) -> str:
@@ -300,7 +328,7 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
             return flops / (setting.device.fp32 * _WIDE_ATTENTION)
         return _attention(kernel, setting)
     if kind == "grouped_conv":
-        return flops / (rate * min(1.0, columns / _GROUPED_COLUMNS))
+        return flops / (rate * min(1.0, columns / (_GROUPED_COLUMNS * _density(setting.device))))
     slower = _peak(kernel, setting) / setting.device.half
     if kind == "conv":
         narrow = _CONV_BACKWARD if kernel.backward else _CONV
@@ -330,7 +358,8 @@ def align(kernel: KernelProfile, setting: KernelSetting) -> float:
         return 1.0
     width = 2 if is_narrow else 4
     found = min(_alignment(each, width) for each in lengths)
-    share = _ALIGNED.get(found, 1.0)
+    # Instructions that load single elements take this long, even where the peak is lower.
+    share = min(1.0, _ALIGNED.get(found, 1.0) / _density(setting.device))
     return share**0.5 if setting.run.compile else share  # The compiler pads some matrices.
 
 
@@ -414,8 +443,8 @@ def _conversion(kernel: KernelProfile, moved: float, setting: KernelSetting) -> 
     if kernel.backward:
         elements *= 4 / 3  # Both gradients read the gradient of the result.
     if (inputs * kernel.size[0]) % 8:
-        data = kernel.size[1] * setting.scale * stride * stride * inputs
-        seconds += data * _IMAGE * slower * (0.7 if kernel.backward else 1.0)
+        vectors = kernel.size[1] * setting.scale * stride * stride * ceil(inputs / 8)
+        seconds += vectors * _IMAGE * slower * (0.7 if kernel.backward else 1.0)
     is_product = window == 1 and stride == 1 and pixels % 8 == 0
     if is_last(kernel, setting) or is_product:
         return seconds
