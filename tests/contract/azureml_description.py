@@ -112,24 +112,26 @@ _COUNTS = {
     f"{each}NodeCount": Field(int)
     for each in ("preparing", "running", "idle", "unusable", "leaving", "preempted")
 }
+_ERRORS = Each({"error": Field({"code": Field(str), "message": Field(str)})}, list)
 _CLUSTER = {
     **resource(
         {
             "computeType": Field(str, needed=True),
             "provisioningState": Field(str, reply=True),
+            "provisioningErrors": Field(_ERRORS, reply=True),
+            "createdOn": Field(str, reply=True),
             "computeLocation": Field(str),
+            "disableLocalAuth": Field(bool),
             "properties": Field(
                 {
+                    "remoteLoginPortPublicAccess": Field({"Enabled", "Disabled", "NotSpecified"}),
                     "vmSize": Field(str),
                     "vmPriority": Field({"Dedicated", "LowPriority"}),
                     "osType": Field({"Linux", "Windows"}),
                     "allocationState": Field({"Steady", "Resizing"}, reply=True),
                     "currentNodeCount": Field(int, reply=True),
                     "nodeStateCounts": Field(_COUNTS, reply=True),
-                    "errors": Field(
-                        Each({"error": Field({"code": Field(str), "message": Field(str)})}, list),
-                        reply=True,
-                    ),
+                    "errors": Field(_ERRORS, reply=True),
                     "scaleSettings": Field(
                         {
                             "minNodeCount": Field(int),
@@ -141,7 +143,8 @@ _CLUSTER = {
             ),
         }
     ),
-    "location": Field(str),
+    "location": Field(str, needed=True),
+    "tags": Field(TEXTS),
 }
 _WORKSPACE = {**resource({"discoveryUrl": Field(str)}), "location": Field(str)}
 _RUN = {
@@ -167,6 +170,12 @@ OPERATIONS = {
     "workspace": Operation("GET", "", reply=_WORKSPACE),
     "computes": Operation("GET", "/computes", reply=_CLUSTER, parameters=frozenset({"$skip"})),
     "compute": Operation("GET", rf"/computes/({_COMPUTE})", reply=_CLUSTER),
+    "make compute": Operation("PUT", rf"/computes/({_COMPUTE})", _CLUSTER, _CLUSTER),
+    "delete compute": Operation(
+        "DELETE",
+        rf"/computes/({_COMPUTE})",
+        parameters=frozenset({"underlyingResourceAction"}),
+    ),
     "environment": Operation(
         "GET", rf"/environments/{_NAME}/versions/([\w.-]+)", reply=ENVIRONMENT
     ),

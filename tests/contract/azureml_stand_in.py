@@ -6,7 +6,7 @@ prices, over a cloud in memory. It checks each request and each of its own repli
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.contract.azure_public import cut_page, is_public, make_price, make_token
@@ -50,6 +50,15 @@ CLUSTERS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "old": ("STANDARD_DS3_V2", "Dedicated", 4, {"osType": "Windows"}),
 }
 LOW_USD = 0.1052  # of Standard_NC4as_T4_v3
+# by name: the kinds of compute targets that a size may have
+SIZES = {
+    "Standard_DS3_v2": ["AmlCompute", "ComputeInstance"],
+    "STANDARD_NC4AS_T4_V3": ["AmlCompute", "ComputeInstance"],
+    "Standard_DS5_v2": ["ComputeInstance"],
+    "Standard_Z9": ["AmlCompute"],  # without a price
+}
+CREATION = timedelta(seconds=40)  # of a cluster
+_SIZES = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +99,9 @@ class AzureMlStandIn(RestStandIn):
         self.statuses: dict[str, str] = {}  # by job, instead of the machines'
         self.errors: dict[str, str] = {}  # messages of the run history, by job
         self.prices_fail = False
+        # by name: clusters that a request has made, and when
+        self.made: dict[str, tuple[dict[str, Any], datetime]] = {}
+        self.creation_error: dict[str, str] = {}  # of the clusters that are made
         self.calls: list[str] = []
         self.tags: list[str] = []  # that lists asked for
         self.archived: list[str] = []
@@ -108,6 +120,12 @@ class AzureMlStandIn(RestStandIn):
             return 200, self._prices(request.query["$filter"])
         if request.path == "/identity":
             return 200, make_token(request, self.key)
+        if request.path == f"{_SIZES}/eastus/vmSizes" and request.method == "GET":
+            shown = [
+                {"name": name, "vCPUs": 4, "gpus": 0, "supportedComputeTypes": kinds}
+                for name, kinds in SIZES.items()
+            ]
+            return 200, {"value": shown}
         try:
             operation, name = find_operation(
                 request.method, request.path, request.query, request.body
@@ -155,11 +173,8 @@ class AzureMlStandIn(RestStandIn):
         match operation:
             case "workspace":
                 return 200, {"name": WORKSPACE, "location": "East US", "properties": {}}
-            case "computes":
-                shown = [self._cluster(each) for each in CLUSTERS]
-                return 200, cut_page(self, [*shown, _kubernetes()], request)
-            case "compute" if name in CLUSTERS:
-                return 200, self._cluster(name)
+            case "computes" | "compute" | "make compute" | "delete compute":
+                return self._do_compute(operation, name, request)
             case "environment" if name in self.environments:
                 return 200, {"properties": {"image": self.environments[name]}}
             case "make environment":
@@ -178,6 +193,24 @@ class AzureMlStandIn(RestStandIn):
                 return 200, self._run(self._find(name))
         raise CloudFault(404, "ResourceNotFound", f"{operation} {name} was not found.")
 
+    def _do_compute(self, operation: str, name: str, request: RestRequest) -> tuple[int, Any]:
+        match operation:
+            case "computes":
+                shown = [self._cluster(each) for each in CLUSTERS]
+                shown += [self._show_made(each) for each in self.made]
+                return 200, cut_page(self, [*shown, _kubernetes()], request)
+            case "compute" if name in CLUSTERS:
+                return 200, self._cluster(name)
+            case "compute" if name in self.made:
+                return 200, self._show_made(name)
+            case "make compute":
+                return self._make_cluster(name, request.body)
+            case "delete compute" if name in self.made:
+                assert request.query["underlyingResourceAction"] == "Delete"
+                self._delete_cluster(name)
+                return 202, {}
+        raise CloudFault(404, "ResourceNotFound", f"{operation} {name} was not found.")
+
     def _create(self, name: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         properties = body["properties"]
         if name in self.jobs:  # names are unique in the workspace
@@ -185,12 +218,14 @@ class AzureMlStandIn(RestStandIn):
             return 200, self._show(self.jobs[name])
         version = properties["environmentId"].rpartition("/")[2]
         cluster = properties["computeId"].rpartition("/")[2]
-        if version not in self.environments or cluster not in CLUSTERS:
+        ready = {name for name in self.made if self._state_of(name) == "Succeeded"}
+        if version not in self.environments or cluster not in CLUSTERS.keys() | ready:
             raise CloudFault(400, "UserError", "the environment or the cluster does not exist")
         nodes = properties["resources"]["instanceCount"]
+        most = CLUSTERS[cluster][2] if cluster in CLUSTERS else 100
         named = set(re.findall(r"\$\{\{inputs\.(\w+)\}\}", properties["command"]))
         good = {
-            "instanceCount": 1 <= nodes <= CLUSTERS[cluster][2],
+            "instanceCount": 1 <= nodes <= most,
             "distribution": nodes == 1 or "distribution" in properties,
             "command": properties["command"].count("${{") == len(named)
             and named <= properties.get("inputs", {}).keys(),
@@ -287,6 +322,51 @@ class AzureMlStandIn(RestStandIn):
                 finish(self.cloud.delete(each))
         self._cancelled.add(job.name)
 
+    def _make_cluster(self, name: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        inner = body["properties"]["properties"]
+        scale = inner["scaleSettings"]
+        known = {each.lower(): kinds for each, kinds in SIZES.items()}
+        if name in CLUSTERS or name in self.made:
+            raise CloudFault(409, "Conflict", "the cluster exists, and would be overwritten")
+        if "AmlCompute" not in known.get(inner["vmSize"].lower(), ()):
+            raise CloudFault(400, "BadRequest", f"clusters cannot have the size {inner['vmSize']}")
+        if not 0 <= scale["minNodeCount"] <= scale["maxNodeCount"] <= 300:
+            raise CloudFault(400, "BadRequest", "the counts of nodes are wrong")
+        assert body["location"] == "eastus"
+        assert all(len(each) <= 256 for each in body["tags"].values())
+        self.made[name] = body, self.cloud.time
+        return 201, self._show_made(name)
+
+    def _state_of(self, name: str) -> str:
+        if self.cloud.time < self.made[name][1] + CREATION:
+            return "Creating"
+        return "Failed" if self.creation_error else "Succeeded"
+
+    def _delete_cluster(self, name: str) -> None:
+        """A strict stand-in refuses to delete a cluster with a job that has not ended."""
+        for job in self.jobs.values():
+            used = job.body["properties"]["computeId"].rpartition("/")[2] == name
+            if used and self._status(job) not in ("Completed", "Failed", "Canceled"):
+                raise CloudFault(409, "Conflict", f"the job {job.name} uses the cluster")
+        del self.made[name]
+
+    def _show_made(self, name: str) -> dict[str, Any]:
+        body, at = self.made[name]
+        state = self._state_of(name)
+        errors = [{"error": self.creation_error}] if state == "Failed" else []
+        return {
+            **body,
+            "id": f"{ROOT}/computes/{name}",
+            "name": name,
+            "type": "Microsoft.MachineLearningServices/workspaces/computes",
+            "properties": {
+                **body["properties"],
+                "createdOn": _text(at),
+                "provisioningState": state,
+                "provisioningErrors": errors,
+            },
+        }
+
     def _cluster(self, name: str) -> dict[str, Any]:
         size, priority, most, other = CLUSTERS[name]
         inner: dict[str, Any] = {
@@ -320,17 +400,13 @@ class AzureMlStandIn(RestStandIn):
         if self.prices_fail:
             raise CloudFault(503, "ServiceUnavailable", "later")
         assert "armRegionName eq 'eastus'" in condition
-        size = re.search(r"armSkuName eq '(\w+)'", condition)
-        assert size is not None
+        assert "contains(skuName, 'Low Priority')" in condition
+        size = "Standard_NC4as_T4_v3"
         items = [
-            make_price(size[1], "eastus", 0.526),
-            make_price(size[1], "eastus", 0.11, kind=" Spot"),
+            make_price(size, "eastus", LOW_USD, kind=" Low Priority"),
+            make_price(size, "eastus", 0.284, kind=" Low Priority", windows=True),
+            make_price("Standard_DS5_v2", "eastus", 0.0, kind=" Low Priority"),
         ]
-        if size[1] == "Standard_NC4as_T4_v3":
-            items += [
-                make_price(size[1], "eastus", LOW_USD, kind=" Low Priority"),
-                make_price(size[1], "eastus", 0.284, kind=" Low Priority", windows=True),
-            ]
         return {"Items": items, "NextPageLink": None}
 
 

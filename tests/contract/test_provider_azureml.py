@@ -28,6 +28,7 @@ from cavvy.providers.base import (
     ProviderContext,
     QuotaTooSmall,
     Refused,
+    TryAgain,
 )
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
@@ -347,6 +348,131 @@ class TestAzureMl(RestContract):
             patch.setattr("cavvy.providers.azureml.jobs._ARCHIVED", 2)
             asyncio.run(scenario())
 
+    def test_sizes_are_offered_with_both_priorities(self, account: AzureMlPlace) -> None:
+        provider = account.provider("ours", sizes="Standard_*", clusters="none")
+        offers = asyncio.run(provider.offers())
+        assert {(each.instance_type, each.purchase, each.zone) for each in offers} == {
+            ("Standard_DS3_v2", Purchase.ON_DEMAND, None),
+            ("Standard_NC4as_T4_v3", Purchase.ON_DEMAND, None),
+            ("Standard_NC4as_T4_v3", SPOT, None),
+        }
+        (low,) = [each for each in offers if each.purchase is SPOT]
+        assert low.rate.micros_per_hour == round(LOW_USD * 1e6)
+        facts = dict(asyncio.run(provider.whoami()))
+        assert facts["clusters without offers"] == "sizes without a known price: standard_z9"
+        account.api.prices_fail = True
+        provider = account.provider("ours", sizes="Standard_NC*", clusters="none")
+        (usual,) = asyncio.run(provider.offers())
+        assert usual.purchase is Purchase.ON_DEMAND
+
+    @pytest.mark.parametrize("purchase", [Purchase.ON_DEMAND, SPOT])
+    async def test_a_cluster_is_created_for_a_size_and_removed(
+        self, account: AzureMlPlace, harness: ContractHarness, purchase: Purchase
+    ) -> None:
+        """It has no nodes without jobs. It serves the next gang, and is kept as long as a job uses
+        it, also by a server that has been restarted and by one with another setting.
+        """
+        table = {"sizes": "Standard_NC*", "clusters": "none"}
+        gang = await harness.spec("first")
+        provider = account.provider(gang.installation, **table)
+        offer = next(each for each in await provider.offers() if each.purchase is purchase)
+        gang = replace(gang, offer=offer, nodes=2)
+        with pytest.raises(TryAgain, match="Azure creates the compute cluster"):
+            await provider.launch(gang)
+        with pytest.raises(TryAgain):  # as long as the cluster is not ready
+            await provider.launch(gang)
+        assert account.api.jobs == {}
+        ((name, (body, _)),) = account.api.made.items()
+        inner = body["properties"]["properties"]
+        assert inner["scaleSettings"] == {
+            "minNodeCount": 0,
+            "maxNodeCount": 100,
+            "nodeIdleTimeBeforeScaleDown": "PT2M",
+        }
+        assert inner["vmPriority"] == ("LowPriority" if purchase is SPOT else "Dedicated")
+        assert inner["remoteLoginPortPublicAccess"] == "Disabled"
+        await account.wait(timedelta(minutes=1))
+        await provider.launch(gang)
+        (job,) = account.api.jobs.values()
+        assert job.body["properties"]["computeId"] == f"{ROOT}/computes/{name}"
+        for installation in ("theirs", gang.installation):
+            other = account.provider(installation)  # without `sizes`, and does not offer it
+            assert name not in {each.zone for each in await other.offers()}
+            await account.wait(timedelta(hours=2))
+            await other.gangs()
+            assert list(account.api.made) == [name]
+        facts = dict(await provider.whoami())
+        assert "at most 100 nodes" in facts[f"cluster {name}"]
+        await provider.remove(gang.name)
+        await account.wait(timedelta(minutes=31))
+        await provider.gangs()
+        second = replace(gang, name=f"{gang.name}-b", nodes=1)
+        await provider.launch(second)
+        assert len(account.api.made) == 1
+        await provider.remove(second.name)
+        for kept in (1, 0):
+            await account.wait(timedelta(minutes=45))
+            await provider.gangs()
+            assert len(account.api.made) == kept
+        assert account.billed() == 0
+
+    async def test_a_cluster_without_a_job_is_removed_by_a_restarted_server(
+        self, account: AzureMlPlace, harness: ContractHarness
+    ) -> None:
+        """Its reply may have been lost, or the gang removed before the cluster was ready."""
+        table = {"sizes": "Standard_NC*", "clusters": "none"}
+        gang = await harness.spec("gone")
+        provider = account.provider(gang.installation, **table)
+        gang = replace(gang, offer=(await provider.offers())[0])
+        with pytest.raises(TryAgain):
+            await provider.launch(gang)
+        await provider.remove(gang.name)
+        provider = account.provider(gang.installation)
+        await provider.gangs()
+        assert len(account.api.made) == 1  # it is new
+        await account.wait(timedelta(hours=1, minutes=1))
+        await account.provider("theirs").gangs()
+        assert len(account.api.made) == 1
+        await provider.gangs()
+        assert account.api.made == {}
+
+    @pytest.mark.parametrize("code", ["ClusterCoreQuotaReached", "InternalServerError"])
+    async def test_a_cluster_that_azure_fails_to_create_is_deleted(
+        self, account: AzureMlPlace, harness: ContractHarness, code: str
+    ) -> None:
+        gang = await harness.spec("failed")
+        provider = account.provider(gang.installation, sizes="Standard_NC*", clusters="none")
+        gang = replace(gang, offer=(await provider.offers())[0])
+        with pytest.raises(TryAgain):
+            await provider.launch(gang)
+        account.api.creation_error = {"code": code, "message": "no"}
+        await account.wait(timedelta(minutes=1))
+        with pytest.raises(QuotaTooSmall if "Quota" in code else NoCapacity, match=code):
+            await provider.launch(gang)
+        assert (account.api.made, account.api.jobs) == ({}, {})
+        account.api.creation_error = {}
+        with pytest.raises(TryAgain):
+            await provider.launch(gang)
+        await account.wait(timedelta(minutes=1))
+        await provider.launch(gang)
+        await provider.remove(gang.name)
+
+    async def test_a_cluster_that_a_person_changed_gets_no_job_and_is_not_deleted(
+        self, account: AzureMlPlace, harness: ContractHarness
+    ) -> None:
+        gang = await harness.spec("changed")
+        provider = account.provider(gang.installation, sizes="Standard_NC*", clusters="none")
+        gang = replace(gang, offer=(await provider.offers())[0])
+        with pytest.raises(TryAgain):
+            await provider.launch(gang)
+        ((name, (body, at)),) = account.api.made.items()
+        account.api.made[name] = {**body, "tags": {}}, at
+        await account.wait(timedelta(hours=2))
+        with pytest.raises(NoCapacity, match="a person has created or changed the cluster"):
+            await provider.launch(gang)
+        await provider.gangs()
+        assert list(account.api.made) == [name]
+
     def test_only_the_calls_of_the_rights_are_made(self, account: AzureMlPlace) -> None:
         self.launch(account)
         asyncio.run(account.provider("ours").gangs())
@@ -365,6 +491,8 @@ class TestAzureMl(RestContract):
         assert granted == {
             "workspaces/read",
             "workspaces/computes/read",
+            "workspaces/computes/write",
+            "workspaces/computes/delete",
             "workspaces/environments/versions/read",
             "workspaces/environments/versions/write",
             "workspaces/jobs/read",

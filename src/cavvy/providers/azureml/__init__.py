@@ -23,6 +23,7 @@ MANIFEST = JobManifest(
         "resource_group",
         "workspace",
         "clusters",
+        "sizes",
         "image",
         "experiment",
         "max_run_s",
@@ -32,7 +33,9 @@ MANIFEST = JobManifest(
     notice=timedelta(seconds=30),
     rights="Microsoft.MachineLearningServices/workspaces/read, jobs/read, write and "
     "cancel/action, computes/read, environments/versions/read and write, and "
-    "experiments/runs/read (the role AzureML Data Scientist contains these actions)",
+    "experiments/runs/read (the role AzureML Data Scientist contains these actions); with the "
+    "setting `sizes` also computes/write and delete, and locations/vmSizes/read (the role AzureML "
+    "Compute Operator)",
     unsupported={
         **list_unsupported_by_jobs("a command job", page=_JOB, disk=_JOB),
         Feature.LOGIN: "Azure Machine Learning pulls images with the rights of the workspace and "
@@ -60,6 +63,14 @@ MANIFEST = JobManifest(
             "The names of the compute clusters to use, or patterns such as `gpu-*`, separated by "
             "commas. The default is every cluster of the workspace.",
             "*",
+        ),
+        text(
+            "sizes",
+            "Patterns of the sizes for which Cavvy creates compute clusters, such as "
+            "`Standard_NC*`, separated by commas. The default is none. A cluster has one size, "
+            "dedicated or with low priority, and at most 100 nodes. It is created for the first "
+            "job, its nodes end two minutes after a job, and it is removed after an hour without "
+            "jobs.",
         ),
         text(
             "image",

@@ -20,7 +20,7 @@ _KIND = "Microsoft.MachineLearningServices/workspaces"
 _VERSION = "2024-04-01"
 # No stable version has the field `idleTimeBeforeShutdown`:
 # https://azure.github.io/PSRule.Rules.Azure/en/rules/Azure.ML.ComputeIdleShutdown
-_COMPUTE_VERSION = "2023-06-01-preview"
+INSTANCE_VERSION = "2023-06-01-preview"
 # https://learn.microsoft.com/azure/machine-learning/how-to-authenticate-batch-endpoint
 _ML_SCOPE = "https://ml.azure.com/.default"
 _ENVIRONMENT, _SERVING = "cavvy", "cavvy-endpoints"
@@ -88,10 +88,12 @@ class WorkspaceApi:
         path = f"providers/{_KIND.partition('/')[0]}/locations/{await self.region()}/vmSizes"
         return await self._account.all(path, f"api-version={_VERSION}")
 
-    async def create_compute(self, name: str, body: Mapping[str, Any]) -> None:
-        """Request a compute target."""
+    async def create_compute(
+        self, name: str, body: Mapping[str, Any], *, version: str = ""
+    ) -> None:
+        """Request a compute target. `version` overrides the API version."""
         path = f"{self._workspace}/computes/{name}"
-        await self._account.put(_KIND, path, body, version=_COMPUTE_VERSION)
+        await self._account.put(_KIND, path, body, version=version)
 
     async def delete_compute(self, name: str) -> None:
         """Request the deletion of a compute target and its machine."""

@@ -1,4 +1,8 @@
-"""Reads the compute clusters of a workspace, and looks up the prices of their machines.
+"""Reads the compute clusters of a workspace, looks up the prices of their machines, and creates and
+removes clusters for the sizes in the setting `sizes`.
+
+Cavvy's own clusters belong to an installation, whose mark is in their tags. Each has one size, and
+no nodes without jobs, so Azure ends the bill even if the server is lost.
 
 Azure bills the machines of a cluster at the prices of Azure's virtual machines, without a fee:
 https://azure.microsoft.com/pricing/details/machine-learning. Machines with low priority have
@@ -7,6 +11,7 @@ separate prices in Azure's public list.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -16,10 +21,14 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.azure.price_list import AzurePrices
-from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.azureml.api import WorkspaceApi, make_short_name, read_time
+from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.base import ProviderContext
+from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.prices import PriceError, PriceQuery
+from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import INSTALLATION, make_mark
 from cavvy.providers.vm.rest import Json
 
 # seconds after which the catalog is read again, since it may have been refreshed
@@ -27,7 +36,14 @@ _AGE = timedelta(minutes=10)
 _LOW_AGE = timedelta(hours=1)  # seconds for which a price of machines with low priority is cached
 # seconds after which a list of prices that could not be read is read again
 _FAILED_AGE = timedelta(minutes=5)
-_LOW = "LowPriority"
+_LOW, _KIND = "LowPriority", "AmlCompute"
+FULL = "offer unavailable"  # Cavvy's own code
+# The nodes of Cavvy's own clusters. More need a change of the cluster by Azure's support:
+# https://learn.microsoft.com/azure/machine-learning/how-to-manage-quotas
+_MOST_NODES = 100
+_IDLE = "PT2M"  # how long they stay without a job; Azure's own default
+# https://learn.microsoft.com/rest/api/azureml/compute/get#provisioningstate
+_BUSY = frozenset({"Creating", "Updating", "Deleting", "Unknown"})
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
@@ -39,6 +55,9 @@ class Cluster(Struct, frozen=True, kw_only=True):
     region: str = ""
     size: str = ""
     low_priority: bool = False
+    owner: str = ""  # the mark of the installation that created the cluster
+    state: str = ""
+    created_at: datetime | None = None
     most_nodes: int = 0
     idle: str = ""  # how long a node stays without a job, such as PT20M
     quota: str = ""  # the cluster's error about a quota
@@ -47,41 +66,133 @@ class Cluster(Struct, frozen=True, kw_only=True):
 
 class Clusters:
     """Lists the compute clusters that the settings select, and their offers. An offer's zone is the
-    name of its cluster.
+    name of its cluster. Offers of the setting `sizes` have no zone, because Cavvy creates a cluster
+    when the first job needs it.
     """
 
     def __init__(self, api: WorkspaceApi, context: ProviderContext) -> None:
+        self._mark = make_mark(context.installation)
+        self._sizes = WorkspaceSizes(api, context, "azureml", _KIND)
+        self._leftovers = LeftoverSearch()
+        self._needed: dict[str, datetime] = {}  # own cluster -> when a launch last asked for it
         self._api, self._settings, self._now = api, context.settings, context.now
         self._list_prices = context.list_prices
         prices = str(context.settings.get("prices_endpoint") or "").rstrip("/")
         self._price_list = AzurePrices(base=prices, tries=1, timeout_s=10)
         self._catalog: tuple[datetime, Mapping[tuple[str, str], Offer]] | None = None
-        # (region, size) -> when the price was read, and the price; None if the list has none
-        self._low: dict[tuple[str, str], tuple[datetime, HourlyRate | None]] = {}
+        # region -> when the prices were read, and the prices by size in lower case
+        self._low: dict[str, tuple[datetime, Mapping[str, HourlyRate]]] = {}
         self._failed: tuple[datetime, PriceError] | None = None  # the last failed read
         self.known: Sequence[Cluster] = ()
         self.left_out: Mapping[str, str] = {}  # the reason by cluster
 
     async def offers(self) -> Sequence[Offer]:
-        """Return one offer for each cluster whose machine type and price are known. Raises
-        CloudFault, Refused.
+        """Return one offer for each cluster whose machine type and price are known, and the offers
+        of the sizes for which Cavvy creates clusters. Raises CloudFault, Refused.
         """
         patterns = list_setting(self._settings, "clusters")
+        listed = await self._list()
         told = [
-            read_cluster(each)
-            for each in await self._api.clusters()
-            if (each.get("properties") or {}).get("computeType") == "AmlCompute"
-            and any(fnmatchcase(str(each["name"]), pattern) for pattern in patterns)
+            each
+            for each in listed
+            if not each.owner and any(fnmatchcase(each.name, pattern) for pattern in patterns)
         ]
-        found, left_out = [], {}
+        found, left_out = await self._offer_sizes()
         for cluster in told:
             offer = cluster.why_not or await self._price(cluster)
             if isinstance(offer, str):
                 left_out[cluster.name] = offer
             else:
                 found.append(offer)
-        self.known, self.left_out = told, left_out
+        self.known = [*told, *(each for each in listed if each.owner == self._mark)]
+        self.left_out = left_out
         return found
+
+    async def _list(self) -> Sequence[Cluster]:
+        return [
+            read_cluster(each)
+            for each in await self._api.clusters()
+            if (each.get("properties") or {}).get("computeType") == _KIND
+        ]
+
+    async def _offer_sizes(self) -> tuple[list[Offer], dict[str, str]]:
+        """Return the offers of the setting `sizes`, and why offers are missing, by name."""
+        if not list_setting(self._settings, "sizes"):
+            return [], {}
+        usual, left_out = await self._sizes.list(), dict(self._sizes.facts())
+        low: Mapping[str, HourlyRate] = {}
+        try:
+            low = await self._read_low(await self._api.region()) if usual else {}
+        except PriceError as error:
+            left_out["sizes with low priority"] = f"the prices are unknown: {error}"
+        rates = [(each, low.get(each.instance_type.lower())) for each in usual]
+        return [*usual, *(self._lower(each, rate) for each, rate in rates if rate)], left_out
+
+    async def prepare(self, offer: Offer) -> Cluster:
+        """Return Cavvy's own cluster for an offer without a zone, and create it if it does not
+        exist. Raises CloudFault with the status 425 until Azure has created the cluster.
+        """
+        low = offer.purchase is Purchase.SPOT
+        priority = _LOW if low else "Dedicated"
+        name = make_short_name(f"{self._mark} {offer.instance_type.lower()} {priority}")
+        self._needed[name] = self._now()
+        cluster = await self.find(name)
+        if not cluster.id:
+            await self._api.check_region(offer.region)
+            await self._api.create_compute(name, self._make(offer, priority))
+        if not cluster.id or (cluster.owner == self._mark and cluster.state in _BUSY):
+            raise CloudFault(425, "ClusterCreating", f"Azure creates the compute cluster {name}")
+        if cluster.owner != self._mark or cluster.low_priority != low:
+            why_not = "a person has created or changed the cluster; delete it in Azure's studio"
+            return replace(cluster, why_not=why_not)
+        if cluster.why_not:  # Azure failed to create it; the next launch tries again
+            await self._api.delete_compute(name)
+        return cluster
+
+    def _make(self, offer: Offer, priority: str) -> Mapping[str, Any]:
+        """Return the body of the request that creates a cluster:
+        https://learn.microsoft.com/rest/api/azureml/compute/create-or-update
+        """
+        return {
+            "location": offer.region,
+            "tags": {INSTALLATION: self._mark},
+            "properties": {
+                "computeType": _KIND,
+                "disableLocalAuth": True,
+                "properties": {
+                    "vmSize": offer.instance_type,
+                    "vmPriority": priority,
+                    "osType": "Linux",
+                    "remoteLoginPortPublicAccess": "Disabled",
+                    "scaleSettings": {
+                        "minNodeCount": 0,
+                        "maxNodeCount": _MOST_NODES,
+                        "nodeIdleTimeBeforeScaleDown": _IDLE,
+                    },
+                },
+            },
+        }
+
+    async def remove_unused(self, used: Mapping[str, datetime | None]) -> None:
+        """Delete Cavvy's own clusters that no job has used for an hour. `used` maps the clusters of
+        jobs to the end of their last job, or to None while a job has not ended.
+        """
+        now = self._now()
+        if not self._leftovers.is_due("", now):
+            return
+        since = now - UNUSED
+
+        def is_old(cluster: Cluster) -> bool:
+            times = (cluster.created_at, self._needed.get(cluster.name), used.get(cluster.name))
+            unfinished = cluster.name in used and used[cluster.name] is None
+            return not unfinished and all(each is None or each < since for each in times)
+
+        with suppress(CloudFault):  # clusters without nodes cost nothing
+            ours = [each for each in await self._list() if each.owner == self._mark]
+            old = [each.name for each in ours if each.state != "Deleting" and is_old(each)]
+            for name in old[:MOST_DELETED]:
+                await self._api.delete_compute(name)
+                self._needed.pop(name, None)
 
     async def find(self, name: str) -> Cluster:
         """Return the current state of one cluster."""
@@ -99,13 +210,17 @@ class Clusters:
         if not cluster.low_priority:
             return offer
         try:
-            rate = await self._read_low(cluster.region, machine.instance_type)
+            rate = (await self._read_low(cluster.region)).get(machine.instance_type.lower())
         except PriceError as error:
             return f"the low-priority price is unknown: {error}"
         if rate is None:
             return f"Azure's price list has no low-priority price for {cluster.size}"
-        today = self._now().date()
+        return self._lower(offer, rate)
+
+    def _lower(self, offer: Offer, rate: HourlyRate) -> Offer:
+        """Return the offer with low priority instead of a dedicated machine."""
         source = f"{self._price_list.title}, low priority"
+        today = self._now().date()
         return replace(offer, purchase=Purchase.SPOT, rate=rate, source=source, as_of=today)
 
     async def _read_catalog(self) -> Mapping[tuple[str, str], Offer]:
@@ -123,26 +238,26 @@ class Clusters:
             self._catalog = now, found
         return self._catalog[1]
 
-    async def _read_low(self, region: str, size: str) -> HourlyRate | None:
-        """Return the price of a low-priority machine, or None if the list contains no such price.
-        After an error, do not read Azure's price list for some minutes, because each read may take
-        seconds. Raises PriceError.
+    async def _read_low(self, region: str) -> Mapping[str, HourlyRate]:
+        """Return the prices of a region's low-priority machines, by size in lower case. After an
+        error, do not read Azure's price list for some minutes, because each read may take seconds.
+        Raises PriceError.
         """
-        now, key = self._now(), (region, size)
-        if key not in self._low or now - self._low[key][0] >= _LOW_AGE:
+        now = self._now()
+        if region not in self._low or now - self._low[region][0] >= _LOW_AGE:
             if self._failed is not None and now - self._failed[0] < _FAILED_AGE:
                 raise self._failed[1]
             try:
-                self._low[key] = now, await asyncio.to_thread(self._fetch_low, region, size)
+                self._low[region] = now, await asyncio.to_thread(self._fetch_low, region)
             except PriceError as error:
                 self._failed = now, error
                 raise
-        return self._low[key][1]
+        return self._low[region][1]
 
-    def _fetch_low(self, region: str, size: str) -> HourlyRate | None:
+    def _fetch_low(self, region: str) -> Mapping[str, HourlyRate]:
         condition = (
             f"serviceName eq 'Virtual Machines' and armRegionName eq '{region}' and "
-            f"armSkuName eq '{size}' and priceType eq 'Consumption'"
+            "priceType eq 'Consumption' and contains(skuName, 'Low Priority')"
         )
         query = PriceQuery(
             machines={},
@@ -150,16 +265,19 @@ class Clusters:
             progress=lambda _: None,
             pause=lambda _: None,  # not called, because only one attempt is made
         )
-        rates = [
-            parse_rate(Decimal(str(each["retailPrice"])))
-            for each in self._price_list.list_items(condition, query)
-            if "Low Priority" in str(each.get("skuName"))
-            and "Windows" not in str(each.get("productName"))
-            and (each.get("currencyCode"), each.get("unitOfMeasure")) == ("USD", "1 Hour")
-            and isinstance(each.get("retailPrice"), int | float)
-        ]
-        # if one meter replaces another, the dearest counts, so that plans do not understate costs
-        return max(rates, default=None)
+        rates: dict[str, HourlyRate] = {}
+        for each in self._price_list.list_items(condition, query):
+            if (
+                "Low Priority" in str(each.get("skuName"))
+                and "Windows" not in str(each.get("productName"))
+                and (each.get("currencyCode"), each.get("unitOfMeasure")) == ("USD", "1 Hour")
+                and isinstance(each.get("retailPrice"), int | float)
+            ):
+                size, rate = str(each.get("armSkuName")).lower(), each["retailPrice"]
+                # if one meter replaces another, the dearest counts, so that plans do not
+                # understate costs
+                rates[size] = max(rates.get(size, HourlyRate(0)), parse_rate(Decimal(str(rate))))
+        return {size: rate for size, rate in rates.items() if rate.micros_per_hour}
 
 
 def read_cluster(told: Json) -> Cluster:
@@ -167,12 +285,14 @@ def read_cluster(told: Json) -> Cluster:
     outer: Mapping[str, Any] = told["properties"]
     inner: Mapping[str, Any] = outer.get("properties") or {}
     scale: Mapping[str, Any] = inner.get("scaleSettings") or {}
-    errors = [each.get("error") or each for each in inner.get("errors") or ()]
+    faults = [*(inner.get("errors") or ()), *(outer.get("provisioningErrors") or ())]
+    errors = [each.get("error") or each for each in faults]
     quota = next((each for each in errors if "quota" in str(each.get("code")).lower()), None)
     state = str(outer.get("provisioningState"))
     why_not = ""
     if state != "Succeeded":
-        why_not = f"the provisioning state is {state}"
+        told_why = "; ".join(f"{each.get('code')}: {each.get('message')}" for each in errors)
+        why_not = f"the provisioning state is {state} {told_why}".rstrip()
     elif str(inner.get("osType") or "Linux") != "Linux":
         why_not = f"the machines run {inner['osType']}; Linux is needed"
     return Cluster(
@@ -181,6 +301,9 @@ def read_cluster(told: Json) -> Cluster:
         region=str(outer.get("computeLocation") or told.get("location")).lower().replace(" ", ""),
         size=str(inner.get("vmSize") or ""),
         low_priority=inner.get("vmPriority") == _LOW,
+        owner=str((told.get("tags") or {}).get(INSTALLATION) or ""),
+        state=state,
+        created_at=read_time(outer.get("createdOn")),
         most_nodes=int(scale.get("maxNodeCount") or 0),
         idle=str(scale.get("nodeIdleTimeBeforeScaleDown") or ""),
         quota=f"{quota.get('code')}: {quota.get('message')}" if quota else "",

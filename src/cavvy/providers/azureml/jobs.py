@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,9 +10,9 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import MakeCredential
-from cavvy.providers.azure.cloud import FULL
+from cavvy.providers.azure.cloud import FULL as AZURE_FULL
 from cavvy.providers.azureml.api import WorkspaceApi, read_time
-from cavvy.providers.azureml.clusters import Cluster, Clusters
+from cavvy.providers.azureml.clusters import FULL, Cluster, Clusters
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.formats.services.azureml import (
     CommandJobRequest,
@@ -35,7 +35,6 @@ _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long, and then a
 _ARCHIVED = 20  # maximum number of jobs that one poll archives
 # seconds until the next attempt to archive a job after a failed attempt
 _AGAIN = timedelta(hours=1)
-_FULL = "offer unavailable"  # Cavvy's own code
 _QUOTA = "ClusterQuotaReached"  # Cavvy's own code
 # https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus
 _ENDED = frozenset({"Completed", "Failed", "Canceled"})
@@ -114,7 +113,7 @@ class AzureMlService:
         if earlier is not None:  # an earlier request made the job
             return request.name
         cluster = await self._find_cluster(request)
-        job = await self._make_job(request)
+        job = await self._make_job(request, cluster)
         body = make_job_resource(
             job, compute_id=cluster.id, environment_id=await self._api.environment(job.image)
         )
@@ -128,6 +127,7 @@ class AzureMlService:
             for each in await self._api.jobs(self._tag)
             if str(each.get("name")).startswith(self._prefix)
         }
+        await self._clusters.remove_unused(_list_used(listed.values()))
         told = {name: each for name, each in listed.items() if not _is_old(each, now)}
         for known in (self._running, self._reclaimed, self._ended):
             for name in known.keys() - told.keys():
@@ -177,7 +177,7 @@ class AzureMlService:
                 raise
 
     def is_full(self, fault: CloudFault) -> bool:
-        return fault.code == _FULL or fault.code in FULL
+        return fault.code == FULL or fault.code in AZURE_FULL
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         return ()
@@ -207,7 +207,9 @@ class AzureMlService:
         """Return the compute cluster of a request's offer. Raises CloudFault if the cluster cannot
         run the job now.
         """
-        cluster = await self._clusters.find(request.offer.zone or "")
+        offer = request.offer
+        find = self._clusters.find(offer.zone) if offer.zone else self._clusters.prepare(offer)
+        cluster = await find
         if cluster.quota:
             raise CloudFault(409, _QUOTA, f"the cluster {cluster.name}: {cluster.quota}")
         why_not = cluster.why_not
@@ -216,13 +218,13 @@ class AzureMlService:
                 f"the cluster has at most {cluster.most_nodes} nodes, and the job needs "
                 f"{request.nodes}"
             )
-        if not why_not and cluster.size.lower() != request.offer.instance_type.lower():
+        if not why_not and cluster.size.lower() != offer.instance_type.lower():
             why_not = f"the cluster's machines are now {cluster.size}"
         if why_not:
-            raise CloudFault(409, _FULL, f"{cluster.name}: {why_not}")
+            raise CloudFault(409, FULL, f"{cluster.name}: {why_not}")
         return cluster
 
-    async def _make_job(self, request: JobRequest) -> CommandJobRequest:
+    async def _make_job(self, request: JobRequest, cluster: Cluster) -> CommandJobRequest:
         gang = request.gang
         mounts = await self._read_data(gang)
         lines = [
@@ -235,7 +237,7 @@ class AzureMlService:
             experiment=str(self._settings["experiment"]),
             command="\n".join(lines),
             image=find_image("azureml", gang, self._settings),
-            compute=request.offer.zone,
+            compute=cluster.name,
             nodes=request.nodes,
             shared_memory_mib=request.offer.memory_mib or None,
             environment=request.entry.environment,
@@ -292,6 +294,18 @@ def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) 
         reason=reason if state in (JobState.ENDED, JobState.RECLAIMED) else "",
         waits=f"Azure reports: {status} {reason}".rstrip() if state is JobState.WAITING else "",
     )
+
+
+def _list_used(jobs: Iterable[Json]) -> Mapping[str, datetime | None]:
+    """Return the clusters of jobs, with the end of their last job, or None while a job has not
+    ended."""
+    used: dict[str, datetime | None] = {}
+    for each in jobs:
+        name = str(each["properties"].get("computeId")).rpartition("/")[2]
+        ended = _changed_at(each) if str(each["properties"]["status"]) in _ENDED else None
+        last = used.get(name, ended)
+        used[name] = max(ended, last) if ended and last else None
+    return used
 
 
 def _changed_at(told: Json) -> datetime | None:

@@ -11,7 +11,13 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
-from cavvy.providers.azureml.api import NAME_TAG, WorkspaceApi, make_short_name, read_time
+from cavvy.providers.azureml.api import (
+    INSTANCE_VERSION,
+    NAME_TAG,
+    WorkspaceApi,
+    make_short_name,
+    read_time,
+)
 from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script
@@ -71,7 +77,8 @@ class ComputeInstances:
         name = make_short_name(request.name)
         await self._api.check_region(request.offer.region)
         if await self._api.cluster(name) is None:
-            await self._api.create_compute(name, self._make(request))
+            body = self._make(request)
+            await self._api.create_compute(name, body, version=INSTANCE_VERSION)
         return name
 
     async def list(self) -> Sequence[ServiceJob]:
