@@ -181,3 +181,17 @@ async def test_a_device_gets_no_service_that_would_be_on_itself(api: Api) -> Non
         edge._known.clear()
         answer = await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)
         assert [each["url"] for each in answer.json()["clouds"]] == [url] * given
+
+
+async def test_a_fault_of_a_route_that_fastapi_does_not_call_is_told_in_the_usual_form(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    _, headers = await enrol(api, "one")
+    monkeypatch.setattr(api.app_state.control_plane.edge, "check_in", fail)
+    answer = await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)
+    assert answer.status_code == 500
+    assert answer.json()["code"] == "internal"
+    assert "ZeroDivisionError in POST /edge/v1/check-in" in answer.json()["message"]
