@@ -131,7 +131,25 @@ _VNIC = {
 }
 _SIZE = {"ocpus": _number(1, 126), "vcpus": _number(2, 252), "memoryInGBs": _number(1, 1776)}
 _ACTION = {"type": one_of(("TERMINATE",)), "preserveBootVolume": flag}
+_PLUGIN = {"name": text(255, r".+"), "desiredState": one_of(("ENABLED", "DISABLED"))}
+_AGENT = {
+    "isMonitoringDisabled": flag,
+    "isManagementDisabled": flag,
+    "areAllPluginsDisabled": flag,
+    "pluginsConfig": lambda value: (
+        isinstance(value, list)
+        and all(wrong_field(each, _PLUGIN, ("name", "desiredState")) is None for each in value)
+    ),
+}
+_CLUSTER = {
+    "availabilityDomain": text(255),
+    "compartmentId": one_of((TENANCY, "ocid1.compartment.oc1..crew")),
+    "displayName": text(255, r".+"),
+    "freeformTags": _tags,
+}
 _FIELDS = {
+    "computeClusterId": text(255, r"ocid1\.computecluster\.oc1\..+"),
+    "agentConfig": _shape(_AGENT, ()),
     "availabilityDomain": text(255),
     "compartmentId": one_of((TENANCY, "ocid1.compartment.oc1..crew")),
     "displayName": text(255, r".+"),
@@ -157,6 +175,7 @@ _QUERIES = {  # the parameters of a list, required ones first
         "availabilityDomain",
     ),
     "instances": ("compartmentId", "limit", "page", "availabilityDomain", "lifecycleState"),
+    "computeClusters": ("compartmentId", "limit", "page", "availabilityDomain", "displayName"),
     "vnicAttachments": ("compartmentId", "limit", "page", "instanceId", "availabilityDomain"),
     "images": (
         *("compartmentId", "limit", "page", "displayName", "operatingSystem", "shape"),
@@ -215,6 +234,8 @@ class OciStandIn(RestStandIn):
         self.policies: dict[str, float] = {}  # limits of the compartment's quota policy
         self.elsewhere: dict[str, int] = {}  # what other compartments use of each limit
         self.authorized = True  # whether a policy allows to list the compartment
+        self.clusters: dict[str, dict[str, Any]] = {}  # compute clusters, by OCID
+        self.may_cluster = True  # whether a policy allows to manage compute clusters
         self.terminates = True  # whether a policy allows to terminate instances
 
     def describe(self, fault: CloudFault) -> object:
@@ -275,6 +296,11 @@ class OciStandIn(RestStandIn):
                 return 200, self._launch(region, request)
             case "GET", ["instances", machine]:
                 return 200, self._show(self._find(region, machine))
+            case "POST", ["computeClusters"]:
+                return 200, self._make_cluster(region, request)
+            case "DELETE", ["computeClusters", cluster]:
+                self._delete_cluster(region, cluster)
+                return 204, None
             case "GET", ["vnics", vnic]:
                 return 200, self._show_vnic(self._find(region, vnic))
             case "DELETE", ["instances", machine]:
@@ -298,6 +324,8 @@ class OciStandIn(RestStandIn):
             return [{"name": each, "id": "ocid1.ad.1"} for each in DOMAINS[region]]
         assert service == ("limits" if kind == "limitValues" else "iaas")
         items = self._items(region, kind, query)
+        if kind == "computeClusters":
+            return WithHeaders({"items": items}, {})
         number = int(query.get("page", "page-1").removeprefix("page-"))
         size = int(query.get("limit", 100))
         paged = kind in ("instances", "limitValues")
@@ -320,6 +348,11 @@ class OciStandIn(RestStandIn):
                 return [
                     each for name in self.limits for each in _show_limit(region, name, self.limits)
                 ]
+            case "computeClusters":
+                if not self.may_cluster:
+                    raise self.faults["not-found"]
+                domains = DOMAINS[region]
+                return [e for e in self.clusters.values() if e["availabilityDomain"] in domains]
             case "vnicAttachments":
                 up = [each for each in self.machines() if each.state is MachineState.RUNNING]
                 return [self._attach(each) for each in up if self._region(each.id) == region]
@@ -396,6 +429,27 @@ class OciStandIn(RestStandIn):
             raise self.faults["not-found"]
         return machine
 
+    def _make_cluster(self, region: str, request: RestRequest) -> dict[str, Any]:
+        body, token = request.body, request.headers["opc-retry-token"]
+        if not self.may_cluster:
+            raise self.faults["not-found"]
+        if wrong := wrong_field(body, _CLUSTER, ("availabilityDomain", "compartmentId")):
+            raise CloudFault(400, "InvalidParameter", f"{wrong}: {body.get(wrong)}")
+        assert body["availabilityDomain"] in DOMAINS[region]
+        ocid = f"ocid1.computecluster.oc1.{region}.{token}"
+        state = {"lifecycleState": "ACTIVE", "timeCreated": self.cloud.time.isoformat()}
+        return self.clusters.setdefault(ocid, {**body, "id": ocid, **state})
+
+    def _delete_cluster(self, region: str, ocid: str) -> None:
+        """A cluster with instances cannot be deleted; a deleted one is listed for some time."""
+        found = self.clusters.get(ocid)
+        if found is None or found["availabilityDomain"] not in DOMAINS[region]:
+            raise self.faults["not-found"]
+        for each in self.cloud.machines:
+            if each.ended is None and self.bodies[each.id].get("computeClusterId") == ocid:
+                raise CloudFault(409, "IncorrectState", "The cluster has instances")
+        found["lifecycleState"] = "DELETED"
+
     def _launch(self, region: str, request: RestRequest) -> dict[str, Any]:
         body, token = request.body, request.headers["opc-retry-token"]
         assert 1 <= len(token) <= 64
@@ -426,6 +480,13 @@ class OciStandIn(RestStandIn):
         subnets = [each["id"] for each in self.subnets]
         images = [_show_image(region, each)["id"] for each in IMAGES]
         preempts = "preemptibleInstanceConfig" in body
+        cluster = self.clusters.get(body.get("computeClusterId", ""), {})
+        if "computeClusterId" in body and (
+            cluster.get("lifecycleState") != "ACTIVE"
+            or cluster["availabilityDomain"] != body["availabilityDomain"]
+            or not body["shape"].startswith("BM.")
+        ):
+            raise CloudFault(400, "InvalidParameter", "computeClusterId")
         good = (
             body["availabilityDomain"] in DOMAINS[region]
             and body["createVnicDetails"]["subnetId"] in subnets

@@ -316,6 +316,55 @@ class TestOci(RestContract):
         await provider.remove(gang.name)
         await provider.remove(gang.name)
 
+    async def test_a_gang_with_rdma_gets_a_compute_cluster(self, account: OciPlace) -> None:
+        """It is shared by the gang's nodes, found by a restarted server, and deleted later."""
+        harness = account.harness()
+        gang = await harness.spec("cluster", nodes=2)
+        provider = account.provider(gang.installation)
+        offers = await provider.offers()
+        gang = replace(gang, offer=next(each for each in offers if each.instance_type == H100))
+        alone = replace(gang, name=f"{gang.name}-alone", nodes=1)
+        small = next(each for each in offers if each.instance_type == A10)
+        slow = replace(gang, name=f"{gang.name}-slow", offer=small)
+        for each in (gang, alone, slow):
+            await provider.launch(each)
+        ((ocid, cluster),) = account.api.clusters.items()
+        used = [each.get("computeClusterId") for each in account.api.bodies.values()]
+        assert used == [ocid, ocid, None, None, None]
+        first = next(iter(account.api.bodies.values()))
+        assert [each["name"] for each in first["agentConfig"]["pluginsConfig"]] == [
+            "Compute HPC RDMA Authentication",
+            "Compute HPC RDMA Auto-Configuration",
+        ]
+        for installation in ("theirs", gang.installation):
+            await account.wait(timedelta(hours=2))
+            await account.provider(installation).gangs()
+            assert cluster["lifecycleState"] == "ACTIVE"  # its nodes still run
+        for each in (gang, alone, slow):
+            await provider.remove(each.name)
+        await account.wait(timedelta(minutes=31))
+        await provider.gangs()
+        assert cluster["lifecycleState"] == "DELETED"
+        assert account.billed() == 0
+
+    async def test_without_the_right_to_compute_clusters_a_gang_is_refused(
+        self, account: OciPlace
+    ) -> None:
+        account.api.may_cluster = False
+        gang = await account.harness().spec("cluster", nodes=2)
+        provider = account.provider(gang.installation)
+        offers = await provider.offers()
+        gang = replace(gang, offer=next(each for each in offers if each.instance_type == H100))
+        with pytest.raises(Refused, match=r"manage compute-clusters`, or set `compute_clusters`"):
+            await provider.launch(gang)
+        await provider.gangs()  # clusters that cannot be listed hide no machines
+        await provider.remove(gang.name)
+        provider = account.provider(gang.installation, compute_clusters=False)
+        gang = replace(gang, name=f"{gang.name}-b")
+        await provider.launch(gang)
+        assert "computeClusterId" not in str(account.api.bodies)
+        await provider.remove(gang.name)
+
     @pytest.mark.proves(PROOF, "disk")
     def test_a_disk_type_is_a_number_of_performance_units(self, account: OciPlace) -> None:
         body = launch(account, A10, disk_type="30", disk_gib=20)

@@ -22,8 +22,8 @@ MANIFEST = make_manifest(
         f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates instances that have shut "
         "themselves down",
         Feature.VOLUMES: f"{_DOCS}/Tasks/instances-volumes.htm",
-        Feature.NETWORK: "instances have one network interface; Cavvy creates no cluster network "
-        f"({_DOCS}/Tasks/compute-clusters.htm)",
+        Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one "
+        f"({_DOCS}/References/computeshapes.htm)",
         Feature.NOTICE: "OCI announces a preemption through its Events service only, and not on "
         f"the instance ({_DOCS}/Concepts/preemptible.htm)",
     },
@@ -68,6 +68,13 @@ MANIFEST = make_manifest(
             "The image of instances: its OCID, or its name in each region. The default is Oracle "
             "Linux with NVIDIA's driver for NVIDIA GPUs, and Ubuntu 24.04 without GPUs.",
         ),
+        flag(
+            "compute_clusters",
+            "If `true`, a gang of several instances whose shape has RDMA gets its own compute "
+            "cluster, so that the RDMA network connects its nodes. If `false`, their RDMA network "
+            "is not used, and the user needs no right to manage compute clusters.",
+            default=True,
+        ),
         number(
             "disk_gib",
             "The size of an instance's boot volume, unless the task requests another size.",
@@ -96,6 +103,7 @@ MANIFEST = make_manifest(
         "network_compartment",
         "public_address",
         "image",
+        "compute_clusters",
         "disk_gib",
     ),
     project_key="cavvy.providers.oci.project_key",

@@ -77,9 +77,14 @@ class OciApi:
                 lambda: "",
                 lambda told: (told["code"], told["message"]),
                 sign=self._sign,
-                # lists are arrays; the next page is named in a header
-                read_reply=lambda told, headers: (
-                    {"items": told, "next": headers.get(_NEXT)} if isinstance(told, list) else told
-                ),
+                read_reply=_read_reply,
             )
         return self._clients[service, region]
+
+
+def _read_reply(told: Any, headers: Mapping[str, str]) -> Any:
+    """Return a reply. Lists are arrays, or objects with the array `items`; a header names the next
+    page."""
+    if isinstance(told, dict) and told.keys() == {"items"}:
+        told = told["items"]
+    return {"items": told, "next": headers.get(_NEXT)} if isinstance(told, list) else told

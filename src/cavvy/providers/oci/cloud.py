@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.oci.api import OciApi
+from cavvy.providers.oci.clusters import PLUGINS, ComputeClusters, needs_cluster
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.oci.market import OciMarket
 from cavvy.providers.oci.places import OciPlaces, find_default, shape_of
 from cavvy.providers.oci.quotas import OciQuotas
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm
-from cavvy.providers.vm.records import INSTALLATION
+from cavvy.providers.vm.records import GANG, INSTALLATION, MachineNames
 from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
 
@@ -39,6 +40,7 @@ _STATES = {
     "TERMINATING": vm.MachineState.ENDED,
     "TERMINATED": vm.MachineState.ENDED,
 }
+_ENDED = vm.MachineState.ENDED
 # Platform images refuse all connections except SSH, but the nodes of a gang must reach each other:
 # https://docs.oracle.com/en-us/iaas/Content/Network/Concepts/waystosecure.htm. Oracle Linux uses
 # its whole boot volume only after `oci-growfs` of the package oci-utils.
@@ -74,6 +76,8 @@ class OciCloud:
         self._quotas = OciQuotas(
             self._api, self._market, lambda: self._credentials.profile().tenancy, now
         )
+        mark = MachineNames(context.installation, self.traits.name_limit).mark
+        self._clusters = ComputeClusters(self._api, mark, now)
         self.quotas = self._quotas.read
         self.close = self._api.close
 
@@ -110,6 +114,7 @@ class OciCloud:
         except vm.CloudFault as fault:
             if fault.status in (400, 404):
                 self._places.forget()
+                self._clusters.forget()
             if fault.code == _FULL or (fault.status == 500 and _NO_HOST.search(fault.message)):
                 raise vm.CloudFault(400, _FULL, fault.message) from fault
             if fault.code == _OLD_TOKEN:
@@ -129,6 +134,10 @@ class OciCloud:
             if self._settings["reach_by_ssh"]:
                 up = [str(each["id"]) for each in ours if each["lifecycleState"] == "RUNNING"]
                 await self._addresses.find(region, compartment, up)
+            if self._settings["compute_clusters"]:
+                live = [each for each in ours if _STATES.get(each["lifecycleState"]) is not _ENDED]
+                gangs = {str(each["freeformTags"].get(GANG)) for each in live}
+                await self._clusters.remove_unused(region, compartment, gangs)
             return [self._read(region, each) for each in ours]
 
         return await list_regions(regions, read)
@@ -190,6 +199,10 @@ class OciCloud:
             "createVnicDetails": {"subnetId": subnet["id"], "assignPublicIp": shown},
             "metadata": {"user_data": _encode(request.user_data[0], str(subnet["cidrBlock"]))},
         }
+        if self._settings["compute_clusters"] and needs_cluster(request):
+            body["computeClusterId"] = await self._clusters.find(request, body["compartmentId"])
+            plugins = [{"name": each, "desiredState": "ENABLED"} for each in PLUGINS]
+            body["agentConfig"] = {"pluginsConfig": plugins}
         if gang.disk_type:
             body["sourceDetails"]["bootVolumeVpusPerGB"] = _read_performance(gang.disk_type)
         if shape_of(offer) != offer.instance_type:
