@@ -49,6 +49,7 @@ class Operation(NamedTuple):
 
 
 _NIC, _IP = "network_interface_name", "public_ip_address_name"
+_SET = "availability_set_name"
 _NET, _NSG = "virtual_network_name", "network_security_group_name"
 OPERATIONS = {
     "sizes": Operation(
@@ -76,6 +77,13 @@ OPERATIONS = {
     "delete interfaces": Operation(network.build_network_interfaces_delete_request, _NIC),
     "list addresses": Operation(network.build_public_ip_addresses_list_request),
     "delete addresses": Operation(network.build_public_ip_addresses_delete_request, _IP),
+    "list sets": Operation(compute.build_availability_sets_list_request),
+    "delete sets": Operation(compute.build_availability_sets_delete_request, _SET),
+    "put sets": Operation(
+        compute.build_availability_sets_create_or_update_request,
+        _SET,
+        model=compute_models.AvailabilitySet,
+    ),
     "get network": Operation(network.build_virtual_networks_get_request, _NET),
     "put network": Operation(
         network.build_virtual_networks_create_or_update_request,

@@ -107,6 +107,8 @@ class AzureStandIn(RestStandIn):
         self.networks: dict[tuple[str, str], Any] = {}
         # interfaces and addresses without a machine, by kind
         self.leftovers: dict[str, list[dict[str, Any]]] = {"interfaces": [], "addresses": []}
+        self.sets: dict[str, dict[str, Any]] = {}  # availability sets
+        self.may_set = True  # the role allows them
         self.late: str | None = None  # the code with which started machines fail after a while
         self.failed: dict[str, str] = {}  # the codes of failed machines, by id
         self.slow_networks = False  # a new network is not ready at once
@@ -192,6 +194,8 @@ class AzureStandIn(RestStandIn):
 
     def _do_network(self, operation: str, name: str, request: RestRequest) -> tuple[int, object]:
         verb, kind = operation.split()
+        if kind == "sets":
+            return self._do_set(verb, name, request)
         if verb == "list":
             return 200, self._page(self.leftovers[kind], request)
         if verb == "delete":
@@ -205,6 +209,36 @@ class AzureStandIn(RestStandIn):
         elif (kind, name) not in self.networks:
             raise CloudFault(404, "not-found")
         return 200, self.networks[kind, name]
+
+    def _do_set(self, verb: str, name: str, request: RestRequest) -> tuple[int, object]:
+        if not self.may_set:
+            raise self.faults["forbidden"]
+        if verb == "list":
+            return 200, self._page([self._show_set(each) for each in self.sets], request)
+        if verb == "delete":
+            if self._show_set(name)["properties"]["virtualMachines"]:
+                raise CloudFault(409, "OperationNotAllowed", "The set has machines.")
+            return 200 if self.sets.pop(name, None) else 204, None
+        counts = request.body["properties"]
+        assert 1 <= counts["platformFaultDomainCount"] <= 3
+        assert request.body["sku"] == {"name": "Aligned"}
+        if self.sets.setdefault(name, request.body) != request.body:
+            raise CloudFault(409, "PropertyChangeNotAllowed", "The set cannot change.")
+        return 200, self._show_set(name)
+
+    def _show_set(self, name: str) -> dict[str, Any]:
+        path = f"{_MACHINES}/availabilitySets/{name}"
+        inside = [
+            {"id": f"{_MACHINES}/virtualMachines/{each.name}".upper()}
+            for each in self.cloud.billed()
+            if self.bodies[each.id]["properties"].get("availabilitySet") == {"id": path}
+        ]
+        body = self.sets[name]
+        return {
+            **body,
+            "name": name,
+            "properties": {**body["properties"], "virtualMachines": inside},
+        }
 
     def _usages(self, region: str) -> list[dict[str, Any]]:
         """The entries of a region: quotas of vCPUs, and a limit of another kind."""
@@ -303,6 +337,8 @@ class AzureStandIn(RestStandIn):
                 "ssh-rsa |ssh-ed25519 ",
                 properties["osProfile"]["linuxConfiguration"]["ssh"]["publicKeys"][0]["keyData"],
             ),
+            "availabilitySet": "availabilitySet" not in properties
+            or (not spot and properties["availabilitySet"]["id"].rpartition("/")[2] in self.sets),
             "evictionPolicy": spot or "evictionPolicy" not in properties,
             "disk": properties["storageProfile"]["osDisk"]["diskSizeGB"] >= 64,
         }

@@ -17,7 +17,7 @@ from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import Fabric, NetworkNeed, Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azure
 from cavvy.providers.azure import MANIFEST
@@ -512,6 +512,54 @@ class TestAzure(RestContract):
         for left in account.api.leftovers.values():
             names = [each["name"] for each in left]
             assert names == ["used", "gateway", machine.name, "cv-prod-ip"]
+
+    async def test_infiniband_connects_the_machines_of_an_availability_set(
+        self, account: AzurePlace, harness: ContractHarness
+    ) -> None:
+        """Azure has no spot machines in such a set. It is deleted when its machines are gone."""
+        h100 = await find_offer(harness, "Standard_ND96isr_H100_v5")
+        spot = await find_offer(harness, "Standard_ND96isr_H100_v5", Purchase.SPOT)
+        t4 = await find_offer(harness, "Standard_NC4as_T4_v3")
+        asked = replace(await harness.spec("ib", nodes=2), network=NetworkNeed(fabric=Fabric.RDMA))
+        with pytest.raises(NoCapacity, match="connects no spot machines by InfiniBand"):
+            await harness.ours.launch(replace(asked, offer=spot))
+        assert (account.api.sets, account.api.bodies) == ({}, {})
+        other = replace(asked, name=f"{asked.name}-b", network=None)
+        gangs = [
+            replace(asked, offer=h100),
+            replace(other, offer=spot),
+            replace(other, name=f"{asked.name}-c", offer=t4),
+            replace(other, name=f"{asked.name}-d", offer=h100, nodes=1),
+        ]
+        for each in gangs:
+            await harness.ours.launch(each)
+        (name,) = account.api.sets
+        used = [each["properties"].get("availabilitySet") for each in account.api.bodies.values()]
+        assert [str(each and each["id"]).rpartition("/")[2] for each in used[:2]] == [name, name]
+        assert used[2:] == [None] * 5
+        for _ in range(3):
+            await account.wait(timedelta(minutes=11))
+            await harness.ours.gangs()
+        assert list(account.api.sets) == [name]
+        for each in gangs:
+            await harness.ours.remove(each.name)
+        for left in (1, 1, 0):
+            await account.wait(timedelta(minutes=11))
+            await account.provider("theirs").gangs()
+            assert len(account.api.sets) == left
+            await harness.ours.gangs()
+        assert account.billed() == 0
+
+    async def test_a_role_without_availability_sets_is_named(
+        self, account: AzurePlace, harness: ContractHarness
+    ) -> None:
+        account.api.may_set = False
+        offer = await find_offer(harness, "Standard_ND96isr_H100_v5")
+        gang = replace(await harness.spec("ib", nodes=2), offer=offer)
+        with pytest.raises(Refused, match="the role needs the actions read, write and delete of"):
+            await harness.ours.launch(gang)
+        await harness.ours.gangs()
+        await harness.ours.remove(gang.name)
 
     async def test_a_region_gets_one_network_which_a_setting_replaces(
         self, account: AzurePlace, harness: ContractHarness

@@ -27,7 +27,13 @@ from cavvy.providers.azure.machines import (
     read_machine,
     read_power,
 )
-from cavvy.providers.azure.network import AzureLeftovers, AzureNetworks
+from cavvy.providers.azure.network import (
+    NO_FABRIC,
+    AzureLeftovers,
+    AzureNetworks,
+    make_set,
+    needs_set,
+)
 from cavvy.providers.azure.price_list import AzurePrices, make_filter, read_extras
 from cavvy.providers.azure.quotas import AzureQuotas
 from cavvy.providers.azure.sizes import AzureSize, read_sizes
@@ -176,6 +182,7 @@ class AzureCloud:
         # an earlier request made the machine
         if await self._account.find(MACHINES, name) is not None:
             return [made]
+        together = await make_set(self._account, request) if needs_set(request) else ""
         if not self._key:
             self._key = await asyncio.to_thread(make_public_key)
         self._quotas.forget()
@@ -189,6 +196,8 @@ class AzureCloud:
             key=self._key,
             subnet=await self._networks.subnet(offer.region),
         )
+        if together:
+            body["properties"]["availabilitySet"] = {"id": together}
         try:
             await self._account.put(MACHINES, name, body)
         except vm.CloudFault as fault:
@@ -232,7 +241,7 @@ class AzureCloud:
         """Return whether Azure currently cannot provide a machine of this size for the
         subscription.
         """
-        return fault.code in FULL
+        return fault.code in FULL or fault.code == NO_FABRIC
 
     def name_quota(self, fault: vm.CloudFault) -> vm.CloudFault:
         """Return the fault, with the code `_QUOTA` if the fault's message mentions a quota. Azure

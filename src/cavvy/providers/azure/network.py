@@ -1,30 +1,36 @@
 """Finds the subnet of nodes in each region: the subnet that the settings name or, without one, a
-subnet in a network that Cavvy creates once and keeps. Deletes network interfaces and public
-addresses that remain after a failed creation of a machine, because Azure bills a public address
-even if nothing uses it.
+subnet in a network that Cavvy creates once and keeps. Creates the availability sets that connect
+machines by InfiniBand. Deletes sets without machines, and network interfaces and public addresses
+that remain after a failed creation of a machine, because Azure bills a public address even if
+nothing uses it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from cavvy.domain.tasks import Scalar
+from cavvy.catalog.networks import find_fabric
+from cavvy.domain.offers import Purchase
+from cavvy.domain.tasks import Fabric, Scalar
 from cavvy.providers.azure.account import AzureAccount
 from cavvy.providers.base import Refused
-from cavvy.providers.vm.cloud import CloudFault
+from cavvy.providers.vm.cloud import CloudFault, MachineRequest
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.rest import Json
 
 _NETWORKS = "Microsoft.Network/virtualNetworks"
 _GROUPS = "Microsoft.Network/networkSecurityGroups"
+NO_FABRIC = "no InfiniBand"  # Cavvy's own code
 _SUBNET, _ADDRESSES = "nodes", "10.77.0.0/16"
 INTERFACES = "Microsoft.Network/networkInterfaces"
 ADDRESSES = "Microsoft.Network/publicIPAddresses"
+SETS = "Microsoft.Compute/availabilitySets"
 # An address belongs to an interface or a NAT gateway. An interface belongs to a machine or a
 # private endpoint. These fields contain the owner.
 _USED_BY = {
     INTERFACES: ("virtualMachine", "privateEndpoint"),
     ADDRESSES: ("ipConfiguration", "natGateway"),
+    SETS: ("virtualMachines",),
 }
 # The time between two checks. This time is longer than a creation takes, because Azure makes the
 # interface before the machine.
@@ -93,9 +99,48 @@ def _read_subnets(text: str) -> Mapping[str, str]:
     return found
 
 
+def needs_set(request: MachineRequest) -> bool:
+    """Return whether the request is for a node of a gang that InfiniBand can connect. Raises
+    CloudFault if the task wants InfiniBand between spot machines: Azure connects only machines of
+    one availability set (https://learn.microsoft.com/azure/virtual-machines/sizes-hpc), which spot
+    machines cannot be in (https://learn.microsoft.com/azure/virtual-machines/error-codes-spot).
+    """
+    offer, gang = request.offer, request.gang
+    if gang.nodes == 1 or find_fabric("azure", offer.instance_type) is not Fabric.INFINIBAND:
+        return False
+    spot = offer.purchase is Purchase.SPOT
+    if spot and gang.network is not None and gang.network.fabric is not None:
+        why = "Azure connects no spot machines by InfiniBand"
+        raise CloudFault(409, NO_FABRIC, f"{why}; on-demand machines of the size are connected")
+    return not spot
+
+
+async def make_set(account: AzureAccount, request: MachineRequest) -> str:
+    """Return the id of the availability set of a gang, and create the set if it does not exist. A
+    set costs nothing. Raises CloudFault, Refused.
+    """
+    name = request.names[0].rsplit("-", 2)[0]
+    body = {
+        "location": request.offer.region,
+        "tags": dict(request.tags),
+        "sku": {"name": "Aligned"},  # for machines with managed disks
+        "properties": {"platformFaultDomainCount": 1, "platformUpdateDomainCount": 1},
+    }
+    try:
+        await account.put(SETS, name, body)
+    except CloudFault as fault:
+        if fault.status == 403:
+            raise Refused(
+                f"{fault}; for InfiniBand between the nodes of a gang, the role needs the actions "
+                f"read, write and delete of {SETS}"
+            ) from fault
+        raise
+    return await account.path(SETS, name)
+
+
 class AzureLeftovers:
-    """Deletes network interfaces and addresses that belonged to no machine in two successive
-    checks, ten minutes apart. Checks only interfaces and addresses with the installation's tag.
+    """Deletes network interfaces, addresses and availability sets that belonged to no machine in
+    two successive checks, ten minutes apart. Checks only those with the installation's tag.
     """
 
     def __init__(self, account: AzureAccount, mark: str, now: Callable[[], datetime]) -> None:
@@ -115,7 +160,7 @@ class AzureLeftovers:
         found = {
             (kind, str(each["name"]))
             for kind, fields in _USED_BY.items()
-            for each in await self._account.resources(kind)
+            for each in await self._list(kind)
             if (each.get("tags") or {}).get(INSTALLATION) == self._mark
             and not any((each.get("properties") or {}).get(field) for field in fields)
         }
@@ -124,3 +169,11 @@ class AzureLeftovers:
         for kind, name in sorted(late):
             with suppress(CloudFault):  # the next check tries again
                 await self._account.delete(kind, name)
+
+    async def _list(self, kind: str) -> Sequence[Json]:
+        try:
+            return await self._account.resources(kind)
+        except CloudFault as fault:
+            if kind == SETS and fault.status == 403:  # a role without InfiniBand
+                return ()
+            raise
