@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (53, "85bf2a9e94e00d41")
+ROUTES = (54, "80f4f1e5981bfac8")
 ROOT = Path(__file__).resolve().parents[2]
 
 

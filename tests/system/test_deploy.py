@@ -23,6 +23,7 @@ env: {json.dumps(ENV)}
 checkpoint: {{path: state}}
 run: cp tiny.onnx state/best.onnx && echo 42 > state/answer.txt
 """
+MAIN = {"train": "best.onnx", "tiny.onnx": ""}
 SERVICE = f"""\
 workdir: site
 resources: {{cpu: 0.1}}
@@ -61,7 +62,35 @@ def test_services_answer_with_what_a_job_has_left(tmp_path: Path) -> None:
             site = user.json("deploy", "train", "--as", "site", "--service", "service.yaml")
             assert fetch(f"{site['url']}/model/answer.txt") == b"42\n"
             assert fetch(f"{site['url']}/index.html") == b"here"
+
+            for number in (1, 2):
+                source = "train" if number == 1 else "tiny.onnx"
+                made = user.json(
+                    "model", "publish", source, "--name", "tiny", "--main", MAIN[source]
+                )
+                assert made["name"] == f"tiny@{number}"
+            user.cli("model", "promote", "tiny@2", "--label", "next")
+            moved = user.json("model", "promote", "tiny@2")
+            assert (moved["name"], moved["former"]) == ("tiny@2", "")
+            moved = user.json("model", "promote", "tiny@1")
+            assert (moved["name"], moved["former"]) == ("tiny@1", "tiny@2")
+            labels = {each["name"]: each["labels"] for each in user.json("model", "list")}
+            assert labels == {"tiny@1": "production", "tiny@2": "next"}
+            assert "2 files" in user.cli("model", "pull", "tiny@production", "--out", "pulled")
+            assert (user.work / "pulled" / "answer.txt").read_text() == "42\n"
+            whole = (user.work / "pulled" / "best.onnx").read_bytes()
+            assert whole == (user.work / "tiny.onnx").read_bytes()
+            assert "known: tiny@1, tiny@2" in user.cli("model", "pull", "tiny@prod", code=1)
+
+            user.cli("deploy", "tiny@next", "--as", "model", code=2)  # no job, so no resources
+            known = user.json("deploy", "tiny@production", "--as", "model")
+            assert known["revision"] == 1, "these are the files that the service has"
+            answer = fetch(f"{known['url']}/v2/models/best/infer", {"inputs": [tensor]})
+            assert json.loads(answer)["outputs"][0]["shape"] == [1, 10]
+            more = ("--service", "service.yaml")
+            site = user.json("deploy", "tiny@next", "--as", "next", *more)
+            assert fetch(f"{site['url']}/model/tiny.onnx") == whole
         finally:
-            for name in ("model", "site"):
+            for name in ("model", "site", "next"):
                 user.cli("unserve", name, code=None)
             user.cli("server", "stop", code=None)

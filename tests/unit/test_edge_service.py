@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -14,16 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 from cavvy.cli import edge
-from cavvy.client.download import download_snapshot
+from cavvy.client.download import download_files, download_snapshot
 from cavvy.client.edge_wire import SamplesView, SampleView
-from cavvy.client.errors import ApiError
-from cavvy.control.edge import EdgeService, EnrolmentRefused, edge_key
+from cavvy.client.errors import ApiError, ConnectionLost
+from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
 from cavvy.domain.audit import AuditOutcome
-from cavvy.domain.edge import DeviceReport
+from cavvy.domain.edge import DeviceReport, ModelVersion, find_labels
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
-from cavvy.store.base import KeyUnusable
+from cavvy.store.base import KeyUnusable, RowNotFound
 from cavvy.store.open import MemoryStore
 from cavvy.task_files import ReadOptions, parse_task
 
@@ -130,6 +130,128 @@ def test_collected_samples_replace_no_device_and_no_missing_folder_is_a_fault(
     assert sorted(os.listdir(tmp_path)) == ["hard.jsonl", "pipe"]
 
 
+class BlobSource:
+    """A server's blobs, which loses the connection after `breaks` bytes of each answer. Without
+    `ranges`, it sends the whole blob, whatever is asked."""
+
+    def __init__(self, blobs: dict[str, bytes], breaks: int = 100, ranges: bool = True) -> None:
+        self.blobs, self.breaks, self.ranges, self.sent = blobs, breaks, ranges, 0
+
+    def call(self, method: str, path: str, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(body=self.blobs[path.rpartition("/")[2]])
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        take: Callable[[int, bytes], None],
+        **_: object,
+    ) -> None:
+        asked = headers.get("Range", "bytes=0-") if self.ranges else "bytes=0-"
+        start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        rest = self.blobs[path.rpartition("/")[2]][start:]
+        for each in rest[: self.breaks]:
+            take(206 if start else 200, bytes([each]))
+            self.sent += 1
+        if len(rest) > self.breaks:
+            raise ConnectionLost("connection-lost", "the connection ended")
+
+    def repeat(self, send: Callable[[], None]) -> None:
+        with suppress(ConnectionLost):
+            return send()
+        send()
+
+
+def test_a_cut_download_goes_on_where_it_ended(tmp_path: Path) -> None:
+    name = sha256(b"0123456789").hexdigest()
+    files = [("deep/m.onnx", name, 10)]
+    path, part = tmp_path / "deep" / "m.onnx", tmp_path / "deep" / f".{name[:16]}.part"
+    blobs = {name: b"0123456789"}
+    source = BlobSource(blobs, breaks=3)
+    with pytest.raises(ConnectionLost):
+        download_files(cast(Any, source), "p", files, tmp_path)
+    assert part.read_bytes() == b"012345"
+    assert not path.exists()
+    assert download_files(cast(Any, source), "p", files, tmp_path) == 1
+    assert source.sent == 10, "no byte is sent twice"
+    assert download_files(cast(Any, source), "p", files, tmp_path) == 0
+    assert (path.read_bytes(), source.sent, part.exists()) == (b"0123456789", 10, False)
+    # what is damaged, or another file's, is replaced
+    for left, ranges in ((b"01x", True), (b"0123456789longer", True), (b"012", False)):
+        path.write_bytes(b"old")
+        part.write_bytes(left)
+        assert download_files(cast(Any, BlobSource(blobs, 100, ranges)), "p", files, tmp_path) == 1
+        assert path.read_bytes() == b"0123456789"
+    # a link in the folder does not lead the download out of it
+    (tmp_path / "out").mkdir()
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "deep").symlink_to(tmp_path / "out")
+    with pytest.raises(ApiError, match="out of the folder"):
+        download_files(cast(Any, source), "p", files, folder)
+    path.write_bytes(b"old")
+    part.symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic"):
+        download_files(cast(Any, source), "p", files, tmp_path)
+
+
+def test_a_label_is_on_one_version_whoever_moves_it() -> None:
+    async def play() -> None:
+        store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
+        one, two = (EdgeService(store, clock, lambda key: None) for _ in range(2))
+        for number in (1, 2, 3):
+            for name in ("m", "n"):
+                await store.edge.models.put(
+                    ModelVersion(
+                        project="p",
+                        name=f"{name}@{number}",
+                        snapshot="",
+                        files=(),
+                        main="",
+                        created_at=NOW,
+                    )
+                )
+
+        async def holder() -> str:
+            return (await one.find_labelled("p", "m", "production")).name
+
+        with pytest.raises(RowNotFound):
+            await holder()
+        assert (await one.promote("p", "m", "production", 3))[1] is None
+        await one.promote("p", "m", "next", 3)
+        for number in (1, 2, 1, 3, 3, 1):  # back and forth, also to one that had it before
+            moved, former = await two.promote("p", "m", "production", number)
+            assert moved.name == await holder() == f"m@{number}"
+            assert former is not None
+        assert (await one.find_labelled("p", "m", "next")).name == "m@3"
+        with pytest.raises(RowNotFound):
+            await one.promote("p", "m", "production", 4)
+        with pytest.raises(RowNotFound):
+            await one.find_labelled("p", "n", "production")
+        for wrong in (
+            "7",
+            "",
+            "Prod",
+            "a/b",
+            "-",
+            "x" * 64,
+            "caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+        ):
+            with pytest.raises(ModelRefused):
+                await one.promote("p", "m", wrong, 1)
+        for each in range(14):
+            await one.promote("p", "m", f"l{each}", 1)
+        with pytest.raises(ModelRefused, match="16 labels"):
+            await one.promote("p", "m", "more", 1)
+        await asyncio.gather(
+            *(each.promote("p", "m", "next", n) for n, each in ((1, one), (2, two)))
+        )
+        assert len(find_labels(await one.models("p"))) == 16
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("wrong", ["", "bytes", "path"])
 def test_a_downloaded_snapshot_has_its_bytes_and_stays_in_its_folder(
     tmp_path: Path, wrong: str
@@ -140,12 +262,9 @@ def test_a_downloaded_snapshot_has_its_bytes_and_stays_in_its_folder(
     manifest = encode_manifest(entries)
     blobs = {name: b"spoilt!" if wrong == "bytes" else b"weights"}
     blobs[snapshot := sha256(manifest).hexdigest()] = manifest
-    asked = SimpleNamespace(
-        call=lambda _, path, **__: SimpleNamespace(body=blobs[path.rpartition("/")[2]])
-    )
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(ApiError) if wrong else nullcontext():
-        download_snapshot(cast(Any, asked), "p", snapshot, "model", folder)
+        download_snapshot(cast(Any, BlobSource(blobs)), "p", snapshot, "model", folder)
     written = [each for each in tmp_path.rglob("*") if each.is_file()]
     assert written == ([] if wrong else [folder / "deep" / "m.onnx"])

@@ -1,14 +1,15 @@
-"""`cavvy deploy`: serves the model that a job has trained."""
+"""`cavvy deploy`: serves the model that a job has trained, or a published one."""
 
 import getpass
 from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import job_argument
+from cavvy.cli.reach.arguments import JOBS_LISTING, complete_jobs
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.task.load import param_option, yes_option
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
 
 
 @click.command("deploy")
-@job_argument
+@click.argument(
+    "name",
+    cls=NameArgument,
+    listing=JOBS_LISTING,
+    metavar="JOB|MODEL@NUMBER",
+    shell_complete=complete_jobs,
+)
 @click.option("--as", "service", required=True, metavar="NAME", help="The name of the service.")
 @click.option(
     "--service",
@@ -53,15 +60,19 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Serve the model that a job has trained.
+    """Serve the model that a job has trained, or a published version of a model.
 
     The engine is chosen by the files: a Hugging Face folder is served by vLLM, a .gguf file by
     llama.cpp, a .onnx file by ONNX Runtime, and a model repository by Triton. For a model without a
     known engine, pass --service with a file that has `run`. The engine must be in the job's image,
     or installed by the job's setup.
+
+    MODEL@NUMBER, or MODEL@LABEL with a label of `cavvy model promote`, serves a version that `cavvy
+    model publish` published. If it was not published from a job, pass --service.
     """
+    from cavvy.cli.model import find_version
     from cavvy.cli.reach.service_call import await_url, list_advice
-    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
+    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file, prepare_version
 
     if file is not None and (engine or model):
         raise CommandFailure(
@@ -69,11 +80,24 @@ def command(
         )
     with session() as client:
         choice = ModelChoice(source=source or "", engine=engine or "", path=model or "")
-        job = client.job(project, name)
-        if file is None:
-            found = prepare(client, job, service, param, choice)
+        version = find_version(client, project, name) if "@" in name else None
+        if version is not None and source:
+            raise CommandFailure("--from is for jobs: a version has its own files", exit_code=2)
+        if version is not None and file is not None:
+            found = prepare_version(client, version, file, param)
+        elif version is not None and not version.job:
+            raise CommandFailure(
+                f"{version.name} was not published from a job, whose resources and image the "
+                "service would use",
+                "add --service FILE",
+                exit_code=2,
+            )
         else:
-            found = prepare_file(client, job, file, param, choice)
+            job = client.job(project, version.job if version else name)
+            if file is not None:
+                found = prepare_file(client, job, file, param, choice)
+            else:
+                found = prepare(client, job, service, param, choice, version)
         _start(client, project, service, found, yes=yes)
         served = await_url(client, project, service)
     if output == "json":
@@ -84,7 +108,8 @@ def command(
         )
         return
     click.echo(f"service {service} is at {served.url}/ (revision {served.revision})")
-    click.echo(f"the service serves {found.what} of job {name}")
+    of = version.name if version else f"job {name}"
+    click.echo(f"the service serves {found.what} of {of}")
     click.echo("\n".join(list_advice(served)))
 
 

@@ -225,7 +225,7 @@ def retire(name: str, project: str) -> None:
 
 
 @command.command("deploy")
-@click.argument("model", metavar="MODEL@NUMBER")
+@click.argument("model", metavar="MODEL@NUMBER|LABEL")
 @project_option
 @click.option("--site", default="", help="Only the devices of this site.")
 @_label_option
@@ -259,15 +259,17 @@ def deploy(
 ) -> None:
     """Bring a published model to devices, wave by wave.
 
+    With a label of `cavvy model promote`, they get the version that has it now.
+
     Each device tries the new version beside the old one and goes back by itself if it fails. The
     rollout halts, and its devices go back, if the new version has more errors or is slower.
     """
     from cavvy.client.edge_wire import RolloutAsk, deploy_model
 
     name, at, number = model.rpartition("@")
-    if not at or not number.isdecimal():
+    if not at or not number:
         raise CommandFailure(
-            f"{model}: expected MODEL@NUMBER, such as defects@7",
+            f"{model}: expected MODEL@NUMBER or MODEL@LABEL, such as defects@7",
             "`cavvy model list` lists models",
             exit_code=2,
         )
@@ -276,7 +278,8 @@ def deploy(
     hours = [int(each) for each in window.split("-")] if window else []
     ask = RolloutAsk(
         model=name,
-        to=int(number),
+        to=int(number) if number.isdecimal() else 0,
+        label="" if number.isdecimal() else number,
         site=site,
         labels=_read_labels(labels),
         waves=_read_waves(waves),
@@ -293,7 +296,7 @@ def deploy(
 
         json_out(made)
         return
-    click.echo(f"rollout {made.name} brings {model} to {made.devices:,} devices")
+    click.echo(f"rollout {made.name} brings {name}@{made.to} to {made.devices:,} devices")
     if made.left_out:
         told = ", ".join(made.left_out[:4]) + (", …" if len(made.left_out) > 4 else "")
         click.echo(f"note: the model must stay in {made.residency}: not on {told}", err=True)

@@ -27,7 +27,9 @@ from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.client.edge_wire import ModelView
 
+_NAMED = 8  # maximum number of versions that a message names
 _BELOW = "model"  # the folder into which a job's checkpoint is copied
 
 
@@ -137,6 +139,7 @@ def list_all(project: str | None, output: str) -> None:
             "name": each.name,
             "project": each.project,
             "main": each.main,
+            "labels": ", ".join(each.labels),
             "size": each.size,
             "job": each.job,
             "notes": ", ".join(f"{key}={value:g}" for key, value in each.notes.items()),
@@ -149,6 +152,7 @@ def list_all(project: str | None, output: str) -> None:
         TableColumn("name"),
         TableColumn("project", drop=3),
         TableColumn("main", drop=2),
+        TableColumn("labels", wrap=True),
         TableColumn("size", "SIZE", formatting.show_size),
         TableColumn("job", drop=1),
         TableColumn("notes", wrap=True),
@@ -159,7 +163,7 @@ def list_all(project: str | None, output: str) -> None:
 
 
 @command.command("show")
-@click.argument("name", metavar="MODEL@NUMBER")
+@click.argument("name", metavar="MODEL@NUMBER|LABEL")
 @project_option
 @json_option
 def show(name: str, project: str, output: str) -> None:
@@ -167,25 +171,15 @@ def show(name: str, project: str, output: str) -> None:
 
     A device that serves a former version fetches a delta, if it is smaller than the file.
     """
-    from cavvy.client.edge_wire import list_models
-
     with session() as client:
-        known = [each for each in list_models(client, project) if each.project == project]
-    found = next((each for each in known if each.name == name), None)
-    if found is None:
-        same = [each.name for each in known if each.model == name.partition("@")[0]]
-        raise CommandFailure(
-            f"project {project} has no model {name}",
-            f"expected MODEL@NUMBER; published: {', '.join(same or [each.name for each in known])}"
-            if known
-            else "`cavvy model publish` publishes one",
-        )
+        found = find_version(client, project, name)
     if output == "json":
         json_out(found)
         return
     pairs: dict[str, object] = {
         "model": found.name,
         "main": found.main,
+        "labels": ", ".join(found.labels) or "none",
         "job": found.job or "none",
         "residency": found.residency or "anywhere",
         "by": found.made_by,
@@ -199,6 +193,85 @@ def show(name: str, project: str, output: str) -> None:
         pairs[each.path] = ", or ".join([formatting.show_size(each.size), *told])
     pairs |= {key: f"{value:g}" for key, value in found.notes.items()}
     pairs_out(list(pairs.items()))
+
+
+@command.command("promote")
+@click.argument("name", metavar="MODEL@NUMBER|LABEL")
+@click.option("--label", default="production", help="The label to move.", show_default=True)
+@project_option
+@json_option
+def promote(name: str, label: str, project: str, output: str) -> None:
+    """Move a label, such as production, to a version of a model, also to an older one.
+
+    MODEL@LABEL then stands for this version in `cavvy edge deploy`, `cavvy deploy` and `cavvy model
+    pull`. Devices and services that have another version keep it until the next deployment.
+    """
+    from cavvy.client.edge_wire import promote_model
+
+    with session() as client:
+        version = find_version(client, project, name)
+        made = promote_model(client, project, version.model, label, version.number)
+    if output == "json":
+        json_out(made)
+        return
+    former = f"; it was {made.former}" if made.former not in ("", made.name) else ""
+    click.echo(f"{version.model}@{label} is {made.name}{former}")
+
+
+@command.command("pull")
+@click.argument("name", metavar="MODEL@NUMBER|LABEL")
+@click.option(
+    "--out",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder to write; the default is MODEL-NUMBER.",
+)
+@project_option
+@json_option
+def pull(name: str, out: Path | None, project: str, output: str) -> None:
+    """Download the files of a version of a model, and check the SHA-256 of each.
+
+    A download that was cut goes on where it ended, and files that are there already are only
+    checked. Other files of the folder stay.
+    """
+    from cavvy.client.download import download_files
+
+    with session() as client:
+        found = find_version(client, project, name)
+        folder = out or Path(f"{found.model}-{found.number}")
+        files = [(each.path, each.sha256, each.size) for each in found.files]
+        try:
+            fetched = download_files(client, project, files, folder)
+        except OSError as error:
+            told = f"{error.filename or folder} cannot be written: {error.strerror}"
+            raise CommandFailure(told, "name another folder with --out", exit_code=2) from error
+    if output == "json":
+        json_out({"name": found.name, "folder": str(folder), "fetched": fetched})
+        return
+    same = "" if fetched == len(files) else f"; {len(files) - fetched} of them were there already"
+    size = formatting.show_size(found.size)
+    click.echo(f"{found.name} is in {folder}: {len(files)} files, {size}{same}")
+
+
+def find_version(client: "ApiClient", project: str, name: str) -> "ModelView":
+    """Return the version MODEL@NUMBER, or the one that has the label of MODEL@LABEL. Raises
+    CommandFailure."""
+    from cavvy.client.edge_wire import list_models
+
+    known = [each for each in list_models(client, project) if each.project == project]
+    for each in known:
+        if name == each.name or name in [f"{each.model}@{label}" for label in each.labels]:
+            return each
+    same = [each for each in known if each.model == name.partition("@")[0]] or known
+    names = [each.name for each in same]
+    names += [f"{each.model}@{label}" for each in same for label in each.labels]
+    more = ", …" if len(names) > _NAMED else ""
+    raise CommandFailure(
+        f"project {project} has no model {name}",
+        f"expected MODEL@NUMBER or MODEL@LABEL; known: {', '.join(names[-_NAMED:])}{more}"
+        if known
+        else "`cavvy model publish` publishes one",
+    )
 
 
 def _upload(client: "ApiClient", project: str, source: Path) -> str:

@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 53  # increases with every change to the routes
+REVISION = 54  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -650,8 +650,10 @@ class ApiClient:
         *,
         length: int | None = None,
         wait_s: float = 0,
+        take: Callable[[int, bytes], None] | None = None,
     ) -> HttpAnswer:
         """Send a request once. The server may take `wait_s` seconds longer than usual to answer.
+        `take` gets the status and the pieces of the body, if the status is 200 or 206.
         Raises ApiError.
         """
         every = {
@@ -665,6 +667,7 @@ class ApiClient:
             every,
             body,
             length=length,
+            take=take,
             timeout_s=max(_SHORTEST_S, min(self._timeout_s + wait_s, self._left_s())),
             # a server that does not answer during a long poll is no reason for a report
             quiet=(

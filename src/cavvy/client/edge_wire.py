@@ -101,7 +101,8 @@ class PublishedFileView(Answer, frozen=True, kw_only=True):
 
 
 class ModelView(Answer, frozen=True, kw_only=True):
-    """A version of a model, such as defects@7. `size` is in bytes."""
+    """A version of a model, such as defects@7. `size` is in bytes. Of all versions of a model, only
+    one has each of the `labels`."""
 
     project: str
     name: str
@@ -115,13 +116,29 @@ class ModelView(Answer, frozen=True, kw_only=True):
     made_by: str
     created_at: datetime
     notes: dict[str, float]
+    labels: list[str] = field(default_factory=list)
+
+
+class PromoteAsk(Ask, frozen=True, kw_only=True):
+    """The number of the version to which a label is moved."""
+
+    number: int
+
+
+class PromotedView(Answer, frozen=True, kw_only=True):
+    """The version that has the label now, and the one that had it, or ""."""
+
+    name: str
+    former: str
 
 
 class RolloutAsk(Ask, frozen=True, kw_only=True):
-    """Bring version `to` of a model to the devices of a site with these labels, wave by wave."""
+    """Bring version `to` of a model, or the one that has the label `label` now, to the devices of a
+    site with these labels, wave by wave."""
 
     model: str
-    to: int
+    to: int = 0
+    label: str = ""
     site: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     waves: list[float] = field(default_factory=list)
@@ -227,6 +244,15 @@ def publish_model(client: ApiClient, project: str, ask: ModelAsk) -> ModelView:
 def list_models(client: ApiClient, project: str | None) -> list[ModelView]:
     """Return the published models of a project, or of all projects."""
     return client.ask(f"/v1/models{query(project=project)}", list[ModelView])
+
+
+def promote_model(
+    client: ApiClient, project: str, model: str, label: str, number: int
+) -> PromotedView:
+    """Move a label to a version of a model. Raises ApiError."""
+    path = f"{project_path(project)}/models/{segment('model', model)}"
+    path = f"{path}/labels/{segment('label', label)}"
+    return client.ask(path, PromotedView, PromoteAsk(number=number), method="PUT")
 
 
 def deploy_model(client: ApiClient, project: str, ask: RolloutAsk) -> RolloutView:

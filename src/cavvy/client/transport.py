@@ -64,6 +64,7 @@ class Patience:
 
 _HEAD_LIMIT = 64 * 1024
 _RECV = 256 * 1024
+_PIECE = 1024 * 1024
 _P = TypeVar("_P")
 _T = TypeVar("_T")
 
@@ -111,8 +112,10 @@ class ClientConnection:
         length: int | None = None,
         timeout_s: float = 30.0,
         quiet: tuple[float, Callable[[], None]] | None = None,
+        take: Callable[[int, bytes], None] | None = None,
     ) -> HttpAnswer:
         """Send one request and read its answer. If the body is not bytes, `length` must be given.
+        The body of an answer 200 or 206 goes to `take` in pieces, with the status, and is not kept.
         `quiet` consists of a time in seconds and a function, which is called once if nothing is
         sent or received for that time.
 
@@ -133,7 +136,7 @@ class ClientConnection:
                 BrokenPipeError, ConnectionResetError
             ):  # the server may have refused the request before it closed the connection
                 self._send(connection, head, body)
-            return self._read_answer(connection)
+            return self._read_answer(connection, take)
         except ConnectionLost:
             self.close()
             raise
@@ -241,7 +244,9 @@ class ClientConnection:
             connection.close()
             raise
 
-    def _read_answer(self, connection: socket.socket) -> HttpAnswer:
+    def _read_answer(
+        self, connection: socket.socket, take: Callable[[int, bytes], None] | None
+    ) -> HttpAnswer:
         while True:
             status, headers = self._read_head(connection)
             if status >= 200:
@@ -249,7 +254,12 @@ class ClientConnection:
         if headers.get("transfer-encoding", "").lower() == "chunked":
             body = self._read_chunks(connection)
         else:
-            body = self._read_exactly(connection, int(headers.get("content-length", "0")))
+            left, body = int(headers.get("content-length", "0")), b""
+            while take is not None and status in (200, 206) and left:
+                piece = self._read_exactly(connection, min(left, _PIECE))
+                take(status, piece)
+                left -= len(piece)
+            body = self._read_exactly(connection, left)
         if headers.get("connection", "").lower() == "close":
             self.close()
         return HttpAnswer(status, headers, body)

@@ -41,6 +41,7 @@ from cavvy.control.model_repository import (
 )
 from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.edge import (
+    MOST_LABELS,
     DeviceReport,
     EdgeDevice,
     EdgeInvitation,
@@ -51,6 +52,7 @@ from cavvy.domain.edge import (
     PathCounts,
     Rollout,
     RolloutPhase,
+    find_labels,
 )
 from cavvy.domain.services import EdgeRule
 from cavvy.domain.stored_services import StoredService
@@ -258,6 +260,41 @@ class EdgeService:
                 self._known.pop(model.project, None)
                 return stored
         raise StaleVersion(f"model {base} kept changing during the request; try again")
+
+    async def promote(
+        self, project: str, base: str, label: str, number: int
+    ) -> tuple[ModelVersion, ModelVersion | None]:
+        """Move a label to a version of a model. Return it, and the version that had the label.
+        Raises RowNotFound, ModelRefused."""
+        if _NAME.fullmatch(label) is None or label.isdecimal():
+            raise ModelRefused(
+                f"the label {label!r} must have 1 to 63 characters of a-z, 0-9 and -, no - at "
+                "either end, and not only digits"
+            )
+        for _ in range(_TRIES):
+            version = await self._store.edge.models.get(project, f"{base}@{number}")
+            known = [each for each in await self.models(project) if each.model == base]
+            holders = {key[2]: each for key, each in find_labels(known).items()}
+            holder = holders.get(label)
+            if holder is not None and holder.name == version.name:
+                return version, holder
+            if holder is None and len(holders) >= MOST_LABELS:
+                told = ", ".join(sorted(holders))
+                raise ModelRefused(f"{base} has {MOST_LABELS} labels, the most possible: {told}")
+            moved = 1 + max((each.labels.get(label, 0) for each in known), default=0)
+            with suppress(StaleVersion):
+                labels = {**version.labels, label: moved}
+                stored = await self._store.edge.models.put(replace(version, labels=labels))
+                self._known.pop(project, None)
+                return stored, holder
+        raise StaleVersion(f"model {base}@{number} kept changing during the request; try again")
+
+    async def find_labelled(self, project: str, base: str, label: str) -> ModelVersion:
+        """Return the version of a model that has a label. Raises RowNotFound."""
+        found = find_labels(await self.models(project)).get((project, base, label))
+        if found is None:
+            raise RowNotFound(f"project {project} has no model {base}@{label}")
+        return found
 
     async def deploy(self, rollout: Rollout) -> tuple[Rollout, Sequence[str]]:
         """Begin a rollout; the number in its name is ignored. Return it with the names of devices

@@ -1,6 +1,6 @@
 """Devices at the edge, the models that they serve, and rollouts of these models."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 
@@ -12,6 +12,7 @@ CHECK_IN_S = 60.0
 # Shares of the devices of a rollout that have the new model after each wave. The first wave is one
 # device, as long as there are fewer than 100.
 WAVES = (0.0, 0.01, 0.1, 1.0)
+MOST_LABELS = 16  # of a model
 MOST_SAMPLES = 2000  # that are kept of one device
 SAMPLE_DAYS = 90  # for which samples are kept
 
@@ -120,7 +121,9 @@ class ModelFile(Struct, frozen=True, kw_only=True):
 
 class ModelVersion(Struct, frozen=True, kw_only=True):
     """A published version of a model. `name` is "MODEL@NUMBER"; `main` is the file to serve.
-    `residency` is the area or country that the model must not leave, or ""."""
+    `residency` is the area or country that the model must not leave, or "". Each of the `labels`
+    has a number that grows whenever the label is moved: of the versions of a model with the same
+    label, the one with the highest number has it."""
 
     project: str
     name: str
@@ -132,6 +135,7 @@ class ModelVersion(Struct, frozen=True, kw_only=True):
     made_by: str = ""
     created_at: datetime
     notes: Mapping[str, float] = field(default_factory=dict)  # measured, such as an accuracy
+    labels: Mapping[str, int] = field(default_factory=dict)
     version: int = 0
 
     @property
@@ -146,6 +150,18 @@ class ModelVersion(Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         """Bytes of all files."""
         return sum(each.size for each in self.files)
+
+
+def find_labels(versions: Iterable[ModelVersion]) -> Mapping[tuple[str, str, str], ModelVersion]:
+    """Return the version that has each label, by project, model and label."""
+    found: dict[tuple[str, str, str], ModelVersion] = {}
+    for each in versions:
+        for label, moved in each.labels.items():
+            key = each.project, each.model, label
+            other = found.get(key)
+            if other is None or (moved, each.number) > (other.labels[label], other.number):
+                found[key] = each
+    return found
 
 
 class RolloutPhase(StrEnum):

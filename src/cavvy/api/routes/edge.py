@@ -47,6 +47,7 @@ from cavvy.domain.edge import (
     ModelVersion,
     PathCounts,
     Rollout,
+    find_labels,
 )
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.stored_services import StoredService
@@ -195,7 +196,11 @@ async def get_task(
 
 @router.get("/v1/models", "List the published models.", rule=in_query(Permission.VIEW))
 async def list_models(app_state: AppState, projects: ProjectFilter) -> list[wire.ModelView]:
-    return [_model(each) for each in await app_state.control_plane.edge.models(projects)]
+    found = await app_state.control_plane.edge.models(projects)
+    labels: dict[tuple[str, str], list[str]] = {}
+    for (project, _, label), each in find_labels(found).items():
+        labels.setdefault((project, each.name), []).append(label)
+    return [_model(each, sorted(labels.get((each.project, each.name), []))) for each in found]
 
 
 @router.post(
@@ -231,6 +236,29 @@ async def publish(
     return _model(await app_state.control_plane.edge.publish(model, app_state.sealer, blobs))
 
 
+@router.put(
+    "/v1/projects/{project}/models/{name}/labels/{label}",
+    "Move a label, such as production, to a version of a model.",
+    rule=in_path(Permission.OPERATE),
+    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
+)
+async def promote(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: _DevicePath,
+    label: Annotated[str, Path(max_length=63)],
+    ask: wire.PromoteAsk,
+) -> wire.PromotedView:
+    await app_state.store.archive.check(project)
+    note_change(request, after={"model": f"{name}@{ask.number}", "label": label})
+    edge = app_state.control_plane.edge
+    moved, former = await edge.promote(project, name, label, ask.number)
+    before = None if former is None else {"model": former.name, "label": label}
+    note_change(request, before=before, after={"model": moved.name, "label": label})
+    return wire.PromotedView(name=moved.name, former=former.name if former else "")
+
+
 @router.get("/v1/rollouts", "List the rollouts, newest first.", rule=in_query(Permission.VIEW))
 async def list_rollouts(app_state: AppState, projects: ProjectFilter) -> list[wire.RolloutView]:
     edge = app_state.control_plane.edge
@@ -255,11 +283,14 @@ async def deploy(
     _check_rollout(ask)
     await app_state.store.archive.check(project)
     now, edge = app_state.now(), app_state.control_plane.edge
+    number = ask.to
+    if ask.label:
+        number = (await edge.find_labelled(project, ask.model, ask.label)).number
     rollout = Rollout(
         project=project,
         name=f"{ask.model}-0",
         model=ask.model,
-        to=ask.to,
+        to=number,
         site=ask.site,
         labels=ask.labels,
         waves=tuple(ask.waves) or WAVES,
@@ -273,7 +304,7 @@ async def deploy(
         created_at=now,
     )
     stored, refused = await edge.deploy(rollout)
-    told = {"rollout": stored.name, "to": ask.to, "site": ask.site}
+    told = {"rollout": stored.name, "to": number, "label": ask.label, "site": ask.site}
     note_change(request, after={**told, "refused_by_residency": list(refused)})
     return _rollout(stored, await edge.devices(project), refused)
 
@@ -792,7 +823,7 @@ def _device_model(model: ModelReport) -> wire.DeviceModelView:
     )
 
 
-def _model(model: ModelVersion) -> wire.ModelView:
+def _model(model: ModelVersion, labels: Sequence[str] = ()) -> wire.ModelView:
     files = [
         view(
             wire.PublishedFileView,
@@ -801,7 +832,8 @@ def _model(model: ModelVersion) -> wire.ModelView:
         )
         for each in model.files
     ]
-    return view(wire.ModelView, model, files=files, notes=dict(model.notes))
+    notes = dict(model.notes)
+    return view(wire.ModelView, model, files=files, notes=notes, labels=list(labels))
 
 
 def _rollout(

@@ -1,7 +1,10 @@
-"""Prepares the text and the working folder of a service that serves the files of a job."""
+"""Prepares the text and the working folder of a service that serves the files of a job, or a
+published version of a model.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +13,10 @@ import msgspec
 from cavvy.cli.task.load import read_params, read_task
 from cavvy.cli.task.submission import make_origin, upload_files
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.download import read_snapshot
 from cavvy.client.reruns import show_value
 from cavvy.client.service_wire import make_model_folder
+from cavvy.client.upload import upload
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace
@@ -20,10 +25,12 @@ from cavvy.spec.engines import ENGINES
 from cavvy.spec.model_files import MODEL_FOLDER, ServedModel, find_models, write_service
 from cavvy.spec.problems import listed
 from cavvy.spec.tree import read_table
+from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.task_files import Dialect, ReadOptions, parse_file
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.client.edge_wire import ModelView
     from cavvy.client.wire import JobDetail
 
 _NAMED = 5  # maximum number of files that a message names
@@ -53,18 +60,29 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
 
 def prepare(
-    client: "ApiClient", job: "JobDetail", service: str, param: tuple[str, ...], choice: ModelChoice
+    client: "ApiClient",
+    job: "JobDetail",
+    service: str,
+    param: tuple[str, ...],
+    choice: ModelChoice,
+    version: "ModelView | None" = None,
 ) -> Deployment:
-    """Return a service for the job's model, on nodes with the requirements in the job's file.
-    Raises CommandFailure, ApiError.
+    """Return a service for the job's model, or for a version that was published from the job, on
+    nodes with the requirements in the job's file. Raises CommandFailure, ApiError.
     """
     task, origin = _read_job(job)
-    outputs = _find_outputs(job, task, choice)
+    outputs = [] if version else _find_outputs(job, task, choice)
     _check_own(job, origin)
     params = {key: show_value(value) for key, value in task.params.items()} | read_params(param)
     folders = [] if origin.snapshot is None else [origin.snapshot]
     if outputs:
         model = _choose_output(task, choice, job.name)
+    elif version:
+        folders = [_add_version(client, job.project, origin.snapshot, version)]
+        paths = [each.path for each in version.files]
+        if not choice.engine and version.main in [each.path for each in find_models(paths)]:
+            choice = replace(choice, path=choice.path or version.main)
+        model = _choose(paths, choice, job.name)
     else:
         found = make_model_folder(client, job.project, job.name, folders, MODEL_FOLDER)
         folders = [found.snapshot]
@@ -84,6 +102,40 @@ def prepare(
     )
     what = f"{model.path or MODEL_FOLDER} with {model.engine}"
     return Deployment(text=text, path=path, params=params, origin=new, what=what)
+
+
+def prepare_version(
+    client: "ApiClient", version: "ModelView", file: str, param: tuple[str, ...]
+) -> Deployment:
+    """Return the service that a file describes, with the files of a published version in the folder
+    MODEL_FOLDER of the service's working folder. Raises CommandFailure, ApiError.
+    """
+    params = read_params(param)
+    loaded = read_task(file, params, ReadOptions(serves=True))
+    origin = make_origin(client, version.project, loaded, loaded.text)
+    snapshot = _add_version(client, version.project, origin.snapshot, version)
+    what = f"its files, in the folder {MODEL_FOLDER},"
+    origin = replace(origin, snapshot=snapshot)
+    return Deployment(text=loaded.text, path=file, params=params, origin=origin, what=what)
+
+
+def _add_version(
+    client: "ApiClient", project: str, snapshot: str | None, version: "ModelView"
+) -> str:
+    """Return a snapshot with the files of another one, and with those of a version in the folder
+    MODEL_FOLDER, in place of what that folder had."""
+    known = [] if snapshot is None else read_snapshot(client, project, snapshot)
+    entries = [
+        *(each for each in known if f"{each.path}/".partition("/")[0] != MODEL_FOLDER),
+        *(
+            FolderEntry(path=f"{MODEL_FOLDER}/{each.path}", size=each.size, sha256=each.sha256)
+            for each in version.files
+        ),
+    ]
+    manifest = encode_manifest(sorted(entries, key=lambda each: each.path))
+    name = sha256(manifest).hexdigest()
+    upload(client, project, {name: manifest})
+    return name
 
 
 def prepare_file(

@@ -83,8 +83,8 @@ def _cells(heads: Sequence[TableColumn], row: object) -> Sequence[object]:
 
 
 def json_out(value: object, *, file: TextIO | None = None) -> None:
-    """Print dictionaries, lists and simple values as indented JSON. Times are printed in ISO 8601,
-    durations in seconds. Characters that control terminals are printed as escapes.
+    """Print dictionaries, structs, lists and simple values as indented JSON. Times are printed in
+    ISO 8601, durations in seconds. Characters that control terminals are printed as escapes.
     """
     import json
 
@@ -134,6 +134,8 @@ def _plain(value: object) -> object:
             return int(value) if value == value.to_integral_value() else float(value)
         case set() | frozenset() | tuple():
             return list(value)
+        case _ if names := getattr(value, "__struct_fields__", ()):
+            return {name: getattr(value, name) for name in names}
         case _:
             raise TypeError(f"cannot print {type(value).__name__} as JSON")
 
