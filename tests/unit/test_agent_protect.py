@@ -1,10 +1,11 @@
 """Which sockets the work needs, and which links lead to what the machine obeys."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from cavvy.agent.work.protect import holds_obeyed, is_needed, is_obeyed
+from cavvy.agent.work.protect import _follow, holds_obeyed, is_needed, is_obeyed
 from cavvy.providers.local.configs import list_obeyed
 
 
@@ -54,6 +55,30 @@ def test_links_to_obeyed_files_are_obeyed(tmp_path: Path) -> None:
         assert holds_obeyed(str(tmp_path / name), obeyed)
     assert not is_obeyed(str(tmp_path / "free/x"), obeyed)
     assert not holds_obeyed(str(tmp_path / "free"), obeyed)
+
+
+def test_paths_are_followed_as_the_kernel_follows_them(tmp_path: Path) -> None:
+    top = tmp_path.resolve()
+    (top / "a/b").mkdir(parents=True)
+    (top / "a/b/file").touch()
+    for link, target in (
+        ("up", "a/b/.."),
+        ("whole", f"{top}//up/./b"),
+        ("gone", "missing/x"),
+        ("circle", "circle"),
+        ("a/b/out", "../../whole"),
+    ):
+        (top / link).symlink_to(target)
+    known: dict[str, str] = {}
+    for path in ("whole/file", "up/b/../b/file", "a/b/out/out/file", "gone", "gone/y", "a/none"):
+        real, links = _follow(f"{top}/{path}", known)
+        assert real == os.path.realpath(top / path)
+        assert all(os.path.islink(each) for each in links)
+        assert all(
+            os.path.realpath(os.path.dirname(each)) == os.path.dirname(each) for each in links
+        )
+    assert _follow(f"{top}/whole/file", known)[1] == [f"{top}/whole", f"{top}/up"]
+    _follow(f"{top}/circle", known)  # ends
 
 
 def test_folders_in_which_the_server_looks_exist_before_jobs_run(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     )
     runner._outbox = SimpleNamespace(empty=False, put=lambda *_, **__: None, settle=lambda: None)
     runner._log = SimpleNamespace(pending=False, size=0)
-    runner.link = SimpleNamespace(pump=lambda: None)
+    runner.link = SimpleNamespace(pump=lambda: None, release=lambda: None)
     runner._steps = SimpleNamespace(
         process=object(),
         finishing=False,

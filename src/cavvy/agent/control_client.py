@@ -50,6 +50,8 @@ LAST_DELAY_S = 5.0
 LOG_PAUSE_S = 0.1  # seconds to wait for more output before a short piece of the log is sent
 # seconds from the claim to the first request for orders; work that ends earlier sends none
 ORDERS_DELAY_S = 0.25
+# seconds for which the message that the work runs waits for another, such as that it has ended
+RUNNING_PAUSE_S = 0.15
 
 
 REFUSALS = (
@@ -169,6 +171,7 @@ class ControlPlaneClient:
         self.hurry = False
         self._log_at = 0.0
         self._log_timer: LoopTimer | None = None
+        self._hold_timer: LoopTimer | None = None
         self.lease_until = time.monotonic() + config.lease_s
         self.heard_at = time.monotonic()
         self._messages = RetryingConnection(self, self._next)
@@ -250,7 +253,7 @@ class ControlPlaneClient:
         this method."""
         if self.closed or self._go is not None:
             return
-        if self._messages.idle:
+        if self._messages.idle and self._hold_timer is None:
             batch = self._outbox.batch()
             if batch:
                 who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": self._nonce}
@@ -261,6 +264,16 @@ class ControlPlaneClient:
             offset, lost, data = self._log.chunk()
             path = f"/agent/v1/log{self.query}&offset={offset}"
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
+
+    def hold(self) -> None:
+        """Wait a moment before messages are sent, unless `release` is called earlier."""
+        self._hold_timer = self.loop.after(RUNNING_PAUSE_S, self.release)
+
+    def release(self) -> None:
+        """Send messages at once."""
+        self.loop.cancel(self._hold_timer)
+        self._hold_timer = None
+        self.pump()
 
     def _pause(self) -> bool:
         """Return whether to wait for more log output before the next request; a separate request

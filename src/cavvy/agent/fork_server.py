@@ -20,7 +20,8 @@ import sys
 
 # the modules that most agents need besides those of `main`, which calls this module
 from . import disk
-from .work import cache, home_entries, monitor, mounts, prepare, protect, usage, view  # noqa: F401
+from .notices import notification_socket  # noqa: F401
+from .work import cache, home_entries, meters, monitor, mounts, prepare, protect, usage, view  # noqa: F401
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,8 +39,13 @@ _ARGUMENTS, _ENVIRON = slice(45, 47), slice(47, 49)
 def serve_forks(run: Run) -> int:
     """Serve requests until the socket is closed. Each agent calls `run`, `main.main`, with its
     arguments. Return the exit code."""
-    for load in (mounts.load_library, protect.compile_devices, lambda: protect.list_named([])):
-        load()  # fills caches that the agents inherit
+    # fill caches that the agents inherit
+    mounts.load_library()
+    mounts.load_attributes()
+    protect.list_named([])
+    for names in (protect.DEVICES, protect.NEEDED):
+        protect.compile_names(names)
+    meters.CpuMeter()
     gc.collect()
     gc.freeze()  # so that collections in the agents do not copy the memory of the modules
     with socket.socket(fileno=0) as requests:

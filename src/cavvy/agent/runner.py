@@ -212,7 +212,7 @@ class RankRunner:
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
             self._outbox.put("exited", **self._exit)
-            self.link.pump()
+            self.link.release()
         replying = any(poll.replying for poll in self._polls)
         if (
             self._state in REPORTED
@@ -391,7 +391,10 @@ class RankRunner:
             if self.reports.cost_s is not None:
                 fields["cost_s"] = self.reports.cost_s
         self._outbox.put(kind, **fields)
-        self.link.pump()
+        if kind == "running":
+            self.link.hold()
+        else:
+            self.link.release()
 
     def wrote(self, data: bytes) -> None:
         """Handle output of the work."""

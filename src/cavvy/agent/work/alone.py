@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 
 from . import mounts
@@ -15,26 +16,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLONE_NEWPID = 0x20000000
+LAST_MS = 50  # for which the end of a namespace is awaited
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 
 
-def start_alone(then: Callable[[], None], finish: Callable[[], str] | None = None) -> None:
+def start_alone(
+    then: Callable[[], None],
+    finish: Callable[[], str] | None = None,
+    meet: Callable[[int], None] | None = None,
+) -> None:
     """Start the namespace that this process has unshared for its children.
 
     The function returns in a new process, after a call of `then` in the namespace's first process,
-    which writes what `finish` returns to the output when the new process has ended. The calling
-    process waits for the new process and exits with the new process's exit code. It must have only
-    one thread. Raises OSError.
+    which writes what `finish` returns to the output when the new process has ended. The first
+    process also calls `meet` with the ID of the new process. The calling process waits for the new
+    process and exits with the new process's exit code. It must have only one thread. Raises
+    OSError.
     """
     reader, writer = os.pipe()
-    if os.fork():
+    if first := os.fork():
         os.close(writer)
-        _wait_for(reader)
+        _wait_for(reader, first)
     os.close(reader)
     mounts.mount("proc", "/proc", "proc", _FLAGS)
     then()
     program = os.fork()
     if program:
+        if meet is not None:
+            meet(program)
         _serve(program, writer, finish)
     os.close(writer)
 
@@ -48,10 +57,16 @@ def continue_as_child() -> None:
         os._exit(find_code(os.waitpid(program, 0)[1]))
 
 
-def _wait_for(reader: int) -> None:
+def _wait_for(reader: int, first: int) -> None:
     """Exit with the exit code that the first process of the namespace reports."""
     let_go(reader)
-    told = os.read(reader, 1)
+    told = os.read(reader, 2)
+    # The first process ends now, so that the reaper of the work has nothing to search for. It takes
+    # longer if another process that has entered the namespace cannot be killed.
+    for _ in range(LAST_MS if len(told) > 1 else 0):
+        if os.waitpid(first, os.WNOHANG)[0]:
+            break
+        time.sleep(0.001)
     os._exit(told[0] if told else 137)
 
 
@@ -72,8 +87,21 @@ def _serve(program: int, writer: int, finish: Callable[[], str] | None) -> None:
                 with suppress(OSError):
                     os.write(output, finish().encode(errors="replace"))
                 os.close(output)
-            os.write(writer, bytes([find_code(status)]))
+            alone = not _has_children()
+            os.write(writer, bytes([find_code(status), *([1] if alone else [])]))
             os.close(writer)
+            if alone:
+                os._exit(0)
+
+
+def _has_children() -> bool:
+    """Reap the child processes that have ended. Return whether others are left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def let_go(*kept: int) -> None:

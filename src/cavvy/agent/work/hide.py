@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -59,8 +60,9 @@ def hide(
         call("unshare", spaces)
         _cover(folder, shown, protection)
         if alone:
-            start_alone(protect_proc)
-        _enter_user_namespace()
+            _start_alone_as_root()
+        else:
+            _enter_user_namespace()
         _forbid_groups(f"self/fd/{limits}/")
         os.close(limits)
     else:  # the work has no capabilities in the new namespace, since it is not root there
@@ -170,32 +172,54 @@ def _cover(folder: str, shown: list[str], protection: Protection | None) -> None
         protection.finish(real)
 
 
+def _start_alone_as_root() -> None:
+    """Start the unshared process namespace. The function returns in a new process, in a new user
+    namespace in which all user IDs stay the same. The first process maps the IDs."""
+    ours, theirs = socket.socketpair()
+
+    def meet(program: int) -> None:
+        ours.close()
+        _map_ids(theirs, program)
+
+    start_alone(protect_proc, meet=meet)
+    theirs.close()
+    _have_ids_mapped(ours)
+
+
 def _enter_user_namespace() -> None:
     """Enter a new user namespace in which all user IDs stay the same. A child process outside the
     namespace maps the IDs, because a process inside the namespace has no permission to do so.
     """
-    reader, writer = os.pipe()
+    ours, theirs = socket.socketpair()
     parent = os.getpid()
     helper = os.fork()
     if helper == 0:
-        code = 1
-        try:
-            os.close(writer)
-            if os.read(reader, 1):
-                for name in ("uid_map", "gid_map"):
-                    write(f"{parent}/{name}", ALL_IDS)
-                code = 0
-        finally:
-            os._exit(code)
-    os.close(reader)
+        ours.close()
+        _map_ids(theirs, parent)
+        os._exit(0)
+    theirs.close()
     try:
-        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
-        os.write(writer, b"x")
+        _have_ids_mapped(ours)
     finally:
-        os.close(writer)
-        status = os.waitpid(helper, 0)[1]
-    if status:
-        raise PermissionError(1, "user IDs cannot be mapped")
+        os.waitpid(helper, 0)
+
+
+def _have_ids_mapped(helper: socket.socket) -> None:
+    """Enter a new user namespace whose IDs the process at the other end maps."""
+    with helper:
+        call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+        helper.send(b"x")
+        if not helper.recv(1):
+            raise PermissionError(1, "user IDs cannot be mapped")
+
+
+def _map_ids(asker: socket.socket, pid: int) -> None:
+    """Map the IDs of the namespace that the process `pid` at the other end has entered."""
+    with asker, suppress(OSError):
+        if asker.recv(1):
+            for name in ("uid_map", "gid_map"):
+                write(f"{pid}/{name}", ALL_IDS)
+            asker.send(b"x")
 
 
 def write(name: str, text: str) -> None:

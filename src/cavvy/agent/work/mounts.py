@@ -106,13 +106,20 @@ def make_read_only(path: str, *, recursive: bool = True) -> None:
 def _set_read_only(path: str, flags: int) -> bool:
     """Make a mount, or all mounts at and below the path, read-only by one call, which needs Linux
     5.12. Return whether this succeeded."""
+    number, attributes, size = load_attributes()
+    where = os.fsencode(path)
+    syscall = load_library().syscall
+    return bool(syscall(number, _AT_FDCWD, where, flags, attributes, size) == 0)
+
+
+@lru_cache(maxsize=None)  # noqa: UP033  agents also run on Python 3.8
+def load_attributes() -> tuple[ctypes.c_long, bytes, ctypes.c_size_t]:
+    """Return the number of the system call, the attributes and their size."""
     import ctypes
     import struct
 
-    library, attributes = load_library(), struct.pack("QQQQ", _ATTRIBUTE_READ_ONLY, 0, 0, 0)
-    number, size = ctypes.c_long(_MOUNT_SETATTR), ctypes.c_size_t(len(attributes))
-    where = os.fsencode(path)
-    return bool(library.syscall(number, _AT_FDCWD, where, flags, attributes, size) == 0)
+    attributes = struct.pack("QQQQ", _ATTRIBUTE_READ_ONLY, 0, 0, 0)
+    return ctypes.c_long(_MOUNT_SETATTR), attributes, ctypes.c_size_t(len(attributes))
 
 
 def make_writable(path: str) -> None:

@@ -20,9 +20,8 @@ import re
 import stat
 import sys
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatch, translate
+from fnmatch import translate
 from functools import lru_cache
-from glob import escape, glob
 
 from . import mounts
 
@@ -92,8 +91,10 @@ class Protection:
         homes = list_homes() if homes is None else homes
         for home in homes:
             paths += _find_linked(home)
-        named = {os.path.realpath(each) for each in paths}
-        links = {link for each in paths for link in _list_links(each)}
+        known: dict[str, str] = {}
+        followed = [_follow(each, known) for each in paths]
+        named = {real for real, _ in followed}
+        links = {link for _, found in followed for link in found}
         if not mounts.is_root():
             named = {each for each in named if _is_writable(each)}
         self._places = [*_list_places(homes), *homes]
@@ -188,7 +189,11 @@ def list_homes() -> list[str]:
         home = ""
     found = {home, os.environ.get("HOME", "")}
     if mounts.is_root():
-        others = [each for each in glob("/home/*") if os.path.isdir(each)]
+        others = [
+            each
+            for each in _list_entries("/home")
+            if os.path.isdir(each) and not each.startswith("/home/.")
+        ]
         found |= set(others) if len(others) <= MOST_HOMES else set()
     real = {os.path.realpath(each) for each in found if each.startswith("/")}
     usable = [each for each in real if each.count("/") > 1 or each == "/root"]
@@ -352,7 +357,7 @@ def _make_place(path: str, *, is_folder: bool) -> None:
     with suppress(FileNotFoundError):
         found = os.lstat(path)
         if stat.S_ISDIR(found.st_mode) if is_folder else stat.S_ISREG(found.st_mode):
-            if not (os.listdir(path) if is_folder else found.st_size):
+            if found.st_mtime and not (os.listdir(path) if is_folder else found.st_size):
                 mark_place(path)
             return
         os.rename(path, f"{path}.replaced-{os.getpid()}")
@@ -380,33 +385,48 @@ def _clear(kept: str, names: set[str]) -> None:
 
 def _resolve(paths: list[str]) -> Iterator[str]:
     """Yield each path without links, and the links that lead there."""
+    known: dict[str, str] = {}
     for path in paths:
-        yield os.path.realpath(path)
-        yield from _list_links(path)
+        real, links = _follow(path, known)
+        yield real
+        yield from links
 
 
-def _list_links(path: str) -> Iterator[str]:
-    """Yield the symbolic links through which the absolute path leads. A process that replaces one
-    of them replaces what is at the path. The folders above each yielded link have no links."""
-    at, todo = "", path.split("/")
+def _follow(path: str, known: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the absolute path without links, and the symbolic links through which it leads. A
+    process that replaces one of them replaces what is at the path. The folders above each of them
+    have no links. `known` keeps the target of each link, and "" for other paths."""
+    at, links, todo = "", [], path.split("/")[::-1]
     for _ in range(1000):  # links may form a circle
         if not todo:
-            return
-        part = todo.pop(0)
+            break
+        part = todo.pop()
+        if part in ("", "."):
+            continue
         if part == "..":
             at = at.rpartition("/")[0]
-        elif part not in ("", "."):
-            at += "/" + part
-        if os.path.islink(at):
-            yield at
-            target = os.readlink(at)
-            todo = [*target.split("/"), *todo]
+            continue
+        at += "/" + part
+        if at not in known:
+            known[at] = _read_link(at)
+        if target := known[at]:
+            links.append(at)
+            todo += target.split("/")[::-1]
             at = "" if target.startswith("/") else at.rpartition("/")[0]
+    return at or "/", links
+
+
+def _read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def _find_links_in(folder: str) -> Iterator[str]:
     """Yield the links in a folder of `PATH` that is none of the system's."""
-    if not any(mounts.contains(each, os.path.realpath(folder)) for each in ALWAYS_SYSTEM):
+    real = os.path.realpath(folder)
+    if not any(mounts.contains(each, real) for each in ALWAYS_SYSTEM):
         with suppress(OSError):
             yield from (each.path for each in os.scandir(folder) if each.is_symlink())
 
@@ -440,20 +460,33 @@ def _holds_start_files(name: str) -> bool:
 def _list_sources(program: str) -> list[str]:
     """Return the folders of editable packages that `.pth` files of a Python name."""
     found = []
-    for path in glob(f"{escape(program)}/lib/python3*/site-packages/*.pth"):
-        with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
-            found += [line.strip() for line in file if line.startswith("/")]
+    for library in _list_entries(program + "/lib", start="python3"):
+        for path in _list_entries(library + "/site-packages", end=".pth"):
+            with suppress(OSError, UnicodeDecodeError), open(path, encoding="utf-8") as file:
+                found += [line.strip() for line in file if line.startswith("/")]
     return found
+
+
+def _list_entries(folder: str, start: str = "", end: str = "") -> list[str]:
+    """Return the paths of a folder's entries whose names begin and end so, without the time that
+    `glob` needs to compile a pattern."""
+    with suppress(OSError):
+        names = os.listdir(folder)
+        return [
+            f"{folder}/{each}" for each in names if each.startswith(start) and each.endswith(end)
+        ]
+    return []
 
 
 def _protect_system(kept: list[str]) -> None:
     """Make the mounts of the system's folders read-only, except those at or below `kept`."""
     own = set() if mounts.is_root() else set(ROOTS_OWN)
-    system = [each for each in SYSTEM if each not in own]
+    system = tuple(each + "/" for each in SYSTEM if each not in own)
+    left = tuple(each.rstrip("/") + "/" for each in (*kept, "/proc", "/dev", "/run/user"))
     for path in mounts.list_mounts():
-        if any(mounts.contains(each, path) for each in (*kept, "/proc", "/dev", "/run/user")):
+        if f"{path}/".startswith(left):
             continue
-        if path == "/" or any(mounts.contains(each, path) for each in system):
+        if path == "/" or f"{path}/".startswith(system):
             with _missing_is_safe(path):
                 mounts.make_read_only(path, recursive=False)
 
@@ -468,7 +501,7 @@ def _hide_sockets(hidden: str) -> None:
     for folder in own:  # programs may put their sockets there later
         with suppress(OSError):
             os.mkdir(folder, 0o700)
-    for folder in (*own, "/tmp/.X11-unix", *glob("/tmp/ssh-*")):
+    for folder in (*own, "/tmp/.X11-unix", *_list_entries("/tmp", start="ssh-")):
         if os.path.isdir(folder) and not os.path.islink(folder):
             with _missing_is_safe(folder):
                 _cover(folder)
@@ -499,7 +532,7 @@ def is_needed(path: str) -> bool:
     above, _, below = name.lstrip("/").partition("/")
     parts = below.split("/")
     names = ("/".join(parts[:count]) for count in (1, 2))
-    return above in ("run", "tmp") and any(fnmatch(a, b) for a in names for b in NEEDED)
+    return above in ("run", "tmp") and any(compile_names(NEEDED).match(each) for each in names)
 
 
 @contextmanager
@@ -520,21 +553,29 @@ def _list_sockets() -> list[str]:
 
 def _hide_devices() -> None:
     """Hide disks, memory and keyboards, which root's work could open."""
-    named = compile_devices()
-    found = [f"{folder}/{name}" for folder, _, names in os.walk("/dev") for name in names]
-    for path in found:
+    named = compile_names(DEVICES)
+    for path in list(_list_special("/dev")):
         with suppress(OSError):
-            kind = os.lstat(path).st_mode
-            if not (stat.S_ISBLK(kind) or (stat.S_ISCHR(kind) and named.match(path[5:]))):
+            if not named.match(path[5:]) and not stat.S_ISBLK(os.lstat(path).st_mode):
                 continue
             if os.access(path, os.R_OK) or os.access(path, os.W_OK):
                 mounts.bind("/dev/null", path)
 
 
+def _list_special(folder: str) -> Iterator[str]:
+    """Yield the paths of the devices, pipes and sockets below a folder."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _list_special(entry.path)
+            elif not (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+                yield entry.path
+
+
 @lru_cache(maxsize=None)  # noqa: UP033  agents also run on Python 3.8
-def compile_devices() -> re.Pattern[str]:
-    """Return a pattern of the names in DEVICES."""
-    return re.compile("|".join(map(translate, DEVICES)))
+def compile_names(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern that matches what any of these patterns of the shell matches."""
+    return re.compile("|".join(map(translate, names)))
 
 
 def _is_writable(path: str) -> bool:
