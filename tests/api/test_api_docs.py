@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (54, "80f4f1e5981bfac8")
+ROUTES = (55, "35d1872394a730e5")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.contract.engine_stand_in import EngineStandIn
 from cavvy.autoscaler.load import LoadRecord
 from cavvy.autoscaler.state import ScalingState
 from cavvy.client.state import host_name
+from cavvy.control.decide.service_figures import count_minute
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.serving import reconciler
 from cavvy.domain.stored_services import StoredService
@@ -85,6 +87,43 @@ async def test_a_service_is_started_revised_shown_and_ended(api: Api) -> None:
     assert [each["action"] for each in records] == [*[f"PUT {route}"] * 3, f"DELETE {route}"]
     assert records[2]["after"]["name"] == "chat"
     assert len(records[2]["after"]["file_sha256"]) == 64
+
+
+async def test_requests_are_figures_over_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = datetime.now(UTC)
+
+    def count_fast(minute: Any, service: Any, before: Any, traffic: Any, now: datetime) -> Any:
+        return count_minute(minute, service, before, traffic, begun + (now - begun) * 40)
+
+    monkeypatch.setattr(reconciler, "count_minute", count_fast)
+    await put(api, TEXT)
+
+    async def find_url() -> str:
+        found: str = (await api.http.get(SERVICE)).json()["url"]
+        return found
+
+    url = await until(find_url)
+    async with httpx.AsyncClient() as client:
+        for _ in range(3):
+            await client.get(f"{url}/", headers={"Prefer": "wait=0"})
+    figures = f"{SERVICE}/figures"
+    period = {
+        "since": (begun - timedelta(hours=1)).isoformat(),
+        "until": (begun + timedelta(days=2)).isoformat(),
+        "points": 1500,
+    }
+
+    async def find_failures() -> bool:
+        found = (await api.http.get(figures, params=period)).json()
+        series = {each["name"]: each for each in found["series"]}
+        assert all((each["attempt"], each["rank"]) == (0, 0) for each in series.values())
+        return any(each for each in series.get("failed_per_s", {"mean": []})["mean"])
+
+    assert await until(find_failures)
+    for wrong in ({"points": 1}, {"since": "0001-01-01T00:00:00Z"}, {"until": "2026"}):
+        assert (await api.http.get(figures, params=wrong)).json()["code"] == "invalid-request"
+    for other in (SERVICE.replace("chat", "none"), SERVICE.replace("default", "none")):
+        assert (await api.http.get(f"{other}/figures")).json()["code"] == "service-not-found"
 
 
 async def test_a_job_with_the_name_of_a_service_names_the_service(api: Api) -> None:

@@ -177,6 +177,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/projects/{project}/pools/{name}/nodes": ("path", "view"),
     "/v1/projects/{project}/pools/{name}/shape": ("path", "view"),
     "/v1/projects/{project}/services/{name}": ("path", "view"),
+    "/v1/projects/{project}/services/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/cost": ("path", "spending"),
     "/v1/projects/{project}/audit": ("path", "spending"),
     "/v1/joined": ("installation", "view"),

@@ -1,16 +1,17 @@
 """Services, in every store."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.services import ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,3 +52,20 @@ async def test_a_service_is_written_by_version_and_read_by_project(store: Store)
     with pytest.raises(RowNotFound):
         await store.services.get("p", "chat")
     assert "abc" not in await store.snapshots()
+
+
+async def test_figures_go_with_their_service(store: Store) -> None:
+    kept = await store.services.put(replace(SERVICE, name="other", id="s2"))
+    gone = await store.services.put(SERVICE)
+    minute = int(NOW.timestamp()) // 60
+    column = FigureColumns(low=[1], mean=[2], high=[3])
+    blocks = [
+        FigureBlock(attempt_id=each.id, rank=0, minutes=[minute], columns={"waiting": column})
+        for each in (kept, gone)
+    ]
+    await store.commit(AtomicWrite(figures=blocks))
+    with pytest.raises(StaleVersion):
+        await store.services.delete(replace(gone, version=9))
+    await store.services.delete(gone)
+    period = {"since": NOW - timedelta(days=1), "until": NOW + timedelta(days=1)}
+    assert [len(await store.figures.list(each.id, 0, **period)) for each in (kept, gone)] == [1, 0]

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, served, sign_in
 
-from cavvy.client import ApiError
+from cavvy.client import ApiError, wire
 from cavvy.client.queue_wire import CallCount, CallQueueView, QueuedCallView
 from cavvy.client.service_wire import (
     CronView,
@@ -64,7 +64,9 @@ def key(**fields: Any) -> ServiceKeyView:
 
 
 def answers(service: ServedView, **more: Any) -> dict[str, Any]:
-    return {"/v1/services": [service], API: service, f"{API}/keys": []} | more
+    none = wire.JobFigures(start=NOW, step_s=60, series=[])
+    usual = {"/v1/services": [service], API: service, f"{API}/keys": [], f"{API}/figures": none}
+    return usual | more
 
 
 def page_of(service: ServedView, **more: Any) -> str:
@@ -89,6 +91,33 @@ def test_a_service_level_is_judged_in_words() -> None:
     assert "level missed" in listed
     good = served(slo=level(LevelShares(requests=9, availability=0.99, in_time=0.95), day))
     assert "level missed" not in sign_in(CannedClient(answers(good))).get("/services").text
+
+
+def series(name: str, *mean: float | None) -> wire.SeriesView:
+    values = [*mean]
+    return wire.SeriesView(attempt=0, rank=0, name=name, low=values, mean=values, high=values)
+
+
+def test_figures_are_drawn_over_time() -> None:
+    found = wire.JobFigures(
+        start=NOW - timedelta(minutes=3),
+        step_s=60,
+        series=[
+            series("requests_per_s", 1.0, 2.0, None),
+            series("failed_per_s", 0.0, 0.5, None),
+            series("cold_start_s", None, 62.0, None),
+            series("an_unknown_one", 1.0, 1.0, 1.0),
+        ],
+    )
+    client = CannedClient(answers(served(), **{f"{API}/figures": found}))
+    page = sign_in(client).get(f"{PATH}?period=week").text
+    titles = re.findall(r"<figcaption>([^<]+)</figcaption>", page)
+    assert titles == ["Requests per second", "Seconds until a new replica was ready"]
+    assert 'aria-current="true">week' in page
+    refused = ApiError("forbidden", "you may not", status=403)
+    for none in (structs.replace(found, series=[]), refused):
+        client = CannedClient(answers(served(), **{f"{API}/figures": none}))
+        assert "No figures yet." in sign_in(client).get(f"{PATH}?period=<b>").text
 
 
 def test_refusals_and_fallbacks_are_figures() -> None:
@@ -180,7 +209,8 @@ def test_a_service_without_dead_calls_needs_no_further_request() -> None:
     browser = sign_in(client)
     for _ in range(3):
         assert "1 done" in browser.get(PATH).text
-    assert client.asked == [f"GET {API}", f"GET {API}/keys", f"GET {API}", f"GET {API}"]
+    asked = [each.split("?")[0].removeprefix(f"GET {API}") for each in client.asked]
+    assert asked == ["", "/keys", "/figures", "", ""]
 
 
 def test_a_page_that_is_opened_early_shows_the_queue_and_the_keys_later() -> None:

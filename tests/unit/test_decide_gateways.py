@@ -109,7 +109,7 @@ def test_no_arrival_is_lost_or_counted_twice(steps: list[tuple[str, int]]) -> No
     assert count(totals) == sum(counted.values())
 
 
-def test_sizes_of_prompts_and_answers_of_fallbacks_are_added_up() -> None:
+def test_sizes_of_prompts_latencies_and_answers_of_fallbacks_are_added_up() -> None:
     totals = GatewayTotals()
     for count in (1, 3):
         parts = {
@@ -118,6 +118,7 @@ def test_sizes_of_prompts_and_answers_of_fallbacks_are_added_up() -> None:
                 prompts=PromptSums(arrived=10.0 * count),
                 backlog_size=5,
                 fallbacks={name: count, "both": count},
+                latency={7: count, 90: 1},
                 shed=count,
             )
             for name in "ab"
@@ -128,6 +129,7 @@ def test_sizes_of_prompts_and_answers_of_fallbacks_are_added_up() -> None:
     assert found.prompts.arrived == 60.0
     assert (found.backlog_size, found.shed) == (10, 6)
     assert found.fallbacks == {"a": 3, "b": 3, "both": 6}
+    assert found.latency == {7: 6, 90: 2}
 
 
 def test_requests_that_wait_for_a_place_are_added_up() -> None:

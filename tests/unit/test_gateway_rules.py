@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.hostile.gateway_fuzz import make_requests
 
+from cavvy.domain.service_loads import bucket_of, find_quantile, upper_bound_of
 from cavvy.gateway.admission import Preferences, read_prefer
 from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, hash_key, make_ring
 from cavvy.gateway.bodies import ChunkedBody, as_chunk, make_body
@@ -19,7 +20,7 @@ from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError, parse_request
 from cavvy.gateway.model_route import ModelRoutes, read_model
 from cavvy.gateway.own_values import OwnValues, describe_owner
 from cavvy.gateway.rates import ServiceRates, TokenBucket
-from cavvy.gateway.statistics import bucket_of, estimate_retry_s, find_quantile, upper_bound_of
+from cavvy.gateway.statistics import estimate_retry_s
 
 
 class SecondOpinion:

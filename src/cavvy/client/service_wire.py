@@ -290,6 +290,16 @@ def end_service(client: ApiClient, project: str, name: str) -> ServedView:
     return client.ask(_path(project, name), ServedView, method="DELETE")
 
 
+def read_service_figures(
+    client: ApiClient, project: str, name: str, *, since: datetime, points: int = 300
+) -> wire.JobFigures:
+    """Return the traffic, queue and replicas of a service until now: at most `points` values of
+    each figure. Raises ApiError `service-not-found`, `invalid-request`.
+    """
+    asked = query(since=since.isoformat(), points=points)
+    return client.ask(_path(project, name) + "/figures" + asked, wire.JobFigures)
+
+
 def _path(project: str, name: str) -> str:
     return f"{project_path(project)}/services/{segment('service', name)}"
 

@@ -226,8 +226,9 @@ class AttemptView(Answer, frozen=True, kw_only=True):
 
 
 class SeriesView(Answer, frozen=True, kw_only=True):
-    """One figure of a rank in an attempt, such as gpu_percent or loss. For each step, the lowest,
-    mean and highest value; null where it is unknown.
+    """One figure of a rank in an attempt, such as gpu_percent or loss, or of a service, whose
+    attempt and rank are 0. For each step, the lowest, mean and highest value; null where it is
+    unknown.
     """
 
     attempt: int
@@ -239,8 +240,8 @@ class SeriesView(Answer, frozen=True, kw_only=True):
 
 
 class JobFigures(Answer, frozen=True, kw_only=True):
-    """Figures of a job over time. All series have the same steps of `step_s` seconds, of which the
-    first begins at `start`.
+    """Figures of a job or a service over time. All series have the same steps of `step_s` seconds,
+    of which the first begins at `start`.
     """
 
     start: datetime

@@ -1,8 +1,12 @@
-"""What gateways report about the requests of a service: the time of batches, the speed of language
-models, and the requests that must stay in certain places.
+"""What gateways report about the requests of a service: latencies, the time of batches, the speed
+of language models, and the requests that must stay in certain places.
 """
 
+from collections.abc import Mapping
+
 from cavvy.domain.values import Struct
+
+_SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
 
 
 class BatchFit(Struct, frozen=True, kw_only=True):
@@ -90,3 +94,31 @@ def write_places(places: frozenset[str]) -> str:
 
 def read_places(text: str) -> frozenset[str]:
     return frozenset(each for each in text.split(",") if each)
+
+
+def bucket_of(latency_us: int) -> int:
+    """Return the bucket of a latency; there are four buckets for each power of two."""
+    if latency_us < 4:
+        return max(latency_us, 0)
+    shift = latency_us.bit_length() - 1 - _SUB_BITS
+    return ((shift + 1) << _SUB_BITS) + ((latency_us >> shift) & 3)
+
+
+def upper_bound_of(bucket: int) -> int:
+    """Return the smallest latency, in microseconds, that is too large for the bucket."""
+    if bucket < 4:
+        return bucket + 1
+    shift = (bucket >> _SUB_BITS) - 1
+    return ((bucket & 3) + 5) << shift
+
+
+def find_quantile(buckets: Mapping[int, int], share: float) -> float | None:
+    """Return the latency in seconds that this share of the requests did not exceed, or None without
+    requests."""
+    total = sum(buckets.values())
+    seen = 0
+    for bucket in sorted(buckets):
+        seen += buckets[bucket]
+        if seen >= share * total:
+            return upper_bound_of(bucket) / 1e6
+    return None

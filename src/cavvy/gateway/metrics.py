@@ -12,17 +12,18 @@ from collections.abc import Iterable
 from math import inf
 from pathlib import Path
 
+from cavvy.domain.service_loads import upper_bound_of
 from cavvy.gateway.addresses import explain_address
 from cavvy.gateway.config import GatewayConfigError, MetricsListener
 from cavvy.gateway.door import Door
 from cavvy.gateway.service_queue import ServiceQueue
-from cavvy.gateway.statistics import ServiceFacts, upper_bound_of
+from cavvy.gateway.statistics import ServiceFacts
 from cavvy.telemetry import Figures, MetricsMissing, write_metrics
 
 _HEAD_BYTES = 8192
 _EXCHANGE_S = 10.0  # for a reader to send its request, and to read the answer
 _READERS = 8  # at the same time; others are cut off
-# upper bounds of latencies in microseconds: each is that of a bucket of `statistics.bucket_of`
+# upper bounds of latencies in microseconds: each is that of a bucket of `service_loads.bucket_of`
 _BOUNDS_US = tuple(1 << power for power in range(10, 30))
 _PLAIN = "text/plain; charset=utf-8"
 

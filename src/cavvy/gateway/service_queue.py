@@ -13,7 +13,7 @@ from operator import add
 from time import monotonic, time
 
 from cavvy.domain.request_bills import KeyWork, TokenUse
-from cavvy.domain.service_loads import write_places
+from cavvy.domain.service_loads import find_quantile, write_places
 from cavvy.domain.values import replace
 from cavvy.gateway.adapters import (
     APIS,
@@ -53,7 +53,6 @@ from cavvy.gateway.statistics import (
     ServiceFacts,
     WaitingLine,
     estimate_retry_s,
-    find_quantile,
 )
 from cavvy.gateway.token_meter import EngineTerms
 from cavvy.gateway.upstream import PoolOwner, ReplicaPool

@@ -8,7 +8,7 @@ clock.
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from secrets import token_hex
 from time import monotonic, time
 
@@ -19,6 +19,7 @@ from cavvy.domain.service_loads import (
     PlaceLoads,
     PromptSums,
     TokenTimes,
+    bucket_of,
     write_places,
 )
 from cavvy.domain.service_updates import RevisionTraffic
@@ -26,40 +27,11 @@ from cavvy.domain.values import Struct, field
 from cavvy.gateway.batching import BatchTimes
 
 PROCESS = token_hex(8)  # of this process, whose counters start at 0
-_SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
 WEIGHT = 0.3  # weight of the newest cold start in the smoothed value
 _MEASURED = 15.0  # times of requests from which waits are predicted
 _PLACES_MAX = 32  # sets of places; clients may name any
 # the difference between the two clocks, read once, so that a time does not change between reports
 _OFFSET_S = time() - monotonic()
-
-
-def bucket_of(latency_us: int) -> int:
-    """Return the bucket of a latency; there are four buckets for each power of two."""
-    if latency_us < 4:
-        return max(latency_us, 0)
-    shift = latency_us.bit_length() - 1 - _SUB_BITS
-    return ((shift + 1) << _SUB_BITS) + ((latency_us >> shift) & 3)
-
-
-def upper_bound_of(bucket: int) -> int:
-    """Return the smallest latency, in microseconds, that is too large for the bucket."""
-    if bucket < 4:
-        return bucket + 1
-    shift = (bucket >> _SUB_BITS) - 1
-    return ((bucket & 3) + 5) << shift
-
-
-def find_quantile(buckets: Mapping[int, int], share: float) -> float | None:
-    """Return the latency in seconds that this share of the requests did not exceed, or None without
-    requests."""
-    total = sum(buckets.values())
-    seen = 0
-    for bucket in sorted(buckets):
-        seen += buckets[bucket]
-        if seen >= share * total:
-            return upper_bound_of(bucket) / 1e6
-    return None
 
 
 class ReplicaFacts(Struct, frozen=True, kw_only=True):

@@ -108,6 +108,16 @@ class SqlServices(NamedRows[StoredService]):
             lambda service: (service.origin.snapshot,),
         )
 
+    async def delete(self, row: StoredService) -> None:
+        """Delete a service and its figures. Raises StaleVersion."""
+        values = (row.project, row.name, row.version)
+
+        def change(session: DatabaseSession) -> None:
+            self._change(session, self._delete, values, row)
+            session.run("DELETE FROM figures WHERE attempt_id = ?", (row.id,))
+
+        await self._write(change)
+
     async def snapshots(self) -> set[str]:
         """Return the snapshots of the revisions that are on trial or can still be restored. The
         method decodes the document of every service, because snapshots are stored nowhere else.

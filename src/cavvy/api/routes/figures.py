@@ -1,6 +1,8 @@
-"""The route for what the nodes of a job measured, and its program reported, over time."""
+"""The routes for what the nodes of a job measured, and its program reported, over time, and for the
+traffic of a service."""
 
 from asyncio import to_thread
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -10,13 +12,18 @@ from pydantic import AwareDatetime
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
+from cavvy.api.routes.services import ServicePath
+from cavvy.api.routes.services import router as service_router
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.figures import FigureColumns, choose_step, summarize_blocks
+from cavvy.store.base import RowNotFound
 
 router = RouteGroup("jobs", prefix="/v1")
+Since = Annotated[AwareDatetime | None, Query(description="By default, a day before `until`.")]
+Points = Annotated[int, Query(ge=2, le=1500, description="The most values of a series.")]
 _USUAL = timedelta(days=1)
 _LONGEST = timedelta(days=32)
 _USUAL_RANKS, _MOST_RANKS = 8, 64
@@ -51,18 +58,14 @@ async def figures(
         list[str] | None,
         Query(max_length=64, description="Only figures with these names; by default, all."),
     ] = None,
-    since: Annotated[
-        AwareDatetime | None,
-        Query(description="By default, a day before `until`."),
-    ] = None,
+    since: Since = None,
     until: Annotated[
         AwareDatetime | None,
         Query(description="By default, the end of the job, or now."),
     ] = None,
-    points: Annotated[int, Query(ge=2, le=1500, description="The most values of a series.")] = 300,
+    points: Points = 300,
 ) -> wire.JobFigures:
-    if any(each is not None and not _FIRST_YEAR <= each.year < 9999 for each in (since, until)):
-        raise ApiProblem("invalid-request", f"expected times in the years {_FIRST_YEAR} to 9998")
+    _check_years(since, until)
     job = await find_job(app_state, project, name)
     end = until or (job.ended_at or app_state.now()) + timedelta(minutes=1)
     numbers = {each.id: each.number for each in await app_state.store.attempts(job.id)}
@@ -71,23 +74,72 @@ async def figures(
     ranks = sorted({each for _, each in known} & set(rank if rank else range(_USUAL_RANKS)))
     begin = since or max(end - _USUAL, job.submitted_at)
     _check_size(begin, end, len(ranks), len(figure or ()) or _USUAL_NAMES)
-    step = choose_step((end - begin) // timedelta(minutes=1) + 1, points)
-    start = int(begin.timestamp()) // _MINUTE_S // step * step
-    count = max(0, int(end.timestamp()) // _MINUTE_S - start) // step + 1
-    series = []
+    steps = _divide(begin, end, points)
+    series: list[wire.SeriesView] = []
     for attempt_id, number in sorted(known, key=lambda pair: (numbers[pair[0]], pair[1])):
         if number in ranks:
             blocks = await app_state.store.figures.list(
                 attempt_id, number, since=begin, until=end, names=figure or ()
             )
-            found = await to_thread(summarize_blocks, blocks, start, step, count)
-            series += [
-                _make_series(numbers[attempt_id], number, name, columns)
-                for name, columns in sorted(found.items())
-                if any(each == each for each in columns.mean)
-            ]
+            found = await to_thread(summarize_blocks, blocks, *steps)
+            series += _list_series(numbers[attempt_id], number, found)
+    return _answer(steps, series)
+
+
+@service_router.get(
+    "/projects/{project}/services/{name}/figures",
+    "Get the traffic, queue and replicas of a service over time.",
+    rule=in_path(Permission.VIEW),
+    errors=("invalid-request",),
+    when={RowNotFound: "service-not-found"},
+)
+async def service_figures(
+    app_state: AppState,
+    project: ProjectPath,
+    name: ServicePath,
+    since: Since = None,
+    until: Annotated[AwareDatetime | None, Query(description="By default, now.")] = None,
+    points: Points = 300,
+) -> wire.JobFigures:
+    _check_years(since, until)
+    service = await app_state.store.services.get(project, name)
+    end = until or app_state.now() + timedelta(minutes=1)
+    begin = since or max(end - _USUAL, service.created_at)
+    _check_size(begin, end, 1, _USUAL_NAMES)
+    steps = _divide(begin, end, points)
+    blocks = await app_state.store.figures.list(service.id, 0, since=begin, until=end)
+    found = await to_thread(summarize_blocks, blocks, *steps)
+    return _answer(steps, _list_series(0, 0, found))
+
+
+def _check_years(*times: datetime | None) -> None:
+    if any(each is not None and not _FIRST_YEAR <= each.year < 9999 for each in times):
+        raise ApiProblem("invalid-request", f"expected times in the years {_FIRST_YEAR} to 9998")
+
+
+def _divide(begin: datetime, end: datetime, points: int) -> tuple[int, int, int]:
+    """Return the first minute, the minutes of a step, and how many steps there are."""
+    step = choose_step((end - begin) // timedelta(minutes=1) + 1, points)
+    start = int(begin.timestamp()) // _MINUTE_S // step * step
+    return start, step, max(0, int(end.timestamp()) // _MINUTE_S - start) // step + 1
+
+
+def _list_series(
+    attempt: int, rank: int, found: Mapping[str, FigureColumns]
+) -> Sequence[wire.SeriesView]:
+    return [
+        _make_series(attempt, rank, name, columns)
+        for name, columns in sorted(found.items())
+        if any(each == each for each in columns.mean)
+    ]
+
+
+def _answer(steps: tuple[int, int, int], series: Sequence[wire.SeriesView]) -> wire.JobFigures:
+    start, step, _ = steps
     return wire.JobFigures(
-        start=datetime.fromtimestamp(start * _MINUTE_S, UTC), step_s=step * _MINUTE_S, series=series
+        start=datetime.fromtimestamp(start * _MINUTE_S, UTC),
+        step_s=step * _MINUTE_S,
+        series=[*series],
     )
 
 

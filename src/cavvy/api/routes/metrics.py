@@ -254,7 +254,7 @@ def _add_service(figures: Figures, status: ServiceStatus) -> None:
     ):
         figures.add(
             "cavvy_service_latency_seconds",
-            "Latency of recent requests.",
+            "Latency of requests since the gateway started.",
             seconds,
             **labels,
             quantile=quantile,

@@ -11,10 +11,9 @@ from cavvy.client import ApiClient
 from cavvy.client.comparison import compare_jobs, find_replica, show_value
 from cavvy.client.wire import JobDetail
 from cavvy.console import charts
-from cavvy.console.pages.page import Page, try_part
+from cavvy.console.pages.page import CURVE_POINTS, Page, try_part
 
 _LONGEST = timedelta(days=30)  # of the compared figures
-_POINTS = 200  # of a curve
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
@@ -44,7 +43,9 @@ def _chart(
         if not job.attempts:
             continue
         since = max(job.submitted_at, (job.ended_at or now) - _LONGEST)
-        read = partial(client.figures, job.project, job.id, ranks=[0], since=since, points=_POINTS)
+        read = partial(
+            client.figures, job.project, job.id, ranks=[0], since=since, points=CURVE_POINTS
+        )
         if (found := try_part(read).value) is None:
             continue
         after = (found.start - job.submitted_at).total_seconds()

@@ -31,9 +31,14 @@ from cavvy.client.wire import (
 from cavvy.console import charts
 from cavvy.console.memory import Memory
 from cavvy.console.pages.page import (
+    CURVE_POINTS,
     ENDED,
+    PERIODS,
+    USUAL_PERIOD,
     Page,
     Part,
+    has_charts,
+    hours_of,
     is_update,
     memory_of,
     named_in,
@@ -46,11 +51,7 @@ from cavvy.console.pages.page import (
 _EVENTS = 200  # events on the page, the newest
 _MOST_PAGES = 20  # pages of events that are read to find the newest
 _TAIL_BYTES = 64 << 10
-_PERIODS = {"hour": 1.0, "12 hours": 12.0, "day": 24.0, "week": 168.0, "month": 720.0}  # hours
-_USUAL_PERIOD = "12 hours"
-_POINTS = 200  # of a curve
 _RANKS = 8  # with a curve each; one in long periods, of which the server reads less at once
-_FIGURES_S = 8  # seconds of each minute in which updates of the page have the charts
 # figures that nodes measure; all others are reported by the work
 _MEASURED = frozenset(
     {
@@ -85,8 +86,8 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "figures": _figures(client, request, job, now),
             "share": find_share(find_progress(job)),
             "left": _left_of(client, request, job, now),
-            "periods": list(_PERIODS),
-            "period": request.query_params.get("period") or _USUAL_PERIOD,
+            "periods": list(PERIODS),
+            "period": request.query_params.get("period") or USUAL_PERIOD,
             "events": _newest_events(client, memory_of(request), project, job.id),
         }
         | _shown_nodes(client, request, job),
@@ -119,20 +120,21 @@ def _figures(
     client: ApiClient, request: Request, job: JobDetail, now: datetime
 ) -> Sequence[tuple[str, charts.Chart]]:
     """Return a chart of each figure in the chosen period before the job's end or before now: what
-    the work reports first, then what nodes measure. They change once a minute, so most updates of
-    the page leave them out.
+    the work reports first, then what nodes measure.
     """
-    if not job.attempts or (is_update(request) and now.second >= _FIGURES_S):
+    if not job.attempts or not has_charts(request, now):
         return ()
-    hours = _PERIODS.get(request.query_params.get("period", ""), _PERIODS[_USUAL_PERIOD])
+    hours = hours_of(request)
     end = min(job.ended_at or now, now)
     since = max(end - timedelta(hours=hours), job.submitted_at)
     chosen = [read_number(request, "rank", 0)] if "rank" in request.query_params else []
-    ranks = chosen or range(_RANKS if hours <= _PERIODS["day"] else 1)
+    ranks = chosen or range(_RANKS if hours <= PERIODS["day"] else 1)
     found = memory_of(request).recall(
         ("figures", job.id, hours, *chosen, now.replace(second=0, microsecond=0)),
         lambda: try_part(
-            lambda: client.figures(job.project, job.id, ranks=ranks, since=since, points=_POINTS)
+            lambda: client.figures(
+                job.project, job.id, ranks=ranks, since=since, points=CURVE_POINTS
+            )
         ),
     )
     return chart_figures(found.value) if found.value else ()

@@ -4,6 +4,7 @@ import getpass
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
@@ -21,6 +22,10 @@ from cavvy.domain.units import is_whole
 _T = TypeVar("_T")
 UNFINISHED = ("queued", "starting", "running", "stopping")
 ENDED = ("done", "failed", "stopped")
+PERIODS = {"hour": 1.0, "12 hours": 12.0, "day": 24.0, "week": 168.0, "month": 720.0}  # hours
+USUAL_PERIOD = "12 hours"
+CURVE_POINTS = 200
+_CHARTS_S = 8  # seconds of each minute in which updates of a page have the charts
 _REPLICA_NAME = re.compile(r"-\d+$")  # NAME-NUMBER, where NAME is the service's name
 
 
@@ -117,6 +122,18 @@ def is_update(request: Request) -> bool:
     Browsers that send no such header get the whole page.
     """
     return request.headers.get("sec-fetch-dest") == "empty"
+
+
+def has_charts(request: Request, now: datetime) -> bool:
+    """Return whether the page has charts over time. They change once a minute, so most updates of
+    the page leave them out.
+    """
+    return not is_update(request) or now.second < _CHARTS_S
+
+
+def hours_of(request: Request) -> float:
+    """Return the length of the chosen period of charts."""
+    return PERIODS.get(request.query_params.get("period", ""), PERIODS[USUAL_PERIOD])
 
 
 def services_by_replica(

@@ -2,9 +2,9 @@
 actions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from starlette.requests import Request
 
@@ -18,10 +18,34 @@ from cavvy.client.service_wire import (
     find_service,
     list_service_keys,
     list_services,
+    read_service_figures,
 )
-from cavvy.console.pages.page import Page, Part, memory_of, named_in, path_of, try_part
+from cavvy.console import charts
+from cavvy.console.pages.page import (
+    CURVE_POINTS,
+    PERIODS,
+    USUAL_PERIOD,
+    Page,
+    Part,
+    has_charts,
+    hours_of,
+    is_update,
+    memory_of,
+    named_in,
+    path_of,
+    try_part,
+)
 from cavvy.console.render import show_span
 
+# the charts, with the figures that they show and the names of the lines
+_CHARTS: Mapping[str, Mapping[str, str]] = {
+    "Requests per second": {"requests_per_s": "all", "failed_per_s": "failed"},
+    "Latency in seconds": {"latency_p50_s": "p50", "latency_p95_s": "p95"},
+    "Requests at a time": {"in_flight": "in flight", "waiting": "waiting"},
+    "Replicas": {"replicas_ready": "ready", "replicas_wanted": "wanted"},
+    "Seconds until a new replica was ready": {"cold_start_s": "cold start"},
+    "Tokens per second": {"tokens_per_s": "written"},
+}
 _CALLS = 50  # dead calls on the page
 _IN_TIME = 0.95  # the share of answers that must come within `p95`
 
@@ -76,8 +100,47 @@ def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
             "levels": list_levels(found.slo),
             "dead": _dead_calls(client, found),
             "keys": keys,
+            "figures": _draw_figures(client, request, found, now),
+            "periods": list(PERIODS),
+            "period": request.query_params.get("period") or USUAL_PERIOD,
+            "is_update": is_update(request),
         },
     )
+
+
+def _draw_figures(
+    client: ApiClient, request: Request, service: ServedView, now: datetime
+) -> Sequence[tuple[str, charts.Chart]]:
+    """Return charts of the chosen period before now."""
+    if not has_charts(request, now):
+        return ()
+    hours = hours_of(request)
+    since = max(now - timedelta(hours=hours), service.created_at)
+    found = (
+        memory_of(request)
+        .recall(
+            ("service figures", *named_in(request), hours, now.replace(second=0, microsecond=0)),
+            lambda: try_part(
+                lambda: read_service_figures(
+                    client, service.project, service.name, since=since, points=CURVE_POINTS
+                )
+            ),
+        )
+        .value
+    )
+    if found is None:
+        return ()
+    series = {each.name: each for each in found.series}
+    drawn = []
+    for title, names in _CHARTS.items():
+        lines = [
+            charts.Line(name, 0, found.step_s, each.mean, each.low, each.high)
+            for figure, name in names.items()
+            if (each := series.get(figure)) is not None
+        ]
+        if chart := charts.curves(lines, next(iter(names)), found.start):
+            drawn.append((title, chart))
+    return drawn
 
 
 def end(client: ApiClient, request: Request, now: datetime) -> str:

@@ -48,7 +48,7 @@ def add_reports(
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}
     tried, tokens, prompts = former.tried, former.tokens, former.prompts
-    fallbacks = Counter(former.fallbacks)
+    fallbacks, latency = Counter(former.fallbacks), Counter(former.latency)
     for server, report in reports.items():
         new, old = report.traffic, _find_former(totals, server, report)
         for name in _COUNTERS:
@@ -56,6 +56,7 @@ def add_reports(
         tokens = combine(tokens, combine(new.tokens, old.tokens, -1))
         prompts = combine(prompts, combine(new.prompts, old.prompts, -1))
         fallbacks += Counter(new.fallbacks) - Counter(old.fallbacks)
+        latency += Counter(new.latency) - Counter(old.latency)
         tried = _add_tried(tried, new.tried, old.tried)
     told = [each.traffic for each in reports.values()]
     found = replace(
@@ -64,6 +65,7 @@ def add_reports(
         tokens=tokens,
         prompts=prompts,
         fallbacks=dict(fallbacks),
+        latency=dict(latency),
         tried=tried,
         whole=whole,
     )

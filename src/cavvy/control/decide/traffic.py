@@ -59,6 +59,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     shed: int = 0  # of these, those refused at once
     timed: int = 0  # answers whose latency the gateway has measured
     slow: int = 0  # of these, those that took longer than the service level permits
+    latency: Mapping[int, int] = field(default_factory=dict)  # answers by `bucket_of` their latency
     service_s: float = 0.0
     batches: int = 0  # batches that contained several requests
     joined: int = 0  # requests that were part of such batches

@@ -30,6 +30,7 @@ from cavvy.control.decide.service import (
     make_replica_task,
     order_replica,
 )
+from cavvy.control.decide.service_figures import ServiceMinute, count_minute, make_block
 from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.service_level import record_level
 from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic
@@ -50,7 +51,7 @@ from cavvy.domain.services import (
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import find_router
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
 
 _PREFIX = "service:"
 _STORED_EVERY = timedelta(seconds=30)  # maximum age of the stored state of the autoscaler
@@ -89,6 +90,7 @@ class ServiceReconciler:
         self._pool, self._markets = parts.pool, ServiceMarkets(parts.pool)
         self._bills, self._budgets = RequestBills(parts.store), parts.budgets
         self._scaled: dict[str, _Scaled] = {}  # by key
+        self._minutes: dict[str, ServiceMinute] = {}  # of the figures, by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
         self._shown: dict[str, StoredService] = {}  # the services that the gateway serves, by key
 
@@ -126,7 +128,7 @@ class ServiceReconciler:
 
     async def follow(self, key: str) -> timedelta | None:
         """Let this server's gateway serve a service that another server reconciles."""
-        self._scaled.pop(key, None)
+        self._forget(key)
         service = await self._find(key)
         if self._front is None or service is None:
             return None
@@ -161,9 +163,13 @@ class ServiceReconciler:
         await front.publish(service, list_serving(service))
 
     async def _withdraw(self, key: str, front: ServiceFront) -> None:
-        self._scaled.pop(key, None)
+        self._forget(key)
         if (shown := self._shown.pop(key, None)) is not None:
             await front.withdraw(shown)
+
+    def _forget(self, key: str) -> None:
+        self._scaled.pop(key, None)
+        self._minutes.pop(key, None)
 
     async def _pass(self, key: str, stored: StoredService, front: ServiceFront) -> timedelta | None:
         now = self._clock.now()
@@ -173,7 +179,10 @@ class ServiceReconciler:
         service = await self._markets.update(stored, now)
         if traffic is not None:
             service = note_uses(service, traffic.keys_used)
+            before = self._scaled.get(key)
             service = self._scale(key, service, traffic, now, seen)
+            if self._scaled[key] is not before:
+                await self._count_minute(key, stored, before, traffic, now)
         stop = await self._budgets.find_service_stop(service)
         view = ServiceSnapshot(service=service, seen=seen, stop=stop)
         if traffic is not None:
@@ -284,6 +293,24 @@ class ServiceReconciler:
             traffic=traffic,
         )
         return service
+
+    async def _count_minute(
+        self,
+        key: str,
+        service: StoredService,
+        before: _Scaled | None,
+        traffic: ServiceTraffic,
+        now: datetime,
+    ) -> None:
+        """Add the traffic since the last decision to the figures of this minute, and store those of
+        the minute before once it is over.
+        """
+        ended = self._minutes.get(key)
+        former = None if before is None or before.service.id != service.id else before.traffic
+        minute = count_minute(ended, service, former, traffic, now)
+        if ended is not None and minute.number != ended.number and (block := make_block(ended)):
+            await self._store.commit(AtomicWrite(figures=[block]))
+        self._minutes[key] = minute
 
     async def _store_step(
         self,

@@ -514,6 +514,7 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         ServiceTraffic,
         facts,
         timed=facts.answered,
+        latency=facts.latency_us,
         batches=0 if facts.batches is None else facts.batches.formed,
         joined=0 if facts.batches is None else facts.batches.joined,
         per_s=sum(recent) / len(recent) if recent else 0.0,
