@@ -15,14 +15,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import exp, log
 from pathlib import Path
 
 from cavvy.cli.task.profiles import find_model, list_models
 from cavvy.domain.values import replace
-from cavvy.planner.device_rates import DeviceRates, device_of
+from cavvy.planner.device_rates import DeviceRates, device_of, solve
 from cavvy.planner.estimate.measured import DeviceProfile
 from cavvy.planner.estimate.profile import StepSettings, WorkProfile, read_profile
-from cavvy.planner.estimate.roofline import estimate_step
+from cavvy.planner.estimate.roofline import (
+    HOST_US,
+    count_launches,
+    estimate_step,
+    update_us,
+)
 
 DATA = (
     Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -38,6 +44,25 @@ _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base", "vgg16": "vgg16 tor
 # twice as fast in the backward pass (Dao 2023, "FlashAttention-2", section 4.1, on an A100). The
 # steps of MPT are estimated with this many times the time of attention.
 _TRITON, _TRITON_BACKWARD = 1.4, 2.0
+
+# Where `fit_host` starts: microseconds of single operations, by `cavvy bench --kernels` on the
+# hosts of an H200 and an H100. A time step of a recurrent layer launches two kernels, and the
+# backward pass of a linear layer two products. Casts and views count on their own. The values of
+# tensors and steps are rough.
+HOST_PRIOR_US: Mapping[str, float] = {
+    **{"view": 2.3, "recurrent": 16.0, "tensor": 12.0, "step": 500.0},
+    **{"matmul": 36.0, "matmul backward": 24.0, "attention": 36.0, "attention backward": 69.0},
+    **{"conv": 42.0, "conv backward": 51.0, "batch_norm": 56.0, "batch_norm backward": 47.0},
+    **{"layer_norm": 18.0, "layer_norm backward": 59.0},
+    **{"group_norm": 18.0, "group_norm backward": 59.0, "cast": 13.0, "cast backward": 20.0},
+    **{"in place": 13.0, "in place backward": 20.0, "sum backward": 10.0},
+    **{"other": 13.0, "other backward": 20.0},
+}
+# Steps of fewer kernels never fill the queue if the host needs less than this share of the step.
+# The host limits steps whose kernels take less than the last share.
+_QUEUE, _AHEAD, _LIMITED = 1500, 0.7, 0.8
+# the weight of the prior, the smallest large error, the longest step and the number of steps
+_PULL, _LARGE, _STEP, _ROUNDS = 0.03, 0.1, 0.3, 25
 
 # family of models -> how the names of its models start; each family is left out in turn
 FAMILIES = {
@@ -57,7 +82,9 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Step:
-    """One measured step. `allocated_mib` and `reserved_mib` are 0 if they were not measured."""
+    """One measured step. `allocated_mib`, `reserved_mib` and `host_s`, the host's time for one step
+    with an empty queue, are 0 if they were not measured.
+    """
 
     source: str  # H200, H100, RTX3090 or MPT
     model: str
@@ -68,6 +95,7 @@ class Step:
     allocated_mib: float
     reserved_mib: float
     what: str
+    host_s: float = 0.0
 
     @property
     def family(self) -> str:
@@ -152,6 +180,7 @@ def read_measured() -> list[Step]:
                 row["peak_allocated_gib"] * 1024,
                 row["peak_reserved_gib"] * 1024,
                 " ".join([*what, "checkpointed"] if row["activation_checkpointing"] else what),
+                row["host_ms"] / 1e3,
             )
         )
     return found
@@ -229,7 +258,48 @@ def _profiles() -> dict[str, WorkProfile]:
     return {each.name: each for each in (read_profile(json.loads(line)) for line in lines)}
 
 
-def error_of(step: Step, measured: Sequence[DeviceProfile] = ()) -> float:
+def error_of(
+    step: Step, measured: Sequence[DeviceProfile] = (), host_us: Mapping[str, float] = HOST_US
+) -> float:
     """The relative error of the estimate: the estimate divided by the measurement, minus 1."""
-    found = estimate_step(step.profile, step.device, step.run, measured=measured)
+    found = estimate_step(step.profile, step.device, step.run, measured=measured, host_us=host_us)
     return found.total / step.step_s - 1
+
+
+def fit_host(steps: Sequence[Step], measured: Sequence[DeviceProfile]) -> dict[str, float]:
+    """Fit the values of `HOST_US` to the steps whose host's time is known: those that the host
+    limits, and those in which it was measured and the queue of the device (1,024 launches) cannot
+    have been full. Minimizes the squared logarithms of the errors, or the absolute values of the
+    large ones, and keeps each value near its prior (Gauss-Newton steps).
+    """
+    rows = list[tuple[Mapping[str, float], float, float]]()
+    for step in steps:
+        busy_s = estimate_step(step.profile, step.device, step.run, measured=measured).device
+        launches = sum(each.count for each in step.profile.kernels)
+        is_short = launches < _QUEUE and 0 < step.host_s < _AHEAD * step.step_s
+        if not step.run.compile and (busy_s < _LIMITED * step.step_s or is_short):
+            host_s = min(step.host_s or step.step_s, step.step_s)
+            counts = count_launches(step.profile, step.run)
+            rows.append((counts, update_us(step.profile, step.run), host_s * 1e6))
+    names, logs = list(HOST_PRIOR_US), [log(each) for each in HOST_PRIOR_US.values()]
+    prior = list(logs)
+    for _ in range(_ROUNDS):
+        each_us = [exp(each) for each in logs]
+        size = len(names)
+        matrix = [[_PULL if i == j else 0.0 for j in range(size)] for i in range(size)]
+        right = [_PULL * (a - b) for a, b in zip(prior, logs, strict=True)]
+        for counts, fixed, host_us in rows:
+            parts = [counts.get(name, 0.0) * us for name, us in zip(names, each_us, strict=True)]
+            whole = sum(parts) + fixed
+            off = log(host_us / whole)
+            weight = 1.0 / max(1.0, abs(off) / _LARGE)
+            slope = [part / whole for part in parts]
+            used = [at for at, each in enumerate(slope) if each]
+            for i in used:
+                right[i] += weight * slope[i] * off
+                for j in used:
+                    matrix[i][j] += weight * slope[i] * slope[j]
+        logs = [
+            a + max(-_STEP, min(_STEP, b)) for a, b in zip(logs, solve(matrix, right), strict=True)
+        ]
+    return dict(zip(names, map(exp, logs), strict=True))

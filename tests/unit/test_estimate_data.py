@@ -11,6 +11,7 @@ from benchmarks import estimate as bench
 from benchmarks.estimate_steps import (
     Step,
     error_of,
+    fit_host,
     read_measured,
     read_mpt,
     read_steps,
@@ -18,7 +19,8 @@ from benchmarks.estimate_steps import (
 )
 
 from cavvy.planner.device_rates import DeviceRates, MeasuredRate, carry
-from cavvy.planner.estimate.roofline import estimate_step
+from cavvy.planner.estimate.errors import CARRIED
+from cavvy.planner.estimate.roofline import HOST_US
 from cavvy.planner.estimate.table import estimate_memory
 
 pytestmark = pytest.mark.skipif(not bench.DATA.is_dir(), reason=f"no measurements in {bench.DATA}")
@@ -38,30 +40,29 @@ def off(steps: list[Step]) -> list[float]:
     return [abs(error_of(step, bench.read_devices())) for step in steps]
 
 
-def test_step_time_of_models_to_whose_kernels_nothing_was_fitted(steps: list[Step]) -> None:
-    """The worst steps wait for the host: densenet121 is off by 34 %, and took 42 % longer on one of
-    two equal hosts than on the other. Of the steps that kernels limit, none is that far off.
+def test_the_bars_of_families_that_are_left_out() -> None:
+    """The worst steps wait for the host: densenet121 is off by 41 %, and took 42 % longer on one of
+    two equal hosts than on the other. The worst that kernels limit are MPT's of long sequences on
+    H100, which ran with slower kernels (`read_mpt`).
     """
-    unseen, known = off(steps), bench.read_devices()
-    assert len(unseen) > 110
-    assert statistics.median(unseen) <= 0.06
-    assert max(unseen) <= 0.36
-    assert sum(each <= 0.15 for each in unseen) >= 0.88 * len(unseen)
+    held = bench.hold_out()
+    off = [abs(each.error) for each in held]
+    assert len(off) > 270
+    assert statistics.median(off) <= 0.08
+    assert max(off) <= 0.43
     busy = [
-        error
-        for step, error in zip(steps, unseen, strict=True)
-        if (found := estimate_step(step.profile, step.device, step.run, measured=known)).device
-        > found.host
+        abs(each.error)
+        for each in held
+        if each.step.source != "MPT" and not bench.waits_for_host(each.step)
     ]
-    assert len(busy) > 60
+    assert len(busy) > 120
     assert max(busy) <= 0.25
+    inside = bench.find_inside(held)
+    assert 0.85 <= statistics.mean(inside.values()) <= 0.95
 
 
-def test_ranges_hold_nine_of_ten_steps_of_families_that_are_left_out(steps: list[Step]) -> None:
-    lines: list[str] = []
-    bench.check_families(steps, lines.append)
-    cells = [each.strip() for each in next(each for each in lines if "| all |" in each).split("|")]
-    assert 0.85 <= float(cells[6].strip("%")) / 100 <= 0.95
+def test_the_constants_of_the_host_are_those_that_the_steps_give(steps: list[Step]) -> None:
+    assert fit_host(steps, bench.read_devices()) == pytest.approx(dict(HOST_US), rel=0.02)
 
 
 def test_a_step_measured_on_one_accelerator_predicts_it_on_another(steps: list[Step]) -> None:
@@ -69,7 +70,7 @@ def test_a_step_measured_on_one_accelerator_predicts_it_on_another(steps: list[S
     carried = sorted(abs(each) for each in bench.check_carried(steps, lambda line: None))
     assert len(carried) > 60
     assert statistics.median(carried) <= 0.035
-    assert carried[int(0.9 * (len(carried) - 1))] <= 0.15
+    assert carried[int(0.9 * (len(carried) - 1))] <= CARRIED - 1
 
 
 def test_the_cheapest_of_five_accelerators_is_found() -> None:

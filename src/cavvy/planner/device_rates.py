@@ -89,6 +89,11 @@ def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:
     )
 
 
+def is_rated(device: DeviceRates) -> bool:
+    """Return whether the share of the peak that the device reaches was measured."""
+    return any(device.name == name or device.name.startswith(f"{name}-") for name in ACHIEVED)
+
+
 def peak_of(device: DeviceRates, precision: str) -> float:
     """Return the peak FLOP/s of the data sheet for matrix products at this precision."""
     if precision in ("bf16", "fp16"):
@@ -155,7 +160,7 @@ def carry(
     rows = [_features(each.device, each.count, precision) for each in measured]
     centre = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     level = sum(log(each.rate) for each in measured) / len(measured)
-    powers = _solve(*_equations(known, measured, rows, centre, level))
+    powers = solve(*_equations(known, measured, rows, centre, level))
     target = _features(device, count, precision)
     steps = zip(powers, target, centre, strict=True)
     return exp(level + sum(power * (value - mean) for power, value, mean in steps))
@@ -195,7 +200,7 @@ def _features(device: DeviceRates, count: int, precision: str) -> tuple[float, f
     return log(peak_of(device, precision) * device.achieved), log(device.bandwidth), log(count)
 
 
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
     """Solve a positive definite linear system by Gaussian elimination."""
     size = len(right)
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]

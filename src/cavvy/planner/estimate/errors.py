@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from math import exp, hypot
 
-from cavvy.planner.device_rates import device_of
+from cavvy.planner.device_rates import DeviceRates, device_of, is_rated
 from cavvy.planner.estimate.kernels import (
     SCATTERS,
     KernelSetting,
@@ -23,24 +23,29 @@ _MATTERS = 0.05
 # step's kernels from measured ones: so much at no distance, and so much more for each unit.
 # `benchmarks/estimate.py` finds them on all measured steps, and tests such ranges on families of
 # models whose steps are left out (docs/reference/estimate.md).
-NEAR, FURTHER = 0.105, 0.105
-# the same, added for an accelerator whose kernels were not measured (assumed; with one accelerator
-# left out, the range holds more than nine of ten steps)
-ELSEWHERE = 0.20
+NEAR, FURTHER = 0.08, 0.08
+# the same, added for an accelerator whose kernels were not measured (from the steps on an A100 and
+# an RTX 3090), and for one whose share of the peak is unknown (assumed)
+ELSEWHERE, UNRATED = 0.08, 0.20
 # Nine of ten steps take at most this many times as long as an estimate that a rate measured on
 # another accelerator corrected (docs/reference/estimate.md).
-CARRIED = 1.15
+CARRIED = 1.17
 UNMEASURED = 0.25  # the same, added for work that no measured step has (assumed)
 
 
 def find_spread(
-    profile: WorkProfile, run: StepSettings, step: StepTime, *, is_measured: bool
+    profile: WorkProfile,
+    run: StepSettings,
+    step: StepTime,
+    device: DeviceRates,
+    *,
+    is_measured: bool,
 ) -> float:
     """Return a factor f: nine of ten measured steps took between the estimate / f and the estimate
     * f. `is_measured` says whether kernels were measured on the accelerator.
     """
     near = NEAR + FURTHER * step.distance
-    elsewhere = 0.0 if is_measured else ELSEWHERE
+    elsewhere = 0.0 if is_measured else ELSEWHERE if is_rated(device) else UNRATED
     unmeasured = UNMEASURED * len(list_unmeasured(profile, run))
     return exp(hypot(near, elsewhere, unmeasured))
 

@@ -3,7 +3,8 @@ optimizer step and of the communication. The host's time to launch the kernels i
 of a step's time.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from math import log
 
 from cavvy.domain.values import Struct
@@ -24,24 +25,35 @@ from cavvy.planner.estimate.profile import (
 )
 
 _UPDATE = 0.74  # share of the bandwidth that the optimizer's step reaches
-# Microseconds of the host: for an operation without a kernel, for a time step of a recurrent layer,
-# for each parameter tensor except its update, and for each step.
-_HOST_VIEW_US, _HOST_RECURRENT_US, _HOST_TENSOR_US, _HOST_STEP_US = 5.5, 21.0, 11.6, 500.0
-# Microseconds of the host, including Python and autograd, to launch one kernel in the forward and
-# in the backward pass. Fitted to the host times of steps of 24 models (`host_ms` in
-# benchmarks/estimate_measured.jsonl), between the times of single operations that `cavvy bench
-# --kernels` measures.
-_HOST_US = {
-    "matmul": (34.0, 28.0),
-    "attention": (34.0, 28.0),
-    "conv": (61.0, 74.0),
-    "batch_norm": (57.0, 48.0),
-    "layer_norm": (35.0, 52.0),
-    "group_norm": (35.0, 52.0),
-    "cast": (15.0, 15.0),
-    "in place": (15.0, 24.0),
-    "sum of gradients": (38.0, 8.5),
-    "other": (38.0, 24.0),
+# Microseconds of the host, including Python and autograd: for a step, a parameter tensor except its
+# update, an operation without a kernel, a time step of a recurrent layer, and to launch a kernel by
+# kind, forward and backward. `fit_host` in benchmarks/estimate_steps.py fits them to the host times
+# of measured steps. It starts from the times of single operations that `cavvy bench --kernels`
+# measured.
+HOST_US: Mapping[str, float] = {
+    "view": 4.3,
+    "recurrent": 20.1,
+    "tensor": 11.5,
+    "step": 385.3,
+    "matmul": 45.9,
+    "matmul backward": 37.1,
+    "attention": 38.0,
+    "attention backward": 76.9,
+    "conv": 56.6,
+    "conv backward": 76.1,
+    "batch_norm": 65.4,
+    "batch_norm backward": 53.3,
+    "layer_norm": 17.7,
+    "layer_norm backward": 56.1,
+    "group_norm": 19.0,
+    "group_norm backward": 72.2,
+    "cast": 11.0,
+    "cast backward": 15.1,
+    "in place": 13.7,
+    "in place backward": 20.0,
+    "sum backward": 11.6,
+    "other": 67.4,
+    "other backward": 28.5,
 }
 # Microseconds of the host for each tensor of an optimizer's step (`cavvy bench --kernels` on one
 # H200). Other optimizers take as long as AdamW.
@@ -78,7 +90,7 @@ class StepTime(Struct, frozen=True, kw_only=True):
     samples_per_s: float  # samples per second of all accelerators together
     mfu: float  # achieved FLOP/s as a share of the data sheet's peak
     # How far the kernels of the step are from measured ones, by `DeviceProfile.correct`: from 0 to
-    # 3, or 3 if no device was measured. The host counts as a kernel at a distance of 1.
+    # 3. It is 3 if no device was measured, or if the host limits the step.
     distance: float
 
 
@@ -87,9 +99,11 @@ def estimate_step(
     device: DeviceRates,
     run: StepSettings,
     measured: Sequence[DeviceProfile] = (),
+    host_us: Mapping[str, float] = HOST_US,
 ) -> StepTime:
     """Return the time of one step of `accumulate` micro-batches on each accelerator. The kernels
-    that were measured on the most similar of the `measured` devices correct it.
+    that were measured on the most similar of the `measured` devices correct it. `host_us` has the
+    keys of `HOST_US`.
     """
     batch = run.batch or profile.batch
     scale = batch / profile.batch
@@ -113,7 +127,7 @@ def estimate_step(
     update = moved / shards / (bandwidth_of(device) * _UPDATE)
     busy *= _SHARED if run.accelerators > 1 else 1.0
     device_s = busy * run.accumulate + update
-    host_s = _host_time(profile, run)
+    host_s = _host_time(profile, run, host_us)
     waited = _EXPOSED * _communication(profile, device, run)
     total = _blend(device_s, host_s) + waited
     samples = batch * run.accumulate * run.accelerators
@@ -126,7 +140,7 @@ def estimate_step(
         arithmetic=arithmetic * run.accumulate,
         samples_per_s=samples / total,
         mfu=flops / total / peak_of(device, precision),
-        distance=1.0 if host_s > device_s else far / (busy or 1.0),
+        distance=FARTHEST if host_s > device_s else far / (busy or 1.0),
     )
 
 
@@ -163,32 +177,43 @@ def find_device(measured: Sequence[DeviceProfile], device: DeviceRates) -> Devic
     return min(measured, key=lambda each: differ(each.device), default=None)
 
 
-def _host_time(profile: WorkProfile, run: StepSettings) -> float:
+def _host_time(profile: WorkProfile, run: StepSettings, host_us: Mapping[str, float]) -> float:
     """Return the seconds that the host needs to launch all kernels of one step."""
-    micro = profile.views * _HOST_VIEW_US
-    for kernel in profile.kernels:
-        each = _HOST_US.get(_host_kind(kernel), _HOST_US["other"])[kernel.backward]
-        if kernel.kind == "recurrent":
-            each = _HOST_RECURRENT_US * kernel.size[0]
-        micro += each * kernel.count
+    counts = count_launches(profile, run)
+    micro = sum(count * host_us[name] for name, count in counts.items()) + update_us(profile, run)
+    return micro * 1e-6 * (_COMPILED_LAUNCH if run.compile else 1.0)
+
+
+def update_us(profile: WorkProfile, run: StepSettings) -> float:
+    """Return the microseconds of the host for the tensors of the optimizer's step."""
     name = (run.optimizer or profile.optimizer).lower().replace("_", "")
-    tensor = _HOST_TENSOR_US + _HOST_TENSOR.get(name, _HOST_TENSOR_ELSE)
-    step = profile.tensors * tensor + _HOST_STEP_US
-    seconds = (micro * run.accumulate + step) * 1e-6
-    return seconds * _COMPILED_LAUNCH if run.compile else seconds
+    return profile.tensors * _HOST_TENSOR.get(name, _HOST_TENSOR_ELSE)
+
+
+def count_launches(profile: WorkProfile, run: StepSettings) -> Mapping[str, float]:
+    """Return how often the host does in one step what the keys of `HOST_US` name."""
+    counts = defaultdict[str, float](float)
+    counts["view"] = profile.views * run.accumulate
+    for kernel in profile.kernels:
+        name = _host_kind(kernel)
+        count = kernel.count * run.accumulate
+        if name == "recurrent":
+            counts[name] += count * kernel.size[0]
+        else:
+            counts[f"{name} backward" if kernel.backward else name] += count
+    return counts | {"tensor": profile.tensors, "step": 1.0}
 
 
 def _host_kind(kernel: KernelProfile) -> str:
     """Return the kind of a kernel that determines the host's time."""
-    if kernel.kind == "conv":
-        return "conv"
+    kind = "conv" if kernel.kind == "conv" else name_kind(kernel)
     if kernel.name == "_to_copy":
-        return "cast"
-    if kernel.kind == "pointwise":
-        if kernel.backward and kernel.name in ("add", "add_"):
-            return "sum of gradients"
-        return "in place" if kernel.name.endswith("_") else "other"
-    return name_kind(kernel)
+        kind = "cast"
+    elif kind == "pointwise" and kernel.backward and kernel.name in ("add", "add_"):
+        return "sum"  # of two gradients, by autograd alone
+    elif kind == "pointwise" and kernel.name.endswith("_"):
+        kind = "in place"
+    return kind if kind in HOST_US else "other"
 
 
 def _communication(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> float:

@@ -98,7 +98,7 @@ def estimate_on(
         device=device,
         memory=estimate_memory(profile, run),
         step=step,
-        spread=find_spread(profile, run, step, is_measured=known),
+        spread=find_spread(profile, run, step, device, is_measured=known),
     )
 
 
