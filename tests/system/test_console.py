@@ -149,7 +149,15 @@ def check_what_each_sees(
     assert "job-of-vision" in of_ada.get("/jobs").text
     assert "job-of-speech" in of_ada.get("/jobs").text
     assert "job-of-" not in stranger.get("/jobs").text
-    for page in ("/", "/jobs", "/machines", "/services", "/costs", "/jobs/speech/job-of-speech"):
+    for page in (
+        "/",
+        "/jobs",
+        "/machines",
+        "/devices",
+        "/services",
+        "/costs",
+        "/jobs/speech/job-of-speech",
+    ):
         answer = of_ben.get(page)
         assert answer.status_code == 200, (page, answer.text)
         assert "job-of-vision" not in answer.text

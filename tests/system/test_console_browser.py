@@ -27,7 +27,7 @@ FASTER = """{
   window.setTimeout = (act, ms) => wait(() => { window.ticks++; act(); }, ms / 10);
   window.fetch = (...given) => { window.asked++; return request(...given); };
 }"""
-PAGES = ("/", "/jobs", "/services", "/machines", "/costs")
+PAGES = ("/", "/jobs", "/services", "/machines", "/devices", "/costs")
 HEADING = "document.querySelector('h1').innerText"
 LOG = "document.getElementById('log').textContent"
 PERIODS = "document.querySelector('#timeline details')"

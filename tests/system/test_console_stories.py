@@ -399,6 +399,8 @@ def test_a_team_is_steered_from_the_pages(reader: Reader) -> None:
     assert "policy" in reader.tab.evaluate(TEXT)
 
 
-@pytest.mark.parametrize("page", ["/", "/services", "/machines", "/offers?gpu=H100", "/capacity"])
+@pytest.mark.parametrize(
+    "page", ["/", "/services", "/machines", "/devices", "/offers?gpu=H100", "/capacity"]
+)
 def test_the_other_pages_are_sound(reader: Reader, page: str) -> None:
     reader.open(page)

@@ -20,6 +20,8 @@ PAGES = (
     "/services",
     "/services/p/s",
     "/machines",
+    "/devices",
+    "/devices/p/d",
     "/capacity",
     "/costs",
     "/team",

@@ -141,7 +141,16 @@ class Outline(HTMLParser):
             self._labels -= 1
 
 
-LISTS = ("/", "/jobs", "/services", "/machines", "/costs", "/jobs/default/train", "/nope")
+LISTS = (
+    "/",
+    "/jobs",
+    "/services",
+    "/machines",
+    "/devices",
+    "/costs",
+    "/jobs/default/train",
+    "/nope",
+)
 
 
 def pages() -> Iterator[tuple[str, str]]:

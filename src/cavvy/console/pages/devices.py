@@ -1,0 +1,88 @@
+"""Devices at the edge, the rollouts that bring models to them, the models' versions, and one
+device.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from starlette.requests import Request
+
+from cavvy.client import ApiClient
+from cavvy.client.edge_wire import (
+    DeviceView,
+    ModelView,
+    get_device,
+    halt_rollout,
+    list_devices,
+    list_models,
+    list_rollouts,
+)
+from cavvy.console.pages.page import Page, named_in, try_part
+
+_MOST_DEVICES = 200  # on the page
+_MOST_ROLLOUTS = 20
+_MOST_VERSIONS = 5  # of a model
+_WRONG_CLOCK_S = 300.0
+_STATES = ("online", "offline", "silent", "retired")
+
+
+def make(client: ApiClient, request: Request, now: datetime) -> Page:
+    """Devices that match the search, by site; rollouts and models, newest first. Raises
+    ApiError."""
+    given = {name: request.query_params.get(name, "") for name in ("site", "state", "text")}
+    devices = list_devices(client, None)
+    found = [each for each in devices if _matches(each, given)]
+    found.sort(key=lambda each: (each.project, each.site, each.name))
+    rollouts = try_part(lambda: list_rollouts(client, None)).value or []
+    return Page(
+        "Devices",
+        "devices.html",
+        {
+            "given": given,
+            "sites": sorted({each.site for each in devices}),
+            "counts": {state: sum(each.state == state for each in found) for state in _STATES},
+            "devices": found[:_MOST_DEVICES],
+            "matching": len(found),
+            "total": len(devices),
+            "rollouts": rollouts[:_MOST_ROLLOUTS],
+            "more_rollouts": len(rollouts) - _MOST_ROLLOUTS,
+            "models": _newest(try_part(lambda: list_models(client, None)).value or []),
+        },
+    )
+
+
+def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
+    """Raises ApiError `device-not-found`."""
+    found = get_device(client, *named_in(request))
+    values = {"device": found, "wrong_clock": abs(found.skew_s) > _WRONG_CLOCK_S}
+    return Page(found.name, "device.html", values)
+
+
+def halt(client: ApiClient, request: Request, now: datetime) -> str:
+    """Take the version of a rollout back from its devices. Raises ApiError."""
+    halt_rollout(client, *named_in(request), "")
+    return "/devices#rollouts-title"
+
+
+def _matches(device: DeviceView, given: dict[str, str]) -> bool:
+    texts = [device.name, device.project, *device.facts.values()]
+    texts += [f"{name}={value}" for name, value in device.labels.items()]
+    for each in device.models:
+        texts += [f"{each.name}@{each.serving}", each.problem]
+    return (
+        given["site"] in ("", device.site)
+        and given["state"] in ("", device.state)
+        and any(given["text"].strip().lower() in each.lower() for each in texts)
+    )
+
+
+def _newest(models: Sequence[ModelView]) -> Sequence[ModelView]:
+    """Return the newest versions of each model, and all that have a label."""
+    ordered = sorted(models, key=lambda each: (each.project, each.model, -each.number))
+    seen: dict[tuple[str, str], int] = {}
+    kept = []
+    for each in ordered:
+        count = seen[each.project, each.model] = seen.get((each.project, each.model), 0) + 1
+        if count <= _MOST_VERSIONS or each.labels:
+            kept.append(each)
+    return kept
