@@ -32,6 +32,8 @@ from cavvy.domain.jobs import (
     attempt_id,
 )
 from cavvy.domain.offers import Offer
+from cavvy.domain.services import ServiceSpec
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
@@ -140,6 +142,26 @@ async def fill(home: Path) -> str:
             blocks.append(
                 FigureBlock(attempt_id=attempt.id, rank=rank, minutes=[minute], columns=columns)
             )
+    service = StoredService(
+        project="vision",
+        name="chat",
+        id="service-of-night",
+        task=TaskSpec(name="chat", run="true", service=ServiceSpec(port=8000)),
+        created_at=begun,
+    )
+    await store.services.put(service)
+    for minute in minutes:
+        values = {
+            **{"requests_per_s": 5 + minute % 7, "failed_per_s": 0.1, "latency_p50_s": 0.2},
+            **{"latency_p95_s": 0.9, "in_flight": 3, "waiting": minute % 2},
+            **{"replicas_ready": 1, "replicas_wanted": 2},
+        }
+        columns = {
+            name: FigureColumns(low=[each], mean=[each], high=[each])
+            for name, each in values.items()
+        }
+        columns |= {"cold_start_s": columns["waiting"]} if minute == minutes[9] else {}
+        blocks.append(FigureBlock(attempt_id=service.id, rank=0, minutes=[minute], columns=columns))
     charge = Charge(
         project="vision",
         job_id=night.id,
@@ -309,6 +331,23 @@ def test_loss_and_gpu_use_of_the_night_are_seen(reader: Reader, night: str) -> N
     assert reader.tab.evaluate("document.querySelectorAll('#figures .curve').length") == 4
     table = "document.querySelector('#figures details').open = true, document.querySelector('#figures details').innerText"  # fmt: skip
     assert "rank 5" in reader.tab.evaluate(table)
+    reader.look()
+
+
+def test_the_traffic_of_a_service_over_the_night_is_seen(reader: Reader) -> None:
+    reader.open("/services/vision/chat")
+    titles = "[...document.querySelectorAll('#figures figcaption:first-child')].map(e => e.innerText)"  # fmt: skip
+    assert reader.tab.evaluate(titles) == [
+        "Requests per second",
+        "Latency in seconds",
+        "Requests at a time",
+        "Replicas",
+        "Seconds until a new replica was ready",
+    ]
+    curves = "[...document.querySelectorAll('#figures .curve:not(.band)')].map(e => e.getTotalLength())"  # fmt: skip
+    assert [each > 600 for each in reader.tab.evaluate(curves)] == [True] * 8 + [False]
+    reader.press("hour")
+    reader.tab.wait("location.search === '?period=hour' && document.readyState === 'complete'")
     reader.look()
 
 
