@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cache
+from ipaddress import ip_network
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl
@@ -178,6 +179,10 @@ class GcpStandIn(GoogleStandIn):
         self.operations: dict[str, dict[str, Any]] = {}  # insertions, by their tokens
         self.preempted: set[str] = set()
         self.networks = ["default"]
+        # resources that requests have made, by path, with the name of their operation
+        self.made: dict[str, tuple[dict[str, Any], str]] = {}
+        self.may_network = True  # whether the account may create networks
+        self.network_fault: CloudFault | None = None  # told by the operations that make networks
         self.unreachable: list[str] = []  # zones
         self.hides_operations = False  # whether requests for the list of operations are refused
         self.refusals: list[CloudFault] = []  # of the next insertions, told by their operations
@@ -250,13 +255,85 @@ class GcpStandIn(GoogleStandIn):
                 return "Operation", self._delete(given)
             case "projects.get" | "regions.list":
                 return self._tell_quotas(name)
-            case "zoneOperations.get":
+            case "zoneOperations.get" | "globalOperations.get" | "regionOperations.get":
                 return "Operation", self._ask(given["operation"])
             case "zoneOperations.list":
                 if self.hides_operations:
                     raise CloudFault(403, "forbidden", "compute.zoneOperations.list is required")
                 return "OperationList", self._page_of_operations(query)
+        return self._answer_network(name, given, body)
+
+    def _answer_network(
+        self, name: str, given: dict[str, str], body: Any
+    ) -> tuple[str, dict[str, Any]]:
+        match name:
+            case "networks.get" | "subnetworks.get" | "firewalls.get":
+                return self._get_made(name, given)
+            case "networks.insert" | "subnetworks.insert" | "firewalls.insert":
+                return "Operation", self._make(name, given, body)
         raise CloudFault(501, "notImplemented", name)
+
+    def _get_made(self, name: str, given: dict[str, str]) -> tuple[str, dict[str, Any]]:
+        kind = name.partition(".")[0]
+        resource = given[kind.removesuffix("s")]
+        path = f"{given.get('region', 'global')}/{kind}/{resource}"
+        body, operation = self.made.get(path, ({}, ""))
+        if not body or self._ask(operation)["status"] != "DONE":
+            link = f"projects/{PROJECT}/global/{kind}/{resource}"
+            raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
+        return kind.removesuffix("s").capitalize(), body
+
+    def _make(self, name: str, given: dict[str, str], body: Any) -> dict[str, Any]:
+        kind, place = name.partition(".")[0], given.get("region", "global")
+        path = f"{place}/{kind}/{body['name']}"
+        if not self.may_network:
+            raise CloudFault(403, "forbidden", f"Required 'compute.{kind}.create' permission")
+        if path in self.made:
+            raise CloudFault(409, "alreadyExists", f"The resource '{path}' already exists")
+        assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", body["name"])
+        if kind == "networks":
+            assert body["autoCreateSubnetworks"] is False
+            assert 1300 <= body["mtu"] <= 8896
+            profile = body.get("networkProfile", "").rpartition("/")[2]
+            assert profile in ("", *(f"{zone}-vpc-roce" for zone in ZONES))
+        else:  # the network must be ready
+            network = body["network"].rpartition("/")[2]
+            self._get_made("networks.get", {"network": network})
+        if kind == "subnetworks":
+            others = [
+                ip_network(each["ipCidrRange"])
+                for other, (each, _) in self.made.items()
+                if other.split("/")[1] == kind and each["network"] == body["network"]
+            ]
+            assert not any(each.overlaps(ip_network(body["ipCidrRange"])) for each in others)
+        operation = self._operation(
+            "insert", ZONES[0], body["name"], f"make-{len(self.operations)}"
+        )
+        operation["status"] = "RUNNING" if self.operation_time else "DONE"
+        if self.network_fault is None:
+            self.made[path] = body, operation["name"]
+        else:
+            fault = self.network_fault
+            errors = [{"code": fault.code, "message": fault.message}]
+            operation |= {"error": {"errors": errors}, "httpErrorStatusCode": fault.status}
+        self.operations[operation["name"]] = operation
+        return operation
+
+    def _check_interfaces(self, zone: str, kind: str, interfaces: list[Any]) -> None:
+        """The networks of the usual kind differ; RDMA cards need the profile of the zone."""
+        region, usual = zone.rpartition("-")[0], []
+        for each in interfaces:
+            network, subnet = (each[name].rpartition("/")[2] for name in ("network", "subnetwork"))
+            made, _ = self.made[f"global/networks/{network}"]
+            part, operation = self.made[f"{region}/subnetworks/{subnet}"]
+            assert self._ask(operation)["status"] == "DONE"
+            assert part["network"] == each["network"]
+            rdma = each["nicType"] == "MRDMA"
+            assert made.get("networkProfile", "").endswith(f"/{zone}-vpc-roce") == rdma
+            usual += [] if rdma else [network]
+            assert "accessConfigs" not in each
+        assert len(set(usual)) == len(usual)
+        assert not interfaces or kind.startswith(("a3-", "a4-"))
 
     def _tell_quotas(self, method: str) -> tuple[str, dict[str, Any]]:
         """The project or its regions, with their quotas."""
@@ -358,7 +435,8 @@ class GcpStandIn(GoogleStandIn):
         """Raise the fault of a request that the description allows and Google refuses."""
         kind = body["machineType"].rpartition("/")[2]
         (disk,) = body["disks"]
-        (interface,) = body["networkInterfaces"]
+        interface, *others = body["networkInterfaces"]
+        self._check_interfaces(zone, kind, others)
         (item,) = body["metadata"]["items"]
         scheduling = body["scheduling"]
         network = interface["network"].rpartition("/")[2]

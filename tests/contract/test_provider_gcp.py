@@ -26,12 +26,21 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import gcp
-from cavvy.providers.base import GangState, NoCapacity, PartlyUnknown, Refused, TryAgain
+from cavvy.providers.base import (
+    GangSpec,
+    GangState,
+    NoCapacity,
+    PartlyUnknown,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.vm.cloud import CloudFault, MachineState
+from cavvy.providers.vm.provider import VmProvider
 
 PROOF = Proof("gcp", False, "a strict stand-in for the Compute Engine API")
 
@@ -54,6 +63,16 @@ class GcpPlace(RestPlace):
         return super().failed() and not self.api.undelivered
 
 
+async def launch_again(account: RestPlace, provider: VmProvider, gang: GangSpec) -> int:
+    """Launch a gang as the control plane does; the number of calls."""
+    for calls in range(1, 9):
+        with suppress(TryAgain):
+            await provider.launch(gang)
+            return calls
+        await account.wait(timedelta(seconds=11))
+    raise AssertionError("the launch does not end")
+
+
 class TestGcp(ServiceAccountContract):
     package, traits, stand_in = gcp, GcpCloud.traits, GcpStandIn
     make_place = GcpPlace
@@ -68,6 +87,57 @@ class TestGcp(ServiceAccountContract):
         account.api.read_faults = [CloudFault(403, "rateLimitExceeded", "Rate Limit Exceeded")]
         assert asyncio.run(account.provider("ours").offers())
         assert account.api.read_faults == []
+
+    @pytest.mark.parametrize(
+        ("machine", "usual", "cards"), [("a3-highgpu-8g", 4, 0), ("a4-highgpu-8g", 1, 8)]
+    )
+    async def test_nodes_of_a_gang_get_the_interfaces_of_their_gpus(
+        self, account: RestPlace, harness: ContractHarness, machine: str, usual: int, cards: int
+    ) -> None:
+        """In networks that are created once. Google creates them in the background."""
+        offers = await harness.ours.offers()
+        offer = next(each for each in offers if each.instance_type == "a3-highgpu-8g")
+        offer = replace(offer, instance_type=machine)
+        gang = replace(await harness.spec("wide", nodes=2), offer=offer)
+        # networks, then subnets and rules, then machines, and then their operations
+        assert await launch_again(account, harness.ours, gang) == 4
+        made = [each for each in account.api.made if "/networks/" in each]
+        assert len(made) == usual + (cards > 0)
+        for body in account.api.bodies.values():
+            kinds = [each.get("nicType") for each in body["networkInterfaces"]]
+            assert kinds == ["GVNIC"] * (1 + usual) + ["MRDMA"] * cards
+        await harness.ours.remove(gang.name)
+        count, again = len(account.api.made), account.provider(gang.installation)
+        await launch_again(account, again, replace(gang, name=f"{gang.name}-b"))
+        alone = replace(gang, name=f"{gang.name}-c", nodes=1)
+        await launch_again(account, again, alone)
+        assert len(account.api.made) == count
+        assert len(list(account.api.bodies.values())[-1]["networkInterfaces"]) == 1
+        for each in ("b", "c"):
+            await again.remove(f"{gang.name}-{each}")
+
+    async def test_networks_that_cannot_be_created_are_told(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
+        offers = await harness.ours.offers()
+        offer = next(each for each in offers if each.instance_type == "a3-highgpu-8g")
+        gang = replace(await harness.spec("wide", nodes=2), offer=offer)
+        account.api.may_network = False
+        with pytest.raises(Refused, match="or set `gpu_networks` to false"):
+            await harness.ours.launch(gang)
+        account.api.may_network = True
+        account.api.network_fault = CloudFault(403, "QUOTA_EXCEEDED", "Quota 'NETWORKS' exceeded")
+        with pytest.raises(TryAgain, match="Google creates the networks"):
+            await harness.ours.launch(gang)
+        await account.wait(timedelta(seconds=11))
+        with pytest.raises(QuotaTooSmall, match="'NETWORKS'"):
+            await harness.ours.launch(gang)
+        await harness.ours.remove(gang.name)
+        provider = account.provider(gang.installation, gpu_networks=False)
+        gang = replace(gang, name=f"{gang.name}-b")
+        await launch_again(account, provider, gang)
+        assert all(len(each["networkInterfaces"]) == 1 for each in account.api.bodies.values())
+        await provider.remove(gang.name)
 
     async def test_a_zone_that_google_does_not_reach_may_have_machines(
         self, account: RestPlace, harness: ContractHarness

@@ -62,8 +62,8 @@ MANIFEST = Manifest(
         "troubleshooting-resource-availability)",
         Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
         "(https://cloud.google.com/compute/docs/disks)",
-        Feature.NETWORK: "machines have one network interface; GPUDirect and RDMA need several "
-        "networks, which Cavvy does not create "
+        Feature.NETWORK: "tasks cannot select a network; the setting `network` selects one. "
+        "GPUDirect-TCPX and TCPXO need programs on the machine that Cavvy does not install "
         "(https://cloud.google.com/compute/docs/gpus/gpudirect)",
         Feature.RESULTS: "a machine's disk is deleted when the machine ends "
         "(https://cloud.google.com/compute/docs/instances/deleting-instance). "
@@ -82,6 +82,7 @@ MANIFEST = Manifest(
         "disk_type",
         "network",
         "subnetwork",
+        "gpu_networks",
         "external_address",
         "service_account",
     ),
@@ -132,6 +133,13 @@ MANIFEST = Manifest(
             "subnetwork",
             "The subnetwork of machines, by its name in each region. Networks with custom "
             "subnets require this setting.",
+        ),
+        flag(
+            "gpu_networks",
+            "If `true`, the nodes of a gang of A3 machines with eight GPUs, A4 or A4X get all "
+            "network interfaces of their GPUs, in networks that Cavvy creates once and keeps. If "
+            "`false`, they have one interface, and the account needs no right to create networks.",
+            default=True,
         ),
         flag(
             "external_address",

@@ -19,6 +19,7 @@ from cavvy.providers.base import ProviderContext, ProviderError
 from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.gcp.extras import LivePrices, read_live
+from cavvy.providers.gcp.gpu_networks import GpuNetworks, has_gpu_networks
 from cavvy.providers.gcp.instance import find_default, make_instances
 from cavvy.providers.gcp.market import GcpMarket
 from cavvy.providers.gcp.price_list import GcpPrices
@@ -76,6 +77,7 @@ class GcpCloud:
         )
         self._now = now
         self._market = GcpMarket(self._api, context, self._read_live)
+        self._gpu_networks = GpuNetworks(self._api)
         self._quotas = GcpQuotas(self._api, list_setting(settings, "regions"), now)
         self._operations: dict[str, Json] = {}  # machine -> its insertion that has not ended
         # machine -> the number of its insertions that failed with an error that a repetition may
@@ -123,13 +125,25 @@ class GcpCloud:
         name and deleted later.
         """
         zone = request.offer.zone
-        bodies = make_instances(request, self._settings)
+        more: Sequence[Json] = ()
+        many = self._settings["gpu_networks"] and request.gang.nodes > 1
+        if many and has_gpu_networks(request.offer.instance_type):
+            more = await self._gpu_networks.interfaces(request.offer)
+        bodies = make_instances(request, self._settings, more)
         self._quotas.forget()
         machines = [f"{zone}/{name}" for name in request.names]
         starts = {
             each: self._advance(each, body) for each, body in zip(machines, bodies, strict=True)
         }
-        await start_together(starts, self._roll_back)
+        try:
+            await start_together(starts, self._roll_back)
+        except vm.CloudFault as fault:
+            if not fault.uncertain:
+                self._gpu_networks.forget()
+            raise
+        except ProviderError:  # also if a network does not exist
+            self._gpu_networks.forget()
+            raise
         return machines
 
     async def list(self) -> Sequence[vm.CloudMachine]:

@@ -66,9 +66,12 @@ class MachineShape(Struct, frozen=True):
     gpus: int = 0
 
 
-def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> Sequence[Json]:
-    """Return the bodies of the `instances.insert` requests, one for each machine. Raises Refused if
-    Google maintains no image for the GPU.
+def make_instances(
+    request: MachineRequest, settings: Mapping[str, Scalar], more: Sequence[Json] = ()
+) -> Sequence[Json]:
+    """Return the bodies of the `instances.insert` requests, one for each machine. `more` are the
+    network interfaces besides the first one. Raises Refused if Google maintains no image for the
+    GPU.
     """
     offer, gang = request.offer, request.gang
     prefix = f"zones/{offer.zone}"
@@ -93,7 +96,7 @@ def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> S
                 },
             }
         ],
-        "networkInterfaces": [_make_interface(offer.region, shape, settings)],
+        "networkInterfaces": [_make_interface(offer.region, shape, settings), *more],
         "scheduling": _make_scheduling(offer),
         **_make_affinity(request),
         "serviceAccounts": accounts,
