@@ -46,6 +46,9 @@ def one(rows):
 def ends(rows):
     yield 1
     raise SystemExit(int(os.environ["CODE"]))
+def moves(rows):
+    os.chdir("/")
+    return double(rows)
 def odd(rows):
     return ["\\ud800\u00e9" for _ in rows]
 """
@@ -232,6 +235,15 @@ def test_a_function_that_ends_the_program_is_not_done(
     (folder / "own_code.py").write_text(f"import sys\nsys.exit({code})")
     done, said = run("ends")
     assert (done, "own_code ends the program" in said) == (2, True)
+
+
+@pytest.mark.parametrize("more", [(), ("--striped", "--state", "state")])
+def test_a_function_may_change_the_folder(folder: Path, more: tuple[str, ...]) -> None:
+    words = ["--input", "rows.jsonl", "--output", "out", "--rows", "10", *more]
+    words += ["--function", "own_code:moves"]
+    own = {**os.environ, "PYTHONPATH": str(folder)}
+    assert subprocess.run([sys.executable, PROGRAM, *words], env=own).returncode == 0
+    assert read(folder) == list(range(100))
 
 
 def test_a_lone_surrogate_is_valid_json(folder: Path) -> None:

@@ -112,6 +112,7 @@ IMAGE = '"image": "python:3.12"'
         ('{IMAGE, "remoteEnv": {"PATH": "${containerEnv:PATH}:/x"}}', "known only on the node"),
         ('{IMAGE, "postCreateCommand": 3}', "the command cannot be read"),
         ('{IMAGE, "hostRequirements": {"memory": "much"}}', "`memory` is no size"),
+        ('{IMAGE, "hostRequirements": {"memory": "' + "9" * 5000 + 'gb"}}', "`memory` is no size"),
         ('{IMAGE, "hostRequirements": {"cpus": 0}}', "`cpus` must be a whole number"),
         ('{IMAGE, "runArgs": ["--privileged"]}', "'--privileged' cannot be passed"),
         ('{IMAGE, "privileged": true}', "no further rights"),
@@ -141,7 +142,7 @@ def test_hostile_files_are_refused_quickly(tmp_path: Path, text: str) -> None:
         read(tmp_path, text)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8), st.sampled_from(["build", "features", "containerEnv", "forwardPorts", "postCreateCommand", "hostRequirements", "customizations", "runArgs", "secrets", "image"]))  # fmt: skip
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8), st.sampled_from(["build", "features", "containerEnv", "forwardPorts", "postCreateCommand", "hostRequirements", "customizations", "runArgs", "secrets", "extensions", "image"]))  # fmt: skip
 def test_any_value_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, value: Any, key: str
 ) -> None:

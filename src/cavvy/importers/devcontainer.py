@@ -28,7 +28,7 @@ _COMMA = re.compile(r'"(?:[^"\\]|\\.?)*"?|,(?=\s*[}\]])', re.DOTALL)
 _VARIABLE = re.compile(r"\$\{([A-Za-z]+)(?::([^:}]*)(?::([^}]*))?)?\}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]*(=[A-Za-z0-9.+~:-]+)?")
-_SIZE = re.compile(r"(\d+)\s*([tgmk]b)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18})\s*([tgmk]b)?", re.IGNORECASE)
 _UNITS = {"tb": 1 << 40, "gb": 1 << 30, "mb": 1 << 20, "kb": 1 << 10, "": 1}
 _COMMANDS = ("onCreateCommand", "updateContentCommand", "postCreateCommand")
 _COMPOSE = "Docker Compose is not supported; name the `image` of one service"
@@ -334,7 +334,8 @@ class _DevcontainerReader:
         vscode = self._read_table("customizations").get("vscode")
         listed = vscode.get("extensions") if isinstance(vscode, dict) else None
         listed = listed or self._root.get("extensions")
-        found = [each for each in listed or () if isinstance(each, str)]
+        names = listed if isinstance(listed, list) else []
+        found = [each for each in names if isinstance(each, str)]
         others = sorted(self._read_table("customizations").keys() - {"vscode"})
         if others:
             self._note("customizations", f"Cavvy does not read those of {', '.join(others)[:200]}")

@@ -287,7 +287,8 @@ class BatchPlan:
 
     def describe(self, number: int) -> str:
         count, pieces = self.shards[number]
-        return f"shard {number} ({count:,} rows of {pieces[0][0]})"
+        path = os.path.relpath(pieces[0][0], os.path.dirname(self._source))
+        return f"shard {number} ({count:,} rows of {path})"
 
 
 def list_files(source: str, format: str) -> tuple[list[str], str]:
@@ -632,13 +633,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     index += int(os.environ.get("NODE_RANK", "0"))
     count = int(os.environ.get("CAVVY_ARRAY_COUNT", "1")) * nodes
     array = os.environ.get("CAVVY_JOB", "batch.0").rpartition(".")[0]
+    # The work may change the current folder.
+    source, output = os.path.abspath(given.input), os.path.abspath(given.output)
+    state = os.path.abspath(given.state) if given.state else ""
     try:
-        plan = BatchPlan(given.input, given.format, given.rows)
+        plan = BatchPlan(source, given.format, given.rows)
         about = {"rows": given.rows, "format": plan.format, "input": plan.digest}
         about["run"] = given.function or given.command
         mark = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
         mark = mark if given.striped else ""
-        results = ResultFolder(given.output, index, array, given.state, mark)
+        results = ResultFolder(output, index, array, state, mark)
         results.keep_plan(about)
         run = find_function(given.function) if given.function else make_command(given.command)
         worker = BatchWorker(plan, results, run, index, count, striped=given.striped)
