@@ -1,6 +1,7 @@
 """Servers that share the devices of a project, and the command that collects their samples."""
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -19,7 +20,7 @@ from cavvy.client.edge_wire import SamplesView, SampleView
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
 from cavvy.domain.audit import AuditOutcome
-from cavvy.domain.edge import DeviceReport, ModelVersion, find_labels
+from cavvy.domain.edge import DeviceReport, ModelFile, ModelVersion, find_labels
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
@@ -194,6 +195,56 @@ def test_a_cut_download_goes_on_where_it_ended(tmp_path: Path) -> None:
     part.symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic"):
         download_files(cast(Any, source), "p", files, tmp_path)
+
+
+class PlainSealer:
+    """Seals nothing, but binds a text to its project and name."""
+
+    def seal(self, project: str, name: str, text: str) -> bytes:
+        return f"{project} {name} {text}".encode()
+
+    def unseal(self, project: str, name: str, sealed: bytes) -> str:
+        return sealed.decode().removeprefix(f"{project} {name} ")
+
+
+def test_new_keys_replace_the_stored_ones_also_beside_a_publication() -> None:
+    pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
+
+    async def play() -> None:
+        store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
+        one, two = (EdgeService(store, clock, lambda key: None) for _ in range(2))
+        sealer = cast(Any, PlainSealer())
+        with pytest.raises(RowNotFound):
+            await one.rotate_keys("p", sealer)
+        files = (ModelFile(path="m.onnx", sha256="0" * 64, size=1),)
+        model = ModelVersion(
+            project="p", name="m@0", snapshot="", files=files, main="m.onnx", created_at=NOW
+        )
+        blobs = cast(Any, None)  # there are no deltas
+        await one.publish(model, sealer, blobs)
+        before = await one.repository("p", sealer)
+        await asyncio.gather(
+            one.rotate_keys("p", sealer),
+            two.publish(model, sealer, blobs),
+            two.rotate_keys("p", sealer),
+            one.publish(model, sealer, blobs),
+        )
+        after = await two.repository("p", sealer)
+        assert sorted(name for name in after.files if "root" in name) == [
+            "1.root.json",
+            "2.root.json",
+            "3.root.json",
+        ]
+        newest = max((name for name in after.files if "targets" in name), key=version_of)
+        targets = json.loads(after.files[newest])["signed"]["targets"]
+        assert sorted(targets) == ["m/1.json", "m/2.json", "m/3.json"]
+        assert not set(before.keys.values()) & set(after.keys.values())
+
+    asyncio.run(play())
+
+
+def version_of(name: str) -> int:
+    return int(name.partition(".")[0])
 
 
 def test_a_label_is_on_one_version_whoever_moves_it() -> None:

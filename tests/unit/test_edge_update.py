@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
 
-from tests.unit.test_model_repository import ServerReply, Site, ask
+from tests.unit.test_model_repository import ServerReply, Site, ask, turn_keys
 from tuf.api.exceptions import RepositoryError
 
 from cavvy.control.model_deltas import make_delta
@@ -312,6 +312,25 @@ def test_no_loss_of_power_ends_the_trust_in_the_signed_lists(
     for each in (site, other):
         each.publish(1)
     (tmp_path / "begin").mkdir()
+    steps = cut_at_each_step(tmp_path, monkeypatch, lambda at: read(site, at), check, ["all"])
+    assert steps > 20, "the reading was not cut"
+
+
+def test_no_loss_of_power_ends_the_trust_while_a_device_follows_new_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site()
+    site.publish(1)
+    (tmp_path / "begin").mkdir()
+    ask(site, tmp_path / "begin", 1)
+    turn_keys(site)
+    turn_keys(site)
+    site.publish(2)
+    monkeypatch.setattr(StrictDisk, "piece", 500)
+
+    def check(folder: Path, cut: bool) -> None:
+        assert ask(site, folder, 2)["number"] == 2
+
     steps = cut_at_each_step(tmp_path, monkeypatch, lambda at: read(site, at), check, ["all"])
     assert steps > 20, "the reading was not cut"
 

@@ -18,7 +18,14 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, TargetFile
 
 from cavvy.control import model_repository
-from cavvy.control.model_repository import add_target, make_repository, must_renew, renew
+from cavvy.control.model_repository import (
+    ROLES,
+    add_target,
+    make_repository,
+    must_renew,
+    renew,
+    rotate,
+)
 from cavvy.domain.values import replace
 from cavvy.edge import update
 from cavvy.edge.server_calls import ServerFileMissing
@@ -207,30 +214,70 @@ def test_endless_lists_are_cut(tmp_path: Path) -> None:
         ask(site, tmp_path, 1)
 
 
-@pytest.mark.parametrize("by", ["root", "thief"])
-def test_new_keys_are_trusted_if_the_former_root_has_signed_them(tmp_path: Path, by: str) -> None:
-    site, other = Site(), Site()
+def turn_keys(site: Site) -> None:
+    site.repository, site.private = rotate(site.repository, site.private, NOW)
+    site.serve()
+
+
+def test_a_device_that_was_offline_follows_all_new_keys(tmp_path: Path) -> None:
+    site = Site()
+    site.publish(1)
+    offline, online, fresh = (tmp_path / each for each in ("offline", "online", "fresh"))
+    for each in (offline, online):
+        each.mkdir()
+        assert ask(site, each, 1)["number"] == 1
+    used = [site.private]
+    for number in (2, 3):
+        turn_keys(site)
+        assert ask(site, online, 1)["number"] == 1, "what was published before is signed again"
+        site.publish(number)
+        assert ask(site, online, number)["number"] == number
+        used.append(site.private)
+    fresh.mkdir()
+    for folder in (offline, fresh):
+        assert [ask(site, folder, each)["number"] for each in (1, 2, 3)] == [1, 2, 3]
+    keys = {each[role] for each in used for role in model_repository.ROLES}
+    assert len(keys) == 12, "no key is used twice"
+
+
+@pytest.mark.parametrize("stolen", [("root",), ("targets", "snapshot", "timestamp"), ROLES])
+def test_stolen_former_keys_deceive_no_device_that_has_followed(
+    tmp_path: Path, stolen: tuple[str, ...]
+) -> None:
+    site = Site()
     site.publish(1)
     ask(site, tmp_path, 1)
-    tuf = model_repository._load()
-    former = model_repository._read_signers(tuf, site.private)
-    fresh = model_repository._read_signers(tuf, other.private)
-    root = tuf.Metadata.from_bytes(site.files["1.root.json"].encode())
-    root.signed.version = 2
-    for role, signer in fresh.items():
-        root.signed.revoke_key(former[role].public_key.keyid, role)
-        root.signed.add_key(signer.public_key, role)
-    root.signatures.clear()
-    root.sign(former["root"] if by == "root" else fresh["targets"])
-    root.sign(fresh["root"], append=True)
-    files = {**site.repository.files, "2.root.json": root.to_bytes().decode()}
-    site.repository, site.private = replace(site.repository, files=files), other.private
+    before, former = site.repository, dict(site.private)
+    turn_keys(site)
+    ask(site, tmp_path, 1)
+    good = site.repository
+    thief = {**Site().private, **{role: former[role] for role in stolen}}
+    forged = json.dumps({"number": 9, "main": "evil.onnx", "files": []}).encode()
+    site.manifests["m/9"] = forged
+    own, keys = rotate(good, thief, NOW)  # a list of keys of their own
+    for lists, private in ((good, thief), (own, keys), (before, thief)):
+        site.repository = add_target(lists, private, "m/9.json", forged, {}, NOW)
+        site.serve()
+        with pytest.raises((RepositoryError, ValueError)):
+            ask(site, tmp_path, 9)
+    site.repository = good
     site.publish(2)
-    if by == "root":
-        assert ask(site, tmp_path, 2)["number"] == 2
-    else:
-        with pytest.raises(RepositoryError):
-            ask(site, tmp_path, 2)
+    assert ask(site, tmp_path, 2)["number"] == 2
+
+
+@pytest.mark.parametrize("withheld", ["2.root.json", "3.root.json"])
+def test_new_lists_without_the_new_keys_are_refused(tmp_path: Path, withheld: str) -> None:
+    site = Site()
+    site.publish(1)
+    ask(site, tmp_path, 1)
+    turn_keys(site)
+    turn_keys(site)
+    site.publish(2)
+    kept = site.files.pop(withheld)
+    with pytest.raises(RepositoryError):
+        ask(site, tmp_path, 2)
+    site.files[withheld] = kept
+    assert ask(site, tmp_path, 2)["number"] == 2
 
 
 @pytest.mark.parametrize("days", [-400, 400])

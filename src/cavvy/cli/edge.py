@@ -224,6 +224,29 @@ def retire(name: str, project: str) -> None:
     click.echo(note, err=True)
 
 
+@command.command("rotate-keys")
+@project_option
+@json_option
+def rotate_keys(project: str, output: str) -> None:
+    """Replace the keys with which the server signs the project's models.
+
+    The new list of keys is signed with the former key too, so devices follow at their next update,
+    also those that were offline during several rotations. A device that has followed refuses what
+    the former keys sign; one that has not still accepts it.
+    """
+    from cavvy.client.edge_wire import rotate_signing_keys
+
+    with session() as client:
+        made = rotate_signing_keys(client, project)
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        json_out(made)
+        return
+    click.echo(f"the models of project {project} have new keys (list {made.version})")
+    click.echo("note: a device follows when it next updates a model", err=True)
+
+
 @command.command("deploy")
 @click.argument("model", metavar="MODEL@NUMBER|LABEL")
 @project_option

@@ -119,6 +119,13 @@ class ModelView(Answer, frozen=True, kw_only=True):
     labels: list[str] = field(default_factory=list)
 
 
+class SigningKeysView(Answer, frozen=True, kw_only=True):
+    """The version of the list of keys, and the ID of the key of each role."""
+
+    version: int
+    keys: dict[str, str]
+
+
 class PromoteAsk(Ask, frozen=True, kw_only=True):
     """The number of the version to which a label is moved."""
 
@@ -253,6 +260,12 @@ def promote_model(
     path = f"{project_path(project)}/models/{segment('model', model)}"
     path = f"{path}/labels/{segment('label', label)}"
     return client.ask(path, PromotedView, PromoteAsk(number=number), method="PUT")
+
+
+def rotate_signing_keys(client: ApiClient, project: str) -> SigningKeysView:
+    """Replace the keys that sign a project's models. Raises ApiError."""
+    path = f"{project_path(project)}/edge/keys"
+    return client.ask(path, SigningKeysView, method="POST", retry=False)
 
 
 def deploy_model(client: ApiClient, project: str, ask: RolloutAsk) -> RolloutView:

@@ -38,6 +38,7 @@ from cavvy.control.model_repository import (
     make_repository,
     must_renew,
     renew,
+    rotate,
 )
 from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.edge import (
@@ -586,6 +587,20 @@ class EdgeService:
         with suppress(StaleVersion):
             return await self._store.edge.repositories.put(fresh)
         return await self._store.edge.repositories.get(project, "models")
+
+    async def rotate_keys(self, project: str, sealer: SecretSealer) -> ModelRepository:
+        """Give the project's signed lists new keys. Raises RowNotFound, ModelRefused."""
+        for _ in range(_TRIES):
+            found = await self._store.edge.repositories.get(project, "models")
+            private = await asyncio.to_thread(_unseal, sealer, found)
+            try:
+                fresh, private = await asyncio.to_thread(rotate, found, private, self._clock.now())
+            except RepositoryMissing as error:
+                raise ModelRefused(str(error)) from error
+            sealed = await asyncio.to_thread(_seal, sealer, fresh, private)
+            with suppress(StaleVersion):
+                return await self._store.edge.repositories.put(replace(fresh, keys=sealed))
+        raise StaleVersion("the signed lists kept changing during the request; try again")
 
     # Rollouts
 

@@ -84,6 +84,35 @@ def renew(
     return replace(repository, files=files)
 
 
+def rotate(
+    repository: ModelRepository, private: Mapping[str, str], now: datetime
+) -> tuple[ModelRepository, Mapping[str, str]]:
+    """Return the repository with new keys of all roles, and the new private keys. The new root is
+    signed with the former root's key, by which devices follow it, and with its own."""
+    tuf = _load()
+    former = _read_signers(tuf, private)
+    signers = {role: tuf.CryptoSigner.generate_ed25519() for role in ROLES}
+    root = _read_newest(tuf, repository.files, "root")
+    root.signed.version += 1
+    root.signed.expires = _expire("root", now)
+    for role, signer in signers.items():
+        for known in list(root.signed.roles[role].keyids):
+            root.signed.revoke_key(known, role)
+        root.signed.add_key(signer.public_key, role)
+    root.signatures.clear()
+    for signer in (former["root"], signers["root"]):
+        root.sign(signer, append=True)
+    files = {
+        **repository.files,
+        f"{root.signed.version}.root.json": str(root.to_bytes(), "utf-8"),
+    }
+    targets = _read_newest(tuf, repository.files, "targets").signed
+    targets.version += 1
+    targets.expires = _expire("targets", now)
+    files = dict(_publish(tuf, targets, signers, files, now))
+    return replace(repository, files=files), {r: _to_pem(each) for r, each in signers.items()}
+
+
 def must_renew(repository: ModelRepository, now: datetime) -> bool:
     """Return whether the newest list has used up half of its time."""
     signed = json.loads(repository.files["timestamp.json"])["signed"]

@@ -9,6 +9,7 @@ look at the database.
 import base64
 import binascii
 import hmac
+import json
 from asyncio import to_thread
 from collections import Counter
 from collections.abc import Sequence
@@ -234,6 +235,24 @@ async def publish(
     )
     note_change(request, after={"model": ask.name, "snapshot": ask.snapshot})
     return _model(await app_state.control_plane.edge.publish(model, app_state.sealer, blobs))
+
+
+@router.post(
+    "/v1/projects/{project}/edge/keys",
+    "Replace the keys that sign the project's models. Devices follow at their next update.",
+    rule=in_path(Permission.MANAGE),
+    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
+)
+async def rotate_keys(
+    request: Request, app_state: AppState, project: ProjectPath
+) -> wire.SigningKeysView:
+    edge = app_state.control_plane.edge
+    note_change(request, after={"keys": "replaced"})
+    made = json.loads(newest_root(await edge.rotate_keys(project, app_state.sealer)))["signed"]
+    return wire.SigningKeysView(
+        version=made["version"],
+        keys={role: each["keyids"][0] for role, each in made["roles"].items()},
+    )
 
 
 @router.put(
