@@ -1,6 +1,7 @@
-"""The work that no measured step has, by the traces of models."""
+"""The estimates of models that nothing was fitted to, by their traces."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,8 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cavvy.cli.task.profiles import measured_devices
+from cavvy.planner.device_rates import device_of, peak_of
 from cavvy.planner.estimate.errors import list_unmeasured
-from cavvy.planner.estimate.profile import StepSettings, read_profile
+from cavvy.planner.estimate.profile import StepSettings, WorkProfile, read_profile
+from cavvy.planner.estimate.roofline import estimate_step
+from cavvy.planner.estimate.table import list_devices
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.trace import trace_step
 
@@ -133,3 +138,154 @@ def test_work_that_was_not_measured_is_named(
     found = list_unmeasured(read_profile(traced), StepSettings())
     assert bool(found) == bool(reason)
     assert reason in " and ".join(found)
+
+
+class Depthwise(nn.Module):
+    """Inverted bottlenecks with gates, as in MobileNet and EfficientNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = layer(3, 24), nn.Linear(24, 10)
+        self.wide, self.narrow = nn.Conv2d(24, 144, 1, bias=False), nn.Conv2d(144, 24, 1)
+        self.deep = nn.Conv2d(144, 144, 5, padding=2, groups=144)
+        self.norm, self.gate = nn.BatchNorm2d(144), nn.Conv2d(144, 144, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = F.silu(self.norm(self.deep(self.wide(x))))
+        y = y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))
+        out: Tensor = self.head((x + self.narrow(y)).mean((2, 3)))
+        return out
+
+
+class ConvNext(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 96, 4, 4), nn.LayerNorm(96)
+        self.deep, self.head = nn.Conv2d(96, 96, 7, padding=3, groups=96), nn.Linear(96, 10)
+        self.mix = nn.Sequential(nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.mix(self.norm(self.deep(x).permute(0, 2, 3, 1)))
+        out: Tensor = self.head((x + y.permute(0, 3, 1, 2)).mean((2, 3)))
+        return out
+
+
+class Transformer(nn.Module):
+    """An encoder or decoder of words, or of the patches of images."""
+
+    def __init__(self, width: int, depth: int, causal: bool, patch: int = 0) -> None:
+        super().__init__()
+        self.first: nn.Module = nn.Embedding(1000, width)
+        if patch:
+            self.first = nn.Conv2d(3, width, patch, patch)
+        self.causal, self.heads = causal, width // 64
+        self.mixes = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.wide = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth))
+        self.back = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.dim() == 4:
+            x = x.flatten(2).transpose(1, 2)
+        for mix, norm, wide, back in zip(self.mixes, self.norms, self.wide, self.back, strict=True):
+            q, k, v = mix(norm(x)).unflatten(-1, (3, self.heads, 64)).permute(2, 0, 3, 1, 4)
+            found = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            x = x + found.transpose(1, 2).flatten(2)
+            x = x + back(F.gelu(wide(x)))
+        out: Tensor = self.head(x.mean(1))
+        return out
+
+
+class Scan(nn.Module):
+    """A linear recurrence as sums over time, as in Mamba."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(1000, 128), nn.Linear(128, 1000)
+        self.gates, self.states = nn.Linear(128, 128), nn.Linear(128, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x)
+        decay = -F.softplus(self.gates(x)).cumsum(1)
+        state = (x.unsqueeze(-1) * self.states(x).unsqueeze(-2)).cumsum(1)
+        out: Tensor = self.head((decay.exp() * state.mean(-1)).mean(1))
+        return out
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(1000, 256), nn.Linear(256, 1000)
+        self.gru = nn.GRU(256, 256, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.gru(self.words(x))[0].mean(1))
+        return out
+
+
+def images(batch: int) -> Tensor:
+    return torch.ones(batch, 3, 64, 64)
+
+
+def text(batch: int) -> Tensor:
+    return torch.zeros(batch, 128, dtype=torch.long)
+
+
+def trace(model: Any, data: Callable[[int], Tensor], batch: int) -> WorkProfile:
+    with fake_device():
+        made, x = model(), data(batch)
+        rows = made(x).shape[0] if model is not UNet else 0
+        y = torch.zeros(rows, dtype=torch.long)
+        if model is UNet:
+            y = torch.zeros(batch, 64, 64, dtype=torch.long)
+        traced = trace_step(
+            made, lambda: F.cross_entropy(made(x), y), batch=batch, precision="bf16"
+        )
+    return read_profile(traced)
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (Depthwise, images),
+        (ConvNext, images),
+        (UNet, images),
+        (lambda: Transformer(768, 2, causal=False), text),
+        (lambda: Transformer(320, 3, causal=True), text),
+        (lambda: Transformer(192, 2, causal=False, patch=16), images),
+        (Scan, text),
+        (Gated, text),
+        (Recommender, lambda batch: torch.zeros(64 * batch, 8, 4, dtype=torch.long)),
+    ],
+)
+def test_estimates_of_any_model_are_plausible(model: Any, data: Callable[[int], Tensor]) -> None:
+    """No step is faster than the peaks of its device, or than its host launches it; more work takes
+    longer, but less for each sample; and a trace predicts other batches as their own traces do.
+    """
+    low, high = trace(model, data, 8), trace(model, data, 32)
+    known = measured_devices(own=False)
+    for device in list_devices():
+        for last in (False, True):
+            steps = [
+                estimate_step(low, device, StepSettings(batch=batch, channels_last=last), known)
+                for batch in (8, 16, 32, 256, 4096)
+            ]
+            for less, more in pairwise(steps):
+                assert less.total <= more.total * 1.001
+                assert more.samples_per_s >= less.samples_per_s * 0.98
+            for step in steps:
+                assert step.total >= 0.999 * max(step.device, step.host) > 0
+                assert 0 <= step.distance <= 3
+                assert 0 < step.mfu < max(1.0, device.achieved)
+            again = estimate_step(high, device, StepSettings(channels_last=last), known)
+            assert steps[2].device == pytest.approx(again.device, rel=0.1)
+    best, least = (device_of(name) for name in ("B200", "T4"))
+    assert best is not None
+    assert least is not None
+    slow, fast = (estimate_step(low, each, StepSettings(batch=4096)) for each in (least, best))
+    assert fast.device < slow.device
+    assert fast.device > low.flops * 512 / peak_of(best, "bf16")

@@ -31,12 +31,8 @@ _COPY = frozenset(
     {"_to_copy", "clone", "copy_", "contiguous", "cat", "stack", "constant_pad_nd", "repeat"}
 )
 _INDEX = _names(
-    """embedding embedding_dense_backward index index_put index_put_ gather scatter scatter_
-    scatter_add index_add index_select topk sort max_pool2d_with_indices
-    max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d
-    _adaptive_avg_pool2d_backward nll_loss_forward nll_loss_backward nll_loss2d_forward
-    nll_loss2d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d
-    upsample_bilinear2d_backward"""
+    """index index_put index_put_ gather scatter scatter_ scatter_add index_add index_select topk
+    sort nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward"""
 )
 _FREE = _names(
     """empty empty_like empty_strided new_empty new_empty_strided detach _local_scalar_dense
@@ -68,20 +64,33 @@ def classify(packet: str) -> str:
         return "conv"
     if "attention" in name:
         return "attention"
+    if _is_pooling(name) or "embedding" in name:
+        return "index"
     for kind, names in (("reduction", _REDUCTION), ("copy", _COPY), ("index", _INDEX)):
         if name in names:
             return kind
     return "pointwise"
 
 
-def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> int:
+def moved_bytes(kind: str, name: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> int:
     """Return the bytes that an operation reads and writes. An index look-up reads as many bytes as
-    it writes, not the whole table.
+    it writes, not the whole table, and a sum of embeddings all rows that it sums.
     """
     written = sum(_bytes(each) for each in outs)
+    if _is_pooling(name):
+        # The backward pass does not read the image, only the gradients and the indices.
+        used = [each for each in ins if "backward" not in name or each.shape != outs[0].shape]
+        return written + sum(map(_bytes, used))
+    if name.startswith("_embedding_bag") and "backward" not in name and len(ins) > 1:
+        table, rows = ins[:2]
+        return written + rows.numel() * table.shape[-1] * table.itemsize
     if kind == "index":
         return written + sum(min(_bytes(each), written) for each in ins)
     return written + sum({id(each): _bytes(each) for each in ins}.values())
+
+
+def _is_pooling(name: str) -> bool:
+    return "pool" in name or "upsample" in name
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -108,7 +108,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             name = str(func.overloadpacket).removeprefix("aten.")
             flops, size = count_flops(kind, name, args, ins, outs)
             wide = ins[0] if ins and kind in _PRODUCTS else outs[0]
-            moved = moved_bytes(kind, ins, outs)
+            moved = moved_bytes(kind, name, ins, outs)
             backward = torch._C._current_graph_task_id() != -1
             dtype = str(wide.dtype).removeprefix("torch.")
             window = find_window(kind, name, args, outs)
