@@ -171,12 +171,14 @@ class CacheRouter:
         if self._shared:
             home = self._find_home(prompt.opening)
             adapter_home = self._find_home(crc32(prompt.model.encode())) if waits_s else None
-        best, found = (0.0, 0), -1
+        best, found = 0.0, -1
         for position, replica in enumerate(self._replicas):
             if loads[position] // FARTHER != nearest:
                 continue
             here = held.get(replica.place, 0)
-            cost = prompt.tokens - here + _COPY * (most - here) + replica.waits(now, speed)
+            cost = prompt.tokens - here + _COPY * (most - here)
+            if replica.backlog:
+                cost += replica.waits(now, speed)
             cost += _WORK * (replica.work - least_work)
             if replica.running:
                 cost += _RUNNING * replica.running + _BUSY * (prompt.tokens - here)
@@ -185,10 +187,17 @@ class CacheRouter:
             if waits_s:
                 wait = waits_s[position] * max(speed, _PREFILL_PER_S)
                 cost += wait * (1 - _HOME) if replica is adapter_home else wait
-            rank = (cost, _mix(prompt.opening, replica.seed))
-            if found < 0 or rank < best:
-                best, found = rank, position
+            if (
+                found < 0
+                or cost < best
+                or (cost == best and self._precedes(prompt, replica, self._replicas[found]))
+            ):
+                best, found = cost, position
         return found
+
+    @staticmethod
+    def _precedes(prompt: Prompt, one: _Replica, other: _Replica) -> bool:
+        return _mix(prompt.opening, one.seed) < _mix(prompt.opening, other.seed)
 
     def _find_home(self, key: int) -> _Replica:
         """Return the replica that all gateways prefer for a conversation or an adapter."""

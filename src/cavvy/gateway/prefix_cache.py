@@ -9,6 +9,7 @@ question; a chain of hashes needs no tree, as vLLM's and Dynamo's block hashes s
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from cavvy.gateway.prompts import Prompt
 
@@ -41,8 +42,7 @@ class PrefixCaches:
         self._caches[replica] = _PrefixCache()
 
     def remove(self, replica: int) -> None:
-        for block in self._caches.pop(replica).used:
-            self._release(block, replica)
+        self._release(self._caches.pop(replica).used, replica)
 
     def find(self, prompt: Prompt) -> dict[int, int]:
         """Return how many of the prompt's first tokens each replica holds; 0 is left out."""
@@ -64,13 +64,14 @@ class PrefixCaches:
     def hold(self, replica: int, prompt: Prompt) -> None:
         """Record that the replica computes the prompt."""
         cache, bit, holders = self._caches[replica], 1 << replica, self._holders
-        used, ends = cache.used, prompt.ends
-        for at, block in enumerate(prompt.blocks):
-            if block not in used:
+        used, blocks = cache.used, prompt.blocks
+        if fresh := [block for block in blocks if block not in used]:
+            for block in fresh:
                 holders[block] = holders.get(block, 0) | bit
-                cache.tokens += ends[at] - (ends[at - 1] if at else 0)
+            known, ends = len(blocks) - len(fresh), prompt.ends
+            cache.tokens += ends[len(blocks) - 1] - (ends[known - 1] if known else 0)
         self._number += 1
-        used.update(dict.fromkeys(prompt.blocks, self._number))
+        used.update(dict.fromkeys(blocks, self._number))
         cache.history.append((self._number, prompt))
         while cache.tokens > self._tokens_max or len(used) > ENTRIES_MAX:
             self._forget_oldest(replica, cache)
@@ -81,25 +82,24 @@ class PrefixCaches:
     def _forget_oldest(self, replica: int, cache: _PrefixCache) -> None:
         """Forget blocks that only the oldest prompt has used, from its end, until the rest fits."""
         number, prompt = cache.history.popleft()
-        ends = prompt.ends
-        for at in range(len(prompt.blocks) - 1, -1, -1):
-            block = prompt.blocks[at]
-            if cache.used.get(block) != number:
-                continue
-            if cache.tokens <= self._tokens_max and len(cache.used) <= ENTRIES_MAX:
-                rest = Prompt(prompt.blocks[: at + 1], ends, prompt.tokens)
-                cache.history.appendleft((number, rest))
-                return
-            del cache.used[block]
-            cache.tokens -= ends[at] - (ends[at - 1] if at else 0)
-            self._release(block, replica)
+        used, blocks, ends, left = cache.used, prompt.blocks, prompt.ends, len(prompt.blocks)
+        # Who uses a block also uses those before it, so later prompts have used a beginning.
+        while left and used.get(blocks[left - 1]) == number:
+            if cache.tokens <= self._tokens_max and len(used) <= ENTRIES_MAX:
+                cache.history.appendleft((number, Prompt(blocks[:left], ends, prompt.tokens)))
+                break
+            left -= 1
+            del used[blocks[left]]
+            cache.tokens -= ends[left] - (ends[left - 1] if left else 0)
+        self._release(blocks[left:], replica)
 
-    def _release(self, block: int, replica: int) -> None:
-        left = self._holders[block] & ~(1 << replica)
-        if left:
-            self._holders[block] = left
-        else:
-            del self._holders[block]
+    def _release(self, blocks: Iterable[int], replica: int) -> None:
+        holders, others = self._holders, ~(1 << replica)
+        for block in blocks:
+            if left := holders[block] & others:
+                holders[block] = left
+            else:
+                del holders[block]
 
 
 def _set_bits(found: dict[int, int], bits: int, value: int) -> None:

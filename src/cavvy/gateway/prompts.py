@@ -22,9 +22,18 @@ from cavvy.domain.values import Struct
 
 READ_BYTES = 256 << 10  # of a body; longer prompts differ before
 BYTES_PER_TOKEN = 4  # roughly; OpenAI's rule of thumb for English
-# Short blocks first, because many prompts have only a short beginning in common.
-_BLOCK_BYTES = (*repeat(128, 4), *repeat(256, 6), *repeat(1024, 62), *repeat(4096, 48))
+# Short blocks first, because many prompts have only a short beginning in common. A longer block has
+# at most half of the length that precedes it: the gateway's work grows with the number of blocks.
+_BLOCK_BYTES = (
+    *repeat(128, 4),
+    *repeat(256, 2),
+    *repeat(512, 2),
+    *repeat(1024, 6),
+    *repeat(2048, 28),
+    *repeat(4096, 48),
+)
 _EDGES = tuple(accumulate(_BLOCK_BYTES))
+_SPANS = tuple(map(slice, (0, *_EDGES), _EDGES))
 BLOCK_ENDS = tuple(edge // BYTES_PER_TOKEN for edge in _EDGES)
 _OPENING_BYTES = 4096
 # of a body whose end is missing, at most so many brackets are closed and so many tokens are read
@@ -86,7 +95,8 @@ def read_prompt(body: bytes, length: int, model: str = "") -> Prompt | None:
     text = b"\0".join(parts.texts)
     if not text:
         return None
-    opening = b"\0".join((seed, *parts.texts[: parts.opening]))
+    end = sum(map(len, parts.texts[: parts.opening])) + parts.opening - 1
+    opening = b"%b\0%b" % (seed, text[max(0, end - _OPENING_BYTES) : end])
     return Prompt(
         hash_blocks(text, seed),
         BLOCK_ENDS,
@@ -97,14 +107,10 @@ def read_prompt(body: bytes, length: int, model: str = "") -> Prompt | None:
 
 
 def hash_blocks(text: bytes, seed: bytes) -> list[int]:
-    """Return the checksum of the text up to each end of a block. Two prompts with one checksum only
-    make a prediction wrong, and a keyed hash would take four times as long."""
-    found, at, view, last = [], 0, memoryview(text), crc32(seed)
-    for edge in _EDGES[: bisect_right(_EDGES, len(text))]:
-        last = crc32(view[at:edge], last)
-        found.append(last)
-        at = edge
-    return found
+    """Return the hash of the text up to each end of a block. Python's hash of bytes has a random
+    key in each process, so that clients cannot make prompts with the same hashes."""
+    last, count = hash(seed), bisect_right(_EDGES, len(text))
+    return [last := hash((last, text[each])) for each in _SPANS[:count]]
 
 
 def _read_whole(body: bytes) -> _PromptBody | None:
