@@ -150,6 +150,10 @@ def test_a_new_node_and_an_empty_folder_delete_nothing(pair: Pair) -> None:
         path.unlink()
     pair.sync()
     assert pair.equal() == {"kept": "kept", "new": "new"}
+    for path in (pair.there / "kept", pair.there / "new"):
+        path.unlink()  # as `rm -r *` in the shell of the session, which leaves hidden files
+    assert pair.sync().removed == 0
+    assert pair.equal() == {"kept": "kept", "new": "new"}
 
 
 @pytest.mark.parametrize("op", ["put", "drop", "get"])

@@ -174,7 +174,7 @@ class FolderMirror:
         rules = IgnoreRules(self._here, git_rules=True)
         listed = asyncio.to_thread(_list_here, self._here, rules)
         here, (there, marker) = await asyncio.gather(listed, self._list_there(tunnel, rules))
-        if marker is None or marker != self._state.marker or not here:
+        if marker is None or marker != self._state.marker or not here or not there:
             # A folder that is new, or empty although it had files, deletes nothing on the other.
             self._state.entries = {}
         made = _Pass(tunnel, self._here, self._there, self._state.entries, here, there)
