@@ -101,6 +101,16 @@ def test_files_folders_links_and_modes_go_both_ways(pair: Pair) -> None:
     assert pair.tunnel.calls == ["walk", "get"], "nothing is copied twice"
 
 
+def test_names_that_are_not_utf_8_are_mirrored(pair: Pair) -> None:
+    Path(os.fsdecode(os.fsencode(pair.here) + b"/here\xff")).write_text("here")
+    Path(os.fsdecode(os.fsencode(pair.there) + b"/there\xff")).write_text("there")
+    assert pair.sync().sent == 1
+    assert pair.equal() == {"here\udcff": "here", "there\udcff": "there"}
+    pair.tunnel.calls.clear()
+    pair.sync()
+    assert pair.tunnel.calls == ["walk", "get"], "the state has the names"
+
+
 def test_changes_and_deletions_follow_from_both_sides(pair: Pair) -> None:
     for name in ("one", "two", "three", "four"):
         (pair.here / name).write_text(name)

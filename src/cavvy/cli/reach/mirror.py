@@ -12,6 +12,7 @@ and no files of git.
 import asyncio
 import errno
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
@@ -133,7 +134,7 @@ class FolderMirror:
 
     def __init__(self, here: Path, there: str, name: str) -> None:
         self._here, self._there = here, there
-        key = hashlib.sha256(f"{name}\0{here}".encode()).hexdigest()[:24]
+        key = hashlib.sha256(f"{name}\0".encode() + os.fsencode(here)).hexdigest()[:24]
         self._file = Path(default_home()) / "mirrors" / f"{key}.json"
         self._state = self._load()
         self._told: set[str] = set()
@@ -219,13 +220,15 @@ class FolderMirror:
 
     def _load(self) -> MirrorState:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=MirrorState)
-        except (OSError, msgspec.MsgspecError):
+            return msgspec.convert(json.loads(self._file.read_bytes()), MirrorState)
+        except (OSError, ValueError, msgspec.MsgspecError):
             return MirrorState()  # without it, nothing counts as deleted
 
     def _save(self) -> None:
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(str(self._file), msgspec.json.encode(self._state))
+        # msgspec has no text for names that are not UTF-8
+        text = json.dumps(msgspec.to_builtins(self._state), separators=(",", ":"))
+        write_private(str(self._file), text.encode())
 
 
 class _Changes:
