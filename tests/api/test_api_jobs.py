@@ -13,6 +13,7 @@ from tests.api.api_state import Api, until
 from tests.unit.test_bucket_regions import Storages, storages
 from tests.unit.test_planner_transfers import Bucket
 
+from cavvy.api.routes.submission import MOST_RANKED
 from cavvy.client.paths import make_id, make_key
 from cavvy.control.retention import ROUNDS, WAIT, Retention
 from cavvy.domain.values import replace
@@ -377,9 +378,9 @@ async def test_a_job_waits_only_for_jobs_that_end(api: Api) -> None:
 
 
 async def test_a_graph_is_stored_in_one_step_or_not_at_all(api: Api) -> None:
-    async def post(*texts: str, keys: list[str], **more: object) -> tuple[int, Any]:
-        ask = {"tasks": [{"text": each} for each in texts], "keys": keys, **more}
-        answer = await api.http.post("/v1/projects/default/job-graphs", json=ask)
+    async def post(*texts: str, keys: list[str], to: str = "job-graphs") -> tuple[int, Any]:
+        ask = {"tasks": [{"text": each} for each in texts], "keys": keys}
+        answer = await api.http.post(f"/v1/projects/default/{to}", json=ask)
         return answer.status_code, answer.json()
 
     await api.submit("{name: old, run: 'true', schedule: 2099-01-01T00:00Z}")
@@ -396,12 +397,22 @@ async def test_a_graph_is_stored_in_one_step_or_not_at_all(api: Api) -> None:
         ("{name: a, run: 'true'}", "name: two tasks have the name a"),
         ("{name: b, run: 'true', secrets: NONE}", "project default has no secret NONE"),
     ):
-        status, found = await post(*texts[:2], wrong, keys=keys)
-        assert status == 422
-        assert told in found["message"]
+        for to in ("job-graphs", "job-graph-check"):
+            status, found = await post(*texts[:2], wrong, keys=keys, to=to)
+            assert status == 422
+            assert told in found["message"]
     status, found = await post(*texts, keys=keys[:1])
     assert (status, found["code"]) == (422, "invalid-request")
-    assert await post(*texts, keys=keys, check=True) == (200, [])
+    status, checked = await post(*texts, keys=keys, to="job-graph-check?placements=2")
+    assert [each["name"] for each in checked] == ["c", "a", "b"]
+    assert [len(each["placements"]) for each in checked] == [2, 2, 2]
+    none = await post(*texts, keys=keys, to="job-graph-check")
+    assert none == (200, [{**each, "placements": []} for each in checked])
+    many = [f"{{name: t{n}, run: 'true'}}" for n in range(MOST_RANKED + 1)]
+    _, checked = await post(
+        *many, keys=[make_key() for _ in many], to="job-graph-check?placements=1"
+    )
+    assert [len(each["placements"]) for each in checked] == [1] * MOST_RANKED + [0]
     assert len((await api.http.get("/v1/jobs")).json()["jobs"]) == 2
     status, made = await post(*texts, keys=keys)
     assert status == 201

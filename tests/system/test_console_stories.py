@@ -298,6 +298,28 @@ def test_a_task_is_written_corrected_planned_and_run(reader: Reader) -> None:
     reader.look()
 
 
+def test_two_tasks_that_wait_for_each_other_are_corrected_planned_and_run(reader: Reader) -> None:
+    reader.open("/submit")
+    tab, local = reader.tab, "resources: {providers: [local]}"
+    tab.wait("keys !== null")
+    text = f"name: story-a\nrun: echo a\n{local}\n---\nname: story-b\nrun: echo b\nafter: story-c\n{local}\n"  # fmt: skip
+    reader.write(text.replace("run: echo b", "runn: echo b"))
+    tab.wait("document.querySelector('#gutter .wrong')?.innerText.trim() === '6'")
+    reader.write(text)
+    tab.wait("document.querySelector('#problems p') === null && document.querySelector('#meaning-story-b') !== null")  # fmt: skip
+    reader.press("Run")
+    tab.wait("document.querySelector('#problems')?.innerText.includes('has no job story-c') && document.readyState === 'complete'")  # fmt: skip
+    reader.write(text.replace("story-c", "story-a"))
+    reader.press("Show the plan")
+    tab.wait("document.querySelector('#placements-story-b tbody tr') !== null")
+    assert tab.evaluate("document.querySelector('#placements-story-a tbody tr') !== null")
+    reader.look()
+    reader.press("Run")
+    tab.wait("location.pathname === '/jobs'")
+    reader.press("story-b")
+    tab.wait(f"location.pathname.startsWith('/jobs/default/') && {TEXT}.includes('the work succeeded')")  # fmt: skip
+
+
 def test_why_a_job_waits_is_found(reader: Reader, client: Client) -> None:
     held = client.submit(Task("true", name="held", schedule="0 3 * * 1", resources={"providers": "local"}))  # fmt: skip
     reader.open("/jobs?phase=queued")

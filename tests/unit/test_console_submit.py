@@ -86,6 +86,76 @@ def test_problems_stand_at_their_lines_and_ask_no_server() -> None:
     assert not [each for each in asking.asked if "job" in each]
 
 
+GRAPH = """\
+name: prepare
+run: make data
+---
+name: train
+params: {lr: 0.1}
+run: train --lr ${{ params.lr }}
+after: prepare
+"""
+
+
+def test_problems_of_several_tasks_stand_at_their_lines() -> None:
+    asking = client()
+    for text, lines in (
+        (
+            GRAPH.replace("run: make", "runn: make").replace("run: train", "nodes: none"),
+            ["2", "4", "6"],
+        ),
+        (GRAPH.replace("after: prepare", "after: train"), ["7"]),
+        (GRAPH.replace("name: train", "name: prepare"), ["7"]),
+        (
+            GRAPH.replace("make data", "make data\nworkdir: .") + "workdir: src\n",
+            ["3", "9"],
+        ),
+        (GRAPH + "service: {port: 80}\n", ["7"]),
+    ):
+        page = sign_in(asking).post("/submit", data=form(text, do="run")).text
+        assert re.findall(r'data-line="(\d+)"', page) == lines, text
+        assert "notice bad" in page
+    page = sign_in(asking).post("/submit", data=form(GRAPH, do="run", name="both")).text
+    assert "a name is for a file with one task" in page
+    assert not [each for each in asking.asked if "job" in each]
+
+
+def test_several_tasks_are_planned_and_run_together_and_once() -> None:
+    asking = client()
+    graphs = "/v1/projects/default/job-graphs"
+    asking.answers |= {
+        "POST /v1/projects/default/job-graph-check": [
+            wire.SubmissionCheck(name="prepare", placements=[placement()]),
+            wire.SubmissionCheck(name="train", consent_needed="train costs $40.00/h"),
+        ],
+        f"POST {graphs}": [submitted(), submitted()],
+        "/v1/jobs": wire.JobPage(jobs=[], cursor=None),
+    }
+    browser = sign_in(asking)
+    page = browser.post("/submit", data=form(GRAPH)).text
+    titles = re.findall(r"<h2[^>]*>(Where [^<]+)</h2>", page)
+    assert titles == ["Where prepare would run", "Where train would run"]
+    assert re.findall(r"<summary>What (\S+) does", page) == ["prepare", "train"]
+    assert 'name="param.lr"' in page
+    assert "<p>train costs $40.00/h.</p>" in page
+    key = re.findall(r'name="key" value="([^"]+)"', page)[0]
+    sent = []
+    for _ in range(2):
+        data = form(GRAPH, do="agree", key=key, **{"param.lr": "0.5"})
+        answer = browser.post("/submit", data=data, follow_redirects=False)
+        assert answer.headers["location"] == "/jobs?project=default"
+        sent.append(asking.bodies[f"POST {graphs}"])
+    first = sent[0]
+    assert first["keys"] == sent[1]["keys"]
+    assert len({*first["keys"]}) == 2
+    assert [each["params"] for each in first["tasks"]] == [{}, {"lr": "0.5"}]
+    assert [each["consent"] for each in first["tasks"]] == [True, True]
+    assert "make data" not in first["tasks"][1]["text"]
+    refused = ApiError("invalid-task", "after: project default has no job x", "list", 422)
+    asking.answers[f"POST {graphs}"] = refused
+    assert "has no job x" in browser.post("/submit", data=form(GRAPH, do="run")).text
+
+
 def test_a_plan_ranks_what_the_server_can_rent() -> None:
     asking = client()
     asking.answers["POST " + CHECK] = wire.SubmissionCheck(

@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 56  # increases with every change to the routes
+REVISION = 57  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -123,8 +123,17 @@ class ApiClient:
         return self.ask(f"{project_path(project)}/jobs", wire.Submitted, ask, headers)
 
     def submit_graph(self, project: str, ask: wire.GraphRequest) -> list[wire.Submitted]:
-        """Queue several tasks, or check them. Raises ApiError with the codes of `submit`."""
+        """Queue several tasks. Raises ApiError with the codes of `submit`."""
         return self.ask(f"{project_path(project)}/job-graphs", list[wire.Submitted], ask)
+
+    def check_graph(
+        self, project: str, ask: wire.GraphRequest, *, placements: int = 0
+    ) -> list[wire.SubmissionCheck]:
+        """Check several tasks as `submit_graph` does, and queue nothing. Otherwise like
+        `check_submission`, for each task.
+        """
+        target = f"{project_path(project)}/job-graph-check" + query(placements=placements or None)
+        return self.ask(target, list[wire.SubmissionCheck], ask)
 
     def check_submission(
         self,

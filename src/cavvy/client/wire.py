@@ -67,12 +67,11 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
 class GraphRequest(Ask, frozen=True, kw_only=True):
     """Several tasks to run, which may name each other in `after`. All are stored, or none. `keys`
-    are their idempotency keys. If `check` is set, the tasks are only checked.
+    are their idempotency keys.
     """
 
     tasks: list[SubmitRequest]
     keys: list[str]
-    check: bool = False
 
 
 class Submitted(Answer, frozen=True, kw_only=True):

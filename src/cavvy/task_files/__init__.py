@@ -6,7 +6,7 @@ of another tool is recognised by its keys, and `importers` translates it into ta
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from shlex import quote
@@ -33,6 +33,7 @@ __all__ = [
     "Dialect",
     "KeptKey",
     "LoadedTask",
+    "ParsedTask",
     "ReadOptions",
     "Translation",
     "find_local",
@@ -41,6 +42,7 @@ __all__ = [
     "load_tasks",
     "parse_file",
     "parse_task",
+    "parse_tasks",
 ]
 
 
@@ -87,6 +89,19 @@ class LoadedTask(Struct, frozen=True, kw_only=True):
     overrides: str = ""
 
 
+class ParsedTask(Struct, frozen=True, kw_only=True):
+    """A task, and what a submission of this task alone consists of: its text, its parameters, and
+    the options with which the text is read. The text in the options has the task at the lines that
+    it has in the whole file.
+    """
+
+    task: TaskSpec
+    text: str
+    params: Mapping[str, Scalar]
+    source: Translation
+    options: ReadOptions
+
+
 def load_task(
     path: str | Path,
     params: Mapping[str, Scalar] = {},
@@ -114,21 +129,73 @@ def load_tasks(
     file says.
     """
     text, found = _load(Path(path), params, now, options)
-    if len(found.tasks) < 2 or found.refused or found.what not in _GRAPHS:
+    if not _is_graph(found):
         return (_finish(path, text, found, now, options),)
-    from cavvy.spec.graph import add_overrides, split_text
-
-    parts = list(split_text(text.removeprefix("\ufeff")))[-len(found.tasks) :]
-    own = found.kind == Dialect.CAVVY
     loaded = []
-    for task, (numbered, alone) in zip(found.tasks, parts, strict=True):
-        overrides = options.overrides if own else add_overrides(options.overrides, task)
-        changed = replace(options, dialect=found.kind, text=numbered, overrides=overrides)
-        values = {name: value for name, value in params.items() if name in task.params}
+    for alone, values, changed in _split(text, found, params, options):
         each = load_task(path, values, now=now, options=changed)
         source = replace(each.source, guess=found.guess)
         loaded.append(replace(each, text=alone, source=source))
     return loaded
+
+
+def parse_tasks(
+    text: str,
+    *,
+    file: str = "task.yaml",
+    params: Mapping[str, Scalar] = {},
+    now: datetime | None = None,
+    options: ReadOptions = _AS_SUBMITTED,
+) -> Sequence[ParsedTask]:
+    """Read the tasks of a text, which may have several documents with one task each. Otherwise like
+    `parse_task`, with the problems of all tasks.
+    """
+    found = _parse(text, file, params, now, options)
+    if not _is_graph(found):
+        task = _make_ready(found, ProblemNotes(file, text, now), options)
+        return (
+            ParsedTask(
+                task=task,
+                text=text,
+                params=params,
+                source=found,
+                options=replace(options, text=text),
+            ),
+        )
+    parsed: list[ParsedTask] = []
+    problems: list[SpecProblem] = []
+    for alone, values, changed in _split(text, found, params, options):
+        try:
+            source = _parse(changed.text or "", file, values, now, changed)
+            task = _make_ready(source, ProblemNotes(file, changed.text or "", now), changed)
+        except SpecError as error:
+            problems += error.problems
+            continue
+        each = ParsedTask(task=task, text=alone, params=values, source=source, options=changed)
+        parsed.append(each)
+    if problems:
+        raise SpecError(problems, found.guess)
+    return parsed
+
+
+def _is_graph(found: Translation) -> bool:
+    return len(found.tasks) > 1 and not found.refused and found.what in _GRAPHS
+
+
+def _split(
+    text: str, found: Translation, params: Mapping[str, Scalar], options: ReadOptions
+) -> Iterator[tuple[str, Mapping[str, Scalar], ReadOptions]]:
+    """Yield the text of each task alone, its parameters, and the options to read it. The text in
+    the options keeps the numbers of its lines.
+    """
+    from cavvy.spec.graph import add_overrides, split_text
+
+    parts = list(split_text(text.removeprefix("\ufeff")))[-len(found.tasks) :]
+    own = found.kind == Dialect.CAVVY
+    for task, (numbered, alone) in zip(found.tasks, parts, strict=True):
+        overrides = options.overrides if own else add_overrides(options.overrides, task)
+        changed = replace(options, dialect=found.kind, text=numbered, overrides=overrides)
+        yield alone, {name: each for name, each in params.items() if name in task.params}, changed
 
 
 def _finish(

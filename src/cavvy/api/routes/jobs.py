@@ -18,6 +18,8 @@ from cavvy.api.audit import note_change, note_reading
 from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import (
+    MOST_RANKED,
+    check_graph,
     check_submission,
     count_new,
     rank_placements,
@@ -40,6 +42,7 @@ from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.ledger import EnergyUse
 from cavvy.domain.retention import JOBS_SETTING, RemovedJob
 from cavvy.domain.tasks import TaskSpec
+from cavvy.planner.placements import Placement
 from cavvy.spec.problems import nearest
 from cavvy.store.base import ProjectFilter, RowNotFound, is_visible
 from cavvy.store.job_search import JobOrder, JobSearch
@@ -72,6 +75,9 @@ SessionQuery = Annotated[
         description="If no unfinished job has this name, treat the name as the name of a machine, "
         "and return the newest unfinished session on that machine."
     ),
+]
+PlacementsQuery = Annotated[
+    int, Query(ge=0, le=50, description="How many of the best offers to return.")
 ]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]
 
@@ -137,8 +143,6 @@ async def submit_several(
         noted.append({"id": job_id, "name": task.name})
         note_change(request, after={"jobs": noted})
 
-    if ask.check:
-        note_reading(request)
     ask, account = structs.replace(ask, tasks=tasks), principal_of(request).account or ""
     jobs, created = await submit_graph(app_state, project, ask, account, announce)
     answers = [_submitted(each, created=created) for each in jobs]
@@ -178,14 +182,40 @@ async def check(
     app_state: AppState,
     project: ProjectPath,
     ask: wire.SubmitRequest,
-    placements: Annotated[
-        int, Query(ge=0, le=50, description="How many of the best offers to return.")
-    ] = 0,
+    placements: PlacementsQuery = 0,
 ) -> wire.SubmissionCheck:
     note_reading(request)
     ask = structs.replace(ask, user=name_user(request, ask.user))
     task, price = await check_submission(app_state, project, ask)
-    ranked = await rank_placements(app_state, task, placements) if placements else ()
+    [ranked] = await rank_placements(app_state, [task], placements)
+    return _view_check(task, price, ranked)
+
+
+@router.post(
+    "/projects/{project}/job-graph-check",
+    "Apply the checks of a submission of several tasks without a submission. The best offers are "
+    f"only those of the first {MOST_RANKED} tasks.",
+    rule=in_path(Permission.RUN),
+    errors=SUBMISSION_ERRORS,
+    limit="server.request_mib",
+)
+async def check_several(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    ask: wire.GraphRequest,
+    placements: PlacementsQuery = 0,
+) -> list[wire.SubmissionCheck]:
+    note_reading(request)
+    tasks = [structs.replace(each, user=name_user(request, each.user)) for each in ask.tasks]
+    found = await check_graph(app_state, project, structs.replace(ask, tasks=tasks))
+    ranked = await rank_placements(app_state, [each.placed for each in found], placements)
+    return [
+        _view_check(each.task, each.price, some) for each, some in zip(found, ranked, strict=True)
+    ]
+
+
+def _view_check(task: TaskSpec, price: str, ranked: Sequence[Placement]) -> wire.SubmissionCheck:
     return wire.SubmissionCheck(
         name=task.name,
         consent_needed=price,

@@ -51,7 +51,7 @@ from cavvy.domain.units import (
     format_rate,
     format_usd,
 )
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, replace
 from cavvy.packages import extra_command
 from cavvy.planner.candidates import (
     Candidates,
@@ -76,6 +76,7 @@ from cavvy.task_files import ReadOptions, parse_task
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
+MOST_RANKED = 20  # tasks of a file whose placements are ranked
 # tries to count a user's jobs that another server counts, and seconds between two of them
 _LOCK_TRIES, _LOCK_AGAIN_S = 400, 0.02
 _COMPARED = 100  # the newest jobs whose names are compared with a name that does not exist
@@ -132,28 +133,18 @@ async def submit_graph(
     announce: Callable[[str, TaskSpec], None],
 ) -> tuple[Sequence[JobRecord | StoredArray], bool]:
     """Store the jobs of several tasks, or none of them. The tasks may wait for each other.
-    Otherwise like `submit_task`. Only the checks are made if `ask.check` is set. Raises ApiProblem,
-    SpecError.
+    Otherwise like `submit_task`. Raises ApiProblem, SpecError.
     """
     now, jobs = app_state.now(), app_state.control_plane.jobs
-    if len(ask.keys) != len(ask.tasks) or len({*ask.keys}) != len(ask.keys):
-        raise ApiProblem("invalid-request", "`keys` must have another key for each task")
-    if len(ask.tasks) > MOST_TASKS:
-        raise ApiProblem(
-            "invalid-request",
-            f"{len(ask.tasks):,} tasks are too many",
-            f"submit at most {MOST_TASKS}",
-        )
-    if not ask.tasks or not all(re.fullmatch(PATTERN, key) for key in ask.keys):
-        raise ApiProblem("invalid-request", f"expected tasks, and keys of the form {PATTERN}")
-    origins = [read_origin(each, read_text(each)) for each in ask.tasks]
+    origins = _read_origins(ask)
     keyed = list(zip(ask.keys, origins, strict=True))
     if not all(_is_of_now(app_state, key) for key in ask.keys):
         return [await _made_before(app_state, project, *each) for each in keyed], False
-    tasks = await _read_graph(app_state, project, ask, origins, now)
+    found = await _read_graph(app_state, project, ask, origins, now)
+    if prices := "\n".join(each.price for each in found if each.price):
+        raise ApiProblem("consent-needed", prices)
+    tasks = [each.task for each in found]
     names = {task.name: key for task, key in zip(tasks, ask.keys, strict=True)}
-    if ask.check:
-        return [], False
     asks = list[TaskSubmission]()
     for number in sort_tasks(tasks):
         each, task, key = ask.tasks[number], tasks[number], ask.keys[number]
@@ -173,6 +164,42 @@ async def submit_graph(
         if origin.snapshot is not None:
             app_state.snapshots.add((project, origin.snapshot))
     return [await _made_before(app_state, project, *each) for each in keyed], created
+
+
+class CheckedTask(Struct, frozen=True, kw_only=True):
+    """A task that the server would accept, the task with the places of its data, and the price to
+    which the user must first agree, or "".
+    """
+
+    task: TaskSpec
+    placed: TaskSpec
+    price: str
+
+
+async def check_graph(
+    app_state: AppState, project: str, ask: wire.GraphRequest
+) -> Sequence[CheckedTask]:
+    """Apply the checks of `submit_graph`, and store nothing. Raises ApiProblem, SpecError."""
+    origins = _read_origins(ask)
+    await app_state.store.archive.check(project)
+    return await _read_graph(app_state, project, ask, origins, app_state.now())
+
+
+def _read_origins(ask: wire.GraphRequest) -> Sequence[RunOrigin]:
+    """Return the origins of the tasks. Raises ApiProblem if the request has no tasks, too many or
+    no keys for them.
+    """
+    if len(ask.keys) != len(ask.tasks) or len({*ask.keys}) != len(ask.keys):
+        raise ApiProblem("invalid-request", "`keys` must have another key for each task")
+    if len(ask.tasks) > MOST_TASKS:
+        raise ApiProblem(
+            "invalid-request",
+            f"{len(ask.tasks):,} tasks are too many",
+            f"submit at most {MOST_TASKS}",
+        )
+    if not ask.tasks or not all(re.fullmatch(PATTERN, key) for key in ask.keys):
+        raise ApiProblem("invalid-request", f"expected tasks, and keys of the form {PATTERN}")
+    return [read_origin(each, read_text(each)) for each in ask.tasks]
 
 
 @asynccontextmanager
@@ -293,10 +320,8 @@ async def _read_graph(
     ask: wire.GraphRequest,
     origins: Sequence[RunOrigin],
     now: datetime,
-) -> Sequence[TaskSpec]:
-    """Read and check the tasks. Raises ApiProblem, also for a price that the user has not agreed
-    to, and SpecError.
-    """
+) -> Sequence[CheckedTask]:
+    """Read and check the tasks. Raises ApiProblem, SpecError."""
     parts = list(zip(ask.tasks, origins, strict=True))
     tasks = [
         await read_task(app_state, project, each, read_text(each), origin, now)
@@ -305,14 +330,12 @@ async def _read_graph(
     if fault := find_fault(tasks):
         raise ApiProblem("invalid-task", f"{fault.key}: {fault.message}", fault.hint)
     names = {task.name: key for task, key in zip(tasks, ask.keys, strict=True)}
-    prices = list[str]()
+    found = list[CheckedTask]()
     for (each, origin), task in zip(parts, tasks, strict=True):
         await check_after(app_state, task, names)
         await _check_parts(app_state, task, origin)
-        prices += await _find_price(app_state, task, now, each)
-    if prices:
-        raise ApiProblem("consent-needed", "\n".join(prices))
-    return tasks
+        found.append(await _find_price(app_state, task, now, each))
+    return found
 
 
 async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -> None:
@@ -326,18 +349,17 @@ async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -
 
 async def _find_price(
     app_state: AppState, task: TaskSpec, now: datetime, ask: wire.SubmitRequest
-) -> Sequence[str]:
-    """Apply the checks of `admit_task`. Return the price to which the user must first agree."""
+) -> CheckedTask:
+    """Apply the checks of `admit_task`."""
     app_state.control_plane.jobs.check_times(task)
-    placed = await place_buckets(app_state, await measure_inputs(app_state, task))
+    placed, price = await place_buckets(app_state, await measure_inputs(app_state, task)), ""
     try:
         await admit_task(app_state, placed, now, ask.user, consented=ask.consent, dry_run=True)
     except ApiProblem as problem:
-        message = f"{task.name}: {problem.message}"
+        price = f"{task.name}: {problem.message}"
         if problem.code != "consent-needed":
-            raise ApiProblem(problem.code, message, problem.hint) from problem
-        return [message]
-    return []
+            raise ApiProblem(problem.code, price, problem.hint) from problem
+    return CheckedTask(task=task, placed=placed, price=price)
 
 
 async def check_submission(
@@ -366,16 +388,32 @@ async def check_submission(
     return placed, ""
 
 
-async def rank_placements(app_state: AppState, task: TaskSpec, count: int) -> Sequence[Placement]:
-    """Return the best `count` placements of a checked task, in the order in which the queue tries
-    them: one location of each machine type. Returns none while the providers do not answer.
+async def rank_placements(
+    app_state: AppState, tasks: Sequence[TaskSpec], count: int
+) -> Sequence[Sequence[Placement]]:
+    """Return the best `count` placements of each checked task, in the order in which the queue
+    tries them: one location of each machine type. There are none while the providers do not answer,
+    and of the tasks after the first MOST_RANKED.
     """
+    none = [()] * len(tasks)
+    if not count:
+        return none
     now = app_state.now()
     try:
         async with asyncio.timeout(_MARKET_WAIT_S):
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
-        return ()
+        return none
+    ranked: list[Sequence[Placement]] = []
+    for task in tasks[:MOST_RANKED]:
+        ranked.append(await _rank(app_state, task, snapshot, count, now))
+        await asyncio.sleep(0)  # other requests have their turn
+    return [*ranked, *none[MOST_RANKED:]]
+
+
+async def _rank(
+    app_state: AppState, task: TaskSpec, snapshot: MarketSnapshot, count: int, now: datetime
+) -> Sequence[Placement]:
     egress = await app_state.control_plane.advisor.egress_of(task)
     situation = PlanningContext(submitted_at=now, egress=egress)
     objections = app_state.control_plane.pool.objections

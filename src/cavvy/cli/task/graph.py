@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 from msgspec.json import encode
 
-from cavvy.client import ApiError, make_key
+from cavvy.client import make_key
 from cavvy.client.wire import GraphRequest, SubmitRequest
 from cavvy.domain.values import Struct
 
@@ -73,10 +73,5 @@ def check_graph(client: "ApiClient", graph: GraphFile) -> str:
     ]
     keys = [make_key() for _ in graph.tasks]
     asks = graph.requests(origins, consent=False)
-    try:
-        client.submit_graph(graph.project, GraphRequest(tasks=asks, keys=keys, check=True))
-    except ApiError as error:
-        if error.code != "consent-needed":
-            raise
-        return error.message
-    return ""
+    found = client.check_graph(graph.project, GraphRequest(tasks=asks, keys=keys))
+    return "\n".join(each.consent_needed for each in found if each.consent_needed)

@@ -1,34 +1,37 @@
-"""The editor of a task file: shows its problems by line, ranks the offers for it, and runs it."""
+"""The editor of a task file: shows its problems by line, ranks the offers for each task, and runs
+the tasks.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.json import encode
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient, ApiError, make_key
-from cavvy.client.paths import read_time
+from cavvy.client.paths import make_id, read_time
 from cavvy.client.reruns import EarlierRun, NotRepeatable, read_run, show_value
 from cavvy.client.service_wire import put_service
-from cavvy.client.wire import PlacementView
+from cavvy.client.wire import GraphRequest, PlacementView, SubmissionCheck, SubmitRequest
 from cavvy.console.pages import offers
 from cavvy.console.pages.page import Page, form_of, list_projects, path_of, try_part, user_of
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.tasks import TaskSpec
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
 from cavvy.spec.problems import SpecProblem
 from cavvy.spec.schema import make_schema
-from cavvy.task_files import ReadOptions, Translation, parse_file, parse_task
+from cavvy.task_files import ParsedTask, ReadOptions, parse_file, parse_tasks
 
 _FILE = "task.yaml"  # the name of the file in messages
 _LONGEST = 256 << 10  # characters of a task file
-_PLACEMENTS = 12
+_PLACEMENTS, _PLACEMENTS_EACH = 12, 4  # of a task alone, and of each of several
 _PARAM = "param."  # begins the names of the fields of parameters
 _KEY_S = 600  # seconds after which a submission gets another key; the server refuses old keys
 _STARTER = """\
@@ -58,19 +61,17 @@ class _Draft(Struct, frozen=True, kw_only=True):
 
 
 class _Verdict(Struct, frozen=True, kw_only=True):
-    """What is known about a draft. `refusal` is why the server would refuse it."""
+    """What is known about a draft. `tasks` is empty if the draft has problems, and `plans` has the
+    placements of each task. `refusal` is why the server would refuse the draft.
+    """
 
     problems: Sequence[SpecProblem] = ()
-    found: Translation | None = None
-    task: TaskSpec | None = None
-    placements: Sequence[PlacementView] | None = None  # None if the server was not asked
+    notes: Sequence[str] = ()
+    tasks: Sequence[ParsedTask] = ()
+    plans: Sequence[Sequence[PlacementView]] | None = None  # None if the server was not asked
     price: str = ""  # to which the user must first agree
     refusal: str = ""
     hint: str = ""
-
-    @property
-    def serves(self) -> bool:
-        return self.task is not None and self.task.service is not None
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
@@ -113,12 +114,12 @@ def send(client: ApiClient, request: Request, now: datetime) -> Page | str:
     draft = replace(draft, recipe=recipe)
     if action in ("share", "forget"):
         return _share(client, draft, action)
-    if action == "check" or verdict.task is None:
+    if action == "check" or not verdict.tasks:
         return _show(client, request, draft, verdict)
     if action == "plan":
         return _show(client, request, draft, _plan(client, request, draft, verdict))
     try:
-        return _run(client, request, draft, verdict.task, consent=action == "agree")
+        return _run(client, request, draft, verdict.tasks, consent=action == "agree")
     except ApiError as error:
         if error.status not in (409, 422) and error.code != "consent-needed":
             raise
@@ -202,62 +203,121 @@ def _check(draft: _Draft, now: datetime) -> _Verdict:
     text, params = draft.text, draft.params
     try:
         found = parse_file(text, file=_FILE, params=params, now=now, options=draft.options)
-        serves = any(each.service is not None for each in found.tasks)
+        serves = len(found.tasks) == 1 and found.tasks[0].service is not None
         options = replace(draft.options, serves=serves)
-        task = parse_task(text, file=_FILE, params=params, now=now, options=options)
+        tasks = parse_tasks(text, file=_FILE, params=params, now=now, options=options)
     except SpecError as error:
         return _Verdict(problems=error.problems)
-    if problem := _object_to_folder(task, found, draft):
-        return _Verdict(problems=[problem], found=found)
-    task = replace(task, project=draft.project, name=draft.name or task.name)
-    return _Verdict(found=found, task=task)
+    if len(tasks) > 1 and draft.name:
+        problem = _say("a name is for a file with one task", "set `name` of each task in the file")
+        return _Verdict(problems=[problem], notes=found.notes)
+    if problems := [each for each in (_object_to_folder(one, draft) for one in tasks) if each]:
+        return _Verdict(problems=problems, notes=found.notes)
+    named = [
+        replace(
+            each, task=replace(each.task, project=draft.project, name=draft.name or each.task.name)
+        )
+        for each in tasks
+    ]
+    return _Verdict(notes=found.notes, tasks=named)
 
 
-def _object_to_folder(task: TaskSpec, found: Translation, draft: _Draft) -> SpecProblem | None:
+def _object_to_folder(parsed: ParsedTask, draft: _Draft) -> SpecProblem | None:
     """Return the problem of a task that submits files of the user's machine, which a browser cannot
     send. A rerun uses the copy that the earlier job has.
     """
-    names_folder = task.workdir is not None and task.workdir.path is not None
-    if not (names_folder or found.local) or (draft.earlier and draft.earlier.origin.snapshot):
+    workdir = parsed.task.workdir
+    names_folder = workdir is not None and workdir.path is not None
+    if not (names_folder or parsed.source.local) or (
+        draft.earlier and draft.earlier.origin.snapshot
+    ):
         return None
-    lines = draft.text.splitlines()
+    lines = (parsed.options.text or "").splitlines()
     line = next((at for at, each in enumerate(lines, 1) if each.startswith("workdir")), 0)
-    return SpecProblem(
-        file=_FILE,
-        line=line,
-        column=1 if line else 0,
-        message="the console cannot send a folder of your machine",
-        suggestion="`cavvy run` sends it; here, name a Git repository in `workdir`",
-    )
+    hint = "`cavvy run` sends it; here, name a Git repository in `workdir`"
+    return _say("the console cannot send a folder of your machine", hint, line)
+
+
+def _say(message: str, suggestion: str, line: int = 0) -> SpecProblem:
+    column = 1 if line else 0
+    return SpecProblem(file=_FILE, line=line, column=column, message=message, suggestion=suggestion)
 
 
 def _plan(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict) -> _Verdict:
-    """Let the server check the task and rank the offers for it. Raises ApiError."""
-    if verdict.serves:  # the server checks services only when they start
-        return verdict
+    """Let the server check the tasks and rank the offers for them. Raises ApiError."""
+    if verdict.tasks[0].task.service is not None:
+        return verdict  # the server checks services only when they start
     try:
-        checked = client.check_submission(
-            draft.text,
-            project=draft.project,
-            path=_FILE,
-            params=draft.params,
-            origin=_origin_of(draft),
-            name=draft.name or None,
-            user=user_of(request),
-            placements=_PLACEMENTS,
-        )
+        if len(verdict.tasks) > 1:
+            ask = _make_graph(request, draft, verdict.tasks, consent=False)
+            checked = client.check_graph(draft.project, ask, placements=_PLACEMENTS_EACH)
+        else:
+            checked = [_check_one(client, request, draft)]
     except ApiError as error:
         if error.status not in (403, 409, 422):
             raise
         return replace(verdict, refusal=error.message, hint=error.hint)
-    return replace(verdict, placements=checked.placements, price=checked.consent_needed)
+    price = "\n".join(each.consent_needed for each in checked if each.consent_needed)
+    return replace(verdict, plans=[each.placements for each in checked], price=price)
+
+
+def _check_one(client: ApiClient, request: Request, draft: _Draft) -> SubmissionCheck:
+    return client.check_submission(
+        draft.text,
+        project=draft.project,
+        path=_FILE,
+        params=draft.params,
+        origin=_origin_of(draft),
+        name=draft.name or None,
+        user=user_of(request),
+        placements=_PLACEMENTS,
+    )
+
+
+def _make_graph(
+    request: Request, draft: _Draft, tasks: Sequence[ParsedTask], *, consent: bool
+) -> GraphRequest:
+    """Return the request that submits all tasks, or none. Its keys follow from the draft's key, so
+    that a form that is sent twice runs its jobs once.
+    """
+    made = read_time(draft.key) or 0.0
+    digests = [sha256(f"{draft.key} {number}".encode()).digest() for number in range(len(tasks))]
+    origin = draft.earlier.origin if draft.earlier else RunOrigin()
+    asks = []
+    for each in tasks:
+        own = replace(
+            origin,
+            task_text=each.text,
+            dialect=each.options.dialect,
+            overrides=each.options.overrides,
+        )
+        asks.append(
+            SubmitRequest(
+                text=each.text,
+                path=_FILE,
+                params=dict(each.params),
+                origin=Raw(encode(own)),
+                name=each.task.name,
+                user=user_of(request),
+                consent=consent,
+            )
+        )
+    return GraphRequest(tasks=asks, keys=[make_id(made, digest) for digest in digests])
 
 
 def _run(
-    client: ApiClient, request: Request, draft: _Draft, task: TaskSpec, *, consent: bool
+    client: ApiClient,
+    request: Request,
+    draft: _Draft,
+    tasks: Sequence[ParsedTask],
+    *,
+    consent: bool,
 ) -> str:
-    """Submit the task, and return the path of its page. Raises ApiError."""
-    origin, user = _origin_of(draft), user_of(request)
+    """Submit the tasks, and return the path of a page that shows them. Raises ApiError."""
+    origin, user, task = _origin_of(draft), user_of(request), tasks[0].task
+    if len(tasks) > 1:
+        client.submit_graph(draft.project, _make_graph(request, draft, tasks, consent=consent))
+        return f"/jobs?project={quote(draft.project)}"
     if task.service is not None:
         service = put_service(
             client,
@@ -302,16 +362,18 @@ def _renew(key: str) -> str:
 
 
 def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict) -> Page:
-    task = verdict.task
-    known = {} if task is None else {name: show_value(at) for name, at in task.params.items()}
-    swept = {each.name for each in task.sweep} if task else set()
+    tasks = [each.task for each in verdict.tasks]
+    known = {name: show_value(at) for task in tasks for name, at in task.params.items()}
+    swept = {each.name for task in tasks for each in task.sweep}
+    placements = [each for plan in verdict.plans or () for each in plan]
     return Page(
         f"Run {draft.name} again" if draft.earlier else "Run a task",
         "submit.html",
         {
             "draft": draft,
             "verdict": verdict,
-            "meaning": describe_task(task) if task else [],
+            "meanings": [(task.name, describe_task(task)) for task in tasks],
+            "plans": [*zip([task.name for task in tasks], verdict.plans or (), strict=False)],
             "recipes": try_part(lambda: client.recipes(draft.project)).value or [],
             "projects": sorted({*list_projects(client, request), draft.project}),
             "params": [
@@ -320,8 +382,8 @@ def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict)
                 if name not in swept
             ],
             "columns": {
-                "time": any(each.wall_time_s for each in verdict.placements or ()),
-                "cost": any(each.cost_micros is not None for each in verdict.placements or ()),
+                "time": any(each.wall_time_s for each in placements),
+                "cost": any(each.cost_micros is not None for each in placements),
             },
         },
     )
