@@ -442,7 +442,8 @@ async def test_who_may_not_enrol_devices_may_not_take_their_requests(api: Api) -
     assert code(refused) == (403, "role-needed")
     for token, ask, status in (
         (operator, with_edge(edge), 200),
-        (member, with_edge(edge, 81), 200),
+        (member, with_edge(edge, 81), 403),  # another program for the same devices
+        (operator, with_edge(edge, 81), 200),
         (member, with_edge("[{site: lyon, model: m, below: 0.6}]"), 403),
         (member, with_edge("[{model: m}]"), 403),
     ):

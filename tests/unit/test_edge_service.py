@@ -107,6 +107,12 @@ def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
         assert [("eu", "") in found for found in await find()] == [True, True, False]
         await store.services.put(make_service("broken", "{model: p, site: oslo, key: BROKEN}"))
         assert ("broken", "") in (await find())[2], "its devices still check in"
+        retired = [await edge.retire("p", name) for name in names]
+        assert retired == [{"LINE_KEY": ["line"]}, {}, {"BROKEN": ["broken"], "GONE": ["other"]}]
+        assert await edge.retire("p", names[0]) == retired[0], "it can be asked again"
+        for name in names:  # for what follows
+            row = await store.edge.devices.get("p", name)
+            await store.edge.devices.put(replace(row, retired_at=None))
         ((rule, devices),) = await edge.list_clouds(make_service("x", "{model: m, site: lyon}"))
         assert (rule.site, devices.devices, devices.kept, devices.paths) == ("lyon", 2, 1, [])
 

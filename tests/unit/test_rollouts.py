@@ -176,7 +176,33 @@ def test_the_counts_of_a_device_that_starts_anew_are_added() -> None:
         report = DeviceReport(at=at, models=(ModelReport(name="m", serving=2, sums=sums),))
         device = replace(make_devices(1)[0], report=report)
         rollout = decide_rollout(rollout, [device], at)
+        at += timedelta(minutes=1)
     assert rollout.sums_new.requests == 80 + 60
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_device_that_checks_in_often_counts_no_more_than_others(restarts: bool) -> None:
+    def count(every_s: float) -> int:
+        rollout, said = make_rollout(waves=(1.0,), soak_s=36_000.0), 0
+        for look in range(720):  # an hour
+            at = START + timedelta(seconds=5.0 * look)
+            if not 5.0 * look % every_s:
+                said = 50_000 - look if restarts else said + 50_000
+                sums = RevisionSums(requests=said)
+                report = DeviceReport(at=at, models=(ModelReport(name="m", serving=2, sums=sums),))
+                device = replace(make_devices(1)[0], report=report)
+            rollout = decide_rollout(rollout, [device], at)
+        return rollout.sums_new.requests
+
+    usual = count(60.0)
+    assert usual == 60_000
+    assert usual < count(5.0) <= 1.4 * usual, "12 times the usual without a limit"
+    one = make_rollout(waves=(1.0,))
+    for at in (START, START - timedelta(hours=1)):  # the clock of another server
+        sums = RevisionSums(requests=10 if at == START else 500)
+        report = DeviceReport(at=at, models=(ModelReport(name="m", serving=2, sums=sums),))
+        one = decide_rollout(one, [replace(make_devices(1)[0], report=report)], START)
+    assert one.sums_new.requests == 10
 
 
 @pytest.mark.parametrize(("requests", "minutes"), [(1, 10), (0, 20)])

@@ -214,14 +214,21 @@ def _printable(character: str) -> str:
 @click.argument("name")
 @project_option
 def retire(name: str, project: str) -> None:
-    """Refuse a lost or unused device from now on. It gets no more models and no more answers."""
+    """Refuse a lost or unused device from now on. It gets no more models and no more answers.
+
+    The secrets that it may have are listed; replace them if it is lost.
+    """
     from cavvy.client.edge_wire import retire_device
 
     with session() as client:
-        retire_device(client, project, name)
+        made = retire_device(client, project, name)
     click.echo(f"device {name} is retired")
-    note = "note: if it is lost, replace the secrets that services for its site name as `edge: key`"
-    click.echo(note, err=True)
+    for secret, services in made.secrets.items():
+        told = "service" if len(services) == 1 else "services"
+        click.echo(
+            f"if it is lost, replace the secret {secret}: make a new key of the {told} "
+            f"{', '.join(services)}, and revoke the one that the device had"
+        )
 
 
 @command.command("rotate-keys")

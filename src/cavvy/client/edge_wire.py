@@ -60,6 +60,13 @@ class DeviceView(Answer, frozen=True, kw_only=True):
     agent: str
 
 
+class RetiredView(Answer, frozen=True, kw_only=True):
+    """The secrets that a retired device may have, which should be replaced if it is lost, with the
+    services for which it got each."""
+
+    secrets: dict[str, list[str]] = field(default_factory=dict)
+
+
 class DeviceTaskAsk(Ask, frozen=True, kw_only=True):
     """A command for a device, or [] for the newest lines of its log."""
 
@@ -223,9 +230,9 @@ def get_device(client: ApiClient, project: str, name: str) -> DeviceView:
     return client.ask(_device(project, name), DeviceView)
 
 
-def retire_device(client: ApiClient, project: str, name: str) -> None:
+def retire_device(client: ApiClient, project: str, name: str) -> RetiredView:
     """Refuse a device from now on. Raises ApiError."""
-    client.call("DELETE", _device(project, name))
+    return client.ask(_device(project, name), RetiredView, method="DELETE")
 
 
 def ask_device(client: ApiClient, project: str, name: str, command: list[str]) -> DeviceTaskView:

@@ -217,8 +217,9 @@ class EdgeService:
         """Return one device. Raises RowNotFound."""
         return self._newest(await self._store.edge.devices.get(project, name))
 
-    async def retire(self, project: str, name: str) -> None:
-        """Refuse a device from now on, because it is lost or no longer used. Raises RowNotFound."""
+    async def retire(self, project: str, name: str) -> Mapping[str, Sequence[str]]:
+        """Refuse a device from now on, because it is lost or no longer used. Return the secrets
+        that it may have, by the services for which it got them. Raises RowNotFound."""
         for _ in range(_TRIES):
             device = await self._store.edge.devices.get(project, name)
             with suppress(StaleVersion):
@@ -226,8 +227,17 @@ class EdgeService:
                     replace(device, retired_at=device.retired_at or self._clock.now())
                 )
                 self._known.pop(project, None)
-                return
+                return await self._find_secrets(device)
         raise StaleVersion(f"device {name} kept changing during the request; try again")
+
+    async def _find_secrets(self, device: EdgeDevice) -> Mapping[str, Sequence[str]]:
+        found: dict[str, list[str]] = {}
+        for service in await self._store.services.list(device.project):
+            for rule in service.spec.edge:
+                path = CloudPath(service=service, rule=rule, url="")
+                if rule.secret and path.covers(device) and path.may_get(device):
+                    found.setdefault(rule.secret, []).append(service.name)
+        return {secret: sorted({*names}) for secret, names in sorted(found.items())}
 
     async def models(self, projects: ProjectFilter) -> Sequence[ModelVersion]:
         return await self._store.edge.models.list(projects)

@@ -61,7 +61,8 @@ class PathCounts(Struct, frozen=True, kw_only=True):
 class ModelReport(Struct, frozen=True, kw_only=True):
     """What a device does with one model: the version that it serves, perhaps on trial, the version
     whose trial failed there (`refused`), why, and the sums over the requests to the served version.
-    `paths` is None until the first request.
+    `paths` is None until the first request. A rollout notes the report of a device that it has
+    counted, with the time `at` of the report.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelReport(Struct, frozen=True, kw_only=True):
     problem: str = ""
     sums: RevisionSums = RevisionSums()
     paths: PathCounts | None = None
+    at: datetime | None = None
 
 
 class DeviceReport(Struct, frozen=True, kw_only=True):

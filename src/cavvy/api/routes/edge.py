@@ -133,8 +133,9 @@ async def get_device(
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "device-not-found"},
 )
-async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -> None:
-    await app_state.control_plane.edge.retire(project, name)
+async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -> wire.RetiredView:
+    found = await app_state.control_plane.edge.retire(project, name)
+    return wire.RetiredView(secrets={secret: list(names) for secret, names in found.items()})
 
 
 @router.post(

@@ -5,7 +5,6 @@ checkpoints of jobs.
 import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any
@@ -67,7 +66,6 @@ from cavvy.domain.service_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import (
     SERVING,
-    EdgeRule,
     FallbackRule,
     ServiceLevel,
     ServiceReplica,
@@ -156,14 +154,11 @@ async def delete(app_state: AppState, project: ProjectPath, name: ServicePath) -
     return await _view(app_state, found)
 
 
-async def _check_edge(request: Request, app_state: AppState, task: TaskSpec) -> None:
-    """Raise ApiProblem if the caller may not change which devices send the service their requests
-    and samples, and get a secret of the project: that is a right of those who enrol devices."""
-    rules = task.service.edge if task.service else ()
-    stored: tuple[EdgeRule, ...] = ()
-    with suppress(RowNotFound):
-        stored = (await _services(app_state).get(task.project, task.name)).service.spec.edge
-    if rules and rules != stored:
+def _check_edge(request: Request, task: TaskSpec) -> None:
+    """Raise ApiProblem if devices send the service their requests and samples, and the caller may
+    not choose which do, nor the program that gets them: that is a right of those who enrol
+    devices."""
+    if task.service and task.service.edge:
         require(request, Permission.OPERATE, task.project)
 
 
@@ -177,7 +172,7 @@ async def _start(
     task = await submission.read_task(app_state, project, ask, text, origin, now, serves=True)
     if objection := object_to_service(task):
         raise ApiProblem("invalid-task", f"{ask.path}: {objection}")
-    await _check_edge(request, app_state, task)
+    _check_edge(request, task)
     await submission.check_secrets(app_state, task)
     await _check_webhook_secrets(app_state, task)
     await submission.check_snapshot(app_state, project, origin.snapshot)

@@ -18,7 +18,7 @@ from hashlib import sha256
 from math import ceil, log, sqrt
 
 from cavvy.control.decide.canary import SLOWER, CanaryJudgement, CanaryTerms, judge, observe
-from cavvy.domain.edge import EdgeDevice, ModelReport, Rollout, RolloutPhase
+from cavvy.domain.edge import CHECK_IN_S, EdgeDevice, ModelReport, Rollout, RolloutPhase
 from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
 from cavvy.domain.values import replace
 
@@ -30,8 +30,10 @@ MOST_REFUSED = 0.1
 # the test would take minutes, or numbers would overflow.
 _MOST_REQUESTS, _MOST_LOG = 1_000_000, 30.0
 # What one device adds is scaled down to this multiple of the median of the others, or of this
-# number of requests if that is more: a device alone must not outweigh all others.
+# number of requests if that is more: a device alone must not outweigh all others. One that checks
+# in more often than each `_USUAL_S` adds as much less each time.
 _MOST_SHARE, _LEAST_MEDIAN = 10, 100
+_USUAL_S = 0.75 * CHECK_IN_S  # a little less than the shortest interval with its jitter
 _PATIENCE = 2.0  # a quiet wave ends after this multiple of `soak_s`
 # A device that has not checked in for this time does not hold a wave up.
 SILENT = timedelta(minutes=10)
@@ -213,14 +215,18 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
     shrink, because its program was restarted or serves another version, counts from 0."""
     counted = dict(rollout.counted)
     added: list[tuple[int, RevisionSums]] = []
+    parts: list[float] = []
     for device in devices:
         found = _find(device, rollout.model)
-        if found is None or not found.serving:
+        if found is None or not found.serving or device.report is None:
             continue
-        found = replace(found, paths=None)
-        before = counted.get(device.name)
-        if before == found:
-            continue  # it has not checked in since the last look
+        found, before = replace(found, paths=None), counted.get(device.name)
+        passed = _USUAL_S
+        if before is not None:
+            if replace(before, at=None) == found:
+                continue  # it has not checked in since the last look
+            if before.at is not None:
+                passed = max(0.0, (device.report.at - before.at).total_seconds())
         same = (
             before is not None
             and before.serving == found.serving
@@ -228,13 +234,14 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
             and before.sums.timed <= found.sums.timed
         )
         more = found.sums - before.sums if before is not None and same else found.sums
-        counted[device.name] = found
+        counted[device.name] = replace(found, at=device.report.at)
         if before is None and found.serving != rollout.to:
             continue  # what it served before the rollout began
         if _is_possible(more):
             added.append((found.serving, more))
+            parts.append(min(1.0, passed / _USUAL_S))
     old, new = rollout.sums_old, rollout.sums_new
-    for (serving, _), more in zip(added, _limit([sums for _, sums in added]), strict=True):
+    for (serving, _), more in zip(added, _limit([sums for _, sums in added], parts), strict=True):
         if serving == rollout.to:
             new += more
         else:
@@ -243,17 +250,17 @@ def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
     return replace(rollout, counted=counted, sums_old=old, sums_new=new, trial=trial)
 
 
-def _limit(sums: Sequence[RevisionSums]) -> list[RevisionSums]:
+def _limit(sums: Sequence[RevisionSums], parts: Sequence[float] = ()) -> list[RevisionSums]:
     """Return the sums of devices, with those scaled down that have far more requests than the
-    median of the others."""
+    median of the others. `parts` are the shares of an interval in which they came."""
     ordered = sorted(each.requests for each in sums)
     found = []
-    for each in sums:
+    for each, part in zip(sums, parts or [1.0] * len(sums), strict=True):
         others = len(ordered) - 1
         at = others // 2  # among the others, which are one fewer from this device's place on
         at += bisect_left(ordered, each.requests) <= at
         median = ordered[at] if others else 0
-        most = _MOST_SHARE * max(_LEAST_MEDIAN, median)
+        most = int(_MOST_SHARE * max(_LEAST_MEDIAN, median) * part)
         found.append(each if each.requests <= most else _scale(each, most))
     return found
 
