@@ -11,7 +11,7 @@ from cavvy.client.paths import make_key
 from cavvy.control.early_stopping import RungVerdict
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord, StopCause
-from cavvy.domain.messages import AgentMessage, HostFacts, MessageKind
+from cavvy.domain.messages import AgentMessage, ClaimGranted, HostFacts, MessageKind
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 from cavvy.store.sql import Store
@@ -203,3 +203,27 @@ async def test_the_first_rank_of_a_job_of_a_sweep_is_judged(
         assert array_id is not None
         assert await store.arrays.list_rungs(array_id) == rungs
     assert (await store.job(job["id"])).stop_cause is StopCause.EARLY
+
+
+async def test_a_job_of_a_search_gets_its_values_when_it_starts(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "find_spec", lambda name: None)
+    text = "{name: tune, nodes: 2, sweep: {lr: [1, 2, 3]}, best: 'l:min', trials: 2, run: %s}"
+    run = "'x ${{ params.lr }}'"
+    refused = await api.post_job(text % run)
+    assert (refused.status_code, "Optuna" in refused.text) == (422, True)
+    monkeypatch.setattr(submission, "find_spec", lambda name: name)  # an installed Optuna
+    await submit(api, text % run)
+    control = api.app_state.control_plane.agents
+    control._search._choose = lambda task, index, tried: 2 - index
+    jobs = (await read(api, "arrays/tune"))["jobs"]
+    assert [each["params"] for each in jobs] == [{}, {}]
+    gang = (await api.attempt(jobs[0]["id"])).gang
+    for rank in (0, 1, 0):  # the first answer is lost
+        answer = await control.claim(gang, rank, "n", "a", HostFacts(hostname="h"))
+    assert isinstance(answer, ClaimGranted)
+    assert answer.work.run == "x 3"
+    assert answer.work.params == {"lr": "3"}
+    jobs = (await read(api, "arrays/tune"))["jobs"]
+    assert [each["params"] for each in jobs] == [{"lr": 3}, {}]

@@ -43,6 +43,7 @@ TABLES: dict[str, Any] = {
     "group": keys.Group,
     "batch": keys.RowBatch,
     "stop_early": keys.StopEarly,
+    "search": keys.Search,
     "limits": keys.Limits,
     "limits.idle": keys.IdleGpus,
     "retry": keys.Retry,

@@ -403,6 +403,7 @@ def plain(node: Node | None) -> object:
             raise AssertionError
 
 
+COMPARED = {"sweep": {"lr": [1, 2]}, "best": "val_loss:min"}
 # What must stand beside a field for its example to mean anything, by the section's path.
 BESIDE: dict[str, dict[str, object]] = {
     "params.NAME": {"default": 0.5},
@@ -413,7 +414,9 @@ BESIDE: dict[str, dict[str, object]] = {
     "topology: slice": {"same": "rack"},
     "group": {"name": "g", "helper": True},
     ": best": {"sweep": {"lr": [1, 2]}},
-    ": stop_early": {"sweep": {"lr": [1, 2]}, "best": "val_loss:min"},
+    ": stop_early": COMPARED,
+    ": search": {**COMPARED, "trials": 2},
+    ": trials": {"sweep": {"lr": "0..99"}, "best": "val_loss:min"},
     "batch": {"input": "a.jsonl", "output": "/b"},
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
     "retry": {"exit": 1},
@@ -493,7 +496,8 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         "run": "x",
         "params": {"lr": 1},
         **({"nodes": 8} if "topology" in document else {}),
-        **({"sweep": {"lr": [1, 2]}, "best": "val_loss:min"} if path == "stop_early" else {}),
+        **(COMPARED if path in ("stop_early", "search") else {}),
+        **({"trials": 2} if path == "search" else {}),
         **({"workdir": "."} if "setup" in document or path == "image" or name == "image" else {}),
         **document,
     }

@@ -108,6 +108,9 @@ def _choose_member(task: "TaskSpec", index: int | None) -> "TaskSpec":
         if len(indices) <= max(indices) - min(indices):
             hint += ", but not each of these"
         raise CommandFailure(f"--index: the array has no job {chosen}", hint, exit_code=2)
+    if task.search is not None:
+        message = "the values of a job of a search are chosen when it starts"
+        raise CommandFailure(message, "delete `search` and `trials`", exit_code=2)
     if index is None:
         click.echo(
             f"note: this is job {chosen}, one of {len(indices):,} jobs; --index chooses another",

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     metavar="COUNT",
     help="How many jobs of the array or sweep run at the same time; the default is all.",
 )
+@click.option(
+    "--trials",
+    metavar="COUNT",
+    help="Run only so many jobs of the sweep; each gets its values when it starts, chosen from the "
+    "results so far by `best` of the file.",
+)
 @detach_option
 @yes_option
 @click.option(
@@ -59,6 +65,7 @@ def command(
     array: str | None,
     sweep: tuple[str, ...],
     parallel: str | None,
+    trials: str | None,
     detach: bool,
     yes: bool,
     project: str | None,
@@ -76,7 +83,7 @@ def command(
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
     params = read_params(param)
-    options = add_array(options, array, sweep, parallel)
+    options = add_array(options, array, sweep, parallel, trials)
     try:
         loaded, *others = read_tasks(file, params, options, tells=True)
     except CommandFailure:

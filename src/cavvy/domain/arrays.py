@@ -60,8 +60,13 @@ def is_array(task: TaskSpec) -> bool:
 def count_members(task: TaskSpec) -> int:
     """Return the number of members without listing them, because there may be very many."""
     if task.sweep:
-        return prod(len(each.values) for each in task.sweep)
+        return count_combinations(task) if task.search is None else task.trials or 0
     return sum(len(each.indices) for each in task.array)
+
+
+def count_combinations(task: TaskSpec) -> int:
+    """Return the number of combinations of the values of a sweep."""
+    return prod(len(each.values) for each in task.sweep)
 
 
 def list_indices(task: TaskSpec) -> Sequence[int]:
@@ -71,19 +76,21 @@ def list_indices(task: TaskSpec) -> Sequence[int]:
     return [*chain.from_iterable(each.indices for each in task.array)]
 
 
-def choose_values(sweep: Sequence[SweptParam], index: int) -> Iterator[tuple[SweptParam, int]]:
-    """Yield each parameter of a sweep with the place of the member's value. The last parameter
-    changes fastest, as in nested loops."""
+def choose_values(sweep: Sequence[SweptParam], point: int) -> Iterator[tuple[SweptParam, int]]:
+    """Yield each parameter of a sweep with the place of its value in the combination `point`. The
+    last parameter changes fastest, as in nested loops."""
     places = []
     for each in reversed(sweep):
-        index, place = divmod(index, len(each.values))
+        point, place = divmod(point, len(each.values))
         places.append(place)
     return zip(sweep, reversed(places), strict=True)
 
 
-def make_member(task: TaskSpec, index: int) -> TaskSpec:
-    """Return the task of one member: its parameters, commands and variables."""
-    chosen = list(choose_values(task.sweep, index))
+def make_member(task: TaskSpec, index: int, point: int | None = None) -> TaskSpec:
+    """Return the task of one member: its parameters, commands and variables. `point` is the
+    combination of values that a search has chosen. Before that, the parameters have no values."""
+    place = index if task.search is None else point
+    chosen = [] if place is None else list(choose_values(task.sweep, place))
     texts = {each.name: each.texts[place] for each, place in chosen}
     values = {each.name: each.values[place] for each, place in chosen}
     indices = list_indices(task) if task.sweep else task.array
@@ -104,9 +111,9 @@ def make_member(task: TaskSpec, index: int) -> TaskSpec:
     if not task.sweep:
         return replace(task, env=task.env | own)
     env = {name: _fill(text, texts) for name, text in task.env.items()}
-    return replace(
-        task, run=_fill(task.run, texts), env=env | own, params={**task.params, **values}
-    )
+    swept = {each.name for each in task.sweep}
+    settled = {name: value for name, value in task.params.items() if name not in swept}
+    return replace(task, run=_fill(task.run, texts), env=env | own, params=settled | values)
 
 
 def _fill(text: str, texts: Mapping[str, str]) -> str:

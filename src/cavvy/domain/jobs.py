@@ -240,6 +240,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     name: str  # unique in the project
     array_id: str | None = None  # the array that the job is a member of
     member: int | None = None  # its index in the array
+    # in a sweep with `search`: which combination of values was chosen when the job first started
+    point: int | None = None
     user: str = ""
     account: str = ""  # that submitted the job or retried it; "" for the owner of the server
     task: TaskSpec

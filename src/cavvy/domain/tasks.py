@@ -486,6 +486,17 @@ class EarlyStop(Struct, frozen=True, kw_only=True):
     step: str = ""
 
 
+class SweepSearch(Struct, frozen=True, kw_only=True):
+    """How the values of each job of a sweep are chosen when it starts, by the tree-structured
+    Parzen estimator (TPE). `metric` and `highest` are those of the sweep, as in `EarlyStop`; equal
+    results and an equal `seed` give equal choices.
+    """
+
+    metric: str
+    highest: bool = False
+    seed: int = 0
+
+
 class ReplicaGroup(Struct, frozen=True, kw_only=True):
     """Replicas of a service that have the same role, and their own number and nodes. Values of None
     are those of the task. `router` matters only for the role ROUTER.
@@ -527,6 +538,8 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     parallel: int | None = None  # how many jobs of the array run at once
     best: str = ""  # the metric by which the jobs are compared, with :min or :max
     stop_early: EarlyStop | None = None  # how jobs of the sweep are stopped before their end
+    search: SweepSearch | None = None  # None if the sweep has a job for each combination of values
+    trials: int | None = None  # the number of jobs of a sweep with `search`
     after: tuple[JobDependency, ...] = ()  # the jobs that end before the task starts
     group: JobGroup | None = None  # the jobs that start together with the task
     resources: ResourceSpec = ResourceSpec()

@@ -85,6 +85,7 @@ def _members(task: TaskSpec) -> str:
         return ""
     at_once = f", at most {task.parallel} at once" if task.parallel else ""
     over = " by ".join(f"{len(each.values)} values of {each.name}" for each in task.sweep)
+    over = f"chosen by TPE from {over}" if task.search else over
     early = ", those that fall behind are stopped early" if task.stop_early else ""
     return f"{count_members(task):,}{over and f' ({over})'}{at_once}{early}"
 

@@ -181,6 +181,12 @@ class StopEarly(TypedDict, total=False):
     step: str
 
 
+class Search(TypedDict, total=False):
+    """How the values of the jobs of a sweep are chosen."""
+
+    seed: Whole
+
+
 class RowBatch(TypedDict):
     """The rows that a function or a command processes, in shards."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.spec.fields.arrays import SWEEP
+from cavvy.spec.fields.arrays import SWEEP, add_metric
 from cavvy.spec.fields.hints import elsewhere
 from cavvy.spec.fields.kinds import SectionReader, SectionSpec
 from cavvy.spec.fields.params import WrittenValue
@@ -56,7 +56,7 @@ def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> T
     root = check_single(documents, notes) if documents else None
     values = _OVERRIDES.read(root, notes) if root is not None else None
     notes.check()
-    return _merge(task, values or {})
+    return add_metric(_merge(task, values or {}))
 
 
 def read_sweep(text: str) -> Mapping[str, Sequence[WrittenValue]] | None:

@@ -26,6 +26,7 @@ from cavvy.store.documents import (
     check_readable,
     decode_node,
     decode_origin,
+    decode_rest,
     decode_tags,
     storable_event,
     storable_job,
@@ -144,6 +145,13 @@ class SqlArrays:
         sql = "SELECT id FROM jobs WHERE array_id = ? ORDER BY id"
         rows = await self._read(lambda session: session.run(sql, (array_id,)).fetchall())
         return [row[0] for row in rows]
+
+    async def list_points(self, array_id: str) -> dict[str, int]:
+        """Return the combination of values that a search has chosen for each job that has one."""
+        sql = "SELECT id, rest FROM jobs WHERE array_id = ? AND attempt > 0"
+        rows = await self._read(lambda session: session.run(sql, (array_id,)).fetchall())
+        found = {job_id: decode_rest(rest).get("point") for job_id, rest in rows}
+        return {job_id: point for job_id, point in found.items() if point is not None}
 
     async def count_rungs(self, job_id: str) -> int:
         """Return how many rungs a job of a sweep has reached, see `RungValue`."""

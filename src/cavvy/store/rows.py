@@ -245,9 +245,10 @@ class DocumentCache:
             (known["id"], apart["document"]) if member is None else (known["array_id"], 0)
         )
         task, origin = self._read(owner, written, apart["task"], apart["origin"])
+        rest = decode_rest(apart["rest"])
         if member is not None:
-            task = make_member(task, member)
-        return JobRecord(**known, **decode_rest(apart["rest"]), task=task, origin=origin)
+            task = make_member(task, member, rest.get("point"))
+        return JobRecord(**known, **rest, task=task, origin=origin)
 
     def _read(
         self, job_id: str, written: int, task: str, origin: str

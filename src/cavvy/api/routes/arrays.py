@@ -31,6 +31,9 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
     members = await app_state.store.arrays.members(array.id)
     task = (await app_state.store.job(members[0].job.id)).task if members else None
     sweep = () if task is None else task.sweep
+    points = {each.job.id: each.index for each in members}
+    if task is not None and task.search is not None:
+        points = await app_state.store.arrays.list_points(array.id)
     jobs = [
         array_wire.ArrayMemberView(
             index=each.index,
@@ -44,7 +47,11 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
             since=each.job.since,
             ended_at=each.job.ended_at,
             spent_micros=each.job.spent.micros,
-            params={one.name: one.values[at] for one, at in choose_values(sweep, each.index)},
+            params={}
+            if each.job.id not in points
+            else {
+                one.name: one.values[at] for one, at in choose_values(sweep, points[each.job.id])
+            },
             progress=each.progress,
             early=each.early,
         )

@@ -234,7 +234,11 @@ def _read_options(
 
 
 def add_array(
-    options: "ReadOptions", array: str | None, sweep: tuple[str, ...], parallel: str | None
+    options: "ReadOptions",
+    array: str | None,
+    sweep: tuple[str, ...],
+    parallel: str | None,
+    trials: str | None = None,
 ) -> "ReadOptions":
     """Add the options that make a task an array of jobs. Raises CommandFailure."""
     from cavvy.domain.values import replace
@@ -243,9 +247,10 @@ def add_array(
     if array is not None:
         read_value("--array", "array", array)
         given["array"] = array
-    if parallel is not None:
-        read_value("--parallel", "parallel", parallel)
-        given["parallel"] = parallel
+    for key, value in (("parallel", parallel), ("trials", trials)):
+        if value is not None:
+            read_value(f"--{key}", key, value)
+            given[key] = value
     for pair in sweep:
         name, equals, values = pair.partition("=")
         if not equals or not name or not values:

@@ -30,6 +30,7 @@ from cavvy.control.decide.job import MARGIN, cap_of
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
 from cavvy.control.early_stopping import EarlyStopper, Judge
+from cavvy.control.sweep_search import SweepSearcher
 from cavvy.domain.arrays import RungValue
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order, attempt_id
@@ -132,6 +133,7 @@ class AgentSessions:
         self._hint = hint
         self._dependencies = agent_dependencies
         self._early = EarlyStopper(store, agent_dependencies.judge)
+        self._search = SweepSearcher(store)
         self._secrets = WorkSecrets(store, clock, agent_dependencies.open_secrets)
         self.memory = AgentMemory()
         # tells the other servers that the waiting order requests of a gang must be answered
@@ -319,6 +321,7 @@ class AgentSessions:
         if node.claim is None:
             if job.stop_reason is not None:
                 return ClaimRefused(reason=f"the job is being stopped: {job.stop_reason}")
+            job = await self._search.settle(job, now)
             unknown = await self._unknown(job, attempt, nodes, protocol)
             if unknown:
                 return await self._turn_away(

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from cavvy.domain.arrays import MOST_MEMBERS, count_members, is_array
-from cavvy.domain.tasks import EarlyStop, IndexRange, TaskSpec
+from cavvy.domain.arrays import MOST_MEMBERS, count_combinations, count_members, is_array
+from cavvy.domain.tasks import EarlyStop, IndexRange, SweepSearch, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec.fields.kinds import (
     TEXT_OR_NUMBER,
@@ -30,6 +30,9 @@ _VALUES = re.compile(r"(-?[0-9]{1,15})\.\.(-?[0-9]{1,15})(?::([0-9]{1,15}))?")
 # Bounded, since the time to refuse a text grows with the square of the bounds.
 _NUMBER = r"[-+]?[0-9_]{0,40}\.?[0-9]{1,40}(?:e[-+]?[0-9]{1,9})?"
 _LIKE_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::{_NUMBER})?", re.IGNORECASE)
+_MOST_COMBINATIONS = 10**15  # of the values in a search
+_NO_BEST = "`best` is missing: the metric by which the jobs are compared"
+_BEST_HINT = "add, for example, `best: val_loss:min`"
 _EXPECTED = "indices such as 0-99, 0-99:5 or 1,3,7-9"
 
 
@@ -131,6 +134,17 @@ def _build_rule(table: SectionReader) -> EarlyStop | None:
     return table.make(EarlyStop, metric="")
 
 
+def _read_search(text: str) -> SweepSearch:
+    if text.strip().lower() != "tpe":
+        hint = "write `tpe`; a sweep without `search` has a job for each combination of its values"
+        raise WrongValue(f"{shown(text)} is not a search", suggestion=hint)
+    return SweepSearch(metric="")
+
+
+def _build_search(table: SectionReader) -> SweepSearch | None:
+    return table.make(SweepSearch, metric="")
+
+
 BEST = text_kind("a metric with min or max, such as val_loss:min", _read_metric)
 STOP_EARLY = EitherKind(
     (
@@ -146,17 +160,32 @@ STOP_EARLY = EitherKind(
 )
 
 
-def check_early(table: SectionReader) -> EarlyStop | None:
-    """Return how the jobs of the sweep are stopped early, with the metric that decides."""
-    best: str | None = table.get("best")
-    rule: EarlyStop | None = table.get("stop_early")
-    if rule is not None and not table.has("best"):
-        message = "`best` is missing: the metric by which the jobs are compared"
-        table.wrong("stop_early", message, suggestion="add, for example, `best: val_loss:min`")
-    if rule is None or best is None:
-        return None
-    metric, _, which = best.rpartition(":")
-    return replace(rule, metric=metric, highest=which == "max")
+SEARCH = EitherKind(
+    (
+        text_kind("tpe", _read_search),
+        section("search", _build_search, seed=whole(0, 2**31 - 1)),
+    )
+)
+TRIALS = whole(1, 1000)
+
+
+def check_early(table: SectionReader) -> None:
+    """Note that the metric is missing by which jobs are stopped early."""
+    if table.has("stop_early") and not table.has("best"):
+        table.wrong("stop_early", _NO_BEST, suggestion=_BEST_HINT)
+
+
+def add_metric(task: TaskSpec) -> TaskSpec:
+    """Return the task with its metric in the rules that compare the jobs of a sweep, and with the
+    usual search if only the number of trials is given."""
+    metric, _, which = task.best.rpartition(":")
+    highest = which == "max"
+    search = task.search or (SweepSearch(metric="") if task.trials else None)
+    return replace(
+        task,
+        stop_early=task.stop_early and replace(task.stop_early, metric=metric, highest=highest),
+        search=search and replace(search, metric=metric, highest=highest),
+    )
 
 
 def list_misfits(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
@@ -165,10 +194,11 @@ def list_misfits(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
     if not is_array(task):
         if task.parallel is not None:
             yield "parallel", "only an array or a sweep has jobs that run in parallel", "delete it"
-        for key, value in (("best", task.best), ("stop_early", task.stop_early)):
-            if value:
+        for key in ("best", "stop_early", "search", "trials"):
+            if getattr(task, key):
                 yield key, "only the jobs of a sweep are compared", "add `sweep`, or delete it"
         return
+    yield from _list_search_misfits(task)
     kind = "sweep" if task.sweep else "array"
     if task.array and task.sweep:
         yield (
@@ -178,6 +208,11 @@ def list_misfits(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
         )
     elif (count := count_members(task)) > MOST_MEMBERS:
         yield kind, f"{count:,} jobs are too many", f"use at most {MOST_MEMBERS:,} jobs"
+    elif task.search and task.trials and task.trials > (all_of_it := count_combinations(task)):
+        message = f"the sweep has only {all_of_it:,} combinations of values"
+        yield "trials", message, "delete `search` and `trials`: each combination then gets a job"
+    elif task.search and count_combinations(task) > _MOST_COMBINATIONS:
+        yield "sweep", f"more than {_MOST_COMBINATIONS:,} combinations", "use fewer values"
     misfits = {
         "service": task.service is not None,
         "machine": task.machine is not None,
@@ -187,3 +222,13 @@ def list_misfits(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
     for key, misfit in misfits.items():
         if misfit:
             yield key, f"`{kind}` cannot be used with `{key}`", f"delete `{key}` or `{kind}`"
+
+
+def _list_search_misfits(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
+    if task.search and not task.sweep:
+        yield "search", "an array has no values to choose from", "use `sweep`, or delete it"
+    elif task.search and not task.search.metric:
+        yield "search" if task.trials is None else "trials", _NO_BEST, _BEST_HINT
+    elif task.search and not task.trials:
+        hint = "add, for example, `trials: 30`, or --trials 30"
+        yield "search", "`trials` is missing: the number of jobs", hint

@@ -11,7 +11,16 @@ from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.after import AFTER, GROUP, check_after, check_group
-from cavvy.spec.fields.arrays import ARRAY, BEST, STOP_EARLY, SWEEP, check_early
+from cavvy.spec.fields.arrays import (
+    ARRAY,
+    BEST,
+    SEARCH,
+    STOP_EARLY,
+    SWEEP,
+    TRIALS,
+    add_metric,
+    check_early,
+)
 from cavvy.spec.fields.batch import BATCH
 from cavvy.spec.fields.image import COMMANDS, IMAGE, SETUP
 from cavvy.spec.fields.kinds import (
@@ -69,6 +78,7 @@ if TYPE_CHECKING:
         RowBatch,
         Scalar,
         Schedule,
+        Search,
         Service,
         Setup,
         StopEarly,
@@ -192,10 +202,8 @@ def _build(table: SectionReader) -> TaskSpec | None:
     ):
         table.wrong(outside.field, str(outside), suggestion=OUTSIDE_HINT)
     task = table.make(TaskSpec, name="")
-    stop_early = check_early(table)
-    return task and replace(
-        task, work=_with_device(table, task.work, task.resources), stop_early=stop_early
-    )
+    check_early(table)
+    return task and replace(add_metric(task), work=_with_device(table, task.work, task.resources))
 
 
 def _with_device(
@@ -324,6 +332,8 @@ class TaskKeys(TypedDict, total=False):
     batch: Annotated["RowBatch", FieldSpec(BATCH, to=())]
     best: Annotated["str", BEST]
     stop_early: Annotated["str | StopEarly", STOP_EARLY]
+    search: Annotated["str | Search", SEARCH]
+    trials: Annotated["Whole", TRIALS]
     after: Annotated["str | Mapping[str, str] | Sequence[str | Mapping[str, str]]", AFTER]
     group: Annotated["str | Group", GROUP]
     resources: Annotated["Resources", RESOURCES]

@@ -1,0 +1,161 @@
+"""Chooses the values of a job of a sweep when it starts, from the results of the jobs before it.
+
+Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NeurIPS 2011). Optuna's
+TPESampler chooses; jobs that still run count as bad results ("constant liar"), so that jobs that
+start together get different values.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence, Set
+from datetime import datetime
+from itertools import count
+from math import isfinite
+
+from cavvy.control.decide.rows import make_event
+from cavvy.domain.arrays import choose_values, count_combinations
+from cavvy.domain.jobs import JOB_ENDS, JobRecord
+from cavvy.domain.tasks import SweptParam, TaskSpec
+from cavvy.domain.units import format_count
+from cavvy.domain.values import Struct, replace
+from cavvy.packages import extra_command
+from cavvy.store.base import AtomicWrite
+from cavvy.store.sql import Store
+
+_TRIES = 20  # choices of Optuna before a combination that was tried is replaced
+_LEAST_ORDERED = 3  # numbers; their order says nothing if there are fewer
+
+
+class TriedPoint(Struct, frozen=True, kw_only=True):
+    """A combination of values that a job has or had, and what it reported last. `value` is None if
+    the job still runs, or has ended without a result."""
+
+    point: int
+    value: float | None
+    ended: bool
+
+
+# Chooses a combination for the job with this index.
+Choose = Callable[[TaskSpec, int, Sequence[TriedPoint]], int]
+
+
+class SweepSearcher:
+    """Chooses the values of jobs of sweeps with `search`, each once."""
+
+    def __init__(self, store: Store, choose: Choose | None = None) -> None:
+        self._store = store
+        self._choose = choose or choose_by_optuna
+        self._turn = asyncio.Lock()  # a choice knows the choices before it
+
+    async def settle(self, job: JobRecord, now: datetime) -> JobRecord:
+        """Return the job with its values, which are stored before the job can start, so that a
+        crash or a retry changes none. Raises StaleVersion, RowNotFound."""
+        search, array_id = job.task.search, job.array_id
+        if search is None or array_id is None or job.member is None or job.point is not None:
+            return job
+        async with self._turn:
+            tried = await self._list_tried(array_id, search.metric)
+            known = sum(each.value is not None for each in tried)
+            text = f"chosen by TPE from {format_count(known, 'result')}"
+            try:
+                point = await asyncio.to_thread(self._choose, job.task, job.member, tried)
+            except ImportError:  # the server has moved; its jobs must go on
+                point = choose_untried(job.task, job.member, {each.point for each in tried})
+                command = extra_command("tuning")
+                text = f"chosen at random, because this server has no Optuna: {command}"
+            chosen = choose_values(job.task.sweep, point)
+            values = ", ".join(f"{each.name}={each.texts[at]}" for each, at in chosen)
+            event = make_event(job, now, "chosen", f"{values}: {text}")
+            changed = replace(job, point=point)
+            await self._store.commit(AtomicWrite(jobs=[changed], events=[event]))
+        return await self._store.job(job.id)
+
+    async def _list_tried(self, array_id: str, metric: str) -> Sequence[TriedPoint]:
+        """Return the choices in the order of the jobs, so that equal results give equal choices."""
+        points = await self._store.arrays.list_points(array_id)
+        return [
+            TriedPoint(
+                point=points[each.job.id],
+                value=_read_number(each.progress.get(metric)) if ended else None,
+                ended=ended,
+            )
+            for each in await self._store.arrays.members(array_id)
+            if each.job.id in points
+            for ended in (each.job.phase in JOB_ENDS,)
+        ]
+
+
+def choose_by_optuna(task: TaskSpec, index: int, tried: Sequence[TriedPoint]) -> int:
+    """Let Optuna choose a combination that no job has. Raises ImportError if Optuna is not
+    installed."""
+    import warnings
+
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+    from optuna.trial import TrialState, create_trial
+
+    search = task.search
+    assert search is not None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    orders = [_order(each) for each in task.sweep]
+    spaces: dict[str, BaseDistribution] = {
+        each.name: CategoricalDistribution(range(len(each.values)))
+        if order is None
+        else IntDistribution(0, len(order) - 1)
+        for each, order in zip(task.sweep, orders, strict=True)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `constant_liar` may change in later versions
+        sampler = optuna.samplers.TPESampler(seed=_seed(task, index), constant_liar=True)
+    study = optuna.create_study(
+        direction="maximize" if search.highest else "minimize", sampler=sampler
+    )
+    for each in tried:
+        state = TrialState.RUNNING if not each.ended else TrialState.COMPLETE
+        state = TrialState.FAIL if each.ended and each.value is None else state
+        places = {one.name: at for one, at in choose_values(task.sweep, each.point)}
+        ranks = {
+            one.name: places[one.name] if order is None else order.index(places[one.name])
+            for one, order in zip(task.sweep, orders, strict=True)
+        }
+        study.add_trial(
+            create_trial(state=state, value=each.value, params=ranks, distributions=spaces)
+        )
+    taken = {each.point for each in tried}
+    for _ in range(_TRIES):
+        params = study.ask(spaces).params
+        point = 0
+        for one, order in zip(task.sweep, orders, strict=True):
+            rank = int(params[one.name])
+            point = point * len(one.values) + (rank if order is None else order[rank])
+        if point not in taken:
+            return point
+    return choose_untried(task, index, taken)
+
+
+def choose_untried(task: TaskSpec, index: int, taken: Set[int]) -> int:
+    """Return a random combination that is not taken, or any if all are."""
+    size = count_combinations(task)
+    start = random.Random(_seed(task, index)).randrange(size)
+    steps = range(size) if size <= len(taken) else count()
+    return next((at for step in steps if (at := (start + step) % size) not in taken), start)
+
+
+def _seed(task: TaskSpec, index: int) -> int:
+    """Return the start of the random numbers of one job."""
+    seed = 0 if task.search is None else task.search.seed
+    return (seed * 1009 + index) % 2**32
+
+
+def _order(param: SweptParam) -> Sequence[int] | None:
+    """Return the places of a parameter's values in the order of the values, or None if they have no
+    order."""
+    values = param.values
+    are_numbers = all(isinstance(each, (int, float)) and type(each) is not bool for each in values)
+    if not are_numbers or len(values) < _LEAST_ORDERED:
+        return None
+    return sorted(range(len(values)), key=lambda at: values[at])
+
+
+def _read_number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and isfinite(value) else None
