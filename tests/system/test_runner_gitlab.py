@@ -41,9 +41,8 @@ class Executor:
         self.variables: dict[str, str] = {}
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        before = self.user.variables
-        self.user.variables = {
-            **before,
+        # not the user's variables, which the threads of other CI jobs would use
+        variables = {
             "BUILD_FAILURE_EXIT_CODE": str(BUILD_FAILURE),
             "SYSTEM_FAILURE_EXIT_CODE": str(SYSTEM_FAILURE),
             "BUILD_EXIT_CODE_FILE": str(self.code_file),
@@ -52,10 +51,7 @@ class Executor:
             "CUSTOM_ENV_CI_JOB_ID": "1",
             **self.variables,
         }
-        try:
-            return self.user.start("runner", "gitlab", *arguments)
-        finally:
-            self.user.variables = before
+        return self.user.start("runner", "gitlab", *arguments, variables=variables)
 
     def stage(self, *arguments: str) -> tuple[int, str, str]:
         command = self.start(*arguments)

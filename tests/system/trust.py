@@ -59,8 +59,15 @@ class User:
         }
         return {**kept, **own, **self.variables}
 
-    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[str]":
-        """A command in the background, in a session of its own as in a terminal of its own."""
+    def start(
+        self,
+        *arguments: str,
+        stdin: int = subprocess.DEVNULL,
+        variables: Mapping[str, str] | None = None,
+    ) -> "subprocess.Popen[str]":
+        """A command in the background, in a session of its own as in a terminal of its own, with
+        these variables in addition to the user's.
+        """
         command = self.popen(
             [*prepared.CLI, *arguments],
             stdin=stdin,
@@ -68,7 +75,7 @@ class User:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=self.environ,
+            env={**self.environ, **(variables or {})},
             cwd=self.work,
             start_new_session=True,
         )
