@@ -31,7 +31,8 @@ _SIGNED_BY = "k" * 32
 @dataclass
 class CiJob:
     number: int
-    label: str
+    labels: tuple[str, ...]
+    scale_set: int = 0  # to which the job is assigned
     state: str = "queued"  # available, assigned, running, completed
     runner: str = ""
     result: str = ""
@@ -68,11 +69,13 @@ class GitHubSite:
     app_key: Any = None  # the public key of the app
     url: str = ""
     sets: dict[int, str] = field(default_factory=dict)
+    labels: dict[int, set[str]] = field(default_factory=dict)  # of each scale set
     jobs: list[CiJob] = field(default_factory=list)
     runners: dict[str, CiRunner] = field(default_factory=dict)
     sessions: dict[int, Session] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
-    message: dict[str, Any] | None = None
+    message: dict[str, Any] | None = None  # one at a time, for the scale set `told`
+    told: int = 0
     violations: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
     registered: list[str] = field(default_factory=list)  # names of all runners ever
@@ -83,9 +86,10 @@ class GitHubSite:
 
     # What happens at GitHub
 
-    def queue(self, label: str, count: int = 1) -> list[CiJob]:
+    def queue(self, label: str | tuple[str, ...], count: int = 1) -> list[CiJob]:
+        labels = (label,) if isinstance(label, str) else label
         with self.news:
-            made = [CiJob(self.next(), label) for _ in range(count)]
+            made = [CiJob(self.next(), labels) for _ in range(count)]
             self.jobs += made
             self.news.notify_all()
         return made
@@ -112,7 +116,7 @@ class GitHubSite:
             "jobDisplayName": "build\x1b[2J",
             "workflowRunId": 7,
             "eventName": "push",
-            "requestLabels": [job.label],
+            "requestLabels": [*job.labels],
             "queueTime": "2026-11-27T00:00:00Z",
         }
         if kind in ("JobStarted", "JobCompleted"):
@@ -120,24 +124,37 @@ class GitHubSite:
             row |= {"runnerId": runner.id if runner else 0, "runnerName": job.runner}
         return row | ({"result": job.result} if kind == "JobCompleted" else {})
 
-    def assigned(self) -> int:
-        return sum(job.state in ("assigned", "running") for job in self.jobs)
+    def assigned(self, scale_set: int) -> int:
+        states = ("assigned", "running")
+        return sum(job.state in states and job.scale_set == scale_set for job in self.jobs)
 
-    def assign(self, label: str, most: int) -> None:
-        """Give queued jobs to the scale set, which can have `most` runners."""
+    def concerns(self, event: Any, scale_set: int) -> bool:
+        number = event.get("runnerRequestId") if isinstance(event, dict) else None
+        return all(job.scale_set in (0, scale_set) for job in self.jobs if job.number == number)
+
+    def assign(self, scale_set: int, most: int) -> None:
+        """Give queued jobs to the scale set, which can have `most` runners and has all labels of
+        the jobs.
+        """
         for job in self.jobs:
-            if job.label == label and job.state == "queued" and self.assigned() < most:
+            if (
+                self.labels[scale_set].issuperset(job.labels)
+                and job.state == "queued"
+                and self.assigned(scale_set) < most
+            ):
                 job.state = "available" if self.acquires else "assigned"
+                job.scale_set = scale_set
                 kind = "JobAvailable" if self.acquires else "JobAssigned"
                 self.events.append(self.tell(kind, job))
 
-    def waiting(self) -> int:
-        return sum(job.state == "assigned" for job in self.jobs)
+    def waiting(self, scale_set: int) -> int:
+        return sum(job.state == "assigned" and job.scale_set == scale_set for job in self.jobs)
 
     def lose(self, runner: CiRunner, why: str) -> None:
         """A runner that was online and had no job is away. If a job waits, it waits longer."""
-        idle = sum(r.online and r.job is None for r in self.runners.values()) - 1
-        if runner.online and runner.job is None and idle < self.waiting():
+        mine = [each for each in self.runners.values() if each.scale_set == runner.scale_set]
+        idle = sum(each.online and each.job is None for each in mine) - 1
+        if runner.online and runner.job is None and idle < self.waiting(runner.scale_set):
             self.early.append(f"{runner.name}: {why}")
 
     # Requests
@@ -209,13 +226,17 @@ class GitHubSite:
                 found = [self.show_set(n) for n, name in self.sets.items() if name == query["name"]]
                 return 200, {"count": len(found), "value": found}
             case "POST", ["runtime", "runnerscalesets"]:
-                if body["labels"] != [{"type": "System", "name": body["name"]}]:
+                if body["labels"][0] != {"type": "System", "name": body["name"]}:
                     return self.refuse(f"labels {body['labels']}")
                 if body["RunnerSetting"] != {"ephemeral": True, "disableUpdate": True}:
                     return self.refuse(f"setting {body['RunnerSetting']}")
                 number = self.next()
                 self.sets[number] = body["name"]
+                self.labels[number] = {each["name"] for each in body["labels"]}
                 return 200, self.show_set(number)
+            case "PATCH", ["runtime", "runnerscalesets", number]:
+                self.labels[int(number)] = {each["name"] for each in body["labels"]}
+                return 200, self.show_set(int(number))
             case "DELETE", ["runtime", "runnerscalesets", number]:
                 del self.sets[int(number)]
                 return 204, None
@@ -240,7 +261,8 @@ class GitHubSite:
         return self.refuse(f"{method} {'/'.join(names)}")
 
     def show_set(self, number: int) -> dict[str, Any]:
-        return {"id": number, "name": self.sets[number], "runnerGroupId": 1}
+        labels = [{"id": 1, "type": "System", "name": each} for each in self.labels[number]]
+        return {"id": number, "name": self.sets[number], "runnerGroupId": 1, "labels": labels}
 
     def show_runner(self, runner: CiRunner) -> dict[str, Any]:
         return {"id": runner.id, "name": runner.name, "runnerScaleSetId": runner.scale_set}
@@ -252,14 +274,14 @@ class GitHubSite:
             "runnerScaleSet": self.show_set(session.scale_set),
             "messageQueueUrl": f"{self.url}/queue/{session.scale_set}?sessionId={session.id}",
             "messageQueueAccessToken": session.token,
-            "statistics": self.statistics(),
+            "statistics": self.statistics(session.scale_set),
         }
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self, scale_set: int) -> dict[str, int]:
         return {
             "totalAvailableJobs": sum(job.state == "available" for job in self.jobs),
             "totalAcquiredJobs": 0,
-            "totalAssignedJobs": self.assigned(),
+            "totalAssignedJobs": self.assigned(scale_set),
             "totalRunningJobs": sum(job.state == "running" for job in self.jobs),
             "totalRegisteredRunners": len(self.runners),
             "totalBusyRunners": sum(r.job is not None for r in self.runners.values()),
@@ -346,16 +368,20 @@ class GitHubSite:
             return self.refuse("a poll without its headers")
         until = time.monotonic() + self.poll_s
         while True:
-            self.assign(self.sets[number], int(most))
-            if self.message is None and self.events:
-                self.message = {
-                    "messageId": self.next(),
-                    "messageType": "RunnerScaleSetJobMessages",
-                    "body": json.dumps(self.events),
-                    "statistics": self.statistics(),
-                }
-                self.events = []
-            if self.message is not None:
+            self.assign(number, int(most))
+            mine = [each for each in self.events if self.concerns(each, number)]
+            if self.message is None and mine:
+                self.told, self.message = (
+                    number,
+                    {
+                        "messageId": self.next(),
+                        "messageType": "RunnerScaleSetJobMessages",
+                        "body": json.dumps(mine),
+                        "statistics": self.statistics(number),
+                    },
+                )
+                self.events = [each for each in self.events if not self.concerns(each, number)]
+            if self.message is not None and self.told in (0, number):
                 if int(query.get("lastMessageId", 0)) >= self.message["messageId"]:
                     return self.refuse("lastMessageId of a message that was not deleted")
                 return 200, self.message
@@ -374,7 +400,14 @@ class GitHubSite:
             runner.online = True
             if runner.job is not None:
                 return 409, {"message": "a runner has one job"}
-            job = next((j for j in self.jobs if j.state == "assigned"), None)
+            job = next(
+                (
+                    each
+                    for each in self.jobs
+                    if each.state == "assigned" and each.scale_set == runner.scale_set
+                ),
+                None,
+            )
             if job is None:
                 self.news.wait(self.poll_s)
                 return 202, None

@@ -79,6 +79,33 @@ def test_a_label_gives_the_file_other_resources(user: User, site: GitHubSite) ->
     controller.communicate(timeout=60)
 
 
+def test_jobs_of_several_labels_get_the_runner_that_has_all_of_them(
+    user: User, site: GitHubSite
+) -> None:
+    user.variables["GITHUB_TOKEN"] = TOKEN
+    file, url = user.task(TASK, "ci.yaml"), f"{site.url}/{OWNER}/{REPOSITORY}"
+    small, big = ("--label", "small={memory: 64MB}"), ("--label", "big={memory: 70MB}")
+    labels = ("--also", "self-hosted", "--also", "gpu")
+    controller = user.start("runner", "github", url, file, *small, *big, *labels)
+    wait_until(lambda: len(site.sessions) == 2)
+    mine = site.queue(("self-hosted", "gpu", "big"), 3)
+    [other] = site.queue(("self-hosted", "small"))
+    foreign = site.queue(("self-hosted", "windows"), 2)
+    wait_until(lambda: all(job.result for job in (*mine, other)), seconds=240)
+    assert [job.runner.split("-")[0] for job in (*mine, other)] == ["big"] * 3 + ["small"]
+    assert [job.state for job in foreign] == ["queued", "queued"], "no runner has this label"
+    wait_until(lambda: not (site.runners or unfinished(user) or names_of_secrets(user)))
+    controller.send_signal(signal.SIGTERM)
+    controller.communicate(timeout=60)
+    kept = {name: number for number, name in site.sets.items()}
+    controller = user.start("runner", "github", url, file, *big, "--also", "windows")
+    wait_until(lambda: site.labels[kept["big"]] == {"big", "windows"})
+    assert {name: number for number, name in site.sets.items()} == kept
+    controller.send_signal(signal.SIGTERM)
+    controller.communicate(timeout=60)
+    assert (site.early, site.violations) == ([], [])
+
+
 def test_what_is_wrong_is_told(user: User, site: GitHubSite) -> None:
     url = f"{site.url}/{OWNER}/{REPOSITORY}"
     file = user.task(TASK, "ci.yaml")
@@ -104,6 +131,9 @@ def test_what_is_wrong_is_told(user: User, site: GitHubSite) -> None:
         "x=H100\nrun: id": "gpu",
     }.items():
         assert told in user.cli("runner", "github", url, file, "--label", label, code=2)
+    for wrong in ("", "a b", "x" * 99, "-x", "a,b", "a\n"):
+        told = user.cli("runner", "github", url, file, "--also", wrong, code=2)
+        assert "is not a label" in told
     same = ("--label", "x={cpu: 1}", "--label", "x={cpu: 2}")
     assert "two labels have the same name" in user.cli("runner", "github", url, file, *same, code=2)
     several = user.cli("runner", "github", url, file, file, *same, code=2)

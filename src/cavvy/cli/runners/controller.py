@@ -83,13 +83,14 @@ def decide_runners(runners: Sequence[RunnerFacts], wanted: int) -> RunnerChanges
 
 class RunnerTask(Struct, frozen=True, kw_only=True):
     """A task file, whose name is the label of its runners. `own` are overrides of this label, as
-    YAML, or "".
+    YAML, or "". `others` are further labels of the runners.
     """
 
     label: str
     file: str
     own: str = ""
     project: str
+    others: tuple[str, ...] = ()
 
 
 class RunnerController:
@@ -194,7 +195,8 @@ class RunnerController:
         """Open the session, whose number of assigned jobs is newer than what was known before.
         Runners are touched only with a session, because another controller may have it."""
         if self._scale_set is None:
-            self._scale_set = self._service.open_scale_set(self._task.label, self._group)
+            task = self._task
+            self._scale_set = self._service.open_scale_set(task.label, self._group, task.others)
         owner = f"cavvy-{socket.gethostname()}-{os.getpid()}"
         self._session = self._service.open_session(self._scale_set.id, owner)
         self._assigned, self._said = self._session.assigned, ""

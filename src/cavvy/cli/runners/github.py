@@ -1,6 +1,7 @@
 """`cavvy runner github`: runs the jobs of GitHub Actions."""
 
 import os
+import re
 import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
@@ -11,6 +12,7 @@ from cavvy.cli.reach.session import session
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.cli.view.numbers import WholeRange
+from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from cavvy.cli.runners.controller import RunnerController, RunnerTask
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
 
 _APP = ("GITHUB_APP_ID", "GITHUB_APP_INSTALLATION_ID", "GITHUB_APP_PRIVATE_KEY")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _WEEK_S = 7 * 24 * 3600.0  # how long the server may be away
 
 
@@ -41,6 +44,13 @@ _WEEK_S = 7 * 24 * 3600.0  # how long the server may be away
     "gpu-h100=H100:1, or on resources as in task files, such as 'big={cpu: 32, memory: 64GB}'. "
     "Can be repeated.",
 )
+@click.option(
+    "--also",
+    metavar="LABEL",
+    multiple=True,
+    help="A further label of all runners, such as self-hosted or gpu, for jobs whose runs-on names "
+    "several labels. Can be repeated.",
+)
 @click.option("--group", help="The runner group at GitHub; the default is its group `default`.")
 @click.option("--delete", is_flag=True, help="Delete the scale sets of the files instead.")
 @yes_option
@@ -50,6 +60,7 @@ def serve(
     project: str | None,
     most: int,
     labels: tuple[str, ...],
+    also: tuple[str, ...],
     group: str | None,
     delete: bool,
     yes: bool,
@@ -58,7 +69,8 @@ def serve(
 
     The name in each file is a label: a GitHub job with `runs-on: NAME` gets a runner with the
     resources of the file. The file's `run` starts GitHub's runner, which reads its configuration
-    from the environment; a file with an image may omit `run`.
+    from the environment; a file with an image may omit `run`. A job with several labels gets a
+    runner that has all of them: NAME and those of --also.
 
     GITHUB_TOKEN contains a token, or GITHUB_APP_ID, GITHUB_APP_INSTALLATION_ID and
     GITHUB_APP_PRIVATE_KEY contain an app and its key. The command runs until it is stopped, and
@@ -78,6 +90,7 @@ def serve(
         asked = [(file, "") for file in files]
         asked = [(files[0], _read_label(each)) for each in labels] or asked
         tasks = [_read_task(client, file, own, project, yes=yes) for file, own in asked]
+        tasks = [replace(task, others=_read_also(also)) for task in tasks]
         if len({task.label for task in tasks}) < len(tasks):
             what = "labels" if labels else "files"
             raise CommandFailure(f"two {what} have the same name", "give each its own name", 2)
@@ -141,6 +154,15 @@ def _read_credentials() -> "str | AppKey":
         f"set GITHUB_TOKEN, or all of {', '.join(_APP)}",
         exit_code=2,
     )
+
+
+def _read_also(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return further labels of runners. Raises CommandFailure."""
+    for each in labels:
+        if not _LABEL.fullmatch(each):
+            expected = "expected up to 63 letters, digits, dots, dashes and underscores"
+            raise CommandFailure(f"--also {each!r} is not a label", expected, exit_code=2)
+    return labels
 
 
 def _read_label(text: str) -> str:

@@ -15,7 +15,7 @@ a configuration that is valid for one job; GitHub deletes the runner after this 
 import base64
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
@@ -77,9 +77,15 @@ class SetStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
     total_assigned_jobs: int = 0
 
 
+class SetLabel(Struct, frozen=True, kw_only=True):
+    name: str
+    type: str = "System"
+
+
 class ScaleSet(Struct, frozen=True, kw_only=True, rename="camel"):
     id: int
     name: str
+    labels: list[SetLabel] = []
 
 
 class RegisteredRunner(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -158,16 +164,28 @@ class ScaleSetService:
         self._polls = HttpClient(idle_s=_POLL_S, limit_s=_POLL_S)
         self._service, self._token, self._until = "", "", 0.0
 
-    def open_scale_set(self, name: str, group: str | None) -> ScaleSet:
-        """Return the scale set of this name in a runner group, or create it."""
+    def open_scale_set(
+        self, name: str, group: str | None, others: Sequence[str] | None = None
+    ) -> ScaleSet:
+        """Return the scale set of this name in a runner group, or create it. Its labels are its
+        name and the `others`, for jobs whose `runs-on` names several; None leaves them as they are.
+        """
         number = _DEFAULT_GROUP if group is None else self._find_group(group)
         asked = {"runnerGroupId": str(number), "name": name}
         found = self._ask("GET", _SETS, _Named, query=asked).value
+        wanted = list(dict.fromkeys((name, *(others or ()))))
         if found:
-            return found[0]
-        label = {"type": "System", "name": name}
-        setting = {"ephemeral": True, "disableUpdate": True}
-        body = {"name": name, "runnerGroupId": number, "labels": [label], "RunnerSetting": setting}
+            known = {each.name for each in found[0].labels} or {name}  # old servers tell none
+            if others is None or known == {*wanted}:
+                return found[0]
+        body = {
+            "name": name,
+            "runnerGroupId": number,
+            "labels": [{"type": "System", "name": each} for each in wanted],
+            "RunnerSetting": {"ephemeral": True, "disableUpdate": True},
+        }
+        if found:
+            return self._ask("PATCH", f"{_SETS}/{found[0].id}", ScaleSet, body)
         return self._ask("POST", _SETS, ScaleSet, body)
 
     def delete_scale_set(self, scale_set: int) -> None:
