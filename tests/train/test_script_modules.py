@@ -4,7 +4,9 @@
 
 import json
 import sys
+from io import StringIO
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -13,6 +15,8 @@ pytest.importorskip("torch")
 from click.testing import CliRunner
 
 from cavvy.cli.main import cli
+from cavvy.cli.task import profiles
+from cavvy.cli.view.failure import CommandFailure
 
 LAYER = "from torch import nn\ndef make():\n    return nn.Linear(8, 4, bias=False)\n"
 TRAIN = """
@@ -93,3 +97,28 @@ def test_the_message_of_a_script_that_exits_is_shown() -> None:
     Path("exits.py").write_text("import sys\nsys.exit('set DATA to a folder')\n")
     done = CliRunner().invoke(cli, ["estimate", "exits.py"])
     assert "exits.py exited before its first optimizer step: set DATA to a folder" in done.stderr
+
+
+class Told(StringIO):
+    """Standard error that can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = Event()
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        self.said.set()
+        return count
+
+
+def test_a_script_that_makes_no_step_is_told_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, told = tmp_path / "reads.py", Told()
+    script.write_text("import sys\nassert sys.stderr.said.wait(60)\n")
+    monkeypatch.setattr(profiles, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", told)
+    with pytest.raises(CommandFailure, match="ended without an optimizer step"):
+        profiles.trace(str(script), [])
+    assert "without an optimizer step, after which its trace ends" in told.getvalue()

@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from cavvy.cli.reach.scripts import explain_relative_import, list_words
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # packages of training scripts whose import name differs from the package name
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+_PATIENCE_S = 30.0  # seconds after which `trace` says that it waits for the script
 _WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes a profile"
 
 
@@ -86,6 +88,9 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"{error.name} is not installed for the Python that runs cavvy, and tracing needs it",
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
+    waits = Timer(_PATIENCE_S, _explain_wait, [script])
+    waits.daemon = True
+    waits.start()
     try:
         # This keeps the script's output out of the command's output.
         with redirect_stdout(sys.stderr):
@@ -109,6 +114,16 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"{script} could not be traced: {type(error).__name__}: {error}",
             _last_line(script, error),
         ) from error
+    finally:
+        waits.cancel()
+
+
+def _explain_wait(script: str) -> None:
+    """Say that a script has made no optimizer step yet: it may read much data, or make none."""
+    sys.stderr.write(
+        f"note: {script} has run for {_PATIENCE_S:g} s without an optimizer step, after which its "
+        "trace ends; Ctrl-C stops it\n"
+    )
 
 
 def _find_missing(error: BaseException | None) -> str:

@@ -32,6 +32,9 @@ PRODUCTS = frozenset({"matmul", "recurrent", "conv", "attention"})
 
 # Shares of the rate of large matrix products (`DeviceRates.achieved`), which fp32 reaches least
 _FP32 = 0.95
+# Assumed share of the fp32 peak on `_HALF_LANES`: for each result, such processors have twice the
+# bandwidth of registers and shared memory, and fp32 needs less power than matrix units.
+_FP32_HALF_LANES = 0.95
 # Half-precision products with inner length k reach k / (k + depth) of the rate. For a slower
 # precision, the depth is multiplied by (its peak / the half-precision peak).
 _DEPTH = 160
@@ -455,8 +458,10 @@ def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the FLOP/s that a large matrix product reaches in the kernel's precision."""
     device = setting.device
     is_fast = setting.precision == "tf32" and device.tf32 != device.fp32
-    share = 1.0 if is_fast or is_half(kernel, setting.precision) else _FP32
-    return _peak(kernel, setting) * share * device.achieved
+    share = device.achieved
+    if not is_fast and not is_half(kernel, setting.precision):
+        share = _FP32_HALF_LANES if device.name in _HALF_LANES else _FP32 * share
+    return _peak(kernel, setting) * share
 
 
 def _peak(kernel: KernelProfile, setting: KernelSetting) -> float:
