@@ -18,6 +18,7 @@ from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, read_nodes
 from cavvy.providers.kubernetes.node_pools import KARPENTER
 from cavvy.providers.kubernetes.provider import MachinePrices
+from cavvy.providers.kubernetes.whoami import say_machines
 from cavvy.store.snapshot.prices import list_instance, list_prices
 
 INSTANCE, REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
@@ -112,6 +113,25 @@ COREWEAVE = {"node.coreweave.cloud/cpu": "intel-xeon", REGION: "US-EAST-04"}
 )
 def test_a_machine_has_the_price_of_its_cloud(node: dict[str, Any], usd: float) -> None:
     assert price(node) == [usd]
+
+
+def test_check_tells_the_machines_of_clouds_with_price_and_network() -> None:
+    prices = MachinePrices(list_fake_instance, list_fake_prices, lambda: NOW)
+    fast = make_machine("", "gd-8xh100ib-i128", 8, "H100_NVLINK_80GB", **COREWEAVE)
+    fast["status"]["allocatable"]["rdma/ib"] = "100"
+    nodes = [
+        *[fast, make_machine("kind://docker/kind/node", "m7i.16xlarge")],
+        *[make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 8, **SPOT)] * 2,
+        make_machine("azure:///x", "unknown"),
+    ]
+    assert say_machines(prices.put(read(*nodes))) == [
+        ("machine aws p5.48xlarge", "2 nodes on spot in r1, $24 an hour in the catalog"),
+        ("machine azure unknown", "1 node in r1, no price in the catalog"),
+        (
+            "machine coreweave gd-8xh100ib-i128",
+            "1 node in US-EAST-04, $49.24 an hour in the catalog, RDMA as rdma/ib",
+        ),
+    ]
 
 
 def test_prices_are_read_again_after_an_hour() -> None:

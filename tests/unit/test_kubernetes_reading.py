@@ -533,6 +533,33 @@ def test_a_pod_carries_what_the_settings_say_and_no_token() -> None:
     assert "tell-nobody" not in json.dumps(pod)
 
 
+@pytest.mark.parametrize(
+    ("resource", "has", "gpus", "nodes", "asked"),
+    [
+        ("rdma/ib", "100", 8, 2, "1"),  # CoreWeave
+        ("rdma/ib", "100", 2, 2, "1"),
+        ("rdma/shared_ib", "63", 8, 2, "1"),  # AKS
+        ("vpc.amazonaws.com/efa", "32", 8, 2, "32"),  # EKS
+        ("vpc.amazonaws.com/efa", "32", 2, 2, None),  # another pod may need them
+        ("rdma/ib", "100", 8, 1, None),
+        ("rdma/ib", "0", 8, 2, None),
+        ("example.com/ib", "1", 8, 2, None),
+    ],
+)
+def test_pods_of_a_gang_request_the_rdma_network(
+    resource: str, has: str, gpus: int, nodes: int, asked: str | None
+) -> None:
+    told = make_node("a", {"nvidia.com/gpu": "8", resource: has}, {"gpu.type": "h100"})
+    (node,) = read_nodes([told], (), {}, ())
+    spec = make_spec()
+    spec = replace(spec, nodes=nodes, offer=replace(spec.offer, accelerator_count=gpus))
+    owner = OwnerObject(name="g", uid="u")
+    pod = make_pod(spec, 0, "m", owner, node, read_options({}), "agent")
+    resources = pod["spec"]["containers"][0]["resources"]
+    assert resources["limits"].get(resource) == resources["requests"].get(resource) == asked
+    assert resources["limits"]["nvidia.com/gpu"] == str(gpus)
+
+
 def test_a_task_names_fields_of_its_pods() -> None:
     node = read_nodes([make_node("a", {"nvidia.com/gpu": "8"})], (), {}, ())[0]
     container = {

@@ -70,6 +70,16 @@ SPOT = (
 _CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}
 _COREWEAVE = "coreweave.cloud"  # the end of the prefix of CoreWeave's labels
 _INSTANCE, _REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
+# The resources of RDMA networks, with the number that a pod requests; None: all of the node, which
+# only a pod with all accelerators of the node can have. CoreWeave:
+# https://docs.coreweave.com/docs/products/networking/hpc-interconnect; AKS:
+# https://github.com/Azure/aks-rdma-infiniband; EKS:
+# https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html
+_RDMA: Mapping[str, int | None] = {
+    "rdma/ib": 1,
+    "rdma/shared_ib": 1,
+    "vpc.amazonaws.com/efa": None,
+}
 _MIB = 1024 * 1024
 # memory is rounded down to a multiple of this, because nodes of one kind differ slightly
 _STEP_MIB = 256
@@ -144,6 +154,13 @@ class KubernetesNode(Struct, frozen=True, kw_only=True):
     machine: NodeMachine = _UNKNOWN
     claim: DeviceClaim | None = None  # set if pods claim the accelerators; see `device_claims`
     rate: HourlyRate = _FREE  # the price of the whole machine; 0 if unknown
+    rdma: str = ""  # the resource of the RDMA network; "" if there is none
+    rdma_count: int = 0  # how many of it a pod requests that uses all accelerators
+
+    def request_rdma(self, accelerators: int) -> Mapping[str, str]:
+        """Return the RDMA resources of a pod with this number of accelerators."""
+        whole = accelerators == self.shape.gpus or _RDMA.get(self.rdma) is not None
+        return {self.rdma: str(self.rdma_count)} if accelerators and self.rdma and whole else {}
 
     @property
     def spot(self) -> bool:
@@ -278,7 +295,12 @@ def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str
     product = _product(labels.get(label, ""), resource)
     spot = _find_spot_label(labels)
     shape = _shape(usual, count, product)
+    given = status.get("allocatable") or {}
+    has = {name: int(read_quantity(given.get(name, 0))) for name in _RDMA}
+    rdma = next((name for name in _RDMA if resource and has[name]), "")
     return KubernetesNode(
+        rdma=rdma,
+        rdma_count=(_RDMA[rdma] or has[rdma]) if rdma else 0,
         name=node["metadata"]["name"],
         resource=resource,
         product=product,

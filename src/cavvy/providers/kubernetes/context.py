@@ -421,7 +421,8 @@ class ClusterContext:
                     {node.resource: part} if spec.offer.accelerator_count else {"": part},
                     spec.nodes,
                 )
-                return node
+                same = all(each.rdma == node.rdma for each in alike)
+                return node if same else replace(node, rdma="")  # pods may use any of the nodes
         raise NoCapacity(f"{spec.offer.key}: only {room} of {spec.nodes} pods fit now")
 
     async def _find_alike(

@@ -141,7 +141,7 @@ def _pod_spec(
     ]
     if not spec.offer.accelerator_count:
         env.append(NO_ACCELERATORS)
-    container = {
+    container: Object = {
         "name": CONTAINER,
         "image": spec.image or options.image,
         "command": ["sh", "/cavvy/agent/boot.sh"],
@@ -155,6 +155,10 @@ def _pod_spec(
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+    if spec.nodes > 1:
+        rdma = node.request_rdma(spec.offer.accelerator_count)
+        for kind in ("requests", "limits") if rdma else ():
+            container["resources"].setdefault(kind, {}).update(rdma)
     pod = {
         **make_place(spec.offer.accelerator_count, node, options),
         "containers": [container],

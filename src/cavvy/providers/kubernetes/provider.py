@@ -141,7 +141,10 @@ class KubernetesProvider:
     async def whoami(self) -> Sequence[tuple[str, str]]:
         clusters = self.clusters().items()
         return await whoami_all(
-            {name: partial(whoami, cluster, self._options, self.mark) for name, cluster in clusters}
+            {
+                name: partial(whoami, cluster, self._options, self.mark, self._prices.put)
+                for name, cluster in clusters
+            }
         )
 
     def policy(self) -> str:

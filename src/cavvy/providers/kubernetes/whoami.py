@@ -2,9 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from cavvy.domain.units import format_count
 from cavvy.providers.base import NoCapacity, Refused
 from cavvy.providers.batch.shapes import identify_gpu, say_accelerators
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused
@@ -49,8 +51,12 @@ _FOR_ALL = re.compile(
 )
 
 
+# returns nodes with the prices of their machines; may block
+PutPrices = Callable[[Sequence[KubernetesNode]], Sequence[KubernetesNode]]
+
+
 async def whoami(
-    cluster: ClusterContext, options: PodOptions, mark: str
+    cluster: ClusterContext, options: PodOptions, mark: str, put_prices: PutPrices
 ) -> Sequence[tuple[str, str]]:
     """Return (label, value) facts about the context. Raises TryAgain, Refused."""
     context = cluster.api.context
@@ -79,7 +85,8 @@ async def whoami(
     if options.queue:
         facts.append(("queue", await _say_queue(cluster, options.queue)))
     try:
-        facts += _say_nodes(await cluster.nodes())
+        nodes = await asyncio.to_thread(put_prices, await cluster.nodes())
+        facts += _say_nodes(nodes)
     except Refused as error:
         facts.append(("nodes", str(error)))
     for each in list_quotas(await cluster.quotas()):
@@ -100,6 +107,7 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
         if node.resource
     ]
     facts.append(("accelerators", say_accelerators(gpus)))
+    facts += say_machines(nodes)
     for node in pools:
         what = f"{node.shape.gpus} x {node.product}" if node.resource else "no accelerators"
         text = node.why_not or f"can add nodes with {what}, {node.shape.cpus} CPUs"
@@ -114,6 +122,20 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
                     f"{node.broken} of {node.shape.gpus} {node.resource} are unhealthy",
                 )
             )
+    return facts
+
+
+def say_machines(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
+    """Return the machines of clouds, with their catalog prices and RDMA networks."""
+    known = [node for node in nodes if node.machine.cloud]
+    counts = Counter((node.machine, node.spot, node.rate, node.rdma) for node in known)
+    facts = []
+    for (machine, spot, rate, rdma), count in sorted(counts.items(), key=str):
+        price = f"${rate.usd:.4g} an hour" if rate.micros_per_hour else "no price"
+        text = f"{format_count(count, 'node')}{' on spot' if spot else ''}"
+        text += f" in {machine.region}" if machine.region else ""
+        text += f", {price} in the catalog" + (f", RDMA as {rdma}" if rdma else "")
+        facts.append((f"machine {machine.cloud} {machine.instance}", text))
     return facts
 
 
