@@ -116,6 +116,27 @@ def test_programs_that_run_before_the_work_see_nothing_of_the_server(
     assert (user.home / "token").read_text().strip() not in user.log("before")
 
 
+SPIES = """
+mkdir bin && printf '#!/bin/sh\\ncat HOME/token >%s/stolen\\n' "$PWD" >bin/py-spy
+chmod +x bin/py-spy
+python3 -c 'import time; time.sleep(600)' &
+until [ -s stolen ]; do sleep 0.1; done
+cat stolen
+"""
+
+
+def test_the_tool_that_takes_stacks_is_not_chosen_by_the_work(user: User) -> None:
+    if "hidden from jobs" not in user.cli("check", "local"):
+        pytest.skip("this system offers no namespaces")
+    script = "".join(f"  {line}\n" for line in SPIES.replace("HOME", str(user.home)).splitlines())
+    user.submit(
+        "name: spies\nlimits: {stuck: 10s}\nretry: {node: 0}\n"
+        f"env: {{PATH: 'work/bin:/usr/bin:/bin'}}\nrun: |\n{script}"
+    )
+    assert user.ended("spies").phase == "failed", user.log("spies")
+    assert (user.home / "token").read_text().strip() not in user.log("spies")
+
+
 def test_the_owner_may_show_it(user: User) -> None:
     user.settings("[providers.local]\nhide_server = false\n")
     assert "sees token" in look(user, "open")

@@ -460,6 +460,24 @@ def test_a_real_program_that_works_is_seen_to_move(tool: str) -> None:
     assert [each["rank"] for each in found["stacks"]] == [3]
 
 
+def test_work_that_is_kept_apart_does_not_choose_the_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    for folder in (tmp_path, own):
+        folder.mkdir(exist_ok=True)
+        (folder / TOOL).write_text("#!/bin/sh\n")
+        (folder / TOOL).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
+    monkeypatch.setenv("PATH", "/usr/nowhere")
+    path = str(own)
+    assert taken.find_tool(taken.choose_path(path, apart=False)) == str(own / TOOL)
+    assert taken.find_tool(taken.choose_path(path, apart=True)) == ""
+    for relative in ("", ".", "own", ":own:"):  # of a folder that the work can write
+        assert taken.find_tool(relative) == ""
+
+
 def test_without_the_tool_or_a_program_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taken, "find_tool", lambda path: "")
     found = take_stacks("", [os.getpid()], 0)

@@ -427,9 +427,11 @@ class StepRunner:
         watch = self._watch
         if watch is None or self._stacks is not None:
             return
-        from .work.stacks import report_stacks
+        from .work.stacks import choose_path, report_stacks
 
-        pids, path, rank = watch.usage.list_work(), self._env.get("PATH", ""), self._config.rank
+        pids, rank = watch.usage.list_work(), self._config.rank
+        apart = bool(self._config.covers) or self._work.image is not None
+        path = choose_path(self._env.get("PATH", ""), apart=apart)
         lines: list[bytes] = []
         command = ChildCommand(
             [], self._env, self._config.home, lambda channel: report_stacks(path, pids, rank)

@@ -122,10 +122,16 @@ def list_flights(pids: Collection[int]) -> list[dict[str, Any]]:
     return [*told.values()]
 
 
+def choose_path(path: str, *, apart: bool) -> str:
+    """Return the PATH on which the tool may be. It sees all that the agent sees, so work that is
+    kept apart must not choose it: not with its own PATH, nor with a folder that it can write."""
+    return os.environ.get("PATH", "") if apart else path
+
+
 def find_tool(path: str) -> str:
-    """Return the path of py-spy, from the work's PATH or beside the agent's Python, or ""."""
-    beside = os.path.dirname(sys.executable)
-    return shutil.which(TOOL, path=os.pathsep.join((path, beside))) or ""
+    """Return the path of py-spy, from this PATH or beside the agent's Python, or ""."""
+    folders = [*path.split(os.pathsep), os.path.dirname(sys.executable)]
+    return shutil.which(TOOL, path=os.pathsep.join(filter(os.path.isabs, folders))) or ""
 
 
 def is_python(pid: int) -> bool:
