@@ -195,3 +195,29 @@ async def test_a_fault_of_a_route_that_fastapi_does_not_call_is_told_in_the_usua
     assert answer.status_code == 500
     assert answer.json()["code"] == "internal"
     assert "ZeroDivisionError in POST /edge/v1/check-in" in answer.json()["message"]
+
+
+async def test_labels_and_keys_are_changed_with_an_entry_in_the_audit_log(api: Api) -> None:
+    own = {"project": "default", "created_at": api.app_state.now()}
+    for number in (1, 2):
+        await api.app_state.store.edge.models.put(
+            ModelVersion(**own, name=f"m@{number}", snapshot="", files=(), main="")
+        )
+    path = "/v1/projects/default/models/m/labels/production"
+    answers = [await api.http.put(path, json={"number": number}) for number in (1, 2, 3)]
+    assert [each.status_code for each in answers] == [200, 200, 404]
+    assert answers[1].json() == {"name": "m@2", "former": "m@1"}
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    entries = [json.loads(each["text"]) for each in log]
+    moves = [each for each in entries if "labels" in each["action"] and each["outcome"] == "done"]
+    assert [(each.get("before"), each["after"]["model"]) for each in moves] == [
+        (None, "m@1"),
+        ({"model": "m@1"}, "m@2"),
+    ]
+    ask = {"model": "m", "label": "production", "site": "lab"}
+    assert (await api.http.post("/v1/projects/default/rollouts", json=ask)).status_code == 422
+    await enrol(api, "one")
+    made = await api.http.post("/v1/projects/default/rollouts", json=ask)
+    assert (made.status_code, made.json()["to"]) == (201, 2)
+    missing = await api.http.post("/v1/projects/default/edge/keys")
+    assert (missing.status_code, missing.json()["code"]) == (404, "model-not-found")

@@ -220,7 +220,7 @@ def test_new_keys_replace_the_stored_ones_also_beside_a_publication() -> None:
         store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
         one, two = (EdgeService(store, clock, lambda key: None) for _ in range(2))
         sealer = cast(Any, PlainSealer())
-        with pytest.raises(RowNotFound):
+        with pytest.raises(RowNotFound, match="published no model"):
             await one.rotate_keys("p", sealer)
         files = (ModelFile(path="m.onnx", sha256="0" * 64, size=1),)
         model = ModelVersion(

@@ -23,6 +23,7 @@ from cavvy.cli.view.output import (
     pairs_out,
     rows_out,
 )
+from cavvy.domain.units import format_count
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
@@ -248,9 +249,9 @@ def pull(name: str, out: Path | None, project: str, output: str) -> None:
     if output == "json":
         json_out({"name": found.name, "folder": str(folder), "fetched": fetched})
         return
-    same = "" if fetched == len(files) else f"; {len(files) - fetched} of them were there already"
-    size = formatting.show_size(found.size)
-    click.echo(f"{found.name} is in {folder}: {len(files)} files, {size}{same}")
+    same = "" if fetched == len(files) else f", {len(files) - fetched} there already"
+    told = f"{format_count(len(files), 'file')}, {formatting.show_size(found.size)}{same}"
+    click.echo(f"{found.name} is in {folder}: {told}")
 
 
 def find_version(client: "ApiClient", project: str, name: str) -> "ModelView":

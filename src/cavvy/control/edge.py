@@ -601,7 +601,11 @@ class EdgeService:
     async def rotate_keys(self, project: str, sealer: SecretSealer) -> ModelRepository:
         """Give the project's signed lists new keys. Raises RowNotFound, ModelRefused."""
         for _ in range(_TRIES):
-            found = await self._store.edge.repositories.get(project, "models")
+            try:
+                found = await self._store.edge.repositories.get(project, "models")
+            except RowNotFound:
+                reason = f"project {project} has no keys: it has published no model"
+                raise RowNotFound(reason) from None
             private = await asyncio.to_thread(_unseal, sealer, found)
             try:
                 fresh, private = await asyncio.to_thread(rotate, found, private, self._clock.now())

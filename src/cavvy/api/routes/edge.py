@@ -13,6 +13,7 @@ import json
 from asyncio import to_thread
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -248,6 +249,7 @@ async def rotate_keys(
     request: Request, app_state: AppState, project: ProjectPath
 ) -> wire.SigningKeysView:
     edge = app_state.control_plane.edge
+    await app_state.store.archive.check(project)
     note_change(request, after={"keys": "replaced"})
     made = json.loads(newest_root(await edge.rotate_keys(project, app_state.sealer)))["signed"]
     return wire.SigningKeysView(
@@ -271,11 +273,11 @@ async def promote(
     ask: wire.PromoteAsk,
 ) -> wire.PromotedView:
     await app_state.store.archive.check(project)
-    note_change(request, after={"model": f"{name}@{ask.number}", "label": label})
-    edge = app_state.control_plane.edge
+    edge, before = app_state.control_plane.edge, None
+    with suppress(RowNotFound):
+        before = {"model": (await edge.find_labelled(project, name, label)).name}
+    note_change(request, before=before, after={"model": f"{name}@{ask.number}"})
     moved, former = await edge.promote(project, name, label, ask.number)
-    before = None if former is None else {"model": former.name, "label": label}
-    note_change(request, before=before, after={"model": moved.name, "label": label})
     return wire.PromotedView(name=moved.name, former=former.name if former else "")
 
 
