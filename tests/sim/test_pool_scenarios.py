@@ -10,7 +10,7 @@ from tests.sim.test_sim_scenarios import CHEAP, DEAR, SPOT, run_scenario, task
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.node_pools import CLUSTER_NODE_TAG, NodePool, OrderedNode
-from cavvy.domain.tasks import ResourceSpec, StartWindow, TaskSpec, WindowSpan
+from cavvy.domain.tasks import JobLimits, ResourceSpec, StartWindow, TaskSpec, WindowSpan
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
 from cavvy.sim.harness import START, play
@@ -139,7 +139,8 @@ def test_a_pool_keeps_its_minimum() -> None:
 def test_a_job_takes_a_node_of_the_minimum_over() -> None:
     need = ResourceSpec(cpus_min=1, disk_gib=200)
     job = in_pool(60, tags={"team": "a"}, resources=ResourceSpec(cpus_min=2))
-    stopped = in_pool(600, name="next")
+    idle = JobLimits(idle=timedelta(minutes=30))
+    stopped = in_pool(600, name="next", session=True, limits=idle)  # as of `cavvy dev --pool`
     jobs = (SimSubmission(task=job, at_s=300), SimSubmission(task=stopped, at_s=400))
     stop = UserIntervention(action=UserAction.STOP, job=1, at_s=450)
     ending = play(

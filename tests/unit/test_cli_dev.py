@@ -46,6 +46,26 @@ def test_a_task_becomes_a_session_with_its_setup(tmp_path: Path) -> None:
     }
 
 
+def test_a_session_in_a_pool_has_a_name_and_an_idle_limit_but_no_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "Ada Lovelace")
+    path = tmp_path / "task.yaml"
+
+    def read_named(text: str, **overrides: object) -> tuple[str, float]:
+        path.write_text(text)
+        found = read(tmp_path, text, **overrides)
+        assert (found["machine"], found["keep"], found["session"]) == (None, 0.0, True)
+        given = ReadOptions(overrides=json.dumps({"run": "x", **overrides}))
+        task = dev._read_session(str(path), {}, given, "ssh", None).task
+        assert task.pool == "gpus"
+        return task.name, float(str(found["idle"]))
+
+    assert read_named("run: train", pool="gpus") == ("dev-ada-lovelace", 30.0)
+    assert read_named("run: train", pool="gpus", machine="mine", keep="1h") == ("mine", 60.0)
+    assert read_named("{run: train, pool: gpus, limits: {idle: 5m}}") == ("dev-ada-lovelace", 5.0)
+
+
 def test_a_dev_environment_keeps_its_commands_and_its_idle_limit(tmp_path: Path) -> None:
     found = read(tmp_path, FILE)
     assert "echo first" in str(found["run"])

@@ -2,6 +2,7 @@
 Jupyter on it.
 """
 
+import getpass
 import json
 import os
 import shlex
@@ -175,6 +176,10 @@ def command(
     time --keep, even if CPUs or users are busy. With a task file, the session has the file's
     resources, setup, folder and environment, but does not run the file's commands. Without a task
     file, the session follows the folder's devcontainer.json, if there is one.
+
+    With --pool, the session takes over an idle node of the pool, such as those of the pool's min,
+    and `cavvy stop` returns the node to the pool. --machine then names the session (default:
+    dev-USER).
     """
     from cavvy.cli.run import say_machine
     from cavvy.cli.task.submission import submit_loaded
@@ -184,7 +189,7 @@ def command(
     if container is not None:
         options = _follow_devcontainer(container, options)
     loaded = _read_session(file, params, options, ide, idle_gpu, home)
-    name = loaded.task.machine or _USUAL_NAME
+    name = loaded.task.machine or loaded.task.name
     with session() as client:
         project = project or loaded.task.project
         job, seen = _find_session(client, project, name), 0
@@ -197,7 +202,8 @@ def command(
             click.echo(f"session {job.name} is already running; the options are ignored", err=True)
         try:
             _wait(client, job, seen)
-            click.echo(say_machine(client.machine(project, name)), err=True)
+            if job.machine is not None:
+                click.echo(say_machine(client.machine(project, name)), err=True)
             folder = _read_folder(_output(client, job, ["pwd", "-P"]))
             if ide == "jupyter" and _START_JUPYTER not in _task(job)["run"]:
                 _add_jupyter(client, job, folder)
@@ -206,6 +212,7 @@ def command(
             way = _SessionWay(
                 project=project,
                 name=name,
+                end=_end_command(job),
                 folder=folder,
                 ports=container.ports if container is not None else (),
                 home=(_task(job).get("checkpoint") or {}).get("path") == _HOME,
@@ -216,10 +223,17 @@ def command(
             there = named(project, name)
             click.echo(
                 f"\nsession {there} continues; reconnect with: cavvy dev --machine {there}    "
-                f"end the session: cavvy machines stop {there}",
+                f"end the session: {_end_command(job)}",
                 err=True,
             )
             raise
+
+
+def _end_command(job: "JobDetail") -> str:
+    """Return the command that ends the session. The node of a pool then waits for the next job."""
+    if job.machine is None:
+        return f"cavvy stop {named(job.project, job.name)}"
+    return f"cavvy machines stop {named(job.project, job.machine)}"
 
 
 def _find_devcontainer(folder: Path) -> str | None:
@@ -280,26 +294,35 @@ def _read_session(
     home: bool = False,
 ) -> "LoadedTask":
     """Read the task file, and return the task of a session. The session's idle limit is the keep
-    time of its machine.
+    time of its machine. A session in a pool has no machine, because it takes over a node of the
+    pool: its job has the name that the machine would have, or is named after the user.
 
     If the file itself describes a session, such as a dstack `dev-environment`, the file's commands
     and idle limit are used.
     """
     from cavvy.domain.values import replace
+    from cavvy.spec.problems import slug
 
     overrides = json.loads(options.overrides or "{}")
+    pooled = "pool" in overrides
+    given = {key: overrides.pop(key) for key in ("machine", "keep") if pooled and key in overrides}
     if options.text is None or file == "-" or Path(file).name in _DEVCONTAINERS[1:]:
         own = {key: value for key, value in overrides.items() if key != "run"}
         task = read_task(file, params, replace(options, overrides=json.dumps(own))).task
+        pooled = task.pool is not None
         if task.session and ide != "jupyter":
             overrides = own
         if task.machine is not None:
             overrides.setdefault("machine", task.machine)
         if length := task.limits.idle or task.keep:
-            overrides.setdefault("keep", length.total_seconds())
+            (given if pooled else overrides).setdefault("keep", length.total_seconds())
         idle_gpu = idle_gpu or str(task.limits.idle_gpu_percent or "")
-    idle = overrides.setdefault("keep", _USUAL_IDLE)
-    overrides.setdefault("machine", _USUAL_NAME)
+    if pooled:
+        idle = given.get("keep", _USUAL_IDLE)
+        overrides["name"] = given.get("machine") or slug(f"{_USUAL_NAME}-{getpass.getuser()}")
+    else:
+        idle = overrides.setdefault("keep", _USUAL_IDLE)
+        overrides.setdefault("machine", _USUAL_NAME)
     limits = overrides.setdefault("limits", {})
     limits["idle"] = {"gpu": idle_gpu, "for": idle} if idle_gpu else idle
     overrides["session"] = True
@@ -353,7 +376,7 @@ def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
     raise CommandFailure(
         f"Jupyter could not be installed in session {job.name}: "
         + (next((line for line in reversed(lines) if line.strip()), "no output")),
-        f"`cavvy machines stop {there}` ends the session; "
+        f"`{_end_command(job)}` ends the session; "
         f"`cavvy dev --machine {there} --ide jupyter` then starts a session with Jupyter",
     )
 
@@ -387,12 +410,13 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
     the machine runs a job that is not a session; a session waits for the job of `machines start`.
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
-        if row.machine == name and _is_session(job := client.job(project, row.name)):
+        found = (row.machine or row.name) == name  # in a pool, the job has the session's name
+        if found and _is_session(job := client.job(project, row.name)):
             return job  # A session may still be queued and have no node.
-    found = [each for each in client.machines(project) if each.name == name]
-    if not found or found[0].job is None or found[0].state not in ("starting", "busy"):
+    machines = [each for each in client.machines(project) if each.name == name]
+    if not machines or machines[0].job is None or machines[0].state not in ("starting", "busy"):
         return None
-    job = client.job(project, found[0].job)
+    job = client.job(project, machines[0].job)
     if job.name.startswith(f"{name}-start") and _task(job)["run"] == "true":
         return None
     there = named(project, job.name)
@@ -408,7 +432,7 @@ def _resume_session(client: "ApiClient", project: str, name: str) -> "tuple[JobD
     is none, and the number of its last event before.
     """
     for row in list_jobs(client, project, ENDED, _MOST_ENDED)[0]:
-        if row.machine != name:
+        if (row.machine or row.name) != name:
             continue
         job = client.job(project, row.id)
         task = _task(job)
@@ -443,6 +467,7 @@ class _SessionWay(Struct, frozen=True, kw_only=True):
 
     project: str
     name: str
+    end: str  # the command that ends the session
     folder: str  # of the session, on its node
     ports: "Sequence[int]"  # forwarded to this machine
     home: bool  # whether the session's home folder is kept
@@ -467,9 +492,7 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
     click.echo(
         f"the session continues until it is idle; reconnect with: cavvy dev --machine {way.there}"
     )
-    click.echo(
-        f"open a shell: cavvy ssh {way.there}    end the session: cavvy machines stop {way.there}"
-    )
+    click.echo(f"open a shell: cavvy ssh {way.there}    end the session: {way.end}")
 
 
 def _sync(way: _SessionWay, *, once: bool) -> None:
