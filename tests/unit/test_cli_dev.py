@@ -9,6 +9,7 @@ from tests.unit.cli_client import FakeClient, client, make_job, make_machine
 
 from cavvy.cli import dev
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.tasks import TaskSpec
 from cavvy.task_files import ReadOptions
 
 __all__ = ["client"]
@@ -89,6 +90,28 @@ def test_a_session_waits_for_the_start_of_its_machine(client: FakeClient) -> Non
     client.all_jobs["train"] = make_job("train", "running", machine="dev")
     with pytest.raises(CommandFailure, match="machine dev runs job train"):
         dev._find_session(client, "default", "dev")  # type: ignore[arg-type]
+
+
+def test_a_later_session_in_a_pool_is_found_by_the_name_that_it_asked_for(
+    client: FakeClient,
+) -> None:
+    def add(name: str, phase: str, asked: str, *, session: bool = True) -> None:
+        task = TaskSpec(name=asked, run="true", pool="gpus", session=session)
+        client.all_jobs[name] = make_job(name, phase, task=task)
+
+    def find(name: str) -> str | None:
+        found = dev._find_session(client, "default", name)  # type: ignore[arg-type]
+        return found and found.name
+
+    add("dev-ada", "stopped", "dev-ada")
+    add("dev-ada-3", "running", "dev-ada-3")  # of another user, who named it so
+    add("dev-ada-4", "running", "dev-ada", session=False)
+    assert find("dev-ada") is None
+    add("dev-ada-2", "running", "dev-ada")  # the server has added the number
+    assert (find("dev-ada"), find("dev-ada-2")) == ("dev-ada-2", "dev-ada-2")
+    session = client.all_jobs["dev-ada-2"]
+    assert dev._again_command(session, "dev-ada") == "cavvy dev --pool gpus --machine dev-ada"
+    assert dev._end_command(session) == "cavvy stop dev-ada-2"
 
 
 GPU_LIMIT = "{run: x, limits: {idle: {gpu: 8%, for: 45m}}}"

@@ -5,6 +5,7 @@ Jupyter on it.
 import getpass
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client import ApiClient
     from cavvy.client.tunnel.mux import NodeTunnel
-    from cavvy.client.wire import JobDetail
+    from cavvy.client.wire import JobDetail, JobListing
     from cavvy.domain.tasks import TaskSpec
     from cavvy.importers.devcontainer import DevContainer
     from cavvy.task_files import LoadedTask, ReadOptions
@@ -211,7 +212,8 @@ def command(
                 _add_code_server(client, job)
             way = _SessionWay(
                 project=project,
-                name=name,
+                name=name if job.machine is not None else job.name,
+                again=_again_command(job, name),
                 end=_end_command(job),
                 folder=folder,
                 ports=container.ports if container is not None else (),
@@ -220,13 +222,19 @@ def command(
             )
             _connect(way, ide, no_open=no_open)
         except KeyboardInterrupt:
-            there = named(project, name)
+            there = named(project, job.machine or job.name)
             click.echo(
-                f"\nsession {there} continues; reconnect with: cavvy dev --machine {there}    "
+                f"\nsession {there} continues; reconnect with: {_again_command(job, name)}    "
                 f"end the session: {_end_command(job)}",
                 err=True,
             )
             raise
+
+
+def _again_command(job: "JobDetail", name: str) -> str:
+    """Return the command that reconnects, and starts another session if this one has ended."""
+    pool = _task(job).get("pool")
+    return f"cavvy dev {f'--pool {pool} ' if pool else ''}--machine {named(job.project, name)}"
 
 
 def _end_command(job: "JobDetail") -> str:
@@ -410,8 +418,7 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
     the machine runs a job that is not a session; a session waits for the job of `machines start`.
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
-        found = (row.machine or row.name) == name  # in a pool, the job has the session's name
-        if found and _is_session(job := client.job(project, row.name)):
+        if job := _read_named(client, row, name):
             return job  # A session may still be queued and have no node.
     machines = [each for each in client.machines(project) if each.name == name]
     if not machines or machines[0].job is None or machines[0].state not in ("starting", "busy"):
@@ -427,16 +434,25 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
     )
 
 
+def _read_named(client: "ApiClient", row: "JobListing", name: str) -> "JobDetail | None":
+    """Return the job if it is a session with this name: that of its machine or, in a pool, of its
+    job. The server adds a number to the job's name if an earlier session had it.
+    """
+    names = {row.machine} if row.machine else {row.name, re.sub(r"-[0-9]+$", "", row.name)}
+    if name not in names:
+        return None
+    job = client.job(row.project, row.id)
+    known = {row.machine or row.name, None if row.machine else _task(job)["name"]}
+    return job if name in known and _is_session(job) else None
+
+
 def _resume_session(client: "ApiClient", project: str, name: str) -> "tuple[JobDetail | None, int]":
     """Queue the machine's newest session with a kept home folder again. Return it, or None if there
     is none, and the number of its last event before.
     """
     for row in list_jobs(client, project, ENDED, _MOST_ENDED)[0]:
-        if (row.machine or row.name) != name:
-            continue
-        job = client.job(project, row.id)
-        task = _task(job)
-        if task.get("session") and (task.get("checkpoint") or {}).get("path") == _HOME:
+        job = _read_named(client, row, name)
+        if job and (_task(job).get("checkpoint") or {}).get("path") == _HOME:
             seen = client.events(project, job.id).last
             client.retry(project, job.id)
             click.echo(f"session {job.name} is resumed; the options are ignored", err=True)
@@ -467,6 +483,7 @@ class _SessionWay(Struct, frozen=True, kw_only=True):
 
     project: str
     name: str
+    again: str  # the command that reconnects to the session
     end: str  # the command that ends the session
     folder: str  # of the session, on its node
     ports: "Sequence[int]"  # forwarded to this machine
@@ -489,9 +506,7 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
         _open_shell(way)
     elif way.sync is not None and (no_open or ide not in ("jupyter", "code-server")):
         _sync(way, once=no_open)
-    click.echo(
-        f"the session continues until it is idle; reconnect with: cavvy dev --machine {way.there}"
-    )
+    click.echo(f"the session continues until it is idle; reconnect with: {way.again}")
     click.echo(f"open a shell: cavvy ssh {way.there}    end the session: {way.end}")
 
 
@@ -592,7 +607,7 @@ def _open_page(way: _SessionWay, ide: str, *, no_open: bool) -> None:
         click.echo(f"password: {secret}")
     if no_open:
         click.echo(f"on the node: http://127.0.0.1:{port}{path}")
-        click.echo(f"bring it here: cavvy dev --ide {ide} --machine {way.there}")
+        click.echo(f"bring it here: {way.again} --ide {ide}")
         return
     said: list[int] = []
 
