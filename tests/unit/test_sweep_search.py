@@ -1,11 +1,13 @@
 """Sweeps whose values are chosen when their jobs start."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
 from tests.records import make_job_record
 from tests.unit.test_early_stopping import NOW
+from tests.waits import PATIENCE_S
 
 from cavvy.control.sweep_search import (
     SweepSearcher,
@@ -15,13 +17,14 @@ from cavvy.control.sweep_search import (
 )
 from cavvy.domain.arrays import choose_values, count_members, make_member
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JobPhase
+from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.tasks import SweepSearch, SweptParam, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError
 from cavvy.spec.overrides import apply_overrides
 from cavvy.store.base import AtomicWrite, StaleVersion
 from cavvy.store.open import MemoryStore
+from cavvy.store.sql import Store
 from cavvy.task_files import parse_task
 
 TEXT = """
@@ -113,24 +116,31 @@ def test_any_untried_values_are_found() -> None:
 class Sweep:
     """A sweep in a store, whose jobs start."""
 
-    def __init__(self) -> None:
-        self.store, self.calls = MemoryStore(), list[int]()
+    def __init__(self, name: str = "j", store: Store | None = None) -> None:
+        self.name, self.store, self.calls = name, store or MemoryStore(), list[int]()
         self.searcher = SweepSearcher(self.store, self.choose)
-        self.task = make_task(SweepSearch(metric="loss"))
+        self.task = replace(make_task(SweepSearch(metric="loss")), name=name)
 
     def choose(self, task: TaskSpec, index: int, tried: Sequence[TriedPoint]) -> int:
         self.calls.append(len(tried))
         return 10 + index
 
     async def submit(self) -> None:
-        job = make_job_record(NOW, id="j0", name="tune", array_id="a", task=self.task)
-        event = Event(project=job.project, job_id="j0", at=NOW, kind="queued", text="")
-        await self.store.arrays.submit(job, event, {"j0": 0, "j1": 1, "j2": 2}, None)
+        first = f"{self.name}0"
+        job = make_job_record(
+            NOW, id=first, name=self.name, array_id=f"{self.name}s", task=self.task
+        )
+        event = Event(project=job.project, job_id=first, at=NOW, kind="queued", text="")
+        members = {f"{self.name}{at}": at for at in range(3)}
+        await self.store.arrays.submit(job, event, members, None)
 
     async def start(self, job_id: str) -> None:
         job = await self.store.job(job_id)
         started = replace(job, phase=JobPhase.STARTING, attempt=job.attempt + 1)
         await self.store.commit(AtomicWrite(jobs=[started]))
+
+    async def settle(self, job_id: str) -> JobRecord:
+        return await self.searcher.settle(await self.store.job(job_id), NOW)
 
 
 def test_values_are_chosen_once() -> None:
@@ -143,7 +153,7 @@ def test_values_are_chosen_once() -> None:
             assert job.point == 10 + int(name[1])
             assert job.task.params == {"p0": job.point // 3, "p1": job.point % 3}
         assert sweep.calls == [0, 1]
-        assert await sweep.store.arrays.list_points("a") == {"j0": 10, "j1": 11}
+        assert await sweep.store.arrays.list_points("js") == {"j0": 10, "j1": 11}
         # another server has chosen meanwhile: nothing is changed, and the agent asks again
         await sweep.start("j2")
         stale = await sweep.store.job("j2")
@@ -151,8 +161,61 @@ def test_values_are_chosen_once() -> None:
         with pytest.raises(StaleVersion):
             await sweep.searcher.settle(stale, NOW)
         assert (await sweep.store.job("j2")).point == 99
+        assert sweep.calls == [0, 1]
 
     asyncio.run(run())
+
+
+def test_ranks_wait_for_one_choice_and_other_sweeps_do_not() -> None:
+    other_chosen = threading.Event()
+
+    class Waiting(Sweep):
+        def choose(self, task: TaskSpec, index: int, tried: Sequence[TriedPoint]) -> int:
+            if self.name == "b":
+                other_chosen.set()
+            assert other_chosen.wait(PATIENCE_S)
+            return super().choose(task, index, tried)
+
+    async def run() -> None:
+        first = Waiting("a")
+        second = Waiting("b", first.store)
+        sweeps = {"a": first, "b": second}
+        first.searcher = second.searcher = SweepSearcher(
+            first.store, lambda task, *rest: sweeps[task.name].choose(task, *rest)
+        )
+        for each in (first, second):
+            await each.submit()
+            await each.start(f"{each.name}0")
+        ranks = [first.settle("a0") for _ in range(4)]
+        found = await asyncio.gather(*ranks, second.settle("b0"), return_exceptions=True)
+        assert sum(isinstance(each, StaleVersion) for each in found) == 3  # these ranks ask again
+        assert (first.calls, second.calls) == ([0], [0])
+
+    asyncio.run(run())
+
+
+def test_many_values_without_an_order_are_no_categories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna compares all categories for each job that was tried, while an agent waits."""
+    pytest.importorskip("optuna", reason="needs the extra `tuning`")
+    from optuna import distributions
+
+    sizes = list[int]()
+
+    class Counted(distributions.CategoricalDistribution):
+        def __init__(self, choices: Sequence[int]) -> None:
+            sizes.append(len(choices))
+            super().__init__(choices)
+
+    monkeypatch.setattr(distributions, "CategoricalDistribution", Counted)
+    texts = [tuple(f"{name}{at}" for at in range(size)) for name, size in (("a", 3000), ("b", 64))]
+    sweep = [SweptParam(each[0], each, each) for each in (*texts, ("alone",), ("last",))]
+    task = replace(make_task(SweepSearch(metric="loss")), sweep=tuple(sweep))
+    tried: list[TriedPoint] = []
+    for index in range(12):
+        point = choose_by_optuna(task, index, tried)
+        tried.append(TriedPoint(point=point, value=float(index), ended=True))
+    assert all(0 <= each.point < 3000 * 64 for each in tried)
+    assert set(sizes) == {64}
 
 
 def test_a_server_that_lost_optuna_goes_on() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence, Set
 from datetime import datetime
 from itertools import count
 from math import isfinite
+from threading import Lock
+from weakref import WeakValueDictionary
 
 from cavvy.control.decide.rows import make_event
 from cavvy.domain.arrays import choose_values, count_combinations
@@ -19,11 +21,15 @@ from cavvy.domain.tasks import SweptParam, TaskSpec
 from cavvy.domain.units import format_count
 from cavvy.domain.values import Struct, replace
 from cavvy.packages import extra_command
-from cavvy.store.base import AtomicWrite
+from cavvy.store.base import AtomicWrite, StaleVersion
 from cavvy.store.sql import Store
 
 _TRIES = 20  # choices of Optuna before a combination that was tried is replaced
 _LEAST_ORDERED = 3  # numbers; their order says nothing if there are fewer
+# Values without an order. More values count as ordered as they are written, because Optuna compares
+# all values of each job that was tried, and a job waits for its choice.
+_MOST_UNORDERED = 64
+_FILTERS = Lock()  # the filters of warnings are those of the whole process
 
 
 class TriedPoint(Struct, frozen=True, kw_only=True):
@@ -45,7 +51,8 @@ class SweepSearcher:
     def __init__(self, store: Store, choose: Choose | None = None) -> None:
         self._store = store
         self._choose = choose or choose_by_optuna
-        self._turn = asyncio.Lock()  # a choice knows the choices before it
+        # by array: a choice knows the choices before it
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def settle(self, job: JobRecord, now: datetime) -> JobRecord:
         """Return the job with its values, which are stored before the job can start, so that a
@@ -53,7 +60,10 @@ class SweepSearcher:
         search, array_id = job.task.search, job.array_id
         if search is None or array_id is None or job.member is None or job.point is not None:
             return job
-        async with self._turn:
+        async with self._turns.setdefault(array_id, asyncio.Lock()):
+            if (await self._store.job(job.id)).version != job.version:
+                # chosen for another rank or an earlier request, while this one waited for its turn
+                raise StaleVersion(f"job {job.id} is no longer at version {job.version}")
             tried = await self._list_tried(array_id, search.metric)
             known = sum(each.value is not None for each in tried)
             text = f"chosen by TPE from {format_count(known, 'result')}"
@@ -97,14 +107,20 @@ def choose_by_optuna(task: TaskSpec, index: int, tried: Sequence[TriedPoint]) ->
     search = task.search
     assert search is not None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    orders = [_order(each) for each in task.sweep]
+    orders = {each.name: _order(each) for each in task.sweep if len(each.values) > 1}
+    ranks_of = {
+        name: {at: rank for rank, at in enumerate(order)}
+        for name, order in orders.items()
+        if order is not None
+    }
     spaces: dict[str, BaseDistribution] = {
         each.name: CategoricalDistribution(range(len(each.values)))
-        if order is None
-        else IntDistribution(0, len(order) - 1)
-        for each, order in zip(task.sweep, orders, strict=True)
+        if orders[each.name] is None
+        else IntDistribution(0, len(each.values) - 1)
+        for each in task.sweep
+        if each.name in orders
     }
-    with warnings.catch_warnings():
+    with _FILTERS, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `constant_liar` may change in later versions
         sampler = optuna.samplers.TPESampler(seed=_seed(task, index), constant_liar=True)
     study = optuna.create_study(
@@ -113,10 +129,10 @@ def choose_by_optuna(task: TaskSpec, index: int, tried: Sequence[TriedPoint]) ->
     for each in tried:
         state = TrialState.RUNNING if not each.ended else TrialState.COMPLETE
         state = TrialState.FAIL if each.ended and each.value is None else state
-        places = {one.name: at for one, at in choose_values(task.sweep, each.point)}
         ranks = {
-            one.name: places[one.name] if order is None else order.index(places[one.name])
-            for one, order in zip(task.sweep, orders, strict=True)
+            one.name: ranks_of[one.name][at] if one.name in ranks_of else at
+            for one, at in choose_values(task.sweep, each.point)
+            if one.name in orders
         }
         study.add_trial(
             create_trial(state=state, value=each.value, params=ranks, distributions=spaces)
@@ -125,8 +141,8 @@ def choose_by_optuna(task: TaskSpec, index: int, tried: Sequence[TriedPoint]) ->
     for _ in range(_TRIES):
         params = study.ask(spaces).params
         point = 0
-        for one, order in zip(task.sweep, orders, strict=True):
-            rank = int(params[one.name])
+        for one in task.sweep:
+            rank, order = int(params.get(one.name, 0)), orders.get(one.name)
             point = point * len(one.values) + (rank if order is None else order[rank])
         if point not in taken:
             return point
@@ -149,11 +165,11 @@ def _seed(task: TaskSpec, index: int) -> int:
 
 def _order(param: SweptParam) -> Sequence[int] | None:
     """Return the places of a parameter's values in the order of the values, or None if they have no
-    order."""
+    order and are few."""
     values = param.values
     are_numbers = all(isinstance(each, (int, float)) and type(each) is not bool for each in values)
     if not are_numbers or len(values) < _LEAST_ORDERED:
-        return None
+        return None if len(values) <= _MOST_UNORDERED else range(len(values))
     return sorted(range(len(values)), key=lambda at: values[at])
 
 
