@@ -64,6 +64,11 @@ def test_a_session_in_a_pool_has_a_name_and_an_idle_limit_but_no_machine(
 
     assert read_named("run: train", pool="gpus") == ("dev-ada-lovelace", 30.0)
     assert read_named("run: train", pool="gpus", machine="mine", keep="1h") == ("mine", 60.0)
+    in_file = "{run: train, pool: gpus}"
+    assert read_named(in_file, machine="mine", keep="1h") == ("mine", 60.0)
+    for key, value in (("machine", "mine"), ("keep", "1h")):
+        with pytest.raises(CommandFailure, match=f"`{key}` has no meaning with `pool`"):
+            read_named(f"{{run: train, {key}: {value}}}", pool="gpus")
     assert read_named("{run: train, pool: gpus, limits: {idle: 5m}}") == ("dev-ada-lovelace", 5.0)
 
 

@@ -313,7 +313,7 @@ def _read_session(
 
     overrides = json.loads(options.overrides or "{}")
     pooled = "pool" in overrides
-    given = {key: overrides.pop(key) for key in ("machine", "keep") if pooled and key in overrides}
+    given = {key: overrides.pop(key) for key in ("machine", "keep") if key in overrides}
     if options.text is None or file == "-" or Path(file).name in _DEVCONTAINERS[1:]:
         own = {key: value for key, value in overrides.items() if key != "run"}
         task = read_task(file, params, replace(options, overrides=json.dumps(own))).task
@@ -321,16 +321,15 @@ def _read_session(
         if task.session and ide != "jupyter":
             overrides = own
         if task.machine is not None:
-            overrides.setdefault("machine", task.machine)
+            given.setdefault("machine", task.machine)
         if length := task.limits.idle or task.keep:
-            (given if pooled else overrides).setdefault("keep", length.total_seconds())
+            given.setdefault("keep", length.total_seconds())
         idle_gpu = idle_gpu or str(task.limits.idle_gpu_percent or "")
+    idle = given.setdefault("keep", _USUAL_IDLE)
     if pooled:
-        idle = given.get("keep", _USUAL_IDLE)
         overrides["name"] = given.get("machine") or slug(f"{_USUAL_NAME}-{getpass.getuser()}")
     else:
-        idle = overrides.setdefault("keep", _USUAL_IDLE)
-        overrides.setdefault("machine", _USUAL_NAME)
+        overrides |= {"machine": _USUAL_NAME} | given
     limits = overrides.setdefault("limits", {})
     limits["idle"] = {"gpu": idle_gpu, "for": idle} if idle_gpu else idle
     overrides["session"] = True

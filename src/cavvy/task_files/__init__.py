@@ -322,7 +322,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
             notes.outside("nodes", problem, suggestion=PARTS_HINT)
         if problem := object_to_topology(found.task.topology, found.task.nodes):
             notes.outside("topology", problem, suggestion=TOPOLOGY_HINT)
-        for key, message, hint in list_misfits(found.task):
+        for key, message, hint in (*list_misfits(found.task), *_list_beside_pool(found.task)):
             notes.outside(key, message, suggestion=hint)
     try:
         notes.check()
@@ -334,6 +334,16 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
     from cavvy.importers import make_ready
 
     return make_ready(found.task, found)
+
+
+def _list_beside_pool(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys that exclude a pool: one may be in the file and the other among the options,
+    whose keys are checked alone.
+    """
+    for key in ("machine", "keep") if task.pool is not None else ():
+        if getattr(task, key):
+            hint = "delete it, or leave out the option"
+            yield key, f"`{key}` has no meaning with `pool`", hint
 
 
 def parse_file(
