@@ -72,7 +72,13 @@ def command(
     """
     from cavvy.cli.model import find_version
     from cavvy.cli.reach.service_call import await_url, list_advice
-    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file, prepare_version
+    from cavvy.cli.task.deployment import (
+        ModelChoice,
+        check_residency,
+        prepare,
+        prepare_file,
+        prepare_version,
+    )
 
     if file is not None and (engine or model):
         raise CommandFailure(
@@ -93,6 +99,8 @@ def command(
                 exit_code=2,
             )
         else:
+            if version is not None:
+                check_residency(version, None)
             job = client.job(project, version.job if version else name)
             if file is not None:
                 found = prepare_file(client, job, file, param, choice)
