@@ -7,12 +7,13 @@ The descriptions, read in November 2026: the VPC API with the models of IBM's Py
 Global Catalog (https://cloud.ibm.com/apidocs/resource-catalog/global-catalog). That an instance's
 price is in the metric `part-is.instance-hours-PROFILE` of the plan with the profile's name is what
 users of the catalog report. IBM reports missing capacity as a reason of the status of an instance;
-the refusal of a creation for that reason is made up.
+the refusal of a creation for that reason is made up, and so are the time that cluster networks
+take, and the code of the refusal to delete one with instances.
 """
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -54,6 +55,7 @@ IMAGES = {  # name: id, status, creation
     "ibm-ubuntu-24-04-3-minimal-s390x-3": ("e", "available", "2026-10-30T08:00:00Z"),
     "our-image": ("f", "available", "2026-01-01T08:00:00Z"),
 }
+CLUSTERED = "gx3d-160x1792x8h100"  # the profile with cluster networks, in us-south-1
 _SERVICE = "4b9bb8f5-0e11-45e6-9e5c-is-instance"
 _GRANT = "urn:ibm:params:oauth:grant-type:apikey"
 _TOKEN_S = 3600
@@ -90,6 +92,7 @@ _POLICY = {
     "host_failure": one_of(("restart", "stop")),
     "preemption": one_of(("delete", "stop")),
 }
+_INTERFACE = {"auto_delete": lambda value: value is True, "subnet": _ID, "name": text(63)}
 _FIELDS: Mapping[str, Check] = {
     # the pattern of `InstancePrototype.name`
     "name": text(63, r"([a-z]|[a-z][-a-z0-9]*[a-z0-9])"),
@@ -106,6 +109,23 @@ _FIELDS: Mapping[str, Check] = {
     "resource_group": _ID,
     "keys": list_of(_ID),
     "user_data": text(65_536),
+    "cluster_network_attachments": list_of(
+        _table({"cluster_network_interface": _table(_INTERFACE, "subnet"), "name": text(63)})
+    ),
+}
+_CLUSTER_NETWORK: Mapping[str, Check] = {
+    "name": _FIELDS["name"],
+    "profile": _table({"name": one_of(("h100", "hopper-1"))}, "name"),
+    "vpc": _ID,
+    "zone": _NAMED,
+    "resource_group": _ID,
+}
+_CLUSTER_SUBNET: Mapping[str, Check] = {
+    "name": _FIELDS["name"],
+    "ip_version": one_of(("ipv4",)),
+    "total_ipv4_address_count": lambda value: (
+        isinstance(value, int) and value >= 8 and value.bit_count() == 1
+    ),
 }
 _COMMON = {"version", "generation", "start", "limit"}
 _QUERIES = {  # besides the common ones
@@ -114,6 +134,7 @@ _QUERIES = {  # besides the common ones
     "instances": {"resource_group.id", "name", "vpc.id", "availability.class"},
     "subnets": {"resource_group.id", "zone.name", "vpc.id"},
     "images": {"resource_group.id", "name", "status", "visibility"},
+    "cluster_networks": {"resource_group.id", "name", "vpc.id", "sort"},
 }
 
 
@@ -159,6 +180,9 @@ class IbmStandIn(RestStandIn):
         self.tokens: dict[str, datetime] = {}  # and when they end
         self.faulty: dict[tuple[str, str], CloudFault] = {}  # faults of lists, by region and path
         self._logins = itertools.count(1)
+        self.networks: dict[str, dict[str, Any]] = {}  # cluster networks, by id
+        self.network_subnets: dict[str, list[dict[str, Any]]] = {}  # theirs, by the network's id
+        self.may_network = True  # whether the API key may create cluster networks
 
     def describe(self, fault: CloudFault) -> object:
         if fault.code.startswith("BXN"):
@@ -219,7 +243,70 @@ class IbmStandIn(RestStandIn):
             case "DELETE", ["instances", instance]:
                 self.end(self._find(region, instance))
                 return 204, None
+        return self._answer_profile(region, path, request)
+
+    def _answer_profile(
+        self, region: str, path: list[str], request: RestRequest
+    ) -> tuple[int, object]:
+        match request.method, path:
+            case "GET", ["instance", "profiles", name] if name in PROFILES:
+                return 200, show_profile(region, name)
+            case "GET", ["cluster_network", "profiles", "h100" | "hopper-1" as name]:
+                zones = [{"name": f"{HOME}-1"}] if region == HOME else []
+                return 200, {"name": name, "family": "vpc", "zones": zones}
+            case _, ["cluster_networks", *rest]:
+                if not self.may_network:
+                    raise self.faults["forbidden"]
+                return self._answer_network(region, rest, request)
         raise CloudFault(404, "not_found", request.path)
+
+    def _answer_network(
+        self, region: str, path: list[str], request: RestRequest
+    ) -> tuple[int, object]:
+        """Networks and subnets become stable one minute after their creation."""
+        now, body = self.cloud.time, request.body
+        ours = {id_: each for id_, each in self.networks.items() if each["region"] == region}
+        made = {"created_at": now.isoformat().replace("+00:00", "Z"), "region": region}
+        for each in [*ours.values(), *(each for id_ in ours for each in self.network_subnets[id_])]:
+            if datetime.fromisoformat(each["created_at"]) + timedelta(minutes=1) <= now:
+                each["lifecycle_state"] = each["becomes"]
+        made |= {"lifecycle_state": "pending", "becomes": "stable"}
+        match request.method, path:
+            case "GET", []:
+                named = request.query.get("name")
+                shown = [each for each in ours.values() if named in (None, each["name"])]
+                return 200, self._page(region, "cluster_networks", shown, request)
+            case "POST", []:
+                required = ("profile", "vpc", "zone")
+                wrong = wrong_field(body, _CLUSTER_NETWORK, required)
+                if wrong or body["zone"] != {"name": f"{HOME}-1"} or region != HOME:
+                    raise CloudFault(400, "validation_failed", f"{wrong}: {body}")
+                _refuse_used(body["name"], ours.values())
+                new = f"0717-network-{len(self.networks)}"
+                self.network_subnets[new] = []
+                return 201, self.networks.setdefault(new, {**body, **made, "id": new})
+            case "GET", [network, "subnets"] if network in ours:
+                return 200, {"subnets": self.network_subnets[network], "limit": 100}
+            case "POST", [network, "subnets"] if network in ours:
+                if wrong := wrong_field(body, _CLUSTER_SUBNET, ("total_ipv4_address_count",)):
+                    raise CloudFault(400, "validation_failed", f"{wrong}: {body.get(wrong)}")
+                assert ours[network]["lifecycle_state"] == "stable"
+                subnets = self.network_subnets[network]
+                _refuse_used(body["name"], subnets)
+                subnets.append({**body, **made, "id": f"{network}-subnet-{len(subnets)}"})
+                return 201, subnets[-1]
+            case "DELETE", [network] if network in ours:
+                used = {subnet for each in self.cloud.billed() for subnet in self._attached(each)}
+                if used & {each["id"] for each in self.network_subnets[network]}:
+                    raise CloudFault(409, "cluster_network_in_use", "instances reside in it")
+                del self.network_subnets[network]
+                return 202, {**self.networks.pop(network), "lifecycle_state": "deleting"}
+        raise CloudFault(404, "not_found", request.path)
+
+    def _attached(self, machine: Any) -> list[str]:
+        """The ids of the subnets of cluster networks in which an instance is."""
+        told = self.bodies.get(machine.id, {}).get("cluster_network_attachments", ())
+        return [each["cluster_network_interface"]["subnet"]["id"] for each in told]
 
     def _log_in(self, request: RestRequest) -> dict[str, Any]:
         assert request.headers["content-type"] == "application/x-www-form-urlencoded"
@@ -290,6 +377,23 @@ class IbmStandIn(RestStandIn):
             and (not spot or body["reservation_affinity"] == {"policy": "disabled"})
             and ("preemption" in body["availability_policy"]) == spot
         )
+        if (attached := body.get("cluster_network_attachments")) is not None:
+            subnets = [each["cluster_network_interface"]["subnet"]["id"] for each in attached]
+            networks = [
+                id_ for id_, each in self.network_subnets.items() if subnets[0] in _ids(each)
+            ]
+            good = (
+                good
+                and body["profile"]["name"] == CLUSTERED
+                and len(subnets) in (8, 16, 32)
+                and len(networks) == 1
+                and self.networks[networks[0]]["zone"] == body["zone"]
+                and sorted(subnets) == sorted(_ids(self.network_subnets[networks[0]]))
+                and all(
+                    each["lifecycle_state"] == "stable"
+                    for each in self.network_subnets[networks[0]]
+                )
+            )
         if not good:
             raise CloudFault(400, "bad_field", "a value does not fit the others")
 
@@ -316,6 +420,15 @@ class IbmStandIn(RestStandIn):
         }
 
 
+def _ids(told: list[dict[str, Any]]) -> list[str]:
+    return [each["id"] for each in told]
+
+
+def _refuse_used(name: str, told: Iterable[dict[str, Any]]) -> None:
+    if name in [each["name"] for each in told]:
+        raise CloudFault(400, "validation_unique_failed", f"Provided Name ({name}) is not unique")
+
+
 def make_subnet(zone: str, name: str = "net", status: str = "available") -> dict[str, Any]:
     return {
         "id": f"0717-{name}-{zone}",
@@ -339,6 +452,14 @@ def show_profile(region: str, name: str) -> dict[str, Any]:
         "bandwidth": {"type": "fixed", "value": 32000},
         "availability_class": {"type": "enum", "default": "standard", "values": allowed},
         "status": "current",
+        # https://cloud.ibm.com/docs/vpc?topic=vpc-planning-cluster-network
+        "cluster_network_attachment_count": {"type": "enum", "default": 0, "values": [0, 8, 16, 32]}
+        if name == CLUSTERED
+        else {"type": "dependent"},
+        "supported_cluster_network_profiles": [
+            {"name": each, "resource_type": "cluster_network_profile"}
+            for each in (("h100", "hopper-1") if name == CLUSTERED else ())
+        ],
         "zones": [{"name": f"{region}-1"}, *([{"name": f"{region}-2"}] if not gpu else [])],
     }
     if gpu:

@@ -13,13 +13,15 @@ from tests.proofs import Proof
 from tests.records import pick_prices
 
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import Fabric, NetworkNeed, Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import ibm
 from cavvy.providers.base import (
     GangState,
+    NoCapacity,
     PartlyUnknown,
     Refused,
+    TryAgain,
 )
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
@@ -211,6 +213,77 @@ class TestIbm(RestContract):
             Refused, match=rf"no zone of {HOME} has a suitable subnet; create a VPC"
         ):
             asyncio.run(account.provider("ours").offers())
+
+    async def test_a_gang_gets_a_cluster_network_with_eight_subnets(
+        self, account: IbmPlace
+    ) -> None:
+        """It is made over several launches and by several servers, and deleted after the gang."""
+        harness, api = account.harness(), account.api
+        gang = await harness.spec("cluster", nodes=2)
+        our = {"image": "our-image"}
+        provider = account.provider(gang.installation, **our)
+        gang = replace(gang, offer=await pick(provider, H100, Purchase.ON_DEMAND))
+        for state in ("the cluster network", "the subnets of a cluster network"):
+            with pytest.raises(TryAgain, match=f"IBM reports {state}.* as pending"):
+                await provider.launch(gang)
+            await account.wait(timedelta(minutes=2))
+            provider = account.provider(gang.installation, **our)  # a restarted server
+        l4 = replace(gang, name=f"{gang.name}-l4", offer=await pick(provider, L4, Purchase.SPOT))
+        alone = replace(gang, name=f"{gang.name}-alone", nodes=1)
+        for each in (gang, l4, alone):
+            await provider.launch(each)
+        ((network, told),) = api.networks.items()
+        assert (told["profile"], told["vpc"]) == ({"name": "hopper-1"}, {"id": "r006-vpc"})
+        subnets = [each["id"] for each in api.network_subnets[network]]
+        assert len(subnets) == 8
+        used = [each.get("cluster_network_attachments", []) for each in api.bodies.values()]
+        attached = [
+            [each["cluster_network_interface"]["subnet"]["id"] for each in one] for one in used
+        ]
+        assert attached == [subnets, subnets, [], [], []]
+        for other in ("cv-0123456789-one-abcd", "crew", told["name"].rpartition("-")[0]):
+            api.networks[other] = {**told, "id": other, "name": other}
+            api.network_subnets[other] = []
+        await account.wait(timedelta(hours=2))
+        await account.provider(gang.installation, **our).gangs()
+        # the gang's nodes still run, and two others are not this installation's
+        assert list(api.networks) == [network, "cv-0123456789-one-abcd", "crew"]
+        for each in (gang, l4, alone):
+            await provider.remove(each.name)
+        await account.wait(timedelta(minutes=31))
+        await provider.gangs()
+        assert list(api.networks) == ["cv-0123456789-one-abcd", "crew"]
+        assert account.billed() == 0
+
+    async def test_cluster_networks_that_cannot_be_had_are_told(self, account: IbmPlace) -> None:
+        gang, our = await account.harness().spec("cluster", nodes=2), {"image": "our-image"}
+        provider = account.provider(gang.installation, **our)
+        gang = replace(gang, offer=await pick(provider, H100, Purchase.ON_DEMAND))
+        account.api.may_network = False
+        with pytest.raises(Refused, match=r"Services, or set `cluster_networks` to false"):
+            await provider.launch(gang)
+        await provider.gangs()  # networks that cannot be listed hide no machines
+        account.api.may_network = True
+        with pytest.raises(TryAgain):
+            await provider.launch(gang)
+        (network,) = account.api.networks.values()
+        network["becomes"] = "failed"
+        await account.wait(timedelta(minutes=2))
+        with pytest.raises(Refused, match=r"the cluster network cv-.* as failed"):
+            await provider.launch(gang)
+        await provider.remove(gang.name)
+        await account.wait(timedelta(hours=2))
+        await provider.gangs()
+        assert account.api.networks == {}
+        # a task that asks for RDMA gets no machine without it
+        asked = replace(gang, name=f"{gang.name}-b", network=NetworkNeed(fabric=Fabric.ROCE))
+        provider = account.provider(gang.installation, cluster_networks=False, **our)
+        with pytest.raises(NoCapacity, match="or the setting `cluster_networks` is false"):
+            await provider.launch(asked)
+        await provider.launch(replace(asked, name=f"{gang.name}-c", network=None))
+        assert "cluster_network" not in str(account.api.bodies)
+        for name in "bc":
+            await provider.remove(f"{gang.name}-{name}")
 
     @pytest.mark.proves(PROOF, "spot")
     @pytest.mark.parametrize("taken", [True, False])

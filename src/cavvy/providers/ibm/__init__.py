@@ -1,7 +1,7 @@
 """IBM Cloud: each node is one instance or bare metal server, and starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -31,6 +31,7 @@ MANIFEST = make_manifest(
         "image",
         "cpu_profiles",
         "bare_metal_profiles",
+        "cluster_networks",
         "disk_gib",
     ),
     endpoint="https://{region}.iaas.cloud.ibm.com/v1",
@@ -43,8 +44,8 @@ MANIFEST = make_manifest(
         "deletes such instances "
         f"({_DOCS}-suspend-billing)",
         Feature.VOLUMES: f"{_DOCS}-attaching-block-storage",
-        Feature.NETWORK: "instances have one network interface; Cavvy creates no cluster network "
-        f"({_DOCS}-about-cluster-network)",
+        Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one "
+        f"({_DOCS}-about-networking-for-vpc)",
         Feature.NOTICE: "IBM describes no notice before it preempts a spot instance "
         f"({_DOCS}-spot-instances-virtual-servers)",
     },
@@ -82,6 +83,14 @@ MANIFEST = make_manifest(
             "bare_metal_profiles",
             "The profiles of bare metal servers to offer, separated by commas. By default, none. "
             "Do not remove a profile from this list while servers with this profile run.",
+        ),
+        flag(
+            "cluster_networks",
+            "If `true`, a gang of several instances gets its own cluster network, where the VPC "
+            "API lists one for the profile and the zone, so that RDMA connects the GPUs of its "
+            "nodes. If `false`, their RDMA network is not used, and the API key needs no right to "
+            "cluster networks.",
+            default=True,
         ),
         number(
             "disk_gib",

@@ -10,12 +10,14 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.ibm import KEYS, bare_metal
 from cavvy.providers.ibm.api import IamTokens, IbmApi
+from cavvy.providers.ibm.cluster_networks import NO_FABRIC, ClusterNetworks
 from cavvy.providers.ibm.market import IbmMarket
 from cavvy.providers.ibm.places import NO_SUBNET, IbmPlaces, check_default_image
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import keep_ours
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import MachineNames
 from cavvy.providers.vm.regions import ask_regions, list_regions
 from cavvy.providers.vm.rest import Json
 
@@ -39,6 +41,7 @@ _NAME_USED = "validation_unique_failed"
 _NO_ADDRESS = "0.0.0.0"  # the address that the API reports until one is chosen
 _DISK_TYPE = "general-purpose"
 _INSTANCES = "instances"
+_ENDED = vm.MachineState.ENDED
 # the disk of IBM's own images: `VolumePrototypeInstanceByImageContext.capacity`
 _LEAST_DISK_GIB = 100
 
@@ -62,6 +65,8 @@ class IbmCloud:
         self._api = IbmApi(settings, IamTokens(settings, context.now))
         self._market = IbmMarket(self._api, context)
         self._places = IbmPlaces(self._api, settings, context.now)
+        mark = MachineNames(context.installation, self.traits.name_limit).mark
+        self._clusters = ClusterNetworks(self._api, settings, mark, context.now)
         self._silent: Sequence[str] = ()  # the regions that did not list their subnets
 
     def close(self) -> None:
@@ -96,12 +101,13 @@ class IbmCloud:
         region = request.offer.region
         metal = bare_metal.is_bare_metal(request.offer.instance_type)
         kind = bare_metal.PATH if metal else _INSTANCES
-        body = await self._make_body(request, metal)
         try:
+            body = await self._make_body(request, metal)
             told = await self._api.send(region, "POST", f"/{kind}", body)
         except vm.CloudFault as fault:
             if fault.status in (400, 404):
                 self._places.forget()
+                self._clusters.forget()
             raise _name(fault) from fault
         return [_make_id(region, kind, told)]
 
@@ -113,11 +119,13 @@ class IbmCloud:
         kinds = [_INSTANCES, *([bare_metal.PATH] if self._market.bare_metal else [])]
 
         async def read(region: str) -> Sequence[vm.CloudMachine]:
-            lists = [await self._api.list(region, f"/{kind}", kind) for kind in kinds]
+            lists = [keep_ours(await self._api.list(region, f"/{kind}", kind)) for kind in kinds]
+            live = [each for each in lists[0] if _STATES.get(str(each["status"])) is not _ENDED]
+            await self._clusters.remove_unused(region, [str(each["name"]) for each in live])
             return [
                 _read(region, each, kind)
                 for kind, told in zip(kinds, lists, strict=True)
-                for each in keep_ours(told)
+                for each in told
             ]
 
         return await list_regions(self._market.regions, read)
@@ -135,11 +143,12 @@ class IbmCloud:
             await self._api.send(region, "DELETE", path)
 
     def is_full(self, fault: vm.CloudFault) -> bool:
-        return "capacity" in fault.code
+        return "capacity" in fault.code or fault.code == NO_FABRIC
 
     async def _make_body(self, request: vm.MachineRequest, metal: bool) -> Mapping[str, Any]:
         offer, gang = request.offer, request.gang
-        network: dict[str, Any] = {"subnet": {"id": (await self._places.subnet(offer))["id"]}}
+        subnet = await self._places.subnet(offer)
+        network: dict[str, Any] = {"subnet": {"id": subnet["id"]}}
         if groups := list_setting(self._settings, "security_groups"):
             network["security_groups"] = [{"id": each} for each in groups]
         image = await self._places.image(gang)
@@ -147,6 +156,8 @@ class IbmCloud:
             body = bare_metal.make_body(request, image, network)
         else:
             body = self._make_instance_body(request, image, network)
+            if attached := await self._clusters.attach(request, str(subnet["vpc"]["id"])):
+                body["cluster_network_attachments"] = attached
         if group := self._settings.get("resource_group"):
             body["resource_group"] = {"id": group}
         return body
