@@ -212,6 +212,8 @@ def test_a_batch_without_local_rows_is_refused_before_it_is_submitted(folder: Pa
     (images / ".hidden").mkdir(parents=True)
     (images / ".hidden" / "a.png").write_bytes(b"x")
     assert "there is no images in the working folder" in check("input: images, function: 'm:f'}")
+    other = run(run_task, "b.yaml", "--dry-run", "--", "echo", "it's")
+    assert other.exit_code == 0, other.output
     for elsewhere in ("input: /rows.jsonl", "input: 's3://b/rows.jsonl'"):
         assert not check(f"{elsewhere}, function: 'm:f'}}")
     brought = "inputs: [{source: 's3://b/in/', target: data}]"

@@ -81,8 +81,10 @@ def find_batch_files(documents: Sequence[Node]) -> Mapping[str, Path]:
 def find_rows(task: TaskSpec) -> str:
     """Return the path of a batch's rows in the submitted working folder. Returns "" if the rows
     come from elsewhere: a URL, one of the inputs, a path of the node, or commands of `setup` that
-    may write them. The task must have been made by `expand_batch`.
+    may write them. Returns "" also if another command replaces that of the batch.
     """
+    if not task.run.startswith(_COMMAND):
+        return ""
     words = shlex.split(task.run)
     path = words[words.index("--input") + 1]
     targets = [each.target.rstrip("/") for each in task.inputs]
