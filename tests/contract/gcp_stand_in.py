@@ -278,7 +278,8 @@ class GcpStandIn(GoogleStandIn):
         resource = given[kind.removesuffix("s")]
         path = f"{given.get('region', 'global')}/{kind}/{resource}"
         body, operation = self.made.get(path, ({}, ""))
-        if not body or self._ask(operation)["status"] != "DONE":
+        known = operation in self.operations  # Google forgets operations
+        if not body or (known and self._ask(operation)["status"] != "DONE"):
             link = f"projects/{PROJECT}/global/{kind}/{resource}"
             raise CloudFault(404, "notFound", f"The resource '{link}' was not found")
         return kind.removesuffix("s").capitalize(), body
@@ -306,9 +307,7 @@ class GcpStandIn(GoogleStandIn):
                 if other.split("/")[1] == kind and each["network"] == body["network"]
             ]
             assert not any(each.overlaps(ip_network(body["ipCidrRange"])) for each in others)
-        operation = self._operation(
-            "insert", ZONES[0], body["name"], f"make-{len(self.operations)}"
-        )
+        operation = self._operation("insert", ZONES[0], body["name"], f"make-{kind}-{body['name']}")
         operation["status"] = "RUNNING" if self.operation_time else "DONE"
         if self.network_fault is None:
             self.made[path] = body, operation["name"]

@@ -116,6 +116,27 @@ class TestGcp(ServiceAccountContract):
         for each in ("b", "c"):
             await again.remove(f"{gang.name}-{each}")
 
+    async def test_gangs_that_wait_for_the_same_networks_do_not_disturb_each_other(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
+        """Also if Google has forgotten the operations that created the networks."""
+        offers = await harness.ours.offers()
+        offer = next(each for each in offers if each.instance_type == "a3-highgpu-8g")
+        first = replace(await harness.spec("wide", nodes=2), offer=offer)
+        gangs = [first, replace(first, name=f"{first.name}-b")]
+        with pytest.raises(TryAgain, match="Google creates the networks"):
+            await harness.ours.launch(first)
+        for forgotten in (True, False):
+            await account.wait(timedelta(seconds=11))
+            if forgotten:
+                account.api.operations.clear()
+            launches = (harness.ours.launch(each) for each in gangs)
+            told = await asyncio.gather(*launches, return_exceptions=True)
+            assert all(isinstance(each, TryAgain) for each in told), told
+        for each in gangs:
+            await launch_again(account, harness.ours, each)
+            await harness.ours.remove(each.name)
+
     async def test_networks_that_cannot_be_created_are_told(
         self, account: RestPlace, harness: ContractHarness
     ) -> None:

@@ -110,11 +110,12 @@ class GpuNetworks:
 
     async def _exists(self, kind: str, body: Json) -> bool:
         path = f"{kind}/{body['name']}"
-        if path in self._operations:
-            fault = read_operation(await self._api.get(self._operations[path]))
+        # Another launch may ask at the same time, and Google forgets operations after two weeks.
+        if operation := self._operations.pop(path, ""):
+            fault = await self._read_end(operation)
             if fault is not None and fault.uncertain:
+                self._operations[path] = operation
                 return False
-            del self._operations[path]
             if fault is not None:
                 raise fault
         try:
@@ -128,6 +129,14 @@ class GpuNetworks:
             return True
         await self._request(kind, body, path)
         return False
+
+    async def _read_end(self, operation: str) -> CloudFault | None:
+        try:
+            return read_operation(await self._api.get(operation))
+        except CloudFault as fault:
+            if fault.status != 404:
+                raise
+            return None
 
     async def _request(self, kind: str, body: Json, path: str) -> None:
         try:
