@@ -437,6 +437,8 @@ class OciStandIn(RestStandIn):
             raise CloudFault(400, "InvalidParameter", f"{wrong}: {body.get(wrong)}")
         assert body["availabilityDomain"] in DOMAINS[region]
         ocid = f"ocid1.computecluster.oc1.{region}.{token}"
+        if self.clusters.get(ocid, {}).get("lifecycleState") == "DELETED":
+            raise CloudFault(409, "InvalidatedRetryToken", "The cluster was deleted")
         state = {"lifecycleState": "ACTIVE", "timeCreated": self.cloud.time.isoformat()}
         return self.clusters.setdefault(ocid, {**body, "id": ocid, **state})
 

@@ -347,6 +347,33 @@ class TestOci(RestContract):
         assert cluster["lifecycleState"] == "DELETED"
         assert account.billed() == 0
 
+    async def test_a_compute_cluster_that_a_person_deletes_during_a_launch_is_replaced(
+        self, account: OciPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also by a restarted server. OCI does not accept the token of the deleted one again."""
+
+        def refuse(*_: object) -> None:
+            raise CloudFault(409, "IncorrectState", "The subnet is being changed")
+
+        gang = await account.harness().spec("cluster", nodes=2)
+        provider = account.provider(gang.installation)
+        offers = await provider.offers()
+        gang = replace(gang, offer=next(each for each in offers if each.instance_type == H100))
+        with monkeypatch.context() as patched:
+            patched.setattr(account.api, "_launch", refuse)
+            with pytest.raises(TryAgain):
+                await provider.launch(gang)
+        ((ocid, cluster),) = account.api.clusters.items()
+        cluster["lifecycleState"] = "DELETED"
+        provider = account.provider(gang.installation)
+        with pytest.raises(Refused, match="InvalidatedRetryToken"):
+            await provider.launch(gang)
+        await account.wait(timedelta(seconds=10))
+        await provider.launch(gang)  # the instances have other names
+        used = {each.get("computeClusterId") for each in account.api.bodies.values()}
+        assert used == {*account.api.clusters} - {ocid}
+        await provider.remove(gang.name)
+
     async def test_without_the_right_to_compute_clusters_a_gang_is_refused(
         self, account: OciPlace
     ) -> None:

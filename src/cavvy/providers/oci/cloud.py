@@ -28,7 +28,7 @@ from cavvy.providers.vm.rest import Json
 # https://docs.oracle.com/en-us/iaas/Content/Compute/Tasks/troubleshooting-out-of-host-capacity.htm
 _NO_HOST = re.compile(r"out of (host )?capacity", re.IGNORECASE)
 _FULL = "OutOfHostCapacity"
-# This code means that the retry token belongs to an instance that was terminated:
+# This code means that the retry token belongs to an instance or a cluster that was deleted:
 # https://docs.oracle.com/en-us/iaas/Content/API/References/apierrors.htm
 _OLD_TOKEN = "InvalidatedRetryToken"
 # https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/datatypes/Instance
@@ -107,9 +107,9 @@ class OciCloud:
 
     async def create(self, request: vm.MachineRequest) -> Sequence[str]:
         region = request.offer.region
-        body = await self._make_body(request)
         self._quotas.forget()
         try:
+            body = await self._make_body(request)
             told = await self._api.send(region, "POST", "/instances", body, token=request.token)
         except vm.CloudFault as fault:
             if fault.status in (400, 404):
