@@ -107,7 +107,7 @@ def test_an_answer_may_come_in_any_pieces(script: Script, client: ApiClient) -> 
 
 
 def test_chunked_answers_are_read(script: Script, tmp_path: Path) -> None:
-    script.answers = [
+    script.answers = 2 * [
         [
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
             b"2;x=y\r\nde\r\n0\r\n\r\n",
@@ -115,6 +115,9 @@ def test_chunked_answers_are_read(script: Script, tmp_path: Path) -> None:
     ]
     connection = ClientConnection(f"unix:{tmp_path}/s.sock")
     assert connection.request("GET", "/", {}).body == b"abcde"
+    taken: list[tuple[int, bytes]] = []  # of a download through a proxy that cuts it into chunks
+    answer = connection.request("GET", "/", {}, take=lambda *piece: taken.append(piece))
+    assert (answer.body, taken) == (b"", [(200, b"abcde")])
     connection.close()
 
 

@@ -253,6 +253,9 @@ class ClientConnection:
                 break
         if headers.get("transfer-encoding", "").lower() == "chunked":
             body = self._read_chunks(connection)
+            if take is not None and status in (200, 206) and body:
+                take(status, body)
+                body = b""
         else:
             left, body = int(headers.get("content-length", "0")), b""
             while take is not None and status in (200, 206) and left:
