@@ -37,14 +37,19 @@ class Authority:
         self.ca.write_bytes(made.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
 
     def issue(
-        self, name: str = "server", *, days: int = 30, host: str | None = None
+        self,
+        name: str = "server",
+        *,
+        days: int = 30,
+        host: str | None = None,
+        address: str = "127.0.0.1",
     ) -> tuple[Path, Path]:
-        """Write a certificate for `host`, or for 127.0.0.1 and localhost; its file and that of its
-        key.
+        """Write a certificate for `host`, or for the address and localhost; its file and that of
+        its key.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+        names = [x509.DNSName("localhost"), x509.IPAddress(ip_address(address))]
         alternatives = x509.SubjectAlternativeName(names if host is None else [x509.DNSName(host)])
         made = self._builder(subject, key.public_key(), days).add_extension(alternatives, False)
         certificate, file = self._folder / f"{name}.pem", self._folder / f"{name}.key"

@@ -5,15 +5,18 @@ server, a folder that is mirrored beside it, and a home folder that is kept.
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import pytest
+from tests.certificates import Authority
 from tests.system import prepared
 from tests.system.server_state import kill_server
 from tests.system.trust import User, user_at
@@ -22,15 +25,16 @@ from tests.waits import PATIENCE_S, START_S, wait_until
 from cavvy.client.state import read_server
 
 pytestmark = pytest.mark.system
+NEAR, FAR = "10.98.0.1", "10.98.0.2"  # addresses of the ends of a wire
 
 
 class Terminal:
     """A command in a terminal, at which a user types."""
 
-    def __init__(self, user: User, *arguments: str) -> None:
+    def __init__(self, user: User, *arguments: str, within: Sequence[str] = ()) -> None:
         self.terminal, theirs = os.openpty()
         self.process = subprocess.Popen(
-            [*prepared.CLI, *arguments],
+            [*within, *prepared.CLI, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -73,8 +77,8 @@ class Terminal:
 
 
 @contextmanager
-def terminal(user: User, *arguments: str) -> Iterator[Terminal]:
-    made = Terminal(user, *arguments)
+def terminal(user: User, *arguments: str, within: Sequence[str] = ()) -> Iterator[Terminal]:
+    made = Terminal(user, *arguments, within=within)
     try:
         yield made
     finally:
@@ -129,6 +133,76 @@ def test_the_same_shell_after_a_minute_without_the_network(user: User) -> None:
         shell.type("exit")
         assert shell.process.wait(PATIENCE_S) == 0
     user.cli("machines", "stop", "dev", "--yes")
+
+
+@contextmanager
+def wire() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a wire between them, which ends as `near` and `far` in them."""
+    mark = token_hex(3)
+    near, far = f"cavvy-near-{mark}", f"cavvy-far-{mark}"
+    if os.getuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None:
+        pytest.skip("a wire to cut needs root, `ip` and `nsenter`: install iproute2, run as root")
+    try:
+        for name in (near, far):
+            made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+            if made.returncode:
+                pytest.skip(f"this machine permits no network namespaces: {made.stderr.strip()}")
+            ip("-n", name, "link", "set", "lo", "up")
+        ends = ("near", "netns", near, "type", "veth", "peer", "name", "far", "netns", far)
+        ip("link", "add", *ends)
+        for name, end, address in ((near, "near", NEAR), (far, "far", FAR)):
+            ip("-n", name, "address", "add", f"{address}/30", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+        yield near, far
+    finally:
+        for name in (near, far):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def inside(space: str) -> list[str]:
+    return ["nsenter", f"--net=/run/netns/{space}"]
+
+
+def move(user: User, space: str) -> None:
+    """Run the user's commands, and the server that they start, in a network namespace."""
+
+    def popen(words: Sequence[str], **rest: Any) -> "subprocess.Popen[str]":
+        return subprocess.Popen([*inside(space), *words], **rest)
+
+    user.popen = popen
+
+
+def test_the_same_shell_after_the_wire_is_cut(user: User, tmp_path: Path) -> None:
+    """Nothing refuses a connection meanwhile: what is sent into the wire is lost."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue(address=NEAR)
+    with wire() as (near, far), user_at(tmp_path / "ada") as ada:
+        move(user, near)
+        move(ada, far)
+        user.settings("[providers.local]\n")
+        files = ("--tls-cert", str(certificate), "--tls-key", str(key))
+        user.cli("server", "start", "--listen", f"{NEAR}:7443", *files)
+        line = user.output("server", "init", "--admin", "ada").split()
+        ada.cli(*line[1:], "--ca-file", str(authority.ca))
+        with terminal(ada, "dev", within=inside(far)) as shell:
+            shell.wait("kept for")
+            pid = shell.ask("echo $$")
+            shell.type("left=behind")
+            assert shell.ask("echo $left") == "behind"
+            ip("-n", near, "link", "set", "near", "down")
+            shell.type("typed=meanwhile")
+            shell.wait("connecting again")
+            ip("-n", near, "link", "set", "near", "up")
+            shell.wait("connected again")
+            assert shell.ask("echo $$ $left") == f"{pid} behind"
+            shell.type("exit")
+            assert shell.process.wait(PATIENCE_S) == 0
+        ada.cli("machines", "stop", "dev", "--yes")
+        user.cli("server", "stop")
 
 
 def test_a_session_is_resumed_with_its_home(user: User) -> None:
