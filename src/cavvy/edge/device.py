@@ -468,7 +468,8 @@ class DeviceProgram:
         if wanted["mib_per_s"]:
             command.append(str(wanted["mib_per_s"]))
         say(f"fetching {name}@{number}")
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment())
+        words = _LastWords(process.stderr)
         next_call = time.monotonic() + self.options["every_s"]
         while process.poll() is None:
             self._look()
@@ -478,9 +479,10 @@ class DeviceProgram:
                 stop = stop or self._is_taken_back(name, number)
             if stop:
                 process.kill()
-                process.communicate()
+                process.wait()
+                words.read()
                 return False
-        told = process.communicate()[1].strip()[-300:]
+        told = words.read()
         model = self._models[name]
         problem = f"{name}@{number} was not fetched: {told}" if process.returncode else None
         if problem or told:
@@ -505,6 +507,26 @@ class DeviceProgram:
         made = RunningModel(name, self.folder, self.front, self.options, self._over)
         self._models[name] = made
         return made
+
+
+class _LastWords:
+    """Reads what a process writes, because it would wait for ever with a full pipe, and keeps the
+    end."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe, self._kept = pipe, b""
+        self._reader = threading.Thread(target=self._work, daemon=True)
+        self._reader.start()
+
+    def read(self) -> str:
+        """Return the end of what the process wrote, after it has ended."""
+        self._reader.join(_PROBE_S)
+        return self._kept.decode(errors="replace").strip()[-300:]
+
+    def _work(self) -> None:
+        with self._pipe:
+            while piece := self._pipe.read1(1 << 12):
+                self._kept = (self._kept + piece)[-1200:]
 
 
 def read_wanted(answer: bytes) -> list[Fields]:
