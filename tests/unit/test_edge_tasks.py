@@ -80,6 +80,16 @@ def test_a_task_is_given_once_and_answered_once_by_its_device() -> None:
     assert tasks.find("p", "d", made.id, NOW) is None
 
 
+def test_a_project_cannot_use_up_the_tasks_of_the_others() -> None:
+    tasks = DeviceTasks()
+    for each in range(200):
+        tasks.add("p", f"d{each}", [], NOW)
+    with pytest.raises(TooManyTasks, match="p has had 200"):
+        tasks.add("p", "d200", [], NOW)
+    tasks.add("other", "d", [], NOW)
+    tasks.add("p", "d", [], NOW + timedelta(minutes=10))
+
+
 def test_a_command_is_not_given_to_a_device_after_its_user_gave_up() -> None:
     assert GIVEN.total_seconds() == edge._PATIENCE_S
     tasks = DeviceTasks()

@@ -12,7 +12,8 @@ from cavvy.domain.values import Struct, replace
 
 MOST_OUTPUT = 64 * 1024  # characters of an output
 _OF_DEVICE = 8  # open tasks of one device
-_IN_ALL = 1000
+_OF_PROJECT = 200  # tasks, also answered ones
+_IN_ALL = 2000  # tasks of all projects
 _KEPT = timedelta(minutes=10)
 # `cavvy edge exec` waits no longer: a command does not run after its user gave up.
 GIVEN = timedelta(seconds=180)
@@ -33,7 +34,7 @@ class DeviceTask(Struct, frozen=True, kw_only=True):
 
 
 class TooManyTasks(Exception):
-    """Raised if a device, or the server, has too many open tasks."""
+    """Raised if a device, a project or the server has too many tasks."""
 
 
 class DeviceTasks:
@@ -50,8 +51,12 @@ class DeviceTasks:
             for each in self._of(project, device)
             if each.exit_code is None and (each.told or now - each.made_at < GIVEN)
         ]
-        if len(mine) >= _OF_DEVICE or len(self._all) >= _IN_ALL:
+        if len(mine) >= _OF_DEVICE:
             raise TooManyTasks(f"{len(mine)} tasks wait for {device}; try again in ten minutes")
+        if sum(each.project == project for each in self._all.values()) >= _OF_PROJECT:
+            raise TooManyTasks(f"{project} has had {_OF_PROJECT} tasks; try again in ten minutes")
+        if len(self._all) >= _IN_ALL:
+            raise TooManyTasks("the server has too many tasks; try again in ten minutes")
         made = DeviceTask(
             id=secrets.token_hex(8),
             project=project,
