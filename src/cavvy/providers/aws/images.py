@@ -33,6 +33,10 @@ _NOT_IN_PROPRIETARY = "g3.16xlarge"
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/
 _NEURON = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
 _NO_NEURON = ("Inferentia",)
+# F2 needs no driver: AWS's tools that load an FPGA image are built on any Linux
+# (https://awsdocs-fpga-f2.readthedocs-hosted.com/latest/sdk/README.html). The FPGA Developer AMI,
+# which has Vivado and Vitis, needs a subscription in the Marketplace.
+_NO_DRIVER = ("VU47P",)
 # https://docs.aws.amazon.com/linux/al2023/ug/ec2.html
 _PLAIN = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{arch}"
 
@@ -116,7 +120,7 @@ def find_default(shape: InstanceShape) -> str:
     with drivers for the instance type. Raises Refused if AWS maintains no such image.
     """
     known = find_accelerator(shape.accelerator or "")
-    if known is None:
+    if known is None or known.accelerator.name in _NO_DRIVER:
         return _PLAIN.format(arch=shape.architecture)
     chip = known.accelerator
     if chip.vendor is Vendor.NVIDIA and (chip.year or _OLDEST_GPU) >= _OLDEST_GPU:

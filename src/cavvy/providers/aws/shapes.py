@@ -36,14 +36,14 @@ class InstanceShape(Struct, frozen=True, kw_only=True):
 
 
 def list_unknown(told: Json) -> Sequence[str]:
-    """Return the names of the type's GPUs and Neuron devices that are not in the catalog's table of
-    accelerators. For a type with an unknown device, `read_shape` returns None.
+    """Return the names of the type's GPUs, Neuron devices and FPGAs that are not in the catalog's
+    table of accelerators. For a type with an unknown device, `read_shape` returns None.
     """
     names = {str(each.get("Name", "")) for each in _list_devices(told)}
     return sorted(name for name in names if name and identify(name) is None)
 
 
-_OTHERS = ("InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+_OTHERS = ("InferenceAcceleratorInfo", "MediaAcceleratorInfo")
 
 
 def read_shape(told: Json) -> InstanceShape | None:
@@ -94,9 +94,9 @@ def _read_accelerators(
 
 
 def _list_devices(told: Json) -> Sequence[Json]:
-    """Return the type's accelerators: GPUs, then Neuron devices."""
-    gpus, neurons = told.get("GpuInfo") or {}, told.get("NeuronInfo") or {}
-    return [*gpus.get("Gpus", []), *neurons.get("NeuronDevices", [])]
+    """Return the type's accelerators: GPUs, then Neuron devices, then FPGAs."""
+    fields = (("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices"), ("FpgaInfo", "Fpgas"))
+    return [each for info, field in fields for each in (told.get(info) or {}).get(field, [])]
 
 
 def _bandwidth(network: Json) -> int | None:
