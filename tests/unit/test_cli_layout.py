@@ -696,3 +696,6 @@ def test_values_cannot_control_a_terminal() -> None:
         assert expected in out.getvalue()
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out.getvalue())
     assert json.loads(out.getvalue()) == [{"lr": value}]
+    out = io.StringIO()
+    rows_out(["lr"], [(value,)], title=f"{value}\u202e", file=out)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out.getvalue())

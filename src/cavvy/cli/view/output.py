@@ -172,7 +172,7 @@ def _write_table(
 ) -> None:
     width = _width(out)
     for text in title.split("\n") if title else ():
-        for line in layout.wrap_text(text, width):
+        for line in layout.wrap_text(_printable(text), width):
             out.write(f"{_bold(line, out)}\n")
     if not rows:
         text_out(empty, out)
@@ -234,8 +234,12 @@ def _text(head: TableColumn | None, value: object) -> str:
         return show_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
-    # Each row is one line of the table. Text from nodes must not move the cursor.
-    return "".join(char if char.isprintable() else " " for char in str(value))
+    return _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """Return a text as one line. Text from nodes and files must not move the cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _bold(text: str, out: TextIO) -> str:
