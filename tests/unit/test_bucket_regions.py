@@ -31,6 +31,12 @@ inputs:
 """
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own server, if one runs, answers nothing here."""
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+
+
 class Storages(ThreadingHTTPServer):
     """Amazon's and Google's answers about the locations of buckets, in their documented forms:
     docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html and

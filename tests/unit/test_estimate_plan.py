@@ -47,6 +47,12 @@ assert H200 is not None
 assert A100 is not None
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own server, if one runs, answers nothing here."""
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+
+
 def gpt2(precision: str = "bf16", checkpointing: bool = False) -> WorkProfile:
     return find_model("gpt2", precision, checkpointing)
 

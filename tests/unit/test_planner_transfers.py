@@ -35,6 +35,12 @@ OUTPUT = Transfer(source="out", target="s3://results/", size_mib=SIZE)
 WORK = Workload(samples=3600.0, rates={"cpu": 1.0})
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own server, if one runs, answers nothing here."""
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+
+
 def cost_of(task: TaskSpec, offer: Offer, starts: float = 1) -> float:
     found = estimate_transfers(task, offer, PRICES, starts)
     assert found is not None
