@@ -150,6 +150,7 @@ def test_no_two_jobs_hold_the_same_device(user: User) -> None:
       lock={user.root}/gpu$CUDA_VISIBLE_DEVICES
       mkdir $lock || {{ echo "GPU $CUDA_VISIBLE_DEVICES is held by another"; exit 9; }}
       echo "$CUDA_VISIBLE_DEVICES" >> {user.root}/held
+      until [ $(sort -u {user.root}/held | wc -l) = 2 ]; do sleep 0.05; done  # two run at once
       sleep 0.4; rmdir $lock
     """
     names = [
