@@ -88,7 +88,7 @@ def test_a_newer_command_replaces_the_server_under_a_job(user: User) -> None:
     first = user.server()
     change(user, version="0.0.1", revision=0)
     user.forget()
-    assert user.cli("ps").count("running") == 1
+    wait_until(lambda: user.cli("ps").count("running") == 1)
     assert user.server() not in (None, first)
     check_went_through(user, name)
 
@@ -132,7 +132,7 @@ def test_leftovers_of_a_killed_server_are_in_nobodys_way(user: User) -> None:
         change(user, pid=bystander.pid)
         (user.home / "server.lock").write_text(f"{bystander.pid}\n")
         (user.home / f"server.json.{bystander.pid}.tmp").write_text("{half")
-        assert user.cli("ps").count("running") == 1
+        wait_until(lambda: user.cli("ps").count("running") == 1)
         assert user.server() not in (None, bystander.pid)
         user.cli("server", "stop")
         assert bystander.poll() is None
