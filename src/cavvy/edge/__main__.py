@@ -13,7 +13,6 @@ from cavvy.edge.tasks import say
 
 
 def main(arguments: list[str]) -> int:
-    os.umask(0o077)
     folder, *server = arguments
     token = os.environ.pop("CAVVY_EDGE_TOKEN", "")
     try:
@@ -31,4 +30,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    os.umask(0o077)  # not in `main`: tests call it in their own process
     sys.exit(main(sys.argv[1:]))
