@@ -251,9 +251,9 @@ class ControlPlaneClient:
     def pump(self) -> None:
         """Send pending messages and log output. Every caller that adds messages or output must call
         this method."""
-        if self.closed or self._go is not None:
-            return
-        if self._messages.idle and self._hold_timer is None:
+        if self.closed or self._go is not None or self._hold_timer is not None:
+            return  # output waits with the message: who reads a line finds the work running
+        if self._messages.idle:
             batch = self._outbox.batch()
             if batch:
                 who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": self._nonce}
@@ -266,11 +266,11 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def hold(self) -> None:
-        """Wait a moment before messages are sent, unless `release` is called earlier."""
+        """Wait a moment before messages and output are sent, unless `release` is called earlier."""
         self._hold_timer = self.loop.after(RUNNING_PAUSE_S, self.release)
 
     def release(self) -> None:
-        """Send messages at once."""
+        """Send messages and output at once."""
         self.loop.cancel(self._hold_timer)
         self._hold_timer = None
         self.pump()
