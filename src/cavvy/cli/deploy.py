@@ -87,25 +87,28 @@ def command(
     with session() as client:
         choice = ModelChoice(source=source or "", engine=engine or "", path=model or "")
         version = find_version(client, project, name) if "@" in name else None
-        if version is not None and source:
+        if version is None:
+            job = client.job(project, name)
+            found = (
+                prepare(client, job, service, param, choice)
+                if file is None
+                else prepare_file(client, job, file, param, choice)
+            )
+        elif source:
             raise CommandFailure("--from is for jobs: a version has its own files", exit_code=2)
-        if version is not None and file is not None:
+        elif file is not None:
             found = prepare_version(client, version, file, param)
-        elif version is not None and not version.job:
+        elif version.job:
+            check_residency(version, None)
+            job = client.job(project, version.job)
+            found = prepare(client, job, service, param, choice, version)
+        else:
             raise CommandFailure(
                 f"{version.name} was not published from a job, whose resources and image the "
                 "service would use",
                 "add --service FILE",
                 exit_code=2,
             )
-        else:
-            if version is not None:
-                check_residency(version, None)
-            job = client.job(project, version.job if version else name)
-            if file is not None:
-                found = prepare_file(client, job, file, param, choice)
-            else:
-                found = prepare(client, job, service, param, choice, version)
         _start(client, project, service, found, yes=yes)
         served = await_url(client, project, service)
     if output == "json":

@@ -87,15 +87,15 @@ def _serve(program: int, writer: int, finish: Callable[[], str] | None) -> None:
                 with suppress(OSError):
                     os.write(output, finish().encode(errors="replace"))
                 os.close(output)
-            alone = not _has_children()
+            alone = not reap()
             os.write(writer, bytes([find_code(status), *([1] if alone else [])]))
             os.close(writer)
             if alone:
                 os._exit(0)
 
 
-def _has_children() -> bool:
-    """Reap the child processes that have ended. Return whether others are left."""
+def reap() -> bool:
+    """Reap the child processes that have ended. Return False if no child process is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

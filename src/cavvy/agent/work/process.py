@@ -9,7 +9,8 @@ import socket
 from collections.abc import Callable
 
 from ..loop import EventLoop, PipeReader, by_line
-from .reaper import ChildCommand, guard, reap, sweep
+from .alone import reap
+from .reaper import ChildCommand, guard, sweep
 
 
 def _ignore(*_: object) -> None:

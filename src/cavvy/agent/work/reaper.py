@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from ..disk import open_own, read_process
 from ..loop import make_wake_pipe
+from .alone import reap
 from .cgroup import count_oom_kills
 
 TYPE_CHECKING = False
@@ -279,16 +280,6 @@ def sweep() -> None:
         if not reap():
             return
         select.select([], [], [], 0.01)
-
-
-def reap() -> bool:
-    """Reap the child processes that have ended. Return False if no child process is left."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
 
 
 def prctl(option: int, value: int) -> bool:
