@@ -8,7 +8,7 @@ from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.deadline.session import start_session
 from cavvy.planner.spot.view import JobTerms, PolicyMarket, PolicyView, RunMode, SpotQuote
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/simulate.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/concepts/spot.md"
 
 
 def test_the_example_of_the_guide_runs() -> None:

@@ -42,7 +42,6 @@ PROGRAMS = {
     "guides/formats.md": "tests/train/test_train_guides.py",
     "guides/profile-and-tune.md": "tests/train/test_train_guides.py",
     "guides/python.md": "tests/system/test_sdk_guide.py",
-    "guides/simulate.md": "tests/unit/test_deadline_session.py",
     "guides/train.md": "tests/train/test_train_guides.py",
     "tutorials/training-with-resume.md": "tests/train/test_train_guides.py",
 }
