@@ -219,5 +219,13 @@ async def test_labels_and_keys_are_changed_with_an_entry_in_the_audit_log(api: A
     await enrol(api, "one")
     made = await api.http.post("/v1/projects/default/rollouts", json=ask)
     assert (made.status_code, made.json()["to"]) == (201, 2)
+    answers = [await api.http.delete(path) for _ in range(2)]
+    assert [each.status_code for each in answers] == [200, 404]
+    assert answers[0].json() == {"name": "", "former": "m@2"}
+    assert (await api.http.post("/v1/projects/default/rollouts", json=ask)).status_code == 404
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    entries = [json.loads(each["text"]) for each in log]
+    taken = [each for each in entries if each["action"].startswith("DELETE") and each["before"]]
+    assert [each["before"] for each in taken] == [{"model": "m@2"}]
     missing = await api.http.post("/v1/projects/default/edge/keys")
     assert (missing.status_code, missing.json()["code"]) == (404, "model-not-found")

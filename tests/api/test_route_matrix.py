@@ -70,6 +70,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", "/v1/projects/{project}/edge/devices/{name}/tasks"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/models"): {"member", "operator", "admin"},
     ("PUT", "/v1/projects/{project}/models/{name}/labels/{label}"): {"operator", "admin"},
+    ("DELETE", "/v1/projects/{project}/models/{name}/labels/{label}"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/edge/keys"): {"admin"},
     ("POST", "/v1/projects/{project}/rollouts"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/rollouts/{name}/halt"): {"operator", "admin"},

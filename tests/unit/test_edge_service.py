@@ -319,6 +319,22 @@ def test_a_label_is_on_one_version_whoever_moves_it() -> None:
             *(each.promote("p", "m", "next", n) for n, each in ((1, one), (2, two)))
         )
         assert len(find_labels(await one.models("p"))) == 16
+        # one of two removals finds the label; also a version that had it before has it no longer
+        ended = await asyncio.gather(
+            *(each.unlabel("p", "m", "production") for each in (one, two)), return_exceptions=True
+        )
+        assert {type(each) for each in ended} == {ModelVersion, RowNotFound}
+        for each in (holder(), one.unlabel("p", "n", "next"), one.unlabel("p", "x", "next")):
+            with pytest.raises(RowNotFound):
+                await each
+        assert len(find_labels(await two.models("p"))) == 15
+        assert (await one.promote("p", "m", "more", 2))[1] is None
+        # a version promoted during the removal keeps the label, or loses it; no other has it
+        for _ in range(5):
+            await one.promote("p", "m", "more", 2)
+            await asyncio.gather(one.unlabel("p", "m", "more"), two.promote("p", "m", "more", 3))
+            left = find_labels(await one.models("p")).get(("p", "m", "more"))
+            assert left is None or left.name == "m@3"
 
     asyncio.run(play())
 

@@ -219,6 +219,29 @@ def promote(name: str, label: str, project: str, output: str) -> None:
     click.echo(f"{version.model}@{label} is {made.name}{former}")
 
 
+@command.command("unlabel")
+@click.argument("name", metavar="MODEL@LABEL")
+@project_option
+@json_option
+def unlabel(name: str, project: str, output: str) -> None:
+    """Take a label, such as production, from a model. Devices and services keep their version."""
+    from cavvy.client.edge_wire import unlabel_model
+
+    model, _, label = name.rpartition("@")
+    if not model or not label or label.isdecimal():
+        raise CommandFailure(
+            f"{name} is no label of a model",
+            "expected MODEL@LABEL, such as defects@production; `cavvy model list` lists labels",
+            exit_code=2,
+        )
+    with session() as client:
+        made = unlabel_model(client, project, model, label)
+    if output == "json":
+        json_out(made)
+        return
+    click.echo(f"{name} is no longer {made.former}")
+
+
 @command.command("pull")
 @click.argument("name", metavar="MODEL@NUMBER|LABEL")
 @click.option(

@@ -140,7 +140,7 @@ class PromoteAsk(Ask, frozen=True, kw_only=True):
 
 
 class PromotedView(Answer, frozen=True, kw_only=True):
-    """The version that has the label now, and the one that had it, or ""."""
+    """The version that has the label now, and the one that had it; "" if there is none."""
 
     name: str
     former: str
@@ -264,9 +264,13 @@ def promote_model(
     client: ApiClient, project: str, model: str, label: str, number: int
 ) -> PromotedView:
     """Move a label to a version of a model. Raises ApiError."""
-    path = f"{project_path(project)}/models/{segment('model', model)}"
-    path = f"{path}/labels/{segment('label', label)}"
+    path = _label(project, model, label)
     return client.ask(path, PromotedView, PromoteAsk(number=number), method="PUT")
+
+
+def unlabel_model(client: ApiClient, project: str, model: str, label: str) -> PromotedView:
+    """Take a label from a model. Raises ApiError."""
+    return client.ask(_label(project, model, label), PromotedView, method="DELETE")
 
 
 def rotate_signing_keys(client: ApiClient, project: str) -> SigningKeysView:
@@ -301,3 +305,8 @@ def list_samples(
 
 def _device(project: str, name: str) -> str:
     return f"{project_path(project)}/edge/devices/{segment('device', name)}"
+
+
+def _label(project: str, model: str, label: str) -> str:
+    path = f"{project_path(project)}/models/{segment('model', model)}"
+    return f"{path}/labels/{segment('label', label)}"

@@ -291,7 +291,10 @@ class EdgeService:
                 return version, holder
             if holder is None and len(holders) >= MOST_LABELS:
                 told = ", ".join(sorted(holders))
-                raise ModelRefused(f"{base} has {MOST_LABELS} labels, the most possible: {told}")
+                raise ModelRefused(
+                    f"{base} has {MOST_LABELS} labels, the most possible: {told}",
+                    f"remove one: cavvy model unlabel {base}@LABEL",
+                )
             moved = 1 + max((each.labels.get(label, 0) for each in known), default=0)
             with suppress(StaleVersion):
                 labels = {**version.labels, label: moved}
@@ -299,6 +302,21 @@ class EdgeService:
                 self._known.pop(project, None)
                 return stored, holder
         raise StaleVersion(f"model {base}@{number} kept changing during the request; try again")
+
+    async def unlabel(self, project: str, base: str, label: str) -> ModelVersion:
+        """Take a label from a model, and return the version that had it. Raises RowNotFound."""
+        for _ in range(_TRIES):
+            holder = await self.find_labelled(project, base, label)
+            known = [each for each in await self.models(project) if each.model == base]
+            # The holder comes last: until then, no version that had the label before has it again.
+            with suppress(StaleVersion):
+                for each in sorted(known, key=lambda one: one.labels.get(label, 0)):
+                    if label in each.labels:
+                        labels = {name: n for name, n in each.labels.items() if name != label}
+                        await self._store.edge.models.put(replace(each, labels=labels))
+                self._known.pop(project, None)
+                return holder
+        raise StaleVersion(f"model {base}@{label} kept changing during the request; try again")
 
     async def find_labelled(self, project: str, base: str, label: str) -> ModelVersion:
         """Return the version of a model that has a label. Raises RowNotFound."""

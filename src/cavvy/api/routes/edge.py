@@ -281,6 +281,27 @@ async def promote(
     return wire.PromotedView(name=moved.name, former=former.name if former else "")
 
 
+@router.delete(
+    "/v1/projects/{project}/models/{name}/labels/{label}",
+    "Take a label from a model. Devices and services keep the version that they have.",
+    rule=in_path(Permission.OPERATE),
+    when={RowNotFound: "model-not-found"},
+)
+async def unlabel(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: _DevicePath,
+    label: Annotated[str, Path(max_length=63)],
+) -> wire.PromotedView:
+    await app_state.store.archive.check(project)
+    edge = app_state.control_plane.edge
+    holder = await edge.find_labelled(project, name, label)
+    note_change(request, before={"model": holder.name}, after=None)
+    former = await edge.unlabel(project, name, label)
+    return wire.PromotedView(name="", former=former.name)
+
+
 @router.get("/v1/rollouts", "List the rollouts, newest first.", rule=in_query(Permission.VIEW))
 async def list_rollouts(app_state: AppState, projects: ProjectFilter) -> list[wire.RolloutView]:
     edge = app_state.control_plane.edge
