@@ -32,6 +32,7 @@ from tests.unit.cli_client import (
     make_node,
 )
 
+from cavvy.catalog.token_prices import list_api_prices
 from cavvy.cli import down, logs
 from cavvy.cli.exec import command as exec_command
 from cavvy.cli.exec import has_input
@@ -39,7 +40,7 @@ from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.errors import FOR_PROGRAMS
-from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
+from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView, TokensView
 from cavvy.client.policy_wire import PolicyAsk, ProjectPolicyView, UserLimitsView
 from cavvy.client.queue_wire import ShareReport, ShareView
 from cavvy.domain.jobs import RunOrigin
@@ -1078,9 +1079,82 @@ def test_costs_add_up_by_what_is_asked(client: FakeClient, monkeypatch: pytest.M
         ["--by", "beauty"],
         ["--by", "tag,user"],
         ["--by", "tag:"],
+        ["--by", "model,job,user,key"],
     )
     for words in wrong:
         assert run("cost", *words).exit_code == 2
+
+
+def test_models_of_a_service_share_its_cost_and_are_compared_with_public_apis(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def used(model: str, prompt: int, cached: int = 0, completion: int = 0) -> TokensView:
+        return TokensView(
+            model=model, prompt=prompt, cached=cached, completion=completion, estimated=0
+        )
+
+    def row(micros: int, service: str, provider: str, *tokens: TokensView) -> LedgerSumView:
+        return LedgerSumView(
+            groups={"service": service, "provider": provider, "user": "ada"},
+            amount_micros=micros,
+            discount_micros=-3,
+            jobs=1,
+            tokens=list(tokens),
+        )
+
+    small, own = "hf://Qwen/Qwen3-32B-AWQ@main", "my-adapter"
+    rows = [
+        row(1_000_001, "chat", "aws", used(small, 1_000_000, 500_000, 500_000), used(own, 500_000)),
+        row(70, "chat", "api.example.com", used(own, 100)),  # its price is not divided with others
+        row(-5, "", "aws"),
+        row(9, "", "gcp"),  # a job without tokens
+    ]
+
+    def answer(client: object, by: list[str], **period: object) -> list[LedgerSumView]:
+        asked.append(by)
+        return rows
+
+    monkeypatch.setattr("cavvy.client.ledger_wire.sum_ledger", answer)
+    found = json.loads(run("cost", "--by", "user,model", "-o", "json").stdout)
+    assert asked == [["user", "service", "provider"]]
+    spent = {each["model"]: each["spent_micros"] for each in found}
+    assert spent == {small: 750_001, own: 250_070, "-": 4}
+    assert {each["model"]: each["discount_micros"] for each in found} == {
+        small: -2,
+        own: -4,
+        "-": -6,
+    }
+    [one, *others] = found
+    assert one["micros_per_million_tokens"] == 500_001
+    # the cheapest API for two prompts, one of them cached, and a completion
+    price = {each.api: each for each in list_api_prices(small)}[one["api"]]
+    assert one["api_micros_per_million_tokens"] == round(
+        (price.prompt + price.cached + price.completion) / 3
+    )
+    assert all(each["api"] is None for each in others)  # nobody else has the adapter
+    shown = run("cost", "--by", "model").stdout
+    assert "API 1M" in shown
+    assert "total $1.00" in shown
+
+
+def test_names_of_models_are_found_in_any_spelling_and_no_model_is_taken_for_another() -> None:
+    assert list_api_prices("hf://meta-llama/Meta-Llama-3.1-8B-Instruct-FP8@main")
+    assert list_api_prices("Llama-3.1-8B-Instruct-Q4_K_M.gguf")
+    assert list_api_prices("llama-3.1-8b-instruct") != list_api_prices("llama-3.1-70b-instruct")
+    for unknown in (
+        "",
+        "/",
+        "fp8",
+        "stand-in",
+        "org/",
+        "@",
+        "\0" * 9,
+        "llama-3.1-8b",
+        "x" * 10_000,
+    ):
+        assert list_api_prices(unknown) == (), unknown
 
 
 def test_a_statement_is_written_for_a_month(

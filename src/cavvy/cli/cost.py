@@ -12,9 +12,10 @@ from cavvy.cli.reach.arrays import array_instead
 from cavvy.cli.reach.session import any_project_option, list_jobs, project_option, session
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
-from cavvy.cli.view.tokens import rate_tokens, show_rate
+from cavvy.cli.view.tokens import rate_apis, rate_tokens, show_rate
 from cavvy.client.metrics import describe_energy
 from cavvy.domain.units import format_energy, format_grams
+from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -33,6 +34,7 @@ _DIMENSIONS = (
     "machine",
     "service",
     "key",
+    "model",
     "volume",
     "provider",
     "account",
@@ -45,6 +47,8 @@ _DIMENSIONS = (
     "month",
     "tag",
 )
+# the models of a service share its replicas, and those of an API its price
+_SHARED = ("service", "provider")
 _AUDIT_COLUMNS = (
     TableColumn("job"),
     TableColumn("attempt", "TRY"),
@@ -68,6 +72,10 @@ _TOKEN_COLUMNS = (
     TableColumn("completion_tokens", "COMPLETION", "{:,}".format, drop=2),
     TableColumn("estimated_tokens", hidden=True),
     TableColumn("micros_per_million_tokens", "PER 1M", show_rate),
+)
+_API_COLUMNS = (
+    TableColumn("api_micros_per_million_tokens", "API 1M", show_rate, drop=1),
+    TableColumn("api", "CHEAPEST API", drop=2),
 )
 
 
@@ -101,6 +109,8 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
             "`tag` cannot be combined with other names; use tag:NAME to "
             "combine the values of one tag with them"
         )
+    if "model" in names and len({*names} - {"model", *_SHARED}) > 2:
+        raise click.BadParameter("`model` can be combined with two other names")
     return names
 
 
@@ -113,10 +123,11 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     "--by",
     metavar="NAMES",
     callback=_read_by,
-    help="Group the costs by project, user, job, machine, service, key, volume, provider, account, "
-    "region, zone, instance, gpu, purchase, kind, month, tag (each tag) or tag:NAME; up to four "
-    "names, separated by commas. Removed jobs are included. `--by project` covers all projects "
-    "whose spending you may see.",
+    help="Group the costs by project, user, job, machine, service, key, model, volume, provider, "
+    "account, region, zone, instance, gpu, purchase, kind, month, tag (each tag) or tag:NAME; up "
+    "to four names, separated by commas. Removed jobs are included. `--by project` covers all "
+    "projects whose spending you may see. The cost of replicas with several models is divided "
+    "among them by their tokens.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
@@ -256,9 +267,13 @@ def _sums_out(
 ) -> None:
     from cavvy.client.ledger_wire import sum_ledger
 
-    asked = ["tags" if name == "tag" else name for name in by]
+    asked = ["tags" if name == "tag" else name for name in by if name != "model"]
+    if "model" in by:
+        asked = [*dict.fromkeys([*asked, *_SHARED])]
     where = None if "project" in by else project
     rows = sum_ledger(client, asked, project=where, since=period[0], until=period[1])
+    if "model" in by:
+        rows = _split_models(rows, by)
     total = sum(row.amount_micros for row in rows)
     cells = _split_tags(rows) if by == ["tag"] else [_cells(row, by) for row in rows]
     show = formatting.make_money_format(cell[-1] for cell in cells)
@@ -277,6 +292,11 @@ def _sums_out(
     if tokens:
         columns += _TOKEN_COLUMNS
         cells = [(*cell, *_count_tokens(row)) for cell, row in zip(cells, rows, strict=True)]
+        apis = [next(iter(rate_apis(row.tokens)), None) for row in rows]
+        if any(apis) or output == "json":
+            columns += _API_COLUMNS
+            found = [(None, None) if each is None else each[::-1] for each in apis]
+            cells = [(*cell, *each) for cell, each in zip(cells, found, strict=True)]
     rows_out(columns, cells, output, empty="nothing was charged")
     if output == "table" and rows:
         several = " (a job with several tags is counted only once)" if by == ["tag"] else ""
@@ -319,6 +339,38 @@ def _split_tags(rows: "list[LedgerSumView]") -> list[tuple[Any, ...]]:
             for i, more in enumerate((row.jobs, row.discount_micros, row.amount_micros)):
                 sums[i] += more
     return sorted(((tag, *sums) for tag, sums in found.items()), key=lambda cell: -cell[-1])
+
+
+def _split_models(rows: "list[LedgerSumView]", by: list[str]) -> "list[LedgerSumView]":
+    """Return a row for each model of each group of `by`. What was spent on a service is divided
+    exactly, in proportion to the tokens of its models, whose requests share replicas.
+    """
+    from cavvy.costs.discounts import spread
+
+    found: dict[tuple[str, ...], LedgerSumView] = {}
+    for row in rows:
+        sizes = {each.model: each.prompt + each.completion for each in row.tokens}
+        if not any(sizes.values()):
+            sizes = {"": 1}
+        amounts, discounts = (
+            {name: sign * part for name, part in spread(sign * micros, sizes).items()}
+            for micros in (row.amount_micros, row.discount_micros)
+            for sign in [-1 if micros < 0 else 1]
+        )
+        for name in sizes:
+            groups = {each: name if each == "model" else row.groups[each] for each in by}
+            key = tuple(groups.values())
+            old = found.get(key)
+            found[key] = replace(
+                row,
+                groups=groups,
+                jobs=row.jobs + (old.jobs if old else 0),
+                amount_micros=amounts[name] + (old.amount_micros if old else 0),
+                discount_micros=discounts[name] + (old.discount_micros if old else 0),
+                tokens=[*(old.tokens if old else ()), *(t for t in row.tokens if t.model == name)],
+                energy=None,
+            )
+    return sorted(found.values(), key=lambda each: -each.amount_micros)
 
 
 def _read_month(ctx: click.Context, param: click.Parameter, value: str) -> datetime:

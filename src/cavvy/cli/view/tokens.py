@@ -17,6 +17,40 @@ def rate_tokens(micros: int, tokens: "Sequence[TokensView]") -> int | None:
     return round(micros * 1_000_000 / whole) if whole else None
 
 
+def rate_apis(tokens: "Sequence[TokensView]") -> list[tuple[str, int]]:
+    """Return the micro-dollars for a million of the same tokens at each public API that has all
+    the models, the cheapest first: as many tokens of prompts, cached tokens and completions.
+    """
+    from cavvy.catalog.token_prices import list_api_prices
+
+    whole = sum(each.prompt + each.completion for each in tokens)
+    used = [each for each in tokens if each.prompt + each.completion]
+    found: dict[str, list[int]] = {}
+    for each in used:
+        for price in list_api_prices(each.model):
+            found.setdefault(price.api, []).append(
+                price.price(each.prompt, each.cached, each.completion)
+            )
+    rates = [
+        (api, round(sum(costs) * 1_000_000 / whole))
+        for api, costs in found.items()
+        if len(costs) == len(used)
+    ]
+    return sorted(rates, key=lambda each: (each[1], each[0]))
+
+
+def show_apis(tokens: "Sequence[TokensView]") -> str:
+    """Return what the three cheapest public APIs ask, or an empty text if none has the models."""
+    from cavvy.catalog.token_prices import TOKEN_PRICE_SOURCE
+
+    rates = rate_apis(tokens)
+    if not rates:
+        return ""
+    shown = ", ".join(f"{show_rate(micros)} at {api}" for api, micros in rates[:3])
+    more = f" and {len(rates) - 3} more" if len(rates) > 3 else ""
+    return f"the same tokens cost {shown} per million{more} ({TOKEN_PRICE_SOURCE})"
+
+
 def show_rate(micros: int) -> str:
     return show_money(micros, 4 if micros < 100_000 else 2)
 
