@@ -3,7 +3,7 @@ files; `cavvy diagram`."""
 
 import json
 import xml.etree.ElementTree as ET
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import click
@@ -11,7 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
-from cavvy.costs.decision import CRITERIA, OptionKind, PlaceOption, WorkNeeds, decide_place
+from cavvy.costs.decision import (
+    ASSUMED_ON,
+    CRITERIA,
+    OptionKind,
+    PlaceOption,
+    WorkNeeds,
+    decide_place,
+)
 from cavvy.domain.facts import Fact
 from cavvy.domain.values import replace
 
@@ -30,6 +37,7 @@ def option(name: str, monthly: float, **changes: object) -> PlaceOption:
         repeated=fact(0),
         commits=False,
         elastic=1,
+        finish=fact(0),
     )
     return replace(made, **changes)
 
@@ -64,10 +72,49 @@ def test_an_option_that_breaks_a_requirement_is_never_the_answer() -> None:
     )
     assert made.answer is not None
     assert made.answer.option.name == "here"
-    assert made.runner_up is None
-    assert made.turning == ()
     assert [each.name for each in made.excluded] == ["far"]
     assert decide_place([], NEEDS, CRITERIA).answer is None
+
+
+def test_no_answer_comes_without_a_runner_up_and_what_would_change_it() -> None:
+    here = option("here", 100)
+    alone = decide_place([here, option("never", 1, impossible=("has no price",))], NEEDS, CRITERIA)
+    assert (alone.answer, alone.runner_up, len(alone.ranked)) == (None, None, 1)
+
+    cheap = option("far", 1, excluded=("not in eu",))
+    worse = option("worse", 50, excluded=("not in eu", "too slow"))
+    made = decide_place([here, cheap, worse], NEEDS, CRITERIA)
+    assert made.answer
+    assert made.runner_up
+    assert (made.answer.option.name, made.runner_up.option.name) == ("here", "far")
+    assert made.lifted == ("not in eu",)
+    assert [(each.what, each.now, each.at) for each in made.turning] == [
+        ("requirement without which far wins: not in eu", 1, 0)
+    ]
+    dear = option("far", 300, excluded=("not in eu",))
+    made = decide_place([here, dear], NEEDS, CRITERIA)
+    cost = next(each for each in made.turning if each.what == "cost of far")
+    assert cost.at == pytest.approx(100, rel=0.01)
+    # a requirement that keeps the winner away is named also if others are left
+    made = decide_place([here, option("also", 120), cheap], NEEDS, CRITERIA)
+    assert made.runner_up
+    assert made.runner_up.option.name == "also"
+    assert made.turning[0].what.startswith("requirement without which far wins")
+
+
+def test_the_deadline_counts_by_the_time_that_is_left() -> None:
+    needs = replace(NEEDS, deadline=fact(10))
+    slow, fast = option("slow", 100, finish=fact(9)), option("fast", 100, finish=fact(1))
+    made = decide_place([slow, fast], needs, CRITERIA)
+    assert made.answer
+    assert made.answer.option.name == "fast"
+    left = {
+        place.option.name: point.score
+        for place in made.ranked
+        for point in place.points
+        if point.criterion == "deadline"
+    }
+    assert left == {"slow": pytest.approx(0.1), "fast": pytest.approx(0.9)}
 
 
 @pytest.fixture
@@ -98,7 +145,7 @@ def test_each_point_names_its_fact_and_date(home: Path) -> None:
         "--set",
         "data.gb=5000",
         "--set",
-        "data.at=aws",
+        "data.at=aws/us-east-1",
         "-o",
         "json",
     )
@@ -138,6 +185,132 @@ def test_a_task_file_states_what_it_needs(home: Path) -> None:
     assert reasons["own machines"] == ["no price is stated (owned.price_usd)"]
 
 
+def test_a_deadline_excludes_places_that_are_late(home: Path) -> None:
+    (home / "plan.yaml").write_text(PLAN + "deadline_hours: 20\nwork_hours: 19.5\n")
+    told = json.loads(run("decide", str(home / "plan.yaml"), "-o", "json").stdout)
+    reasons = {each["name"]: "; ".join(each["reasons"]) for each in told["excluded"]}
+    assert "it is done in 1,363.5 h, and the deadline is in 20 h" in reasons["own machines"]
+    # 19.5 h and what preemptions repeat are more than 20 h
+    assert any(name.endswith(" spot") and "is done in 20.8" in why for name, why in reasons.items())
+    assert told["answer"].endswith("on-demand")
+    missing = run("decide", str(home / "plan.yaml"), "--set", "work_hours=")
+    assert "work_hours" in missing.stderr
+
+
+def test_a_task_states_its_deadline_its_work_and_its_inputs(home: Path) -> None:
+    task = home / "task.yaml"
+    task.write_text(
+        "resources: {gpu: A100:8}\nrun: python train.py\nlimits: {deadline: 11h}\n"
+        "work: {duration: 8h, measured_on: A100-80GB:8}\ncheckpoint: {path: ck, every: 10m}\n"
+        "inputs: [{source: s3://data/x, target: x, size: 900GB, region: us-east-1}]\n"
+    )
+    told = json.loads(run("decide", str(task), "--set", "use=30%", "-o", "json").stdout)
+    aws = [e for e in told["ranked"] if e["option"]["name"].startswith("aws us-east-1 ")]
+    others = [e for e in told["ranked"] if not e["option"]["name"].startswith("aws ")]
+    facts = {p["criterion"]: p["fact"] for p in others[0]["points"]}
+    assert facts["data"]["value"] == pytest.approx(900 * 1.073741824 * 0.09, rel=0.01)
+    assert "2.15 h copy" in facts["deadline"]["formula"]
+    assert all("0.00 h copy" in e["option"]["finish"]["formula"] for e in aws)
+    reasons = {each["name"]: "; ".join(each["reasons"]) for each in told["excluded"]}
+    assert "deadline is in 11 h" in " ".join(reasons.values())
+
+
+def test_values_that_nobody_stated_are_assumptions_with_their_own_day(home: Path) -> None:
+    (home / "plan.yaml").write_text(PLAN + "peak: 2\n")
+    done = run("decide", str(home / "plan.yaml"), "--set", "predictable=70%", "-o", "json")
+    points = json.loads(done.stdout)["ranked"][0]["points"]
+    facts = {each["criterion"]: each["fact"] for each in points}
+    today = str(datetime.now(UTC).date())
+    assert facts["burst"]["source"].endswith("plan.yaml")
+    assert (facts["predictability"]["source"], facts["predictability"]["as_of"]) == ("--set", today)
+    for name in ("skills", "data", "latency"):
+        assert facts[name]["as_of"] == str(ASSUMED_ON), name
+    assert facts["skills"]["source"].startswith("assumed by Cavvy")
+
+
+EDGE = """
+kind: service
+model_gb: 8
+edge: {price_usd: 2000, power_kw: 0.1, speed: 5%, memory_gb: 16}
+"""
+
+
+def test_edge_devices_do_the_work_of_the_machines_or_are_not_possible(home: Path) -> None:
+    plan = home / "plan.yaml"
+    plan.write_text(PLAN + EDGE)
+    told = json.loads(run("decide", str(plan), "-o", "json").stdout)
+    edge = next(e for e in told["ranked"] if e["option"]["name"] == "edge devices")["option"]
+    tariff = 0.1282  # of the table of assumptions, as in `cavvy tco`
+    assert edge["monthly"]["value"] == pytest.approx(40 * (2000 / 48 + 0.1 * 730 * tariff))
+    for change, why in (
+        ("edge={price_usd: 2000, power_kw: 0.1}", "not stated: edge.speed, edge.memory_gb"),
+        ("model_gb=40", "the model needs 40 GB, and a device has 16 GB"),
+        ("kind=training", "edge devices answer requests, and do not train"),
+    ):
+        told = json.loads(run("decide", str(plan), "--set", change, "-o", "json").stdout)
+        reasons = {each["name"]: each["reasons"] for each in told["excluded"]}
+        assert reasons["edge devices"] == [why]
+
+
+def test_changes_are_yaml(home: Path) -> None:
+    plan = home / "plan.yaml"
+    plan.write_text(PLAN)
+    flow = run(
+        "decide", str(plan), "--set", "residency=[eu]", "--set", "users={at: [de]}", "-o", "json"
+    )
+    words = run("decide", str(plan), "--set", "residency=eu", "--set", "users.at=de", "-o", "json")
+    assert flow.exit_code == 0, flow.output
+    assert flow.stdout == words.stdout
+    for change, said in (
+        ("residency=[eu", "--set residency:1:"),
+        ("residency=[eu]\nuse: 3", "expected one value of YAML"),
+        ("residency=zz", "the catalog has no region 'zz'"),
+        ("users.at=zz", "there is no country or area 'zz'"),
+        ("users={where: de}", "users: expected a table with at, latency_ms"),
+        ("uses=3", "there is no value 'uses'"),
+    ):
+        done = run("decide", str(plan), "--set", change)
+        assert (done.exit_code, said in done.stderr) == (2, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["data.gb=50"], "data.at is missing beside data.gb"),
+        (["data.at=aws"], "data.gb is missing beside data.at"),
+        (["data.gb=50", "data.at=awz/us-east-1"], "no provider 'awz'; did you mean aws?"),
+        (["data.gb=50", "data.at=aws/us-eest-1"], "did you mean aws/us-east-1?"),
+        (["data.gb=50", "data.at=aws"], "name the region, such as --set data.at=aws/"),
+        (["data.gb=50", "data.at=lambda"], "the catalog has no price of egress from lambda"),
+    ],
+)
+def test_data_whose_egress_is_unknown_does_not_count_as_free(
+    home: Path, changes: list[str], said: str
+) -> None:
+    (home / "plan.yaml").write_text(PLAN)
+    done = run("decide", str(home / "plan.yaml"), *(f"--set={each}" for each in changes))
+    assert (done.exit_code, said in done.stderr) == (2, True), done.output
+
+
+def test_a_stated_price_of_egress_counts(home: Path) -> None:
+    (home / "plan.yaml").write_text(PLAN + "data: {gb: 100, at: lambda, usd_gb: 0.03}\n")
+    told = json.loads(run("decide", str(home / "plan.yaml"), "-o", "json").stdout)
+    moves = {each["option"]["name"]: each["option"]["moves"]["value"] for each in told["ranked"]}
+    assert moves["own machines"] == pytest.approx(3)
+
+
+def test_a_place_alone_is_no_answer(home: Path) -> None:
+    (home / "plan.yaml").write_text(
+        "{machines: 1, use: 50%, gpu: 'GB200:4', cloud: {providers: [coreweave]}}"
+    )
+    done = run("decide", str(home / "plan.yaml"))
+    if done.exit_code == 0:
+        assert "Runner-up" in done.stdout
+        assert "The answer would change with" in done.stdout
+    else:
+        assert "this is no answer" in done.stderr
+
+
 def test_weights_change_the_answer(home: Path) -> None:
     (home / "plan.yaml").write_text(PLAN)
     zero = [f"--set=weights.{name}=0" for name in CRITERIA if name != "cost"]
@@ -150,6 +323,8 @@ def test_weights_change_the_answer(home: Path) -> None:
     ("line", "said"),
     [
         ("kind: nonsense", "kind: expected training or batch or service"),
+        ("deadline_hours: 0", "deadline_hours: expected 0.01 to 1e+06"),
+        ("edge: {speed: 0}", "edge.speed: expected 1e-06 to 100"),
         ("peak: 0", "peak: expected 1 to 1000"),
         ("peak: .inf", "peak: expected a number"),
         ("predictable: 140%", "predictable: expected 0 to 1"),
@@ -159,7 +334,7 @@ def test_weights_change_the_answer(home: Path) -> None:
         ("preemption: maybe", "preemption: expected tolerated or refused"),
         ("weights: {cost: -1}", "weights.cost: expected 0 to 1e+06"),
         (
-            "weights: {cost: 0, data: 0, burst: 0, predictability: 0, latency: 0, skills: 0, preemption: 0}",
+            "weights: {cost: 0, data: 0, burst: 0, predictability: 0, latency: 0, skills: 0, preemption: 0, deadline: 0}",
             "expected at least one above 0",
         ),
         ("residency: [{a: 1}]", "residency: expected names"),
@@ -244,7 +419,9 @@ def test_seven_pictures_are_drawn(home: Path) -> None:
 def test_a_few_questions_replace_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TASK.YAML is missing" in run("decide").stderr
 
-    answers = iter(["L4:1", "2", "30%", "service", "refused", "eu", "-", "{price_usd: 9000}"])
+    answers = iter(
+        ["L4:1", "2", "30%", "service", "refused", "eu", "-", "{price_usd: 9000}", "-", "-"]
+    )
     monkeypatch.setattr(click, "prompt", lambda text, default: next(answers))
     monkeypatch.setattr("cavvy.cli.task.submission.may_ask", lambda: True)
     told = json.loads(run("decide", "-o", "json").stdout)

@@ -11,13 +11,17 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, json_option, json_out, rows_out, text_out
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cavvy.cli.task.place_options import Market
     from cavvy.costs.decision import PlaceDecision, PlaceOption, RankedPlace, WorkNeeds
     from cavvy.domain.facts import Fact
+    from cavvy.domain.tasks import TaskSpec
     from cavvy.spec.decision_file import DecisionFile
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ROWS = 8
+_NO_CHANGE = "No other weight or cost alone would change the answer."
 # the value in the file, the question and the usual answer; "-" leaves the value out
 _QUESTIONS = (
     ("gpu", "Accelerators of a machine, such as H100:8", "H100:8"),
@@ -28,6 +32,19 @@ _QUESTIONS = (
     ("residency", "Country or area where data must stay (- for any)", "-"),
     ("data", "Data, such as {gb: 5000, at: aws/us-east-1} (- for none)", "-"),
     ("owned", "Own machines, such as {price_usd: 300000} (- for none)", "-"),
+)
+_FOR_SERVICES = (
+    ("model_gb", "Memory that the model needs in GB, for edge devices (- for no edge)", "-"),
+    (
+        "edge",
+        "Edge device, such as {price_usd: 2000, power_kw: 0.1, speed: 5%, memory_gb: 16}, with its "
+        "share of a machine's speed (- for none)",
+        "-",
+    ),
+)
+_FOR_OTHERS = (
+    ("deadline_hours", "Hours from now until the work must be done (- for any)", "-"),
+    ("work_hours", "Hours that these machines work without interruption (- if unknown)", "-"),
 )
 
 
@@ -54,17 +71,15 @@ def command(file: str | None, changes: tuple[str, ...], report: Path | None, out
     """
     from cavvy.cli.task.load import read_params
     from cavvy.costs.decision import decide_place
-    from cavvy.spec import SpecError, read_file
+    from cavvy.spec import SpecError
     from cavvy.spec.cost_plan import CostPlanError
-    from cavvy.spec.decision_file import read_decision
 
     try:
-        text = _ask() if file is None else read_file(Path(file))
-        file = file or "your answers"
         given = read_params(changes, "--set", "use=40%")
-        asked = read_decision(text, file, given, datetime.now(UTC).date())
-        market = _find_market(asked, file)
-        options, needs = _list_options(asked, market, file)
+        asked, task = _read(file, given)
+        file = file or "your answers"
+        market = _find_market(asked, file, task)
+        options, needs = _list_options(asked, market)
     except CostPlanError as error:
         raise CommandFailure(str(error), error.hint, 2) from error
     except SpecError as error:
@@ -78,8 +93,13 @@ def command(file: str | None, changes: tuple[str, ...], report: Path | None, out
         json_out(_make_document(made, asked))
     else:
         _show(made, asked)
-    if made.answer is None:
+    if not made.ranked:
         raise CommandFailure("every option breaks a requirement", "relax one of those listed above")
+    if made.answer is None:
+        raise CommandFailure(
+            f"there is no place to compare {made.ranked[0].option.name} with, so this is no answer",
+            "allow other providers, or state what the places listed above lack",
+        )
 
 
 def _ask() -> str:
@@ -89,21 +109,84 @@ def _ask() -> str:
 
     if not may_ask():
         raise CommandFailure("TASK.YAML is missing", "`cavvy decide --help` shows the usage", 2)
-    answers = [(name, click.prompt(text, default=usual)) for name, text, usual in _QUESTIONS]
-    return "".join(f"{name}: {value}\n" for name, value in answers if value != "-")
+    answers = {name: click.prompt(text, default=usual) for name, text, usual in _QUESTIONS}
+    more = _FOR_SERVICES if answers["kind"] == "service" else _FOR_OTHERS
+    answers |= {name: click.prompt(text, default=usual) for name, text, usual in more}
+    return "".join(f"{name}: {value}\n" for name, value in answers.items() if value != "-")
 
 
-def _find_market(asked: "DecisionFile", file: str) -> "Market":
+def _read(file: str | None, given: "Mapping[str, str]") -> "tuple[DecisionFile, TaskSpec | None]":
+    """Read the file, or ask, and check the names of places. Raises CostPlanError, SpecError,
+    CommandFailure."""
+    from cavvy.cli.task.load import read_task
+    from cavvy.cli.task.place_options import describe_task
+    from cavvy.cli.task.profiles import with_rates
+    from cavvy.spec import read_file
+    from cavvy.spec.decision_file import is_task, read_decision
+    from cavvy.spec.tree import read_table
+
+    now = datetime.now(UTC)
+    if file is None:
+        asked = read_decision(_ask(), "your answers", given, (now.date(), now.date()))
+        _check_places(asked, "your answers")
+        return asked, None
+    text, task = read_file(Path(file)), None
+    day = datetime.fromtimestamp(Path(file).stat().st_mtime, UTC).date()
+    if is_task(read_table(text, file) or {}):
+        task = with_rates(read_task(file, {}).task, Path(file).parent)
+    found = describe_task(task, now) if task else {}
+    asked = read_decision(text, file, given, (day, now.date()), found)
+    _check_places(asked, file)
+    return asked, task
+
+
+def _check_places(asked: "DecisionFile", file: str) -> None:
+    """Refuse places that neither the catalog nor the table of regions knows. Raises CostPlanError,
+    CommandFailure."""
+    from cavvy.catalog.residency import find_cloud
+    from cavvy.cli.task.unknown import unknown_names
+    from cavvy.domain.tasks import ResourceSpec
+    from cavvy.spec.cost_plan import CostPlanError
+    from cavvy.spec.problems import nearest
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    provider, _, region = asked.data_at.partition("/")
+    provider = find_cloud(provider)
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            names = {"residency": ResourceSpec(regions=tuple(asked.residency))}
+            if provider not in ("", "own"):
+                names["data.at"] = ResourceSpec(providers=(provider,))
+            for name, need in names.items():
+                if unknown := unknown_names(snapshot, need):
+                    raise CostPlanError(f"{file}: {name}: {unknown}")
+            known = {each for owner, each, _ in snapshot.regions() if owner == provider}
+    except SnapshotError as error:
+        raise CommandFailure(str(error)) from error
+    if region and region not in known:
+        close = nearest(region, known)
+        raise CostPlanError(
+            f"{file}: data.at: {provider} has no region {region[:60]!r}",
+            f"did you mean {provider}/{close}?"
+            if close
+            else "`cavvy offers -o wide` lists regions",
+        )
+
+
+def _find_market(asked: "DecisionFile", file: str, task: "TaskSpec | None") -> "Market":
     """Raises CostPlanError, CommandFailure."""
     from cavvy.cli.task.cost_plans import find_machine_offers, find_values, read_egress
     from cavvy.cli.task.place_options import Market
+    from cavvy.costs.ownership import list_assumptions
     from cavvy.domain.facts import Fact
     from cavvy.spec.cost_plan import CostPlanError, complete_plan
 
     if not asked.plan.gpu:
         raise CostPlanError(f"{file}: gpu is missing", "state the machine, such as `gpu: H100:8`")
     found = find_values(asked.plan, Path(file).parent)
-    known = {**found, **asked.plan.given}
+    defaults = {name: each for name, each in list_assumptions().items() if each is not None}
+    known = {**defaults, **found, **asked.plan.given}
     if missing := [name for name in ("machines", "use") if name not in known]:
         hint = f"for example --set {missing[0]}={'1' if missing[0] == 'machines' else '40%'}"
         raise CostPlanError(f"{file}: {missing[0]} is missing", hint)
@@ -120,27 +203,32 @@ def _find_market(asked: "DecisionFile", file: str) -> "Market":
             source=overhead.source,
             as_of=overhead.as_of,
         ),
+        tariff=known["owned.tariff_usd_kwh"],
+        life_years=known["owned.life_years"],
         plan=complete_plan(asked.plan, found) if "owned.price_usd" in known else None,
-        today=datetime.now(UTC).date(),
+        task=task,
     )
 
 
-def _list_options(
-    asked: "DecisionFile", market: "Market", file: str
-) -> "tuple[list[PlaceOption], WorkNeeds]":
+def _list_options(asked: "DecisionFile", market: "Market") -> "tuple[list[PlaceOption], WorkNeeds]":
     from cavvy.cli.task.place_options import list_places
     from cavvy.costs.decision import SKILLS, WorkNeeds
-    from cavvy.domain.facts import Fact
-
-    def stated(name: str, value: float) -> Fact:
-        return Fact(name=name, value=value, unit="", source=file, as_of=market.today)
 
     everything = frozenset(each for skills in SKILLS.values() for each in skills)
+    skills = everything if asked.skills is None else asked.skills
+    deadline = asked.deadline_hours
     needs = WorkNeeds(
-        predictable=stated("predictable use", asked.predictable),
-        peak=stated("peak / mean use", asked.peak),
-        skills=everything if asked.skills is None else asked.skills,
-        skills_source=stated("skills at hand", float(len(asked.skills or everything))),
+        predictable=asked.make_fact(
+            "predictable", "predictable use", asked.predictable, "of the use", "all of it"
+        ),
+        peak=asked.make_fact("peak", "peak / mean use", asked.peak, "", "even use"),
+        deadline=None
+        if deadline is None
+        else asked.make_fact("deadline_hours", "deadline", deadline, "h from now", ""),
+        skills=skills,
+        skills_source=asked.make_fact(
+            "skills", "skills at hand", float(len(skills)), "skills", "all are at hand"
+        ),
     )
     return list_places(asked, market), needs
 
@@ -173,7 +261,7 @@ def _show(made: "PlaceDecision", asked: "DecisionFile") -> None:
     for title, place in (("Answer", made.answer), ("Runner-up", made.runner_up)):
         if place is None:
             continue
-        click.echo(f"\n{title}: {place.option.name}")
+        click.echo(f"\n{title}: {_name(made, place)}")
         points = [
             (
                 each.criterion,
@@ -195,8 +283,17 @@ def _show(made: "PlaceDecision", asked: "DecisionFile") -> None:
                 for each in made.turning
             ],
         )
+    elif made.answer:
+        click.echo(f"\n{_NO_CHANGE}")
     for each in made.excluded:
-        text_out(f"not possible: {each.name}: {'; '.join(each.excluded)}")
+        text_out(f"not possible: {each.name}: {'; '.join(each.refusals)}")
+
+
+def _name(made: "PlaceDecision", place: "RankedPlace") -> str:
+    """Return the name of a place, with the requirements that the runner-up breaks."""
+    if place is not made.runner_up or not made.lifted:
+        return place.option.name
+    return f"{place.option.name}, if these requirements are lifted: {'; '.join(made.lifted)}"
 
 
 def _list_shown(made: "PlaceDecision") -> "list[RankedPlace]":
@@ -219,10 +316,11 @@ def _make_document(made: "PlaceDecision", asked: "DecisionFile") -> dict[str, ob
     return {
         "answer": made.answer.option.name if made.answer else None,
         "runner_up": made.runner_up.option.name if made.runner_up else None,
+        "lifted": list(made.lifted),
         "weights": dict(asked.weights),
         "ranked": [asdict(each) for each in made.ranked],
         "turning": [asdict(each) for each in made.turning],
-        "excluded": [{"name": each.name, "reasons": list(each.excluded)} for each in made.excluded],
+        "excluded": [{"name": each.name, "reasons": list(each.refusals)} for each in made.excluded],
     }
 
 
@@ -251,7 +349,8 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
     sections = [
         ReportSection(
             title="Decision",
-            texts=[f"{title}: {each.option.name}" for title, each in named if each],
+            texts=[f"{title}: {_name(made, each)}" for title, each in named if each]
+            + ([] if made.turning else [_NO_CHANGE]),
             pictures=[
                 draw_bars("Scores", bars, ""),
                 draw_decision(asked.weights, [*map(str, OptionKind)]),
@@ -265,7 +364,7 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
             title="Not possible",
             table=ReportTable(
                 heads=["place", "why"],
-                rows=[(each.name, "; ".join(each.excluded)) for each in made.excluded],
+                rows=[(each.name, "; ".join(each.refusals)) for each in made.excluded],
             ),
         ),
     ]

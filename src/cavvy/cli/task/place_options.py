@@ -1,15 +1,21 @@
 """Finds the places among which `cavvy decide` decides, with their facts."""
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import datetime
+from math import ceil
 from typing import TYPE_CHECKING
 
 from cavvy.catalog.regions import is_region, locate
-from cavvy.costs.decision import ROUND_TRIPS, OptionKind, PlaceOption
-from cavvy.costs.ownership import HOURS_PER_MONTH, OwnershipPlan, forecast_ownership
+from cavvy.catalog.residency import BUCKET_PROVIDERS
+from cavvy.costs.decision import ASSUMED_ON, ROUND_TRIPS, OptionKind, PlaceOption
+from cavvy.costs.ownership import HOURS_PER_MONTH, CostAssumption, OwnershipPlan, forecast_ownership
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.values import Struct
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import Struct, replace
+from cavvy.planner.transfers import TRANSFER_MBPS
+from cavvy.planner.work import estimate, start_time
+from cavvy.spec.cost_plan import CostPlanError
 from cavvy.spec.decision_file import DecisionFile, WorkKind
 
 if TYPE_CHECKING:
@@ -20,41 +26,62 @@ _DELIVERY_DAYS = 56
 _DELIVERY = (
     "4-8 weeks from order to use in a colocation (public comparisons of 2026); 8 are assumed"
 )
-_EDGE_YEARS = 4  # life of an edge device, as that of a server
 
 
 class Market(Struct, frozen=True, kw_only=True):
-    """The offers for one machine, the egress prices per GB by place with source and date, and the
-    plan of costs, or None if no price of own machines is known."""
+    """The offers for one machine, the egress prices per GB by place with source and date, the
+    values for the costs of devices, and the plan of costs, or None if no price of own machines is
+    known. `task` is the task that the file states, or None."""
 
     offers: Sequence[Offer]
     egress: "Mapping[str, Fact]"
     machines: float
     use: float
     overhead: Fact
+    tariff: CostAssumption
+    life_years: CostAssumption
     plan: OwnershipPlan | None
-    today: date
+    task: TaskSpec | None
+
+
+def describe_task(task: TaskSpec, now: datetime) -> dict[str, object]:
+    """Return what a task states of its deadline and its inputs, as values of a file to decide: the
+    place that sends most data, and all data that is there."""
+    found: dict[str, object] = {}
+    limits = task.limits
+    after = limits.deadline_after or (limits.deadline - now if limits.deadline else None)
+    if after is not None:
+        found["deadline_hours"] = max(0.01, round(after.total_seconds() / 3600, 2))
+    sizes: dict[str, float] = {}
+    for each in task.inputs:
+        cloud = BUCKET_PROVIDERS.get(each.source.partition("://")[0])
+        if cloud and each.size_mib:
+            place = f"{cloud}/{each.region}" if each.region else cloud
+            sizes[place] = sizes.get(place, 0.0) + each.size_mib * (1 << 20) / 1e9
+    if sizes:
+        at = max(sizes, key=lambda place: (sizes[place], place))
+        found["data"] = {"gb": round(sizes[at], 3), "at": at}
+    return found
 
 
 def list_places(asked: DecisionFile, market: Market) -> list[PlaceOption]:
-    """Return all places, also those that break a requirement."""
-    options = [_rent(asked, market, offer) for offer in _choose_offers(asked, market.offers)]
-    usual = [each for each in market.offers if each.purchase is Purchase.ON_DEMAND]
-    if usual:
-        best = min(usual, key=lambda each: (_breaks(asked, each), each.rate, each.key))
-        options.append(_serve(asked, market, best))
-    options.append(_own(asked, market))
-    options.append(_edge(asked, market))
-    return options
+    """Return all places, also those that break a requirement. Raises CostPlanError."""
+    rented: dict[tuple[str, Purchase, int], list[PlaceOption]] = {}
+    served = []
+    for offer in market.offers:
+        key = offer.provider, offer.purchase, offer.term_months
+        rented.setdefault(key, []).append(_rent(asked, market, offer))
+        if offer.purchase is Purchase.ON_DEMAND:
+            served.append(_serve(asked, market, offer))
+    options = [min(each, key=_prefer) for each in rented.values()]
+    options += [min(served, key=_prefer)] if served else []
+    return [*options, _own(asked, market), _edge(asked, market)]
 
 
-def _choose_offers(asked: DecisionFile, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the cheapest offer of each provider and purchase option that keeps the residency, or
-    if none does, the cheapest of all."""
-    best: dict[tuple[str, Purchase, int], Offer] = {}
-    for offer in sorted(offers, key=lambda each: (_breaks(asked, each), each.rate, each.key)):
-        best.setdefault((offer.provider, offer.purchase, offer.term_months), offer)
-    return list(best.values())
+def _prefer(option: PlaceOption) -> tuple[int, float, str]:
+    """Return the order among the offers of one provider: the requirements that each breaks, then
+    its cost with that of moving data."""
+    return len(option.excluded), option.monthly.value + option.moves.value, option.name
 
 
 def _breaks(asked: DecisionFile, offer: Offer) -> bool:
@@ -73,8 +100,9 @@ def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
         excluded.append(f"{offer.region} is not in {', '.join(asked.residency)}")
     if spot and not asked.preemption:
         excluded.append("the work does not tolerate preemptions")
-    trip = _round_trip(asked, market, offer)
-    excluded += _exclude_slow(asked, trip)
+    trip = _round_trip(asked, offer)
+    finish = _finish(asked, market, offer)
+    excluded += _exclude_slow(asked, trip) + _exclude_late(asked, finish)
     term = f" for {offer.term_months} months" if reserved else ""
     return PlaceOption(
         kind=OptionKind.CLOUD,
@@ -89,11 +117,10 @@ def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
         ),
         moves=_move(asked, market, f"{offer.provider}/{offer.region}"),
         round_trip=trip,
-        repeated=market.overhead
-        if spot
-        else _none("work that is repeated", "nothing preempts it", market.today),
+        repeated=market.overhead if spot else _not_repeated(),
         commits=reserved,
         elastic=1 / asked.peak if reserved else 1.0,
+        finish=finish,
         excluded=tuple(excluded),
     )
 
@@ -101,10 +128,9 @@ def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
 def _serve(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
     """Return serverless replicas: machines on demand that are paid only while they are called."""
     usd = float(offer.rate.usd)
-    trip = _round_trip(asked, market, offer)
-    excluded = _exclude_slow(asked, trip)
-    if asked.kind is WorkKind.TRAINING:
-        excluded.append("serverless replicas answer requests, and do not train")
+    trip, finish = _round_trip(asked, offer), _finish(asked, market, offer)
+    excluded = _exclude_slow(asked, trip) + _exclude_late(asked, finish)
+    impossible = ["serverless replicas answer requests, and do not train"]
     if _breaks(asked, offer):
         excluded.append(f"{offer.region} is not in {', '.join(asked.residency)}")
     return PlaceOption(
@@ -120,24 +146,26 @@ def _serve(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
         ),
         moves=_move(asked, market, f"{offer.provider}/{offer.region}"),
         round_trip=trip,
-        repeated=_none("work that is repeated", "nothing preempts it", market.today),
+        repeated=_not_repeated(),
         commits=False,
         elastic=1.0,
+        finish=finish,
         excluded=tuple(excluded),
+        impossible=tuple(impossible if asked.kind is WorkKind.TRAINING else ()),
     )
 
 
 def _own(asked: DecisionFile, market: Market) -> PlaceOption:
-    excluded, value, source = list[str](), 0.0, "no price of own machines is stated"
-    if market.plan is None:
-        excluded.append("no price is stated (owned.price_usd)")
-    else:
+    excluded, value = list[str](), 0.0
+    source, as_of = "no price of own machines is stated", ASSUMED_ON
+    if market.plan is not None:
         own = forecast_ownership(market.plan).find("owned")
         value = own.present / (market.plan.values["years"] * 12)
         price = market.plan.assumptions["owned.price_usd"]
-        source = f"{price.source}; `cavvy tco` lists all assumptions"
+        source, as_of = f"{price.source}; `cavvy tco` lists all assumptions", price.as_of or as_of
     if asked.start_within_days is not None and asked.start_within_days < _DELIVERY_DAYS:
         excluded.append(f"delivery takes {_DELIVERY_DAYS} days ({_DELIVERY})")
+    finish = _finish(asked, market, None)
     return PlaceOption(
         kind=OptionKind.OWN,
         name="own machines",
@@ -146,64 +174,125 @@ def _own(asked: DecisionFile, market: Market) -> PlaceOption:
             value=value,
             unit="USD, present value",
             source=source,
-            as_of=market.today,
+            as_of=as_of,
             formula="present value of all costs / months",
         ),
         moves=_move(asked, market, "own"),
-        round_trip=_trip("site", "own machines are beside the users", market.today),
-        repeated=_none("work that is repeated", "nothing preempts it", market.today),
+        round_trip=_trip("site", "own machines are beside the users"),
+        repeated=_not_repeated(),
         commits=True,
         elastic=1 / asked.peak,
-        excluded=tuple(excluded),
+        finish=finish,
+        excluded=tuple(excluded + _exclude_late(asked, finish)),
+        impossible=() if market.plan else ("no price is stated (owned.price_usd)",),
     )
 
 
 def _edge(asked: DecisionFile, market: Market) -> PlaceOption:
-    excluded = []
-    if asked.edge_usd is None:
-        excluded.append("no device is stated (edge.price_usd)")
+    """Return devices that together do the work of the machines."""
+    impossible, cost, formula = list[str](), 0.0, ""
+    device, tariff, years = asked.edge, market.tariff, market.life_years
     if asked.kind is not WorkKind.SERVICE:
-        excluded.append("edge devices answer requests, and do not train")
-    tariff = market.plan.values["owned.tariff_usd_kwh"] if market.plan else 0.15
-    power = asked.edge_kw * HOURS_PER_MONTH * tariff
+        impossible.append("edge devices answer requests, and do not train")
+    elif device is None:
+        impossible.append(f"not stated: {', '.join(asked.edge_missing)}")
+    elif (asked.model_gb or 0.0) > device.memory_gb:
+        impossible.append(
+            f"the model needs {asked.model_gb:g} GB, and a device has {device.memory_gb:g} GB"
+        )
+    if device is not None:
+        count = ceil(market.machines / device.speed)
+        power = device.power_kw * HOURS_PER_MONTH * tariff.value
+        cost = count * (device.price_usd / (12 * years.value) + power)
+        formula = (
+            f"{market.machines:g} machines / {device.speed:g} = {count:,} devices x "
+            f"(${device.price_usd:g} / {12 * years.value:g} months + {device.power_kw:g} kW x "
+            f"730 h x ${tariff.value:g})"
+        )
+    stated = asked.make_fact("edge", "cost of a month", cost, "USD", "no device is stated")
     return PlaceOption(
         kind=OptionKind.EDGE,
         name="edge devices",
-        monthly=Fact(
-            name="cost of a month",
-            value=market.machines * ((asked.edge_usd or 0.0) / (12 * _EDGE_YEARS) + power),
-            unit="USD",
-            source=f"the file; {_EDGE_YEARS} years of life and ${tariff:g} a kWh are assumed",
-            as_of=market.today,
-            formula="price / months + kW x 730 h x tariff, one device for each machine",
+        monthly=replace(
+            stated,
+            source=f"{stated.source}; life: {years.source}; a kWh: {tariff.source}",
+            formula=formula,
         ),
-        moves=_none("cost of moving data", "data is made at the edge", market.today),
-        round_trip=_trip("site", "edge devices are beside the users", market.today),
-        repeated=_none("work that is repeated", "nothing preempts it", market.today),
+        moves=_none("cost of moving data", "assumed by Cavvy: data is made at the edge"),
+        round_trip=_trip("site", "edge devices are beside the users"),
+        repeated=_not_repeated(),
         commits=True,
         elastic=1 / asked.peak,
-        excluded=tuple(excluded),
+        finish=_none("time until the work is done", "no work ends at the edge"),
+        impossible=tuple(impossible),
     )
 
 
-def _none(name: str, source: str, today: date) -> Fact:
-    return Fact(name=name, value=0.0, unit="", source=source, as_of=today)
+def _none(name: str, source: str) -> Fact:
+    return Fact(name=name, value=0.0, unit="", source=source, as_of=ASSUMED_ON)
 
 
-def _trip(kind: str, source: str, today: date) -> Fact:
+def _not_repeated() -> Fact:
+    return _none("work that is repeated", "assumed by Cavvy: nothing preempts it")
+
+
+def _finish(asked: DecisionFile, market: Market, offer: Offer | None) -> Fact:
+    """Return the hours until the work is done on an offer, or on own machines: their delivery, the
+    copy of the data, the start, and the work with what preemptions repeat."""
+    name = "time until the work is done"
+    if asked.deadline_hours is None or asked.kind is WorkKind.SERVICE:
+        return _none(name, "no deadline is stated")
+    work, source = asked.work_hours, "the file"
+    if work is None and market.task is not None and offer is not None:
+        found = estimate(market.task, offer).run_time
+        work = found.total_seconds() / 3600 if found else None
+        source = "`cavvy estimate` of the task's work"
+    if work is None and market.task is not None and offer is None:
+        # own machines are those of the file: the fastest estimate of an equal machine
+        times = [estimate(market.task, each).run_time for each in market.offers]
+        hours = [each.total_seconds() / 3600 for each in times if each]
+        work, source = min(hours, default=None), "`cavvy estimate` of the task's work"
+    if work is None:
+        raise CostPlanError(
+            "work_hours is missing beside the deadline",
+            "state how long these machines work, such as --set work_hours=20, or `work` in a task",
+        )
+    spot = offer is not None and offer.purchase is Purchase.SPOT
+    repeated = market.overhead.value if spot else 0.0
+    place = "own" if offer is None else f"{offer.provider}/{offer.region}"
+    copied = 0.0 if asked.data_at in ("", place) else asked.data_gb * 8000 / TRANSFER_MBPS / 3600
+    first = _DELIVERY_DAYS * 24 if offer is None else start_time(offer).total_seconds() / 3600
+    stated = asked.make_fact("deadline_hours", name, 0.0, "h", "")
+    return replace(
+        stated,
+        value=first + copied + work * (1 + repeated),
+        source=f"{source}; {TRANSFER_MBPS / 1000:g} Gbit/s and the start are assumed",
+        formula=f"{first:.2f} h to start + {copied:.2f} h copy + {work:.2f} h x {1 + repeated:.3f}",
+    )
+
+
+def _exclude_late(asked: DecisionFile, finish: Fact) -> list[str]:
+    if asked.deadline_hours is None or finish.value <= asked.deadline_hours:
+        return []
+    return [
+        f"it is done in {finish.value:,.1f} h, and the deadline is in {asked.deadline_hours:g} h"
+    ]
+
+
+def _trip(kind: str, source: str) -> Fact:
     trip = ROUND_TRIPS[kind]
-    return Fact(name="round trip", value=trip, unit="ms, assumed", source=source, as_of=today)
+    return Fact(name="round trip", value=trip, unit="ms, assumed", source=source, as_of=ASSUMED_ON)
 
 
-def _round_trip(asked: DecisionFile, market: Market, offer: Offer) -> Fact:
+def _round_trip(asked: DecisionFile, offer: Offer) -> Fact:
     country, area = locate(offer.provider, offer.region)
     where = f"{offer.region} is in {country or area or 'an unknown place'}"
     if not asked.users:
-        return _trip("site", "no users are stated, so distance does not count", market.today)
+        return _trip("site", "no users are stated, so distance does not count")
     if country in asked.users:
-        return _trip("country", where, market.today)
+        return _trip("country", where)
     areas = {locate("", each)[1] or _area_of(each) for each in asked.users} | set(asked.users)
-    return _trip("area" if area in areas else "elsewhere", where, market.today)
+    return _trip("area" if area in areas else "elsewhere", where)
 
 
 def _area_of(country: str) -> str | None:
@@ -221,26 +310,26 @@ def _exclude_slow(asked: DecisionFile, trip: Fact) -> list[str]:
 
 def _move(asked: DecisionFile, market: Market, place: str) -> Fact:
     """Return the cost of moving the data to a place each month, at the egress price where the data
-    is now."""
-    if not asked.data_gb or not asked.data_at or asked.data_at == place:
-        return _none("cost of moving data", "the data is there, or none is stated", market.today)
-    provider = asked.data_at.partition("/")[0]
-    if provider == "own":
-        return _none(
-            "cost of moving data", "own networks send for nothing, by assumption", market.today
-        )
-    price = market.egress.get(asked.data_at) or market.egress.get(provider)
+    is now. Raises CostPlanError if that price is unknown."""
+    name, at = "cost of moving data", asked.data_at
+    if not at or at == place:
+        return asked.make_fact("data", name, 0.0, "USD a month", "no data is stated")
+    if asked.data_usd_gb is None and at.partition("/")[0] == "own":
+        return _none(name, "assumed by Cavvy: own networks send for nothing")
+    price = market.egress.get(at) or market.egress.get(at.partition("/")[0])
+    if asked.data_usd_gb is not None:
+        price = asked.make_fact("data", name, asked.data_usd_gb, "USD a GB", "")
     if price is None:
-        return _none(
-            "cost of moving data",
-            f"the catalog has no egress price of {asked.data_at}",
-            market.today,
+        region = next((each for each in market.egress if each.startswith(f"{at}/")), "")
+        named = f"name the region, such as --set data.at={region}; or " if region else ""
+        raise CostPlanError(
+            f"data.at: the catalog has no price of egress from {at}",
+            f"{named}state it in US dollars, such as --set data.usd_gb=0.05",
         )
-    return Fact(
-        name="cost of moving data",
+    return replace(
+        price,
+        name=name,
         value=asked.data_gb * price.value,
         unit="USD a month",
-        source=price.source,
-        as_of=price.as_of,
         formula=f"{asked.data_gb:g} GB x ${price.value:g}",
     )
