@@ -386,6 +386,7 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     barred: bool = False
     # what its nodes have measured so far, or null if none can
     energy: EnergyView | None = None
+    array_id: str | None = None  # the array or the group that the job belongs to
 
 
 class EventView(Answer, frozen=True, kw_only=True):

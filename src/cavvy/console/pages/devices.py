@@ -2,8 +2,9 @@
 device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from starlette.requests import Request
 
@@ -16,8 +17,9 @@ from cavvy.client.edge_wire import (
     list_devices,
     list_models,
     list_rollouts,
+    retire_device,
 )
-from cavvy.console.pages.page import Page, named_in, try_part
+from cavvy.console.pages.page import Page, act_on_chosen, named_in, sort_rows, try_part
 
 _MOST_DEVICES = 200  # on the page
 _MOST_ROLLOUTS = 20
@@ -26,18 +28,44 @@ _WRONG_CLOCK_S = 300.0
 _STATES = ("online", "offline", "silent", "retired")
 
 
+# what sorts the devices by their columns
+_KEYS: Mapping[str, Callable[[DeviceView], Any]] = {
+    "Name": lambda each: (each.project, each.site, each.name),
+    "State": lambda each: each.state,
+    "Site": lambda each: each.site,
+    "Project": lambda each: each.project,
+    "Requests": lambda each: sum(model.requests for model in each.models),
+    "Last heard": lambda each: (each.heard_at is not None, each.heard_at or each.enrolled_at),
+}
+
+
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
     """Devices that match the search, by site; rollouts and models, newest first. Raises
-    ApiError."""
+    ApiError, HTTPException."""
+    return _show(client, request, [])
+
+
+def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
+    """Retire the chosen devices. Raises HTTPException."""
+    acts = {"retire": lambda project, name: retire_device(client, project, name)}
+    problems = act_on_chosen(client, request, acts, "device")
+    return _show(client, request, problems) if problems else f"/devices?{request.url.query}"
+
+
+def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
     given = {name: request.query_params.get(name, "") for name in ("site", "state", "text")}
     devices = list_devices(client, None)
-    found = [each for each in devices if _matches(each, given)]
-    found.sort(key=lambda each: (each.project, each.site, each.name))
+    matching = (each for each in devices if _matches(each, given))
+    sorting = sort_rows(request, matching, _KEYS, ("Name", "up"))
+    found = sorting.rows
     rollouts = try_part(lambda: list_rollouts(client, None)).value or []
     return Page(
         "Devices",
         "devices.html",
         {
+            "problems": problems,
+            "heads": sorting.heads,
+            "query": sorting.query,
             "given": given,
             "sites": sorted({each.site for each in devices}),
             "counts": {state: sum(each.state == state for each in found) for state in _STATES},

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -30,11 +31,13 @@ from cavvy.client.wire import (
 )
 from cavvy.console import charts
 from cavvy.console.memory import Memory
+from cavvy.console.pages import group
 from cavvy.console.pages.page import (
     CURVE_POINTS,
     ENDED,
     PERIODS,
     USUAL_PERIOD,
+    USUAL_PROJECT,
     Page,
     Part,
     has_charts,
@@ -76,6 +79,9 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "is_over": job.phase in ENDED,
             "task": yaml.safe_dump(task, sort_keys=False, allow_unicode=True, width=100),
             "window": _show_window(task),
+            "group": group.group_of(job, task),
+            "line": _line_of(job),
+            "graph": group.graph_of(client, memory_of(request), job),
             "service": services_by_replica(client, request, [job]).get(job.id),
             "cost": cost,
             "timeline": charts.timeline(cost.value.timeline) if cost.value else None,
@@ -286,6 +292,13 @@ def _start_of(job: JobDetail) -> _Start | None:
         return None
     joined = sum(node.phase != "expected" for node in attempt.nodes)
     return _Start(attempt.reason, joined, len(attempt.nodes), attempt.expected_at)
+
+
+def _line_of(job: JobDetail) -> str:
+    """Return the command that opens a shell beside the running work, or follows the log."""
+    place = "" if job.project == USUAL_PROJECT else f" -p {quote(job.project)}"
+    command = "cavvy ssh" if job.phase == "running" else "cavvy logs"
+    return f"{command} {quote(job.name)}{place}"
 
 
 def _show_window(task: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """The list of jobs: filtered, sorted, and with actions on several jobs at once."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from urllib.parse import urlencode
@@ -8,19 +7,20 @@ from urllib.parse import urlencode
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cavvy.client import ApiClient, ApiError
+from cavvy.client import ApiClient
 from cavvy.console.pages.page import (
     ENDED,
     UNFINISHED,
     Page,
+    act_on_chosen,
     form_of,
     list_projects,
     services_by_replica,
+    turn,
 )
 from cavvy.domain.units import is_whole
 
 _ON_PAGE = 50
-_ACTIONS_S = 60.0  # seconds for the actions on all chosen jobs
 _SORTS = ("submitted", "name", "project", "user", "phase", "duration", "cost")
 _TEXTS = ("project", "user", "text", "provider", "gpu", "tag")  # the filters that are texts
 _DAYS = ("since", "until")  # the filters that are days in UTC; both days are included
@@ -52,19 +52,7 @@ def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
         return "/compare?" + urlencode({"a": chosen[0], "b": chosen[1]})
     if action == "compare":
         return _show(client, request, ["mark the two jobs to compare in the first column"])
-    if action not in acts:
-        raise HTTPException(400, f"`do` must be one of {', '.join(acts)}, not {action!r}.")
-    problems = [] if chosen else ["no job was chosen: mark some in the first column"]
-    client.until = time.monotonic() + _ACTIONS_S
-    for each in chosen:
-        project, _, name = each.partition("/")
-        try:
-            acts[action](project, name)
-        except ApiError as error:
-            if error.status == 401:
-                raise
-            problems.append(error.message)
-    if problems:
+    if problems := act_on_chosen(client, request, acts, "job"):
         return _show(client, request, problems)
     return f"/jobs?{request.url.query}"
 
@@ -97,7 +85,8 @@ def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
     def link(**more: object) -> str:
         return "/jobs?" + urlencode({**given, **sorting, **more})
 
-    heads = {name: _turn(name, sort, way) for name in _SORTS}
+    usual = {name: "up" if name in ("name", "project", "user") else "down" for name in _SORTS}
+    heads = {name: turn(name, sort, way, usual[name]) for name in _SORTS}
     return Page(
         "Jobs",
         "jobs.html",
@@ -125,13 +114,6 @@ def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
             "older": link(page=page + 1) if page < pages else None,
         },
     )
-
-
-def _turn(name: str, sort: str, way: str) -> tuple[str, str]:
-    """Return the way in which a column sorts when its head is chosen, and how it sorts now."""
-    if name != sort:
-        return "up" if name in ("name", "project", "user") else "down", ""
-    return ("down", "ascending") if way == "up" else ("up", "descending")
 
 
 def _read_page(text: str) -> int:

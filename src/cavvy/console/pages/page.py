@@ -2,11 +2,12 @@
 
 import getpass
 import re
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
@@ -23,9 +24,11 @@ _T = TypeVar("_T")
 UNFINISHED = ("queued", "starting", "running", "stopping")
 ENDED = ("done", "failed", "stopped")
 PERIODS = {"hour": 1.0, "12 hours": 12.0, "day": 24.0, "week": 168.0, "month": 720.0}  # hours
+USUAL_PROJECT = "default"  # the project that commands use by default
 USUAL_PERIOD = "12 hours"
 CURVE_POINTS = 200
 _CHARTS_S = 8  # seconds of each minute in which updates of a page have the charts
+_ACTIONS_S = 60.0  # seconds for the actions on all chosen rows
 _REPLICA_NAME = re.compile(r"-\d+$")  # NAME-NUMBER, where NAME is the service's name
 
 
@@ -61,6 +64,76 @@ def try_part(fetch: Callable[[], _T]) -> Part[_T]:
         if error.status not in (403, 404):
             raise
         return Part(None, error.message)
+
+
+@dataclass(frozen=True)
+class Sorting(Generic[_T]):
+    """Sorted rows; for each column that sorts, the link that sorts by it and how it does now; and
+    the query of the page, with its filters and its order.
+    """
+
+    rows: Sequence[_T]
+    heads: Mapping[str, tuple[str, str]]
+    query: str
+
+
+def sort_rows(
+    request: Request,
+    rows: Iterable[_T],
+    keys: Mapping[str, Callable[[_T], Any]],
+    usual: tuple[str, str],
+    prefix: str = "",
+) -> Sorting[_T]:
+    """Sort rows by the column that the query names, or by the `usual` column and way. `prefix`
+    begins the names in the query if a page has several such lists. Raises HTTPException.
+    """
+    asked = dict(request.query_params)
+    column, way = f"{prefix}sort", f"{prefix}way"
+    sort, turned = asked.get(column) or usual[0], asked.get(way) or usual[1]
+    if sort not in keys or turned not in ("up", "down"):
+        raise HTTPException(
+            400, f"`{column}` must be one of {', '.join(keys)}; `{way}` up or down."
+        )
+    kept = {name: text for name, text in asked.items() if name != "page"}
+    heads = {}
+    for name in keys:
+        to, state = turn(name, sort, turned, "up")
+        heads[name] = (f"{request.url.path}?" + urlencode({**kept, column: name, way: to}), state)
+    ordered = sorted(rows, key=keys[sort], reverse=turned == "down")
+    return Sorting(ordered, heads, urlencode(asked))
+
+
+def turn(name: str, sort: str, way: str, usual: str) -> tuple[str, str]:
+    """Return the way in which a column sorts when its head is chosen, and how it sorts now."""
+    if name != sort:
+        return usual, ""
+    return ("down", "ascending") if way == "up" else ("up", "descending")
+
+
+def act_on_chosen(
+    client: ApiClient,
+    request: Request,
+    acts: Mapping[str, Callable[[str, str], object]],
+    field: str,
+) -> list[str]:
+    """Apply the action that the form names to each chosen row, PROJECT/NAME. Return what failed.
+    Raises HTTPException, and ApiError if the user is no longer signed in.
+    """
+    form = form_of(request)
+    chosen, action = form.getlist(field), form.get("do", "")
+    if action not in acts:
+        raise HTTPException(400, f"`do` must be one of {', '.join(acts)}, not {action!r}.")
+    problems = [] if chosen else [f"no {field} was chosen: mark some in the first column"]
+    client.until = time.monotonic() + _ACTIONS_S
+    for each in chosen:
+        project, _, name = each.partition("/")
+        try:
+            acts[action](project, name)
+        except ApiError as error:
+            if error.status == 401:
+                raise
+            problems.append(error.message)
+    return problems
 
 
 def form_of(request: Request) -> Form:

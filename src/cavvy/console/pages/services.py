@@ -2,9 +2,10 @@
 actions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from starlette.requests import Request
 
@@ -27,12 +28,14 @@ from cavvy.console.pages.page import (
     USUAL_PERIOD,
     Page,
     Part,
+    act_on_chosen,
     has_charts,
     hours_of,
     is_update,
     memory_of,
     named_in,
     path_of,
+    sort_rows,
     try_part,
 )
 from cavvy.console.render import show_span
@@ -75,14 +78,45 @@ class LevelRow:
         return "missed" in (self.hour.verdict, self.day.verdict)
 
 
+# what sorts the list by its columns
+_KEYS: Mapping[str, Callable[[ServedView], Any]] = {
+    "Name": lambda each: (each.project, each.name),
+    "State": lambda each: each.state,
+    "Project": lambda each: each.project,
+    "Replicas": lambda each: (each.ready, each.target),
+    "Requests/s": lambda each: each.traffic.per_s if each.traffic else -1.0,
+    "p95": lambda each: (each.traffic.p95_s if each.traffic else None) or 0.0,
+    "Waiting": lambda each: each.traffic.waiting if each.traffic else -1,
+    "Cost": lambda each: each.spent_micros,
+}
+
+
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
+    """All services. Raises ApiError, HTTPException."""
+    return _show(client, request, [])
+
+
+def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
+    """End the chosen services, or send their dead calls again. Raises HTTPException."""
+    acts: Mapping[str, Callable[[str, str], object]] = {
+        "end": lambda project, name: end_service(client, project, name),
+        "retry": lambda project, name: retry_calls(client, project, name, None),
+    }
+    problems = act_on_chosen(client, request, acts, "service")
+    return _show(client, request, problems) if problems else f"/services?{request.url.query}"
+
+
+def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
     found = list_services(client)
+    sorting = sort_rows(request, found, _KEYS, ("Name", "up"))
     missed = {
         (each.project, each.name)
         for each in found
         if any(row.is_missed for row in list_levels(each.slo))
     }
-    return Page("Services", "services.html", {"services": found, "missed": missed})
+    values = {"problems": problems, "services": sorting.rows, "missed": missed}
+    values |= {"heads": sorting.heads, "query": sorting.query}
+    return Page("Services", "services.html", values)
 
 
 def make_one(client: ApiClient, request: Request, now: datetime) -> Page:

@@ -316,7 +316,11 @@ def _run(
     """Submit the tasks, and return the path of a page that shows them. Raises ApiError."""
     origin, user, task = _origin_of(draft), user_of(request), tasks[0].task
     if len(tasks) > 1:
-        client.submit_graph(draft.project, _make_graph(request, draft, tasks, consent=consent))
+        graph = _make_graph(request, draft, tasks, consent=consent)
+        first = client.submit_graph(draft.project, graph)[0]
+        if all(each.task.group for each in tasks):
+            group = client.job(first.project, first.id).array_id
+            return path_of("groups", first.project, group or first.id)
         return f"/jobs?project={quote(draft.project)}"
     if task.service is not None:
         service = put_service(
@@ -343,7 +347,7 @@ def _run(
         key=draft.key,
     )
     if made.members is not None:
-        return f"/jobs?project={made.project}&text={made.name}"
+        return path_of("groups", made.project, made.id)
     return path_of("jobs", made.project, made.id)
 
 

@@ -323,10 +323,17 @@ document.addEventListener("change", (event) => {
 });
 document.documentElement.classList.add("scripted");
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
+  const button = event.target.closest("[data-copy], [data-copies]");
   if (button === null) return;
-  await navigator.clipboard.writeText(button.dataset.copy);
-  button.textContent = "Copied";
+  const shown = button.dataset.copies ? document.getElementById(button.dataset.copies) : button.previousElementSibling;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy ?? shown.textContent);
+    button.textContent = "Copied";
+  } catch {
+    // without TLS, browsers give the clipboard only to loopback addresses
+    document.getSelection().selectAllChildren(shown);
+    button.textContent = "Press Ctrl+C";
+  }
 });
 document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.confirm ?? event.target.dataset.confirm;

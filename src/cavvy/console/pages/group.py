@@ -1,0 +1,200 @@
+"""An array or a group of jobs: its members, what they have reported and wait for, and its actions;
+and the graph of the jobs that a job waits for.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from cavvy.client import ApiClient, ApiError
+from cavvy.client.array_wire import (
+    ArrayDetail,
+    ArrayMemberView,
+    read_array,
+    remove_array,
+    retry_array,
+    stop_array,
+)
+from cavvy.client.metrics import figures
+from cavvy.client.wire import JobDetail
+from cavvy.console.graph import Graph, GraphJob, place
+from cavvy.console.memory import Memory
+from cavvy.console.pages.page import (
+    ENDED,
+    Page,
+    Sorting,
+    memory_of,
+    named_in,
+    path_of,
+    read_number,
+    sort_rows,
+)
+
+_ON_PAGE = 100
+_COLUMNS = 12  # of parameters and of metrics
+_MOST_DRAWN = 40  # jobs of a graph, each of which is read once
+_KEPT_S = 10.0  # seconds for which the phases of other jobs are kept
+_ORDER = ("running", "starting", "stopping", "queued", "failed", "stopped", "done")
+
+
+def make(client: ApiClient, request: Request, now: datetime) -> Page:
+    """Raises ApiError `job-not-found`, HTTPException."""
+    project, name = named_in(request)
+    found = read_array(client, project, name)
+    phase = request.query_params.get("phase", "")
+    chosen = [each for each in found.jobs if phase in ("", each.phase)]
+    params = list(dict.fromkeys(key for each in found.jobs for key in each.params))[:_COLUMNS]
+    told = (key for each in found.jobs for key in figures(each.progress))
+    metrics = list(dict.fromkeys(told))[:_COLUMNS]
+    sorting = _sort(request, found, chosen, params, metrics)
+    page = min(max(1, read_number(request, "page", 1)), max(1, -(-len(chosen) // _ON_PAGE)))
+    begin = (page - 1) * _ON_PAGE
+    return Page(
+        found.array.name,
+        "group.html",
+        {
+            "array": found.array,
+            "kind": "group" if found.group else "array",
+            "parallel": found.parallel,
+            "counts": {each: n for each in _ORDER if (n := found.array.members.get(each, 0))},
+            "total": len(found.jobs),
+            "matching": len(chosen),
+            "phase": phase,
+            "members": sorting.rows[begin : begin + _ON_PAGE],
+            "first": begin + 1,
+            "page": page,
+            "pages": max(1, -(-len(chosen) // _ON_PAGE)),
+            "heads": sorting.heads,
+            "query": sorting.query,
+            "params": params,
+            "metrics": metrics,
+            "early": sum(each.early for each in found.jobs),
+            "is_over": all(each.phase in ENDED for each in found.jobs),
+            "is_repeatable": any(each.phase in ("failed", "stopped") for each in found.jobs),
+            "graph": _graph_of_members(client, memory_of(request), found),
+        },
+    )
+
+
+def _sort(
+    request: Request,
+    found: ArrayDetail,
+    rows: Sequence[ArrayMemberView],
+    params: Sequence[str],
+    metrics: Sequence[str],
+) -> Sorting[ArrayMemberView]:
+    keys: dict[str, Any] = {
+        "Name": lambda each: (each.index, each.name),
+        "Phase": lambda each: each.phase,
+        **{name: partial(_value_of, "params", name) for name in params},
+        **{name: partial(_value_of, "progress", name) for name in metrics},
+        "Since": lambda each: each.since,
+        "Cost": lambda each: each.spent_micros,
+    }
+    metric, _, way = found.best.rpartition(":")
+    usual = (metric, "down" if way == "max" else "up") if metric in metrics else ("Name", "up")
+    return sort_rows(request, rows, keys, usual)
+
+
+def _value_of(part: str, name: str, member: ArrayMemberView) -> tuple[bool, float, str]:
+    """Return what sorts members by a value: numbers, then texts; members without it are last."""
+    value = getattr(member, part).get(name)
+    if isinstance(value, int | float) and value == value:
+        return (False, float(value), "")
+    return (True, 0.0, "" if value is None else str(value))
+
+
+def stop(client: ApiClient, request: Request, now: datetime) -> str:
+    """Stop all jobs that have not ended. Raises ApiError."""
+    stop_array(client, *named_in(request))
+    return path_of("groups", *named_in(request))
+
+
+def retry(client: ApiClient, request: Request, now: datetime) -> str:
+    """Queue all failed and stopped jobs again. Raises ApiError."""
+    retry_array(client, *named_in(request))
+    return path_of("groups", *named_in(request))
+
+
+def remove(client: ApiClient, request: Request, now: datetime) -> str:
+    """Remove all jobs, which must have ended. Raises ApiError `job-not-ended`."""
+    remove_array(client, *named_in(request))
+    return "/jobs"
+
+
+def group_of(job: JobDetail, task: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the name and the path of the group or the array of a job, or None."""
+    if job.array_id is None:
+        return None
+    name = (task.get("group") or {}).get("name") or job.name.rpartition(".")[0] or job.array_id
+    return name, path_of("groups", job.project, job.array_id)
+
+
+def graph_of(client: ApiClient, memory: Memory, job: JobDetail) -> Graph | None:
+    """Return the job with all jobs that it waits for, directly or not; None if there are none."""
+    own = GraphJob(job.id, job.name, job.phase, after=_after_of(job))
+    return place(_add_earlier(client, memory, job.project, {job.id: own}))
+
+
+def _graph_of_members(client: ApiClient, memory: Memory, found: ArrayDetail) -> Graph | None:
+    """Return the graph of a group's members and the jobs that they wait for. An array, whose
+    members wait for the same jobs, is one box.
+    """
+    array, jobs = found.array, {}
+    for each in found.jobs[: _MOST_DRAWN if found.group else 1]:
+        after = memory.recall(
+            ("after", array.project, each.id),
+            partial(_read_after, client, array.project, each.id),
+        )
+        path = path_of("jobs", array.project, each.id)
+        drawn = GraphJob(each.id, each.name, each.phase, path, after)
+        if not found.group:
+            drawn = GraphJob(array.id, array.name, array.phase, after=after)
+        jobs[drawn.id] = drawn
+    return place(_add_earlier(client, memory, array.project, jobs))
+
+
+def _add_earlier(
+    client: ApiClient, memory: Memory, project: str, jobs: Mapping[str, GraphJob]
+) -> Mapping[str, GraphJob]:
+    known = dict(jobs)
+    wanted = [before for each in jobs.values() for before, _ in each.after]
+    while wanted and len(known) < _MOST_DRAWN:
+        if (name := wanted.pop(0)) in known:
+            continue
+        read = partial(_read_earlier, client, project, name)
+        known[name] = memory.recall(("earlier", project, name), read, _KEPT_S)
+        wanted += [before for before, _ in known[name].after]
+    return known
+
+
+def _read_earlier(client: ApiClient, project: str, name: str) -> GraphJob:
+    """Return an earlier job or array by its ID. One that was removed has no page."""
+    try:
+        job = client.job(project, name)
+    except ApiError as error:
+        if error.status not in (403, 404):
+            raise
+    else:
+        return GraphJob(name, job.name, job.phase, path_of("jobs", project, name), _after_of(job))
+    try:
+        array = read_array(client, project, name).array
+    except ApiError as error:
+        if error.status not in (403, 404):
+            raise
+        return GraphJob(name, name, "removed")
+    return GraphJob(name, array.name, array.phase, path_of("groups", project, name))
+
+
+def _read_after(client: ApiClient, project: str, name: str) -> Sequence[tuple[str, str]]:
+    return _after_of(client.job(project, name))
+
+
+def _after_of(job: JobDetail) -> Sequence[tuple[str, str]]:
+    """Return the IDs of the jobs that the job waits for, with the conditions."""
+    after = msgspec.json.decode(job.task).get("after") or ()
+    return [(each.get("id") or each["job"], each.get("on", "success")) for each in after]
