@@ -1,6 +1,8 @@
 """What users ask of devices: commands and logs, with their bounds."""
 
 import threading
+from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -88,6 +90,28 @@ def test_a_project_cannot_use_up_the_tasks_of_the_others() -> None:
         tasks.add("p", "d200", [], NOW)
     tasks.add("other", "d", [], NOW)
     tasks.add("p", "d", [], NOW + timedelta(minutes=10))
+
+
+def test_full_tasks_are_shared_by_projects_and_devices() -> None:
+    tasks = DeviceTasks()
+    for project in range(10):  # at their bound: all that the server keeps
+        for each in range(200):
+            tasks.add(f"p{project}", f"d{each % 100 or 1}", [], NOW + timedelta(seconds=each))
+    late = NOW + timedelta(seconds=300)
+    made = [tasks.add("other", f"d{each}", [], late).id for each in range(50)]
+    for project in range(10):
+        for _ in range(201):
+            with suppress(TooManyTasks):
+                tasks.add(f"p{project}", "d0", [], late)
+    # none of them can be pushed out by projects that have more
+    for each, task in enumerate(made):
+        assert tasks.find("other", f"d{each}", task, late) is not None
+    counts = Counter(each.project for each in tasks._all.values())
+    assert counts.total() == 2000
+    assert min(counts[f"p{each}"] for each in range(10)) >= 190
+    # of a project, the device with the most tasks loses first
+    of_first = Counter(each.device for each in tasks._all.values() if each.project == "p0")
+    assert of_first["d1"] < 4
 
 
 def test_a_command_is_not_given_to_a_device_after_its_user_gave_up() -> None:

@@ -5,6 +5,7 @@ All of it is kept in memory, with bounds, and is lost when the server stops.
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -56,7 +57,7 @@ class DeviceTasks:
         if sum(each.project == project for each in self._all.values()) >= _OF_PROJECT:
             raise TooManyTasks(f"{project} has had {_OF_PROJECT} tasks; try again in ten minutes")
         if len(self._all) >= _IN_ALL:
-            raise TooManyTasks("the server has too many tasks; try again in ten minutes")
+            self._make_room(project)
         made = DeviceTask(
             id=secrets.token_hex(8),
             project=project,
@@ -87,6 +88,20 @@ class DeviceTasks:
         """Note the answer of a device; only the first one counts."""
         if task.told and task.exit_code is None:
             self._all[task.id] = replace(task, output=output, exit_code=exit_code)
+
+    def _make_room(self, project: str) -> None:
+        """Forget the oldest task of the device with the most tasks, of the project with the most,
+        preferably one that was answered. Raises TooManyTasks if no project has more than this
+        one."""
+        projects = Counter(each.project for each in self._all.values())
+        most = max(projects, key=lambda each: projects[each])
+        if projects[most] <= projects[project] + 1:
+            raise TooManyTasks("the server has too many tasks; try again in ten minutes")
+        theirs = [each for each in self._all.values() if each.project == most]
+        devices = Counter(each.device for each in theirs)
+        worst = max(devices, key=lambda each: devices[each])
+        mine = [each for each in theirs if each.device == worst]
+        del self._all[min(mine, key=lambda each: (each.exit_code is None, each.made_at)).id]
 
     def _prune(self, now: datetime) -> None:
         if any(now - each.made_at >= _KEPT for each in self._all.values()):
