@@ -12,6 +12,7 @@ from tests.api.api_state import Api, until
 from cavvy.domain.edge import ModelFile, ModelVersion, Rollout
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
+from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.task_files import ReadOptions, parse_task
 
 EDGE = "/edge/v1"
@@ -138,6 +139,57 @@ async def test_a_device_gets_nothing_of_a_model_that_must_not_come_to_it(api: Ap
             assert answer.status_code == status, answer.text
     answer = await api.http.get(f"{EDGE}/files/{name}", headers={**headers, "Range": "bytes=3-"})
     assert (answer.status_code, answer.content) == (206, b"ghts")
+
+
+async def test_a_model_does_not_leave_its_residency_in_the_folder_of_a_job_or_service(
+    api: Api,
+) -> None:
+    """Whoever calls the routes, and whatever the file is called in the folder."""
+    blobs, now = api.app_state.blobs.of("default"), api.app_state.now()
+    contents = {"w": b"weights", "labels.txt": b"cat dog", "big": b"b" * 5000}
+    names = {path: sha256(content).hexdigest() for path, content in contents.items()}
+    for path, content in contents.items():
+        blobs.put(names[path], [content])
+
+    def pack(**files: str) -> str:
+        manifest = encode_manifest(
+            [FolderEntry(path=path, size=1, sha256=names[each]) for path, each in files.items()]
+        )
+        blobs.put(sha256(manifest).hexdigest(), [manifest])
+        return sha256(manifest).hexdigest()
+
+    files = tuple(ModelFile(path=path, sha256=names[path], size=5000) for path in ("w", "big"))
+    files += (ModelFile(path="labels.txt", sha256=names["labels.txt"], size=7),)
+    common = {"project": "default", "main": "w", "created_at": now, "snapshot": ""}
+    versions = api.app_state.store.edge.models
+    await versions.put(ModelVersion(**common, name="m@1", files=files, residency="eu"))
+    hidden, shared, labels = pack(renamed="w"), pack(a="big"), pack(labels="labels.txt")
+    serve = "{name: s, run: serve, resources: {cpu: 0.1%s}, service: {port: 80%s}}"
+    abroad, within = serve % ("", ", residency: us"), serve % ("", ", residency: de")
+
+    async def serve_with(text: str, snapshot: str) -> tuple[int, str]:
+        ask = {"text": text, "user": "a", "origin": {"snapshot": snapshot}}
+        answer = await api.http.put("/v1/projects/default/services/s", json=ask)
+        return answer.status_code, answer.json().get("code", "")
+
+    for text in (serve % ("", ""), abroad, serve % (", regions: [eu, us]", "")):
+        for snapshot in (hidden, shared):
+            assert await serve_with(text, snapshot) == (403, "residency")
+    for text in (within, serve % (", regions: [eu-west-1]", "")):
+        assert (await serve_with(text, hidden))[1] != "residency"
+    assert (await serve_with(abroad, labels))[1] != "residency"  # many models have such a file
+    run = {"text": "{name: j, run: 'true'}", "user": "a", "origin": {"snapshot": hidden}}
+    answer = await api.http.post("/v1/projects/default/jobs", json=run)
+    assert (answer.status_code, answer.json()["code"]) == (403, "residency")
+    assert "m@1, which must not leave eu" in answer.json()["message"]
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    entries = [json.loads(each["text"]) for each in log]
+    assert sum(each["code"] == "residency" for each in entries) == 7
+    # a version that may go anywhere has the same file: so may the file
+    api.app_state.control_plane.edge._bound.clear()
+    await versions.put(ModelVersion(**common, name="m@2", files=files[1:2]))
+    assert (await serve_with(abroad, shared))[1] != "residency"
+    assert (await serve_with(abroad, hidden))[1] == "residency"
 
 
 async def test_a_token_needs_the_key_of_the_device_and_ends(api: Api) -> None:

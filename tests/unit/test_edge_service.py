@@ -15,8 +15,6 @@ import pytest
 from click.testing import CliRunner
 
 from cavvy.cli import edge
-from cavvy.cli.task.deployment import check_residency, prepare_version
-from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.download import download_files, download_snapshot
 from cavvy.client.edge_wire import SamplesView, SampleView
 from cavvy.client.errors import ApiError, ConnectionLost
@@ -203,18 +201,6 @@ def test_a_cut_download_goes_on_where_it_ended(tmp_path: Path) -> None:
     part.symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic"):
         download_files(cast(Any, source), "p", files, tmp_path)
-
-
-def test_a_service_keeps_a_model_in_its_residency(tmp_path: Path) -> None:
-    text = "{name: s, run: serve, service: {port: 8000%s}}"
-    version = cast(Any, SimpleNamespace(name="m@1", project="p", residency="eu", files=()))
-    file = tmp_path / "s.yaml"
-    for more in ("", ", residency: us"):
-        file.write_text(text % more)
-        with pytest.raises(CommandFailure, match="m@1 must not leave eu"):
-            prepare_version(cast(Any, None), version, str(file), ())
-    check_residency(version, "eu")
-    check_residency(cast(Any, SimpleNamespace(residency="")), None)
 
 
 class PlainSealer:

@@ -72,13 +72,7 @@ def command(
     """
     from cavvy.cli.model import find_version
     from cavvy.cli.reach.service_call import await_url, list_advice
-    from cavvy.cli.task.deployment import (
-        ModelChoice,
-        check_residency,
-        prepare,
-        prepare_file,
-        prepare_version,
-    )
+    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file, prepare_version
 
     if file is not None and (engine or model):
         raise CommandFailure(
@@ -99,7 +93,6 @@ def command(
         elif file is not None:
             found = prepare_version(client, version, file, param)
         elif version.job:
-            check_residency(version, None)
             job = client.job(project, version.job)
             found = prepare(client, job, service, param, choice, version)
         else:

@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from cavvy.control.agents.model_folder import read_entries
 from cavvy.control.agents.work_secrets import OpenSecrets
@@ -57,6 +57,7 @@ from cavvy.domain.edge import (
 )
 from cavvy.domain.services import EdgeRule
 from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import KeyUnusable, ProjectFilter, RowNotFound, StaleVersion
@@ -69,9 +70,11 @@ _EVERY = timedelta(seconds=5)  # interval between two writes of reports, and two
 _FRESH = timedelta(seconds=30)  # after which the rows that other servers may have changed are read
 _MOST_AUDITED = 100_000
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
+_MAY_BE_SHARED = 4096  # bytes; a smaller file than this, such as a list of labels, tells no model
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
+_NONE: tuple[datetime, Sequence[ModelVersion]] = datetime.min.replace(tzinfo=UTC), ()
 _KEYS = "edge-models"  # the name to which the sealed private keys are bound
 
 
@@ -175,6 +178,8 @@ class EdgeService:
         self.tasks = DeviceTasks()
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
         self._known: dict[str, _ProjectDevices] = {}
+        # by project, its models if one must not leave a place, as they were at a time
+        self._bound: dict[str, tuple[datetime, Sequence[ModelVersion]]] = {}
         self._enrolling = asyncio.Lock()
 
     # Users' requests
@@ -269,6 +274,7 @@ class EdgeService:
                 )
                 await self._sign(stored, sealer)
                 self._known.pop(model.project, None)
+                self._bound.pop(model.project, None)
                 return stored
         raise StaleVersion(f"model {base} kept changing during the request; try again")
 
@@ -324,6 +330,34 @@ class EdgeService:
         if found is None:
             raise RowNotFound(f"project {project} has no model {base}@{label}")
         return found
+
+    async def find_confined(
+        self, task: TaskSpec, blobs: BlobStore, snapshot: str
+    ) -> ModelVersion | None:
+        """Return a version with files of this snapshot that must not come where the task may run,
+        or None. A file that another version has too may go where that version may. Raises
+        RowNotFound, NotManifest."""
+        now, (read_at, models) = self._clock.now(), self._bound.get(task.project, _NONE)
+        if now - read_at >= _EVERY:
+            found = await self.models(task.project)
+            models = found if any(each.residency for each in found) else ()
+            self._bound[task.project] = now, models
+        if not models:
+            return None
+        hashes = {each.sha256 for each in await asyncio.to_thread(read_entries, blobs, snapshot)}
+        confined: dict[str, ModelVersion] = {}
+        free: set[str] = set()
+        for each in models:
+            mine = {
+                file.sha256
+                for file in each.files
+                if file.sha256 in hashes and (file.path == each.main or file.size >= _MAY_BE_SHARED)
+            }
+            if mine and (not each.residency or is_within(task, each.residency)):
+                free |= mine
+            else:
+                confined |= dict.fromkeys(mine, each)
+        return next((each for name, each in confined.items() if name not in free), None)
 
     async def deploy(self, rollout: Rollout) -> tuple[Rollout, Sequence[str]]:
         """Begin a rollout; the number in its name is ignored. Return it with the names of devices

@@ -90,6 +90,7 @@ SUBMISSION_ERRORS = (
     "machine-unfit",
     "secret-missing",
     "snapshot-missing",
+    "residency",
     "key-reused",
     "too-large",
     "disk-full",

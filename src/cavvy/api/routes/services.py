@@ -124,6 +124,7 @@ async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> S
         "secret-missing",
         "secret-too-short",
         "snapshot-missing",
+        "residency",
         "too-large",
     ),
     limit="server.request_mib",
@@ -176,6 +177,7 @@ async def _start(
     await submission.check_secrets(app_state, task)
     await _check_webhook_secrets(app_state, task)
     await submission.check_snapshot(app_state, project, origin.snapshot)
+    await submission.check_residency(app_state, task, origin.snapshot)
     await submission.check_uses(app_state, task, origin.snapshot)
 
     async def admit(asked: TaskSpec) -> dict[str, Any]:

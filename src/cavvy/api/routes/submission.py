@@ -344,6 +344,7 @@ async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -
     check_tuning(task)
     await check_secrets(app_state, task)
     await check_snapshot(app_state, task.project, origin.snapshot)
+    await check_residency(app_state, task, origin.snapshot)
     await check_uses(app_state, task, origin.snapshot)
 
 
@@ -795,6 +796,24 @@ async def check_snapshot(app_state: AppState, project: str, snapshot: str | None
             "snapshot-missing",
             f"{len(missing)} files of the working folder {snapshot[:12]}… are missing on the "
             "server",
+        )
+
+
+async def check_residency(app_state: AppState, task: TaskSpec, snapshot: str | None) -> None:
+    """Raise ApiProblem if the working folder has a published model that must not come where the
+    task may run."""
+    if snapshot is None:
+        return
+    blobs = app_state.blobs.of(task.project)
+    found = await app_state.control_plane.edge.find_confined(task, blobs, snapshot)
+    if found is not None:
+        place = found.residency
+        field = "resources.regions" if task.service is None else "service.residency"
+        raise ApiProblem(
+            "residency",
+            f"the working folder has {found.name}, which must not leave {place}, but {task.name} "
+            "could run elsewhere",
+            f"set `{field}` to {place}",
         )
 
 

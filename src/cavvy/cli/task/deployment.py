@@ -112,24 +112,11 @@ def prepare_version(
     """
     params = read_params(param)
     loaded = read_task(file, params, ReadOptions(serves=True))
-    service = loaded.task.service
-    check_residency(version, None if service is None else service.residency)
     origin = make_origin(client, version.project, loaded, loaded.text)
     snapshot = _add_version(client, version.project, origin.snapshot, version)
     what = f"its files, in the folder {MODEL_FOLDER},"
     origin = replace(origin, snapshot=snapshot)
     return Deployment(text=loaded.text, path=file, params=params, origin=origin, what=what)
-
-
-def check_residency(version: "ModelView", residency: str | None) -> None:
-    """Raise CommandFailure if replicas of a service could run where the model must not be.
-    `residency` is that of the service."""
-    if version.residency and residency != version.residency:
-        raise CommandFailure(
-            f"{version.name} must not leave {version.residency}, but replicas could run elsewhere",
-            f"add --service FILE, with `residency: {version.residency}` in its section `service`",
-            exit_code=2,
-        )
 
 
 def _add_version(

@@ -280,7 +280,7 @@ def stays_within(task: TaskSpec, other: TaskSpec) -> bool:
 
 
 def is_within(task: TaskSpec, place: str) -> bool:
-    """Return whether each replica of the service runs in this place, such as eu."""
+    """Return whether each replica of the service, or the job, runs in this place, such as eu."""
     return _runs_in(task, {wished_place(place)})
 
 

@@ -114,9 +114,10 @@ def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> Sto
 
 
 def place_in_regions(task: TaskSpec) -> TaskSpec:
-    """Return the task, restricted to the regions and the area of its service."""
+    """Return the task, restricted to the regions and the area of its service, if it has one."""
     spec = task.service
-    assert spec is not None
+    if spec is None:
+        return task
     regions = spec.regions or ((spec.residency,) if spec.residency else ())
 
     def restrict(needs: ResourceSpec) -> ResourceSpec:
