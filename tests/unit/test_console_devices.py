@@ -7,7 +7,13 @@ from typing import Any
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, sign_in
 
 from cavvy.client import ApiError
-from cavvy.client.edge_wire import DeviceModelView, DeviceView, ModelView, RolloutView
+from cavvy.client.edge_wire import (
+    DeviceModelView,
+    DeviceView,
+    ModelView,
+    PromotedView,
+    RolloutView,
+)
 
 
 def device(name: str, **fields: Any) -> DeviceView:
@@ -140,7 +146,40 @@ def test_models_show_their_newest_versions_and_all_that_have_labels() -> None:
     page = sign_in(CannedClient(answers(**{"/v1/models": models}))).get("/devices").text
     shown = re.findall(r"<th scope=\"row\" class=\"name\">digits@(\d+)", page)
     assert shown == ["10", "9", "8", "7", "6", "2"]
-    assert "digits@2 production default 3.0 MiB train accuracy 0.97" in words(page)
+    assert "digits@2 production Remove default 3.0 MiB train accuracy 0.97" in words(page)
+
+
+def test_a_model_is_promoted_and_a_label_removed_with_the_right_of_the_user() -> None:
+    path = "/v1/projects/default/models/digits/labels"
+    moved = PromotedView(name="digits@3", former="digits@2")
+    client = CannedClient(
+        answers(
+            **{
+                "/v1/models": [model(2, labels=["old & odd"]), model(3)],
+                f"PUT {path}/production": moved,
+                f"DELETE {path}/old%20%26%20odd": moved,
+            }
+        )
+    )
+    browser = sign_in(client)
+    page = browser.get("/devices").text
+    assert page.count('action="/models/default/digits/promote"') == 2
+    for form in ({"label": " production ", "number": "3"}, {"label": "production", "number": "3"}):
+        answer = browser.post("/models/default/digits/promote", data=form, follow_redirects=False)
+        assert answer.headers["location"] == "/devices#models-title"
+    assert client.asked.count(f"PUT {path}/production") == 2
+    (remove,) = re.findall(r'action="(/models/[^"]+/remove)"', page)
+    assert browser.post(html.unescape(remove), follow_redirects=False).status_code == 303
+    for wrong in ({}, {"label": "x", "number": "-1"}, {"label": "x", "number": "9" * 20}):
+        assert browser.post("/models/default/digits/promote", data=wrong).status_code == 400
+    evil = {"origin": "http://evil.example"}
+    form = {"label": "production", "number": "2"}
+    answer = browser.post("/models/default/digits/promote", data=form, headers=evil)
+    assert answer.status_code == 403
+    client.answers[f"PUT {path}/production"] = ApiError("forbidden", "you need operator", "", 403)
+    refused = browser.post("/models/default/digits/promote", data=form)
+    assert refused.status_code == 403
+    assert "you need operator" in refused.text
 
 
 def test_a_rollout_is_halted_or_taken_back_with_the_right_of_the_user() -> None:

@@ -139,6 +139,8 @@ class Console:
             self._action("/machines/{project}/{name}/keep", machines.keep),
             self._action("/devices", devices.act),
             self._action("/devices/{project}/rollouts/{name}/halt", devices.halt),
+            self._action("/models/{project}/{name}/promote", devices.promote),
+            self._action("/models/{project}/{name}/labels/{label}/remove", devices.unlabel),
             self._action("/budgets", costs.set_budget),
             self._action("/budgets/{name}/remove", costs.remove_budget),
             self._action("/team/{project}/secrets", team.set_secret),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
@@ -17,9 +18,12 @@ from cavvy.client.edge_wire import (
     list_devices,
     list_models,
     list_rollouts,
+    promote_model,
     retire_device,
+    unlabel_model,
 )
-from cavvy.console.pages.page import Page, act_on_chosen, named_in, sort_rows, try_part
+from cavvy.console.pages.page import Page, act_on_chosen, form_of, named_in, sort_rows, try_part
+from cavvy.domain.units import is_whole
 
 _MOST_DEVICES = 200  # on the page
 _MOST_ROLLOUTS = 20
@@ -58,6 +62,7 @@ def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
     matching = (each for each in devices if _matches(each, given))
     sorting = sort_rows(request, matching, _KEYS, ("Name", "up"))
     found = sorting.rows
+    models = _newest(try_part(lambda: list_models(client, None)).value or [])
     rollouts = try_part(lambda: list_rollouts(client, None)).value or []
     return Page(
         "Devices",
@@ -74,7 +79,8 @@ def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
             "total": len(devices),
             "rollouts": rollouts[:_MOST_ROLLOUTS],
             "more_rollouts": len(rollouts) - _MOST_ROLLOUTS,
-            "models": _newest(try_part(lambda: list_models(client, None)).value or []),
+            "models": models,
+            "labels": sorted({"production", *(label for each in models for label in each.labels)}),
         },
     )
 
@@ -90,6 +96,22 @@ def halt(client: ApiClient, request: Request, now: datetime) -> str:
     """Take the version of a rollout back from its devices. Raises ApiError."""
     halt_rollout(client, *named_in(request), "")
     return "/devices#rollouts-title"
+
+
+def promote(client: ApiClient, request: Request, now: datetime) -> str:
+    """Move a label to a version of a model. Raises ApiError, HTTPException."""
+    project, model = named_in(request)
+    label, number = (form_of(request).get(name, "").strip() for name in ("label", "number"))
+    if not label or not (is_whole(number) and len(number) < 10):
+        raise HTTPException(400, "A label, such as production, and the number of a version.")
+    promote_model(client, project, model, label, int(number))
+    return "/devices#models-title"
+
+
+def unlabel(client: ApiClient, request: Request, now: datetime) -> str:
+    """Remove a label of a model. Raises ApiError."""
+    unlabel_model(client, *named_in(request), request.path_params["label"])
+    return "/devices#models-title"
 
 
 def _matches(device: DeviceView, given: dict[str, str]) -> bool:

@@ -5,7 +5,8 @@ from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
+from functools import partial
 from shlex import quote
 from typing import Any
 
@@ -36,16 +37,16 @@ from cavvy.console.pages.page import (
     CURVE_POINTS,
     ENDED,
     PERIODS,
-    USUAL_PERIOD,
     USUAL_PROJECT,
     Page,
     Part,
-    has_charts,
     hours_of,
     is_update,
     memory_of,
     named_in,
     path_of,
+    period_choice,
+    read_figures,
     read_number,
     services_by_replica,
     try_part,
@@ -92,11 +93,10 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "figures": _figures(client, request, job, now),
             "share": find_share(find_progress(job)),
             "left": _left_of(client, request, job, now),
-            "periods": list(PERIODS),
-            "period": request.query_params.get("period") or USUAL_PERIOD,
             "events": _newest_events(client, memory_of(request), project, job.id),
         }
-        | _shown_nodes(client, request, job),
+        | _shown_nodes(client, request, job)
+        | dict(period_choice(request)),
     )
 
 
@@ -116,7 +116,6 @@ def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[st
         "node_counts": Counter(node.phase for node in nodes),
         "log": log,
         "is_rank_chosen": "rank" in request.query_params,
-        "is_update": is_update(request),
         "rank": rank,
         "ranks": ranks,
     }
@@ -128,22 +127,14 @@ def _figures(
     """Return a chart of each figure in the chosen period before the job's end or before now: what
     the work reports first, then what nodes measure.
     """
-    if not job.attempts or not has_charts(request, now):
+    if not job.attempts:
         return ()
-    hours = hours_of(request)
-    end = min(job.ended_at or now, now)
-    since = max(end - timedelta(hours=hours), job.submitted_at)
     chosen = [read_number(request, "rank", 0)] if "rank" in request.query_params else []
-    ranks = chosen or range(_RANKS if hours <= PERIODS["day"] else 1)
-    found = memory_of(request).recall(
-        ("figures", job.id, hours, *chosen, now.replace(second=0, microsecond=0)),
-        lambda: try_part(
-            lambda: client.figures(
-                job.project, job.id, ranks=ranks, since=since, points=CURVE_POINTS
-            )
-        ),
-    )
-    return chart_figures(found.value) if found.value else ()
+    ranks = chosen or range(_RANKS if hours_of(request) <= PERIODS["day"] else 1)
+    read = partial(client.figures, job.project, job.id, ranks=ranks, points=CURVE_POINTS)
+    end, key = min(job.ended_at or now, now), (job.id, *chosen)
+    found = read_figures(request, now, job.submitted_at, end, key, lambda since: read(since=since))
+    return chart_figures(found) if found else ()
 
 
 def chart_figures(found: JobFigures) -> Sequence[tuple[str, charts.Chart]]:

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -207,6 +207,37 @@ def has_charts(request: Request, now: datetime) -> bool:
 def hours_of(request: Request) -> float:
     """Return the length of the chosen period of charts."""
     return PERIODS.get(request.query_params.get("period", ""), PERIODS[USUAL_PERIOD])
+
+
+def period_choice(request: Request) -> Mapping[str, Any]:
+    """Return what a page with charts shows above them, and whether it is an update."""
+    return {
+        "periods": list(PERIODS),
+        "period": request.query_params.get("period") or USUAL_PERIOD,
+        "is_update": is_update(request),
+    }
+
+
+def read_figures(
+    request: Request,
+    now: datetime,
+    begin: datetime,
+    end: datetime,
+    key: tuple[object, ...],
+    read: Callable[[datetime], _T],
+) -> _T | None:
+    """Return the figures that `read` finds since the begin of the chosen period before `end`, which
+    are kept for a minute under `key`. None if the page needs no charts now, or without permission.
+    """
+    if not has_charts(request, now):
+        return None
+    hours = hours_of(request)
+    since = max(end - timedelta(hours=hours), begin)
+    minute = now.replace(second=0, microsecond=0)
+    found = memory_of(request).recall(
+        ("figures", *key, hours, minute), lambda: try_part(lambda: read(since))
+    )
+    return found.value
 
 
 def services_by_replica(

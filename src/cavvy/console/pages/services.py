@@ -4,7 +4,8 @@ actions.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -24,17 +25,14 @@ from cavvy.client.service_wire import (
 from cavvy.console import charts
 from cavvy.console.pages.page import (
     CURVE_POINTS,
-    PERIODS,
-    USUAL_PERIOD,
     Page,
     Part,
     act_on_chosen,
-    has_charts,
-    hours_of,
-    is_update,
     memory_of,
     named_in,
     path_of,
+    period_choice,
+    read_figures,
     sort_rows,
     try_part,
 )
@@ -135,9 +133,7 @@ def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
             "dead": _dead_calls(client, found),
             "keys": keys,
             "figures": _draw_figures(client, request, found, now),
-            "periods": list(PERIODS),
-            "period": request.query_params.get("period") or USUAL_PERIOD,
-            "is_update": is_update(request),
+            **period_choice(request),
         },
     )
 
@@ -146,21 +142,10 @@ def _draw_figures(
     client: ApiClient, request: Request, service: ServedView, now: datetime
 ) -> Sequence[tuple[str, charts.Chart]]:
     """Return charts of the chosen period before now."""
-    if not has_charts(request, now):
-        return ()
-    hours = hours_of(request)
-    since = max(now - timedelta(hours=hours), service.created_at)
-    found = (
-        memory_of(request)
-        .recall(
-            ("service figures", *named_in(request), hours, now.replace(second=0, microsecond=0)),
-            lambda: try_part(
-                lambda: read_service_figures(
-                    client, service.project, service.name, since=since, points=CURVE_POINTS
-                )
-            ),
-        )
-        .value
+    where = (service.project, service.name)
+    read = partial(read_service_figures, client, *where, points=CURVE_POINTS)
+    found = read_figures(
+        request, now, service.created_at, now, where, lambda since: read(since=since)
     )
     if found is None:
         return ()
