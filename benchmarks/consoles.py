@@ -1,7 +1,8 @@
 """The cost of open consoles: CPU time and memory of `cavvy console` while readers watch jobs.
 
 Each reader requests what the page's script requests: the job's page and the new part of its log, as
-often as the script does without input (`idle`), or of a reader who works (`active`).
+often as the script does without input (`idle`), or of a reader who works (`active`). Ends with 1 if
+a bar is missed.
 
     python benchmarks/consoles.py [--readers 200] [--jobs 50] [--seconds 60] [--pace idle|active]
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+from measure import process_cpu_s, process_rss_mib, record, table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -32,14 +34,6 @@ name: log-{number}
 run: while true; do date; sleep 1; done
 resources: {{providers: local, cpu: 0.02}}
 """
-
-
-def used(pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process so far, and its MiB."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    status = Path(f"/proc/{pid}/status").read_text()
-    resident = int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
-    return (int(fields[11]) + int(fields[12])) / 100, resident / 1024
 
 
 async def read(client: httpx.AsyncClient, job: str, pace: tuple[float, float], begin: float) -> int:
@@ -64,7 +58,8 @@ async def read(client: httpx.AsyncClient, job: str, pace: tuple[float, float], b
         await asyncio.sleep(max(0.01, min(due_page, due_log) - time.monotonic()))
 
 
-async def watch(address: str, jobs: list[str], options: argparse.Namespace, pid: int) -> None:
+async def watch(address: str, jobs: list[str], options: argparse.Namespace, pid: int) -> bool:
+    """Print the console's use while readers watch. Returns whether all bars are met."""
     pace = PACES[options.pace]
     site = f"http://{urlsplit(address).netloc}"
     limits = httpx.Limits(max_connections=options.readers)
@@ -77,10 +72,10 @@ async def watch(address: str, jobs: list[str], options: argparse.Namespace, pid:
             for number in range(options.readers)
         ]
         await asyncio.sleep(pace[0] + 5)
-        before, began = used(pid)[0], time.monotonic()
+        before, began = process_cpu_s(pid), time.monotonic()
         await asyncio.sleep(options.seconds)
-        after, mib = used(pid)
-        share = (after - before) / (time.monotonic() - began)
+        share = (process_cpu_s(pid) - before) / (time.monotonic() - began)
+        mib = process_rss_mib(pid)
         for each in readers:
             each.cancel()
         failed = [
@@ -88,13 +83,24 @@ async def watch(address: str, jobs: list[str], options: argparse.Namespace, pid:
             for each in await asyncio.gather(*readers, return_exceptions=True)
             if not isinstance(each, asyncio.CancelledError)
         ]
-        print(
-            f"{options.readers} {options.pace} readers, {len(jobs)} jobs that log: "
-            f"{share:.1%} of a core, {mib:.0f} MiB; {len(failed)} readers failed {failed[:1]}"
-        )
+    most = 5.0 if options.pace == "idle" else 100.0
+    judged = (
+        ("the console's use of a core", 100 * share, most, "%"),
+        ("the console's memory", mib, 150.0, "MiB"),
+        ("readers that failed", float(len(failed)), 0.0, ""),
+    )
+    rows = [
+        (what, figure, bar, unit, record(what, figure, bar, unit))
+        for what, figure, bar, unit in judged
+    ]
+    title = f"{options.readers} {options.pace} readers, {len(jobs)} jobs that log"
+    table(title, ("what", "figure", "bar", "unit", ""), rows)
+    for each in failed[:1]:
+        print(f"{type(each).__name__}: {each}")
+    return all(row[-1] == "ok" for row in rows)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=50)
@@ -111,9 +117,10 @@ def main() -> None:
         with said.open("wb") as output, subprocess.Popen(argv, stdout=output) as process:
             wait_until(lambda: re.search(r"http://\S+\n", said.read_text()))
             address = re.findall(r"http://\S+", said.read_text())[0]
-            asyncio.run(watch(address, jobs, options, process.pid))
+            met = asyncio.run(watch(address, jobs, options, process.pid))
             process.terminate()
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

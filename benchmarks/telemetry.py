@@ -6,7 +6,8 @@ without a reader of its metrics, in alternating periods; of the trace of a job; 
 Where it reads, the reader asks each second, because one answer every 30 s, as
 `deploy/prometheus/prometheus.yml` asks for, costs less than the periods differ. The nodes and their
 agents are those of `active_jobs.py`. Traces go to a receiver in another process; their reads of
-the database do not count. The agent is a real one, whose job sleeps.
+the database do not count. The agent is a real one, whose job sleeps. Ends with 1 if a bar
+is missed.
 """
 
 import argparse
@@ -58,7 +59,7 @@ server.serve_forever()
 """
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=4)
@@ -85,6 +86,7 @@ def main() -> None:
     ]
     title = f"telemetry, {arguments.jobs} jobs, {arguments.pairs} pairs of {arguments.seconds:g} s"
     table(title, ("what", "figure", "bar", ""), rows)
+    return 1 if any(row[-1] == "MISSED" for row in rows) else 0
 
 
 def measure_server(arguments: argparse.Namespace) -> tuple[list[float], list[float]]:
@@ -223,4 +225,4 @@ def find_agents(home: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

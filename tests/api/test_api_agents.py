@@ -5,7 +5,7 @@ whose token.
 import asyncio
 import hashlib
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -97,6 +97,29 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     log = await api.http.get(JOB + "/logs")
     assert log.content == b"hello\nyou\n"
     assert log.headers["cavvy-log-offset"] == "10"
+
+
+@pytest.mark.parametrize("hours", [-2, 0, 2])
+async def test_work_on_a_node_whose_clock_is_wrong_has_its_length(api: Api, hours: int) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+
+    async def tell(*messages: dict[str, Any]) -> None:
+        at = (datetime.now(UTC) + timedelta(hours=hours)).isoformat()
+        body = {"gang": gang, "rank": 0, "nonce": "n1", "at": at}
+        listed = [{"at": at, **each} for each in messages]
+        sent = {**body, "messages": listed}
+        await api.http.post("/agent/v1/messages", json=sent, headers=api.agent(gang))
+
+    began = datetime.now(UTC)
+    await tell({"seq": 1, "kind": "running"})
+    await asyncio.sleep(0.2)
+    ends = {"seq": 2, "kind": "exited", "outcome": "succeeded", "exit_code": 0, "log_bytes": 0}
+    await tell(ends)
+    ended = datetime.now(UTC)
+    [node] = (await api.http.get(JOB)).json()["attempts"][0]["nodes"]
+    ran, exited = (datetime.fromisoformat(node[each]) for each in ("running_at", "exited_at"))
+    assert began <= ran <= exited - timedelta(seconds=0.2) < exited <= ended
 
 
 async def test_work_knows_its_price_and_how_often_its_market_takes_nodes(api: Api) -> None:

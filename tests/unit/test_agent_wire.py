@@ -3,7 +3,9 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from cavvy.agent.ends import judge
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.outbox import MessageOutbox
 from cavvy.agent.wire import BackOff, LoopConnection, ServerAddress, parse_reply
+
+TIME = time.time
 
 
 @pytest.mark.parametrize(
@@ -173,6 +177,17 @@ def test_outbox_numbers_without_gaps_and_keeps_what_is_not_acknowledged(tmp_path
         assert [message["seq"] for message in json.loads(box.batch())] == [3]
         assert box.has("exited")
         assert not box.has("running")
+
+
+def test_a_clock_that_is_set_changes_no_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = MessageOutbox(str(tmp_path / "outbox"))
+    for shift in (0.0, 7200.0, -7200.0):
+        monkeypatch.setattr(time, "time", lambda shift=shift: TIME() + shift)
+        outbox.put("event", name="note", text="x")
+    first, *others = (datetime.fromisoformat(each["at"]) for each in json.loads(outbox.batch()))
+    assert all(timedelta(0) <= each - first < timedelta(minutes=1) for each in others)
 
 
 def test_outbox_goes_on_counting_after_a_rewrite_and_passes_over_a_torn_line(

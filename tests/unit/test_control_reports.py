@@ -7,12 +7,20 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.records import make_attempt_record, make_job_record
 
 from cavvy.agent.documents import TransferConfig
 from cavvy.api.reported import FIELDS, ReportedBatch, read_batch
 from cavvy.control.agents.claims import find_objection
-from cavvy.control.agents.reports import ReportOutcome, apply_messages, find_target, step_of
+from cavvy.control.agents.reports import (
+    ReportOutcome,
+    apply_messages,
+    find_target,
+    note_clock,
+    step_of,
+)
 from cavvy.control.agents.sessions import first_lease, lease_paid_by
 from cavvy.control.agents.work import make_assignment
 from cavvy.domain.jobs import (
@@ -148,6 +156,53 @@ def test_a_nodes_clock_moves_no_time_before_its_claim_or_after_now(
         kept,
         True,
     )
+
+
+@given(
+    skew=st.floats(-1.8e9, 9e9).map(lambda seconds: seconds * SECOND),
+    claimed_s=st.floats(0, 1000),
+    # of each request: when it was sent after the claim, and how long it took
+    requests=st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 30)), min_size=1, max_size=5),
+    held_s=st.floats(0, 1000),
+)
+def test_times_of_a_clock_that_is_wrong_are_exact_to_the_quickest_request(
+    skew: timedelta, claimed_s: float, requests: list[tuple[float, float]], held_s: float
+) -> None:
+    claimed = NOW + claimed_s * SECOND
+    node = replace(NODE, claimed_at=claimed)
+    for sent_s, took_s in sorted(requests):
+        sent = claimed + sent_s * SECOND
+        node = note_clock(node, sent + skew, sent + took_s * SECOND)
+    quickest = min(took_s for _, took_s in requests) * SECOND
+    now = claimed + (held_s + 1000) * SECOND + quickest
+    true = now - quickest - held_s * SECOND  # when the message was written
+    exit = replace(message(MessageKind.EXITED, outcome="exit", exit_code=0), at=true + skew)
+    found = apply_messages(JOB, ATTEMPT, node, [exit], now).node.exited_at
+    assert found is not None
+    assert claimed <= found <= now
+    assert abs(found - true - quickest) < timedelta(milliseconds=1)
+
+
+def test_a_clock_that_is_set_between_requests_moves_no_later_time() -> None:
+    node, found = replace(NODE, claimed_at=NOW), []
+    for seconds, skew in ((1, -7200), (2, 0), (3, 7200), (4, 0), (5, -7200), (6, 0)):
+        now = NOW + seconds * SECOND
+        node = note_clock(node, now + skew * SECOND, now)
+        began = replace(message(MessageKind.RUNNING), at=now + skew * SECOND)
+        found.append(apply_messages(JOB, ATTEMPT, node, [began], now).node.running_at)
+    assert found == [NOW + seconds * SECOND for seconds in range(1, 7)]
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "x", 5, None, {}])
+def test_a_batch_with_an_absurd_time_is_read(at: object) -> None:
+    body = {"gang": "g", "rank": 0, "nonce": "n", "at": at, "messages": []}
+    batch, _ = read_batch(msgspec.json.encode(body), NOW, ReportedBatch)
+    node = note_clock(NODE, batch.sent_at, NOW)
+    saved = message(MessageKind.CHECKPOINT, number=1, newest_at=NOW)
+    report = apply_messages(JOB, ATTEMPT, node, [message(MessageKind.RUNNING), saved], NOW)
+    assert report.node.running_at is not None
+    assert NOW - HOUR <= report.node.running_at <= NOW
+    assert report.node.refused == 0
 
 
 def test_a_notice_counts_from_now_and_advice_from_when_it_was_first_heard() -> None:

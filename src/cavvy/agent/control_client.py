@@ -17,6 +17,7 @@ from .config import BadConfig, ConfigFields
 from .disk import write_whole
 from .documents import PROTOCOL
 from .log import CHUNK
+from .outbox import now_text
 from .tunnel import TunnelOffer
 from .wire import BackOff, LoopConnection, ServerAddress
 
@@ -256,7 +257,12 @@ class ControlPlaneClient:
         if self._messages.idle:
             batch = self._outbox.batch()
             if batch:
-                who = {"gang": self._config.gang, "rank": self._config.rank, "nonce": self._nonce}
+                who = {
+                    "gang": self._config.gang,
+                    "rank": self._config.rank,
+                    "nonce": self._nonce,
+                    "at": now_text(),  # shows how far this node's clock is from the server's
+                }
                 body = json.dumps(who)[:-1].encode() + b', "messages": ' + batch + b"}"
                 self._messages.ask("POST", "/agent/v1/messages", body, self._applied)
         if self._bytes.idle and self._log.pending and not self._pause():

@@ -21,6 +21,16 @@ VOLATILE = (
 VOLATILE_S = 0.5  # minimum seconds between two messages of these kinds when nothing else is sent
 REWRITE_BYTES = 256 * 1024
 LAST_SECOND = 253402300799.0  # the end of 9999, the last year that can be formatted
+# The clock that counts on while the machine sleeps: on Linux, BOOTTIME; on macOS, MONOTONIC.
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def since_boot() -> float:
+    """Return seconds that grow steadily, also while the machine sleeps."""
+    return time.clock_gettime(_SINCE_BOOT)
+
+
+_BEGAN_AT = time.time() - since_boot()
 
 
 class MessageOutbox:
@@ -120,8 +130,10 @@ class MessageOutbox:
 
 
 def now_text() -> str:
-    """Return the current time of this node's clock, in the format of RFC 3339."""
-    return time_text(time.time())
+    """Return the time of this node's clock when this program began, plus the time since then, in
+    the format of RFC 3339. So a clock that is set meanwhile does not change lengths of time.
+    """
+    return time_text(_BEGAN_AT + since_boot())
 
 
 def time_text(seconds: float) -> str:

@@ -76,7 +76,16 @@ class ReportedBatch(Struct, frozen=True, kw_only=True):
     gang: Name
     rank: Rank
     nonce: Name
+    at: Any = None  # when the batch was sent, by the node's clock; older agents do not state it
     messages: list[dict[str, Any]]
+
+    @property
+    def sent_at(self) -> datetime | None:
+        """`at`, or None if it is not a time. The batch is accepted all the same."""
+        try:
+            return msgspec.convert(self.at, Moment)
+        except msgspec.ValidationError:
+            return None
 
 
 class HasMessages(Protocol):

@@ -505,6 +505,10 @@ class Node(Struct, frozen=True, kw_only=True):
     running_at: datetime | None = None
     exited_at: datetime | None = None
     heard_at: datetime | None = None
+    # by how many seconds the node's clock is behind the server's: the smallest difference that a
+    # request showed since the clock was set back, because requests take time
+    clock_behind_s: float | None = None
+    clock_at: datetime | None = None  # the time of the node's clock at its last request
     # when the provider will reclaim this node, if it has announced that
     notice_until: datetime | None = None
     risk_at: datetime | None = None  # when the provider warned that it may reclaim this node

@@ -160,7 +160,9 @@ async def messages(request: Request) -> MessagesAnswer:
     except (ValueError, RecursionError) as error:
         raise ApiProblem("invalid-request", f"the body cannot be read: {error}") from error
     app_state.tokens.check(request, ask.gang)
-    answer = await app_state.control_plane.agents.messages(ask.gang, ask.rank, ask.nonce, told)
+    answer = await app_state.control_plane.agents.messages(
+        ask.gang, ask.rank, ask.nonce, told, sent_at=ask.sent_at
+    )
     if isinstance(answer, ClaimLost):
         raise ApiProblem("claimed", answer.reason)
     every = None if answer.every is None else answer.every.total_seconds()

@@ -107,6 +107,19 @@ def apply_messages(
     return report
 
 
+def note_clock(node: Node, sent_at: datetime | None, now: datetime) -> Node:
+    """Return the node with the difference of its clock from the server's. A request that was sent
+    at `sent_at` by the node's clock shows the most that the difference can be, because it may have
+    taken long. If it was sent before the last one, the clock was set back.
+    """
+    if sent_at is None:
+        return node
+    behind, known = (now - sent_at).total_seconds(), node.clock_behind_s
+    if known is not None and node.clock_at is not None and sent_at >= node.clock_at:
+        behind = min(behind, known)
+    return replace(node, clock_behind_s=behind, clock_at=sent_at)
+
+
 def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: datetime) -> None:
     """If the rank has caused too many events, drop the events of this message, which begin at index
     `told`. The event for the rank's exit is always recorded.
@@ -226,7 +239,8 @@ def _note_progress(report: ReportOutcome) -> None:
 
 
 def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
-    newest = min(max(message.newest_at or at, _EARLIEST), now).astimezone(UTC)
+    newest = at if message.newest_at is None else _correct(message.newest_at, report.node)
+    newest = min(max(newest, _EARLIEST), now).astimezone(UTC)
     report.attempt = _measured(replace(report.attempt, checkpoint_at=newest), message)
     if message.number is not None:  # otherwise, the files were copied to a folder
         _add_sent(report, now, SentKind.CHECKPOINTS, message.sent)
@@ -378,9 +392,18 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
-    """Return the time `at` of the node's clock, limited to the range from the node's claim to now,
-    because the node's clock may be wrong."""
-    return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
+    """Return the time `at` of the node's clock as a time of the server's clock, limited to the
+    range from the node's claim to now.
+    """
+    return min(now, max(_correct(at, node), node.claimed_at or _EARLIEST)).astimezone(UTC)
+
+
+def _correct(at: datetime, node: Node) -> datetime:
+    """Return the time `at` of the node's clock as a time of the server's clock."""
+    try:
+        return max(at, _EARLIEST) + timedelta(seconds=node.clock_behind_s or 0.0)
+    except OverflowError:  # the clock is thousands of years off
+        return at
 
 
 def tell(

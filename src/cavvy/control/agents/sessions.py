@@ -17,6 +17,7 @@ from cavvy.control.agents.reports import (
     ReportOutcome,
     apply_messages,
     find_target,
+    note_clock,
     step_of,
     tell,
 )
@@ -178,24 +179,26 @@ class AgentSessions:
         nonce: str,
         messages: Sequence[AgentMessage],
         *,
+        sent_at: datetime | None = None,
         heard_at: datetime | None = None,
     ) -> MessagesStored | ClaimLost:
         """Apply each message once and in order; messages after a gap must be sent again. Messages
         that cannot be applied or stored are refused and also acknowledged, so that agents do not
         send them again.
 
-        `heard_at` is set if the messages were read from a bucket. Messages in a bucket are the last
-        messages of their rank, so missing earlier messages are skipped.
+        `sent_at` is the time of the node's clock when the messages were sent, and corrects their
+        times. `heard_at` is set if the messages were read from a bucket. Messages in a bucket are
+        the last messages of their rank, so missing earlier messages are skipped.
         """
         for _ in range(_TRIES):
             try:
-                return await self._messages(gang, rank, nonce, messages, heard_at)
+                return await self._messages(gang, rank, nonce, messages, sent_at, heard_at)
             except StaleVersion:
                 continue
             except HashMismatch as error:  # the store cannot hold one of the messages
                 messages = _find_unfit(messages, error)
                 if len(messages) > 1:
-                    return await self._one_by_one(gang, rank, nonce, messages, heard_at)
+                    return await self._one_by_one(gang, rank, nonce, messages, sent_at, heard_at)
             except RowNotFound:
                 return ClaimLost(reason=f"there is no active gang {gang} with a rank {rank}")
         raise StaleVersion(
@@ -208,10 +211,13 @@ class AgentSessions:
         rank: int,
         nonce: str,
         messages: Sequence[AgentMessage],
+        sent_at: datetime | None,
         heard_at: datetime | None,
     ) -> MessagesStored | ClaimLost:
         for message in sorted(messages, key=lambda item: item.seq):
-            answer = await self.messages(gang, rank, nonce, [message], heard_at=heard_at)
+            answer = await self.messages(
+                gang, rank, nonce, [message], sent_at=sent_at, heard_at=heard_at
+            )
             if isinstance(answer, ClaimLost):
                 break
         return answer
@@ -501,6 +507,7 @@ class AgentSessions:
         rank: int,
         nonce: str,
         messages: Sequence[AgentMessage],
+        sent_at: datetime | None,
         heard_at: datetime | None,
     ) -> MessagesStored | ClaimLost:
         now = heard_at or self._clock.now()
@@ -509,6 +516,7 @@ class AgentSessions:
             return objection
         if heard_at is None:
             self.memory.hear(attempt.id, rank, now)
+        node = note_clock(node, sent_at, now)
         report = apply_messages(job, attempt, node, messages, now, skips=heard_at is not None)
         if report.saved:
             await self._repace(report)
