@@ -9,7 +9,7 @@ from cavvy.cli.chat import find_text
 from cavvy.cli.reach.service_call import list_advice, list_waits
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.service_calls import find_model, say_problem
-from cavvy.client.service_wire import ServedView
+from cavvy.client.service_wire import ReplicaView, ServedView
 
 
 def make_service(**facts: Any) -> ServedView:
@@ -42,6 +42,30 @@ def test_each_new_reason_of_a_wait_is_said_once() -> None:
     assert list(list_waits(lambda: next(looks), lambda: next(answered))) == [
         "still waiting; service echo is starting",
         "still waiting; service echo is failing: the task ended with exit code 3",
+    ]
+
+
+def test_a_program_that_does_not_answer_is_told_its_port() -> None:
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    replica = ReplicaView(
+        job="a",
+        number=3,
+        revision=1,
+        state="starting",
+        reason="",
+        place="local",
+        port=43071,
+        ordered_at=at,
+        ready_at=None,
+        ended_at=None,
+        in_flight=None,
+        start_s={"queue": 0.1, "prepare": 0.2},
+    )
+    found = make_service(state="starting", ready=0, replicas=[replica])
+    answered = iter([False, True])
+    assert list(list_waits(lambda: found, lambda: next(answered))) == [
+        "still waiting; service echo is starting; the program of replica 3 runs, but does not answer "
+        "on port 43071 (PORT); see `cavvy logs echo.3`"
     ]
 
 

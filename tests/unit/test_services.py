@@ -87,6 +87,26 @@ def test_a_service_is_read_with_its_defaults() -> None:
     assert service.replicas.target == ReplicaTarget(kind=TargetKind.QUEUE_WAIT, value=10.0)
 
 
+@pytest.mark.parametrize(
+    ("run", "fixed"),
+    [
+        ("python3 -m http.server 8080", True),
+        ("uvicorn app:app --host 0.0.0.0 --port=8080", True),
+        ("gunicorn -b '0.0.0.0:8080' app", True),
+        ("npx serve -l 8080", True),
+        ("A=1 streamlit run app.py", True),  # by STREAMLIT_SERVER_PORT
+        ("uvicorn app:app --port $PORT --peer 10.0.0.1:8080", False),
+        ("uvicorn app:app --port 80801", False),
+        ("python serve.py --tokens 8080", False),
+        ("python serve.py", False),
+    ],
+)
+def test_a_command_that_names_the_port_listens_there(run: str, fixed: bool) -> None:
+    name = "STREAMLIT_SERVER_PORT" if "streamlit" in run else "PORT"
+    text = f"env: {{{name}: 8080}}\nrun: {run}\nservice: {{port: 8080}}\n"
+    assert read(text).fixed_port == fixed
+
+
 def test_a_service_is_read_with_all_keys() -> None:
     service = read(WHOLE)
     assert service.replicas.target.kind is TargetKind.METRIC

@@ -116,7 +116,13 @@ def _why_waiting(found: "ServedView") -> str:
     if found.ready:
         return ""
     text = f"still waiting; service {found.name} is {found.state}"
-    return f"{text}: {found.problem}" if found.state == "failing" else text
+    if found.state == "failing":
+        return f"{text}: {found.problem}"
+    for each in found.replicas:
+        if each.ready_at is None and each.ended_at is None and "prepare" in each.start_s:
+            text += f"; the program of replica {each.number} runs, but does not answer on port "
+            return f"{text}{each.port} (PORT); see `cavvy logs {found.name}.{each.number}`"
+    return text
 
 
 @contextmanager

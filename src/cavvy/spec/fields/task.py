@@ -203,7 +203,26 @@ def _build(table: SectionReader) -> TaskSpec | None:
         table.wrong(outside.field, str(outside), suggestion=OUTSIDE_HINT)
     task = table.make(TaskSpec, name="")
     check_early(table)
-    return task and replace(add_metric(task), work=_with_device(table, task.work, task.resources))
+    if task is None:
+        return None
+    task = replace(add_metric(task), work=_with_device(table, task.work, task.resources))
+    if task.service and names_port(task, task.service.port):
+        task = replace(task, service=replace(task.service, fixed_port=True))
+    return task
+
+
+def names_port(task: TaskSpec, port: int) -> bool:
+    """Return whether the command or a variable of a service says that the program listens on this
+    port, as in `--port 8080`, `-p 8080`, `0.0.0.0:8080`, `http.server 8080` or STREAMLIT_PORT=8080.
+    A command that reads the variable PORT does not, because PORT is the replica's own port.
+    """
+    run = task.run or ""
+    if re.search(r"\bPORT\b", run):
+        return False
+    if any(name.endswith("_PORT") and each == str(port) for name, each in task.env.items()):
+        return True
+    named = rf"(?i)(?:port|:|\s-[pl]|--(?:listen|bind)|http\.server)[\s=\"']*{port}(?![\w.])"
+    return re.search(named, run) is not None
 
 
 def _with_device(
