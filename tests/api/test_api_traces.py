@@ -60,12 +60,12 @@ async def collect(collector: OtlpStandIn, count: int) -> list[Any]:
 async def test_a_job_that_ends_has_a_trace(tmp_path: Path, collector: OtlpStandIn) -> None:
     async with open_api("sqlite", tmp_path) as api:
         job_id = await run(api)
-        spans = {each.name: each for each in await collect(collector, 7)}
-    assert set(spans) == {"job", "queue", "attempt", "launch", "start", "run", "end"}
+        spans = {each.name: each for each in await collect(collector, 8)}
+    assert set(spans) == {"job", "queue", "attempt", "plan", "launch", "start", "run", "end"}
     parents = {each.span_id: name for name, each in spans.items()}
     assert {name: parents.get(each.parent_span_id) for name, each in spans.items()} == {
         **{"job": None, "queue": "job", "attempt": "job"},
-        **dict.fromkeys(("launch", "start", "run", "end"), "attempt"),
+        **dict.fromkeys(("plan", "launch", "start", "run", "end"), "attempt"),
     }
     stated = f"00-{spans['run'].trace_id.hex()}-{spans['run'].span_id.hex()}-01"
     assert stated == write_traceparent(job_id, 1)
@@ -87,7 +87,7 @@ async def test_the_traces_of_a_killed_server_are_sent_by_the_next_one(
         store = api.app_state.store
         file.write_text(datetime.now(UTC).isoformat())
         job_id = await run(api, exit_code=3)
-        await collect(collector, 7)
+        await collect(collector, 8)
         killed = JobTraces(store, file, SpanSender("i"))
         await killed._resume()
         assert list(killed._ended) == [job_id]
@@ -109,7 +109,7 @@ async def test_a_collector_that_refuses_gets_the_traces_later(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     async with open_api("sqlite", tmp_path) as api:
         await run(api)
-        await collect(collector, 7)
+        await collect(collector, 8)
         traces = JobTraces(api.app_state.store, tmp_path / "none", SpanSender("i"))
         [job] = (await api.app_state.store.list_jobs(None)).jobs
         traces._ended[job.id] = 0
@@ -117,7 +117,7 @@ async def test_a_collector_that_refuses_gets_the_traces_later(
         assert not await traces.send()
         collector.refusals = 0
         assert await traces.send()
-        assert len(collector.spans) == 14
+        assert len(collector.spans) == 16
 
 
 async def test_logs_are_sent_only_if_the_variables_ask_for_them(

@@ -53,11 +53,13 @@ def test_a_life_has_a_span_for_each_step() -> None:
         id=7, project="p", job_id="j", attempt=1, at=after(500), kind="checkpoint", text=""
     )
     attempt = replace(ATTEMPT, checkpoint_at=after(500), checkpoint_cost=timedelta(seconds=9))
+    attempt = replace(attempt, planned=(after(10), after(11)))
     assert show(trace_job(JOB, [attempt], [save])) == [
         ("job", None, 0, 1000),
         ("queue", "job", 0, 10),
         ("attempt", "job", 10, 1000),
-        ("launch", "attempt", 10, 12),
+        ("plan", "attempt", 10, 11),
+        ("launch", "attempt", 11, 12),
         ("start", "attempt", 12, 60),
         ("run", "attempt", 60, 990),
         ("end", "attempt", 990, 1000),

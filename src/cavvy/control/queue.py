@@ -313,7 +313,7 @@ class QueueReconciler:
             return [*waits, *(make_wait(job, reason, again_at) for job in jobs)]
         if reason := limits.find(row):
             return [*waits, *(_wait_for_limit(job, reason, now) for job in jobs)]
-        turns = []
+        turns, began = [], self._clock.now()
         for job in jobs:
             found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
             ranked = self._admit(job, await self._rank(job, found))
@@ -335,8 +335,11 @@ class QueueReconciler:
         if reason := await self._find_group_block(starts, limits):
             scheduler.give_back([each.place for each in starts])
             return [*waits, *(_wait_for_limit(job, reason, now) for job in jobs)]
+        planned = (began, self._clock.now())
         changes = [
-            place_job(each.place, each.candidates, snapshot, self._name_gang, now)
+            _note_plan(
+                place_job(each.place, each.candidates, snapshot, self._name_gang, now), planned
+            )
             for each in starts
         ]
         await self._store.commit(join_writes(changes))
@@ -470,6 +473,7 @@ class QueueReconciler:
         """
         if self._refused and (reason := self._refused.get(_needs_of(job))):
             return _wait_for_limit(job, reason, now)
+        began = self._clock.now()
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         lines = await self._rank(job, found)
         if (admitted := self._admit(job, lines)) is None:
@@ -494,6 +498,7 @@ class QueueReconciler:
                     offers = tuple(each for each in candidates.offers if each.key in usable)
                     candidates = replace(candidates, offers=offers)
                 changes = place_job(place, candidates, snapshot, self._name_gang, now)
+                changes = _note_plan(changes, (began, self._clock.now()))
                 changes = replace(changes, machine=machine)
             case AdvanceJob():
                 changes = advance_job(job, decision, now)
@@ -740,6 +745,12 @@ def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: Jo
     waiting job, and if the reasons of enough waiting jobs were computed for users.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)
+
+
+def _note_plan(changes: RowChanges, planned: tuple[datetime, datetime]) -> RowChanges:
+    """Record when the offers were compared that the new attempts are on."""
+    attempts = tuple(replace(each, planned=planned) for each in changes.attempts)
+    return replace(changes, attempts=attempts)
 
 
 def _line_of(job: JobRecord) -> tuple[str, str, str] | None:

@@ -391,6 +391,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     first_failed_rank: int | None = None
     created_at: datetime
     since: datetime
+    planned: tuple[datetime, datetime] | None = None  # when offers were compared for the attempt
     launched_at: datetime | None = None  # when the provider accepted the launch
     expected_at: datetime | None = None  # when the provider expects the gang to start
     running_at: datetime | None = None

@@ -101,7 +101,10 @@ def _trace_attempt(root: JobSpan, attempt: Attempt, saves: Sequence[Event]) -> l
     }
     failed = attempt.reason if outcome not in (AttemptOutcome.SUCCEEDED, "none") else ""
     times = (attempt.created_at, attempt.launched_at, attempt.running_at, attempt.finished_at, last)
-    parts, since = [], attempt.created_at
+    parts, since = list[JobSpan](), attempt.created_at
+    if attempt.planned is not None:
+        parts.append(_make_child(whole, "plan", number, *attempt.planned))
+        since = parts[0].end
     for name, until in zip(("launch", "start", "run", "end"), times[1:], strict=True):
         if until is not None:  # otherwise the attempt has not come so far
             parts.append(_make_child(whole, name, number, since, until))
