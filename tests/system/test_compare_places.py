@@ -68,6 +68,25 @@ def test_a_run_that_ends_by_itself_has_its_own_bill(user: User) -> None:
     assert rows[0]["finish_usd"] == pytest.approx(0.36 * rows[0]["finish_s"] / 3600, rel=0.5)
 
 
+def test_a_place_that_cannot_run_the_script_is_known_before_any_run(user: User) -> None:
+    asked = ["--provider", "local", "--provider", "aws", "--seconds", "60", "--yes"]
+    assert "aws: " in user.cli("compare", "--benchmark", "train 1.py", *asked, code=1)
+    jobs = user.json("ps", "--all")
+    newest = max(jobs, key=lambda job: job["submitted_at"])
+    assert "another place cannot run the script" in user.cli("events", newest["name"])
+
+
+def test_a_place_that_fails_does_not_drop_what_was_measured(user: User) -> None:
+    (user.work / "fails.py").write_text(
+        "import socket, sys\nif socket.gethostname() == 'h1':\n    sys.exit(3)\n" + SCRIPT
+    )
+    asked = ["--provider", "local", "--provider", "ssh", "--seconds", "3", "--yes"]
+    told = user.json("compare", "--benchmark", "fails.py", *asked, code=1)
+    rows = {row["place"]: row for row in told}
+    assert rows["local"]["samples_per_s"] == pytest.approx(400, rel=0.5)
+    assert rows["ssh"]["samples_per_s"] is None
+
+
 def test_a_plan_takes_its_use_from_the_ledger_and_chromium_prints_the_report(user: User) -> None:
     user.cli("run", "--yes", "--name", "paid", "--", "sleep", "2")
     (user.work / "plan.yaml").write_text(

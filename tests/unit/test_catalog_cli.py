@@ -304,21 +304,23 @@ def test_offers_with_a_commitment_of_one_or_of_three_years(tmp_path: Path) -> No
     assert run("catalog", "refresh", "--from", str(path)).exit_code == 0
     wanted = ("offers", "--instance", plain.instance_type, "--region", plain.region, "-o", "json")
     found = {
-        choice: [
-            each["term_months"]
-            for each in json.loads(run(*wanted, *choice).stdout)
-            if each["purchase"] == "reserved"
-        ]
+        choice: [each["term_months"] for each in json.loads(run(*wanted, *choice).stdout)]
         for choice in ((), ("--reserved",), ("--reserved", "1y"), ("--reserved", "3y"))
     }
+    assert set(found.pop(())) == {None}  # no commitment without being asked
     assert found == {
-        (): [],
         ("--reserved",): [36, 12],
         ("--reserved", "1y"): [12],
         ("--reserved", "3y"): [36],
     }
     table = run(*wanted[:-2], "--reserved").stdout
     assert "MONTHS" in table
+    for other in ("--spot", "--on-demand", "--ready"):
+        refused = run("offers", "--reserved", other)
+        assert (refused.exit_code, "cannot be used together" in refused.stderr) == (2, True)
+    nothing = run("offers", "B200:8", "--reserved", "--provider", "aws")
+    assert nothing.exit_code == 1
+    assert "you asked for on-demand" not in nothing.stderr
 
 
 def test_a_part_of_a_gpu_is_shown_as_one() -> None:

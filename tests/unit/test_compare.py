@@ -6,7 +6,9 @@ import re
 import sqlite3
 import stat
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +18,7 @@ from cavvy.cli.task import forecast
 from cavvy.cli.task.place_runs import name_job
 from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
 from cavvy.cli.view.report import ReportSection, ReportTable, make_page
+from cavvy.client import ApiError
 from cavvy.client.wire import MarketListing
 from cavvy.costs.comparison import compare_offers, list_facts
 from cavvy.domain.facts import Fact
@@ -180,6 +183,50 @@ def test_one_place_is_no_comparison(home: Path) -> None:
 )
 def test_a_job_s_name_is_plain(script: str, name: str) -> None:
     assert name_job(Path(script)) == name
+
+
+def test_a_place_that_fails_keeps_the_runs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cavvy.cli.task import place_runs
+
+    at = datetime(2026, 11, 28, tzinfo=UTC)
+    jobs = [(place, place_runs._PlaceJob("p", place, place, at)) for place in ("a", "b", "c")]
+    stopped = []
+
+    class Connected:
+        def __enter__(self) -> "Connected":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def job(self, project: str, name: str) -> SimpleNamespace:
+            return SimpleNamespace(
+                attempts=[],
+                submitted_at=at,
+                ended_at=at,
+                phase="done",
+                spent_micros=10,
+                project="p",
+                name=name,
+            )
+
+    def watch(client: Connected, project: str, name: str, seconds: float) -> object:
+        if name == "b":
+            raise ApiError("not-found", "there is no job b")
+        return [(0.0, 0.0), (10.0, 100.0)], client.job(project, name)
+
+    monkeypatch.setattr("cavvy.cli.reach.session.session", Connected)
+    monkeypatch.setattr("cavvy.sdk.client.Client", Connected)
+    monkeypatch.setattr(place_runs, "_submit_all", lambda *_: jobs)
+    monkeypatch.setattr(place_runs, "watch_reports", watch)
+    monkeypatch.setattr(
+        place_runs, "stop_measured", lambda client, p, name, why: stopped.append(name)
+    )
+    found = place_runs.run_places(
+        Path("train.py"), (), ("a", "b", "c"), seconds=10, samples=None, consent=True
+    )
+    assert [each.samples_per_s for each in found] == [10.0, None, 10.0]
+    assert found[1].outcome == "not measured: there is no job b"
+    assert stopped == ["a", "b", "c"]
 
 
 def test_a_pdf_is_printed_by_a_browser(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,11 +248,11 @@ def test_the_tornado_and_the_spread_follow_the_ranges() -> None:
     assert [row.assumption.name for row in rows] == ["cloud.on_demand_usd_hr", "owned.price_usd"]
     assert rows[0].span == pytest.approx(20 * 0.5 * 8760 * 3)
     assert rows[1].span == pytest.approx(20_000)
-    spread = simulate_ownership(plan, Random(7), 400)
+    spread = simulate_ownership(plan, Random(7), range(400))
     low, half, high = spread.percentiles["cloud"]
     assert 10 * 13_140 < low < half < high < 30 * 13_140
     assert half == pytest.approx(20 * 13_140, rel=0.05)
-    assert simulate_ownership(plan, Random(7), 400) == spread
+    assert simulate_ownership(plan, Random(7), range(400)) == spread
     assert 0 < spread.owning_wins < 1
 
 
@@ -292,12 +292,16 @@ def test_a_tariff_by_hour_counts_as_its_mean() -> None:
         ("machines: 2", "machines: 1e99", "machines: expected 1 to 100000"),
         ("machines: 2", "machines: true", "machines: expected a number"),
         ("machines: 2", "", "machines is missing"),
+        ("machines: 2", "machines: 2.5", "machines: expected a whole number, not 2.5"),
+        ("machines: 2", "machines: 2\nmixed: {machines: 1.5}", "mixed.machines: expected a whole"),
+        ("price_usd: 300000", "price_usd: 0", "owned.price_usd: expected 1 to"),
+        ("value: 24, low: 20", "value: 0, low: 0", "cloud.on_demand_usd_hr: expected 0.0001 to"),
         ("use: 60%", "use: 100%", "use is 1, but own machines can work in 0.95"),
         ("use: 60%", "use: 160%", "use: expected 0 to 1"),
         ("use: 60%", "use: .nan", "use: expected a number"),
         ("use: 60%", "use: {jobs: a.csv}", "use: expected a number, `recorded`, or a table"),
-        ("price_usd: 300000", "price_usd: 1000000000000", "owned.price_usd: expected 0 to 5e+07"),
-        ("price_usd: 300000", "price_usd: -1", "owned.price_usd: expected 0 to 5e+07"),
+        ("price_usd: 300000", "price_usd: 1000000000000", "owned.price_usd: expected 1 to 5e+07"),
+        ("price_usd: 300000", "price_usd: -1", "owned.price_usd: expected 1 to 5e+07"),
         ("price_usd: 300000", "price_usd: [1]", "owned.price_usd: expected a number"),
         ("price_usd: 300000", "price: 300000", "there is no value 'owned.price'"),
         ("value: 24", "value: 35", "35 is not between low (20) and high (30)"),
@@ -325,6 +329,61 @@ def test_odd_plans_get_clear_errors(old: str, new: str, said: str) -> None:
     with pytest.raises(CostPlanError) as caught:
         complete_plan(read_cost_plan(PLAN.replace(old, new), "plan.yaml"), FOUND)
     assert said in str(caught.value)
+
+
+def test_sent_data_without_a_price_does_not_count_as_free() -> None:
+    text = PLAN.replace("cloud: {", "cloud: {egress_gb_month: 50, ")
+    found = {"cloud.spot_overhead": FOUND["cloud.spot_overhead"]}
+    with pytest.raises(CostPlanError, match=r"the price of the egress .* is unknown"):
+        complete_plan(read_cost_plan(text, "plan.yaml"), found)
+    complete_plan(read_cost_plan(text, "plan.yaml"), FOUND)
+
+
+def test_one_machine_has_no_mix() -> None:
+    plan = complete_plan(read_cost_plan(PLAN.replace("machines: 2", "machines: 1"), "p"), FOUND)
+    assert [each.name for each in forecast_ownership(plan).options] == ["cloud", "owned"]
+    assert set(simulate_ownership(plan, Random(1), range(20)).percentiles) == {"cloud", "owned"}
+
+
+@settings(max_examples=40)
+@given(
+    years=st.floats(0.25, 12),
+    life=st.floats(0.5, 6),
+    trend=st.floats(-0.5, 1),
+    capital=st.sampled_from([0.0, 0.07]),
+    residual=st.floats(0, 0.9),
+    mixed=st.integers(0, 4),
+)
+def test_the_spread_is_that_of_the_forecasts(
+    years: float, life: float, trend: float, capital: float, residual: float, mixed: int
+) -> None:
+    plan = make_plan(
+        machines=4,
+        use=0.7,
+        years=years,
+        mixed__machines=mixed,
+        owned__price_usd=100_000,
+        owned__setup_usd=5_000,
+        owned__life_years=life,
+        owned__residual=residual,
+        owned__capital_rate=capital,
+        owned__power_kw=8,
+        owned__spares=0.1,
+        cloud__on_demand_usd_hr=20,
+        cloud__spot_usd_hr=5,
+        cloud__spot_share=0.3,
+        cloud__price_trend=trend,
+        cloud__egress_usd_gb=0.1,
+        cloud__egress_gb_month=200,
+    )
+    certain = {
+        name: make_assumption(name, each.value, each.source)
+        for name, each in plan.assumptions.items()
+    }
+    plan = OwnershipPlan(name="test", assumptions=certain)
+    spread = simulate_ownership(plan, Random(1), range(1))
+    for option in forecast_ownership(plan).options:
+        assert spread.percentiles[option.name][1] == pytest.approx(option.present, rel=1e-9)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "{}"])

@@ -5,6 +5,7 @@ import json
 import xml.etree.ElementTree as ET
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -382,6 +383,56 @@ def test_a_report_of_costs_lists_each_assumption_beside_its_source(home: Path) -
         assert each["name"] in done.stdout
     assert [each["name"] for each in told["options"]] == ["cloud", "owned", "mixed"]
     assert told["spread"]["runs"] == 50
+
+
+def list_values(home: Path, plan: str) -> dict[str, Any]:
+    (home / "plan.yaml").write_text(plan)
+    done = run("tco", str(home / "plan.yaml"), "--runs", "0", "-o", "json")
+    assert done.exit_code == 0, done.output
+    return {each["name"]: each for each in json.loads(done.stdout)["assumptions"]}
+
+
+def test_prices_of_a_plan_are_of_one_provider_and_not_longer_than_the_plan(home: Path) -> None:
+    plan = PLAN + "cloud: {reserved_machines: 1, spot_share: 20%}\n"
+    for years, term in ((3, 36), (2, 12)):
+        found = list_values(home, f"{plan}years: {years}\n")
+        names = ("on_demand_usd_hr", "spot_usd_hr", "reserved_usd_hr")
+        keys = [found[f"cloud.{name}"]["source"].rpartition(": ")[2] for name in names]
+        assert len({key.split("/")[0] for key in keys}) == 1, keys
+        assert keys[2].endswith(f"/reserved-{term}m")
+    (home / "plan.yaml").write_text(f"{plan}years: 0.5\n")
+    done = run("tco", str(home / "plan.yaml"))
+    assert "no provider has H100:8 with all options of the plan" in done.stderr
+
+
+def test_the_power_is_that_of_the_machine_whose_price_is_shown(home: Path) -> None:
+    for gpu, watts in (("H100:8", 700), ("H100-PCIe:8", 350)):
+        found = list_values(home, PLAN.replace("H100:8", gpu))
+        assert f"8 x {watts} W" in found["owned.power_kw"]["source"]
+        offer = found["cloud.on_demand_usd_hr"]["source"]
+        listed = json.loads(run("offers", gpu, "--limit", "0", "-o", "json").stdout)
+        types = {e["instance_type"] for e in listed if e["accelerator"] == gpu.partition(":")[0]}
+        assert offer.rpartition("/on-demand")[0].split("/")[-1].partition(":")[0] in types
+
+
+def test_machines_that_are_not_sold_or_not_one_host_get_their_own_hint(home: Path) -> None:
+    for gpu, said in (
+        ("TPU-v5e:8", "no data sheet in the catalog states the power of TPU-v5e:8"),
+        ("TPU-v5e:16", "TPU-v5e:16 is a slice of 4 machines"),
+    ):
+        (home / "plan.yaml").write_text(PLAN.replace("H100:8", gpu))
+        assert said in run("tco", str(home / "plan.yaml")).stderr
+    told = json.loads(
+        run(
+            "decide",
+            str(home / "plan.yaml"),
+            "--set=gpu=TPU-v5e:8",
+            "--set=owned.power_kw=3",
+            "-o",
+            "json",
+        ).stdout
+    )
+    assert told["answer"].startswith("tpu ")
 
 
 def test_use_comes_from_a_trace_through_the_queue(home: Path) -> None:

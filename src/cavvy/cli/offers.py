@@ -51,7 +51,7 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
     type=click.Choice(list(_TERMS)),
     is_flag=False,
     flag_value="any",
-    help="Include offers that need a commitment of any length, of one year or of three years.",
+    help="Show only offers that need a commitment, of any length, of one year or of three years.",
 )
 @click.option("--max-price", metavar="USD", help="Maximum price of a node per hour.")
 @click.option(
@@ -162,7 +162,8 @@ def _list_offers(
     rows = limit if isinstance(limit, int) else _TABLE_ROWS if output == "table" else 0
     by_price, ready = sort == "price", bool(given["ready"])
     market = _ask_configured(snapshot, need, ready)
-    own = [*market.match(need, ready=ready).values()] if market.answers else []
+    is_asked = market.answers and not reserved  # no provider reports offers with a commitment
+    own = [*market.match(need, ready=ready).values()] if is_asked else []
     found = merge(own)
     if not ready:
         term = _TERMS[str(given["reserved"])] if reserved else None
@@ -229,13 +230,18 @@ def _match(
     reserved: bool,
     term: int | None,
 ) -> "OfferMatches":
-    """Return the matching offers of the catalog. If `term` is given, reserved offers whose
-    commitment is not `term` months are left out.
-    """
+    """Return the matching offers of the catalog: without a commitment, or with `reserved` only
+    those with one, of `term` months or of any length."""
+    from cavvy.domain.offers import Purchase
+
+    if not reserved:
+        return snapshot.match(need, limit=limit, misses=0)
+    found = snapshot.match(
+        need, limit=None if term else limit, misses=0, purchases=(Purchase.RESERVED,)
+    )
     if term is None:
-        return snapshot.match(need, limit=limit, misses=0, reserved=reserved)
-    found = snapshot.match(need, misses=0, reserved=reserved)
-    offers = [offer for offer in found.offers if offer.term_months in (0, term)]
+        return found
+    offers = [offer for offer in found.offers if offer.term_months == term]
     return replace(found, offers=offers[:limit], matched=len(offers))
 
 
@@ -343,9 +349,16 @@ def _read_need(given: dict[str, object]) -> "ResourceSpec":
 def _read_spot(given: dict[str, object]) -> "SpotPolicy":
     from cavvy.domain.tasks import SpotPolicy
 
-    if given["spot"] and given["on_demand"]:
+    options = {"spot": "--spot", "on_demand": "--on-demand", "reserved": "--reserved"}
+    if len(both := [text for name, text in options.items() if given[name]]) > 1:
         raise click.UsageError(
-            "--spot and --on-demand cannot be used together; without these options both are listed"
+            f"{' and '.join(both)} cannot be used together; without these options offers on demand "
+            "and on spot are listed"
+        )
+    if given["ready"] and given["reserved"]:
+        raise click.UsageError(
+            "--ready and --reserved cannot be used together: jobs use a commitment by the settings "
+            "of a provider, which `cavvy reserve` explains"
         )
     if given["spot"]:
         return SpotPolicy.ONLY
@@ -414,9 +427,15 @@ def _explain_nothing(
     live: "OfferMatches | None",
 ) -> None:
     """Explain why nothing matches and what to change, and exit with 1."""
+    from cavvy.catalog.query import Constraint
     from cavvy.cli.task.unknown import unknown_names
+    from cavvy.domain.offers import Purchase
 
-    found = live or snapshot.match(need, limit=0, misses=5, reserved=reserved)
+    only = (Purchase.RESERVED,) if reserved else None
+    found = live or snapshot.match(need, limit=0, misses=5, purchases=only)
+    if reserved:  # an offer without a commitment is no near miss
+        misses = [each for each in found.misses if each.constraint is not Constraint.PURCHASE]
+        found = replace(found, misses=misses)
     if output != "table":
         rows_out(_columns(), [], output)
     unknown = "" if live else unknown_names(snapshot, need)

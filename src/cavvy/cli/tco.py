@@ -1,5 +1,6 @@
 """`cavvy tco`: compares the costs of rented machines, own machines and a mix over years."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,7 +8,7 @@ import click
 
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +50,14 @@ def command(file: str, report: Path | None, runs: int, seed: int, output: str) -
         plan=plan,
         forecast=forecast_ownership(plan),
         tornado=make_tornado(plan),
-        spread=simulate_ownership(plan, Random(seed), runs) if runs else None,
+        spread=None,
     )
+    if runs:
+        hidden = not sys.stderr.isatty()
+        bar = click.progressbar(range(runs), label="random plans", file=sys.stderr, hidden=hidden)
+        with bar as numbers:
+            spread = simulate_ownership(plan, Random(seed), numbers)
+        found = replace(found, spread=spread)
     if report is not None:
         from cavvy.cli.view.report import write_report
 

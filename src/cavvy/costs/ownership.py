@@ -13,7 +13,7 @@ Taxes are not included. Purchases are paid when they are made; machines that are
 life at the end of the plan are sold at their value.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from functools import cache
 from math import inf
@@ -25,7 +25,6 @@ from cavvy.domain.values import Struct, replace
 HOURS_PER_MONTH = 730.0
 _STEPS = 60  # halvings of an interval in which a root is searched
 _TORNADO = 12  # rows of a tornado
-OPTIONS = ("cloud", "owned", "mixed")
 
 
 class CostAssumption(Struct, frozen=True, kw_only=True):
@@ -153,12 +152,18 @@ def _read_default(row: Mapping[str, str]) -> CostAssumption | None:
 def forecast_ownership(plan: OwnershipPlan) -> OwnershipForecast:
     """Return the costs of all options, and where they break even."""
     values = plan.values
-    options = [_forecast(values, name) for name in OPTIONS]
+    options = [_forecast(values, name) for name in _list_options(values)]
     return OwnershipForecast(
         options=options,
         break_even_months=find_break_even(options[1].monthly, options[0].monthly),
         break_even_use=_find_use(values),
     )
+
+
+def _list_options(values: Mapping[str, float]) -> list[str]:
+    """Return the options; a mix of no own machines or of own machines only is none."""
+    mixed = 0 < values["mixed.machines"] < values["machines"]
+    return ["cloud", "owned", *(["mixed"] if mixed else [])]
 
 
 def _count_owned(values: Mapping[str, float], option: str) -> float:
@@ -293,7 +298,32 @@ def _divide(owned: float, rented: float) -> float:
 
 def _difference(values: Mapping[str, float]) -> float:
     """Return the present value of owning minus that of renting."""
-    return _forecast(values, "owned").present - _forecast(values, "cloud").present
+    return _present(values, "owned") - _present(values, "cloud")
+
+
+def _present(values: Mapping[str, float], option: str) -> float:
+    """Return the present value of an option, as `_forecast` does. Without growth, the costs of a
+    month are those of the first, and rents follow their trend: their sums are geometric."""
+    if values["growth"]:
+        return _forecast(values, option).present
+    owned, months = _count_owned(values, option), max(1, round(values["years"] * 12))
+    amounts, _, _ = _list_amounts(values, owned, 0)
+    trending = amounts["spot machines"] + amounts["machines on demand"]
+    once = amounts.get("purchase", 0.0) + amounts.get("spares", 0.0)
+    constant = sum(amounts.values()) - trending - once
+    factor = _discount(values, 1)
+    trend = float((1 + values["cloud.price_trend"]) ** (1 / 12))
+    total = once + constant * _sum_powers(factor, months)
+    total += trending * _sum_powers(factor * trend, months)
+    again = owned * values["owned.price_usd"] * (1 - values["owned.residual"])
+    for month in range(_life_months(values), months, _life_months(values)):
+        total += again * _discount(values, month)
+    return total - _resale(values, owned, months) * _discount(values, months)
+
+
+def _sum_powers(base: float, count: int) -> float:
+    """Return base^0 + base^1 + ... with `count` terms."""
+    return count if abs(base - 1) < 1e-12 else (1 - base**count) / (1 - base)
 
 
 def _find_use(values: Mapping[str, float]) -> float | None:
@@ -323,24 +353,27 @@ def make_tornado(plan: OwnershipPlan) -> list[TornadoRow]:
     return sorted(found, key=lambda row: (-row.span, row.assumption.name))[:_TORNADO]
 
 
-def simulate_ownership(plan: OwnershipPlan, numbers: RandomNumbers, runs: int) -> CostSpread:
+def simulate_ownership(
+    plan: OwnershipPlan, numbers: RandomNumbers, runs: Iterable[int]
+) -> CostSpread:
     """Draw every uncertain assumption from a triangular distribution between its low and its high
-    value, independently of the others, and forecast the options each time."""
-    found: dict[str, list[float]] = {name: [] for name in OPTIONS}
-    for _ in range(runs):
+    value, independently of the others, and forecast the options each time, once for each of
+    `runs`."""
+    found: dict[str, list[float]] = {name: [] for name in _list_options(plan.values)}
+    for _ in runs:
         values = {
             name: numbers.triangular(each.low, each.high, each.value)
             if each.low < each.high
             else each.value
             for name, each in plan.assumptions.items()
         }
-        for name in OPTIONS:
-            found[name].append(_forecast(values, name).present)
+        for name, presents in found.items():
+            presents.append(_present(values, name))
     wins = sum(own < rent for own, rent in zip(found["owned"], found["cloud"], strict=True))
     return CostSpread(
-        runs=runs,
+        runs=len(found["cloud"]),
         percentiles={name: _percentiles(values) for name, values in found.items()},
-        owning_wins=wins / runs,
+        owning_wins=wins / len(found["cloud"]),
     )
 
 

@@ -101,12 +101,29 @@ def complete_plan(read: CostPlanFile, found: Mapping[str, CostAssumption]) -> Ow
         )
     missing = [name for name, each in known.items() if each is None]
     if missing:
+        hint = (
+            "write each value as a number, or as {value: ..., source: ...}; with `gpu: H100:8`, "
+            "prices of clouds come from the catalog"
+        )
+        if read.gpu and "owned.power_kw" in missing:
+            hint = (
+                f"no data sheet in the catalog states the power of {read.gpu}: state the kW of a "
+                "machine. What is not sold, such as TPUs, is only rented: `cavvy compare` lists "
+                "its prices"
+            )
         raise CostPlanError(
             f"{read.name}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing",
-            "write each value as a number, or as {value: ..., source: ...}; with `gpu: H100:8`, "
-            "prices of clouds come from the catalog",
+            hint,
         )
     complete = {name: each for name, each in known.items() if each is not None}
+    if complete["cloud.egress_gb_month"].value and "cloud.egress_usd_gb" not in {
+        **found,
+        **read.given,
+    }:
+        raise CostPlanError(
+            f"{read.name}: the price of the egress of cloud.egress_gb_month is unknown",
+            "state cloud.egress_usd_gb, or `gpu` at a provider with a price in the catalog",
+        )
     _check_together(read.name, complete)
     return OwnershipPlan(name=read.name, assumptions=complete)
 
@@ -233,6 +250,8 @@ def _read_number(place: str, value: object, file: str, name: str = "") -> float:
         raise CostPlanError(
             f"{file}: {place}: expected {least:g} to {most:g} ({unit}), not {number:g}"
         )
+    if (name or place).endswith("machines") and number != int(number):
+        raise CostPlanError(f"{file}: {place}: expected a whole number, not {number:g}")
     return float(number)
 
 

@@ -135,31 +135,32 @@ def _recorded_use(read: CostPlanFile) -> "CostAssumption":
 
 
 def _find_prices(read: CostPlanFile) -> "dict[str, CostAssumption]":
-    """Return the lowest prices for the plan's machine, the egress price there, and the power by the
-    data sheet. Raises CostPlanError, CommandFailure."""
+    """Return the lowest prices for the plan's machine at one provider, the egress price there, and
+    the power by the data sheet. Raises CostPlanError, CommandFailure."""
     from cavvy.catalog.accelerators import find_accelerator
     from cavvy.cli.task.forecast import seen_here
 
-    offers, needs = find_machine_offers(read), _parse_gpu(read)
+    offers = find_machine_offers(read)
     usual = next((each for each in offers if each.purchase is Purchase.ON_DEMAND), None)
     if usual is None and "cloud.on_demand_usd_hr" not in read.given:
         raise CostPlanError(
             f"gpu: no offer on demand has {read.gpu}",
             f"`cavvy offers --gpu {read.gpu}` shows the nearest, or state cloud.on_demand_usd_hr",
         )
-    found = _list_prices(offers)
-    spot = [each for each in offers if each.purchase is Purchase.SPOT]
-    if spot and (seen := seen_here().get(min(spot, key=lambda each: each.rate).key)):
+    chosen = _choose_offers(read, offers)
+    found = _list_prices(chosen)
+    spot, usual = chosen.get(Purchase.SPOT), chosen.get(Purchase.ON_DEMAND)
+    if spot and (seen := seen_here().get(spot.key)):
         found["cloud.spot_overhead"] = _expect_overhead(seen)
-    if usual is not None:
-        found["cloud.egress_usd_gb"] = _find_egress(usual)
-    known = find_accelerator(needs[0].name or "")
+    if usual is not None and (egress := _find_egress(usual)):
+        found["cloud.egress_usd_gb"] = egress
+    need = _parse_gpu(read)[0]
+    known = find_accelerator((usual.accelerator if usual else need.name) or "")
     if known and known.accelerator.tdp_w:
-        row, count = known.accelerator, needs[0].count_min
-        kw = count * known.accelerator.tdp_w * _OTHER_POWER / 1000
+        row, count = known.accelerator, need.count_min
         found["owned.power_kw"] = make_assumption(
             "owned.power_kw",
-            round(kw, 3),
+            round(count * row.tdp_w * _OTHER_POWER / 1000, 3) if row.tdp_w else 0.0,
             f"{count} x {row.tdp_w} W ({row.source}) x {_OTHER_POWER:.2f}, the ratio of a DGX "
             "H100 (10.2 kW, its user guide) to its GPUs",
             as_of=DATA_SHEETS_READ,
@@ -167,32 +168,72 @@ def _find_prices(read: CostPlanFile) -> "dict[str, CostAssumption]":
     return found
 
 
-def _list_prices(offers: "Sequence[Offer]") -> "dict[str, CostAssumption]":
-    """Return the lowest price of each purchase option; the longest commitment is preferred."""
-    found = {}
-    for name, purchase in (
-        ("cloud.on_demand_usd_hr", Purchase.ON_DEMAND),
-        ("cloud.spot_usd_hr", Purchase.SPOT),
-        ("cloud.reserved_usd_hr", Purchase.RESERVED),
+def _choose_offers(read: CostPlanFile, offers: "Sequence[Offer]") -> "dict[Purchase, Offer]":
+    """Return an offer of each purchase option, all of one provider: the cheapest on demand among
+    those with all options that the plan uses. A commitment in the region and to the type of that on
+    demand comes first, and none is longer than the plan. Raises CostPlanError."""
+    from cavvy.costs.ownership import list_assumptions
+
+    years = read.given.get("years") or list_assumptions()["years"]
+    fitting = [each for each in offers if each.term_months <= (years.value if years else 1) * 12]
+    used = {"": Purchase.ON_DEMAND, "cloud.spot_share": Purchase.SPOT}
+    used["cloud.reserved_machines"] = Purchase.RESERVED
+    wanted = {
+        purchase
+        for share, purchase in used.items()
+        if f"cloud.{purchase.replace('-', '_')}_usd_hr" not in read.given
+        and (not share or (share in read.given and read.given[share].value))
+    }
+    by_provider: dict[str, list[Offer]] = {}
+    for each in sorted(
+        fitting, key=lambda e: (e.purchase is not Purchase.ON_DEMAND, e.rate, e.key)
     ):
-        own = [each for each in offers if each.purchase is purchase]
-        if own:
-            best = min(own, key=lambda each: (-each.term_months, each.rate, each.key))
-            usd = float(best.rate.usd)
-            found[name] = make_assumption(
-                name,
-                usd,
-                f"{best.source}: {best.key}",
-                low=usd * (1 - _PRICE_RANGE),
-                high=usd * (1 + _PRICE_RANGE),
-                as_of=best.as_of,
-            )
-    return found
+        by_provider.setdefault(each.provider, []).append(each)
+    for own in by_provider.values():
+        if wanted <= {each.purchase for each in own}:
+            first = own[0]
+            chosen: dict[Purchase, Offer] = {}
+            for each in sorted(own, key=lambda e: (_is_elsewhere(e, first), e.rate, e.key)):
+                chosen.setdefault(each.purchase, each)
+            return chosen
+    if not wanted:
+        return {}
+    raise CostPlanError(
+        f"gpu: no provider has {read.gpu} with all options of the plan: "
+        f"{', '.join(sorted(wanted))}",
+        "`cavvy offers --spot` and `--reserved` list them; or state cloud.spot_usd_hr or "
+        "cloud.reserved_usd_hr",
+    )
+
+
+def _is_elsewhere(offer: Offer, first: Offer) -> bool:
+    """Return whether an offer with a commitment is for another machine or region than `first`."""
+    same = (offer.region, offer.instance_type) == (first.region, first.instance_type)
+    return bool(offer.term_months) and not same
+
+
+def _list_prices(chosen: "Mapping[Purchase, Offer]") -> "dict[str, CostAssumption]":
+    return {
+        name: make_assumption(
+            name,
+            usd,
+            f"{best.source}: {best.key}",
+            low=usd * (1 - _PRICE_RANGE),
+            high=usd * (1 + _PRICE_RANGE),
+            as_of=best.as_of,
+        )
+        for purchase, best in chosen.items()
+        for usd in [float(best.rate.usd)]
+        for name in [f"cloud.{purchase.replace('-', '_')}_usd_hr"]
+    }
 
 
 def find_machine_offers(read: CostPlanFile) -> "Sequence[Offer]":
-    """Return the offers to rent the plan's machine, the cheapest first. Raises CostPlanError,
-    CommandFailure."""
+    """Return the offers to rent the plan's machine, the cheapest first: those with exactly the
+    named accelerator, as an H100 is not an H100-PCIe, or else with its family. Raises
+    CostPlanError, CommandFailure."""
+    from cavvy.catalog.accelerators import find_accelerator
+    from cavvy.catalog.tpu_slices import spread_slices
     from cavvy.cli.task.market import list_offers
     from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 
@@ -202,7 +243,16 @@ def find_machine_offers(read: CostPlanFile) -> "Sequence[Offer]":
         providers=tuple(read.providers),
         regions=tuple(read.regions),
     )
-    return [each for each in list_offers(need) if not each.owned and each.rate.micros_per_hour]
+    if (hosts := spread_slices(need).hosts) > 1:
+        raise CostPlanError(
+            f"gpu: {read.gpu} is a slice of {hosts} machines",
+            "a plan counts machines: name the largest slice of one host, such as TPU-v5e:8, and "
+            "state the number of machines",
+        )
+    offers = [each for each in list_offers(need) if not each.owned and each.rate.micros_per_hour]
+    known = [find_accelerator(each.name) for each in need.accelerators if each.name]
+    names = {each.accelerator.name for each in known if each}
+    return [each for each in offers if each.accelerator in names] or offers
 
 
 def _parse_gpu(read: CostPlanFile) -> "tuple[AcceleratorNeed, ...]":
@@ -238,11 +288,9 @@ def read_egress() -> "Mapping[str, Fact]":
     }
 
 
-def _find_egress(offer: Offer) -> "CostAssumption":
+def _find_egress(offer: Offer) -> "CostAssumption | None":
     prices = read_egress()
     found = prices.get(f"{offer.provider}/{offer.region}") or prices.get(offer.provider)
     if found is None:
-        source = f"the catalog has no egress price of {offer.provider}; 0 is assumed"
-        today = datetime.now(UTC).date()
-        return make_assumption("cloud.egress_usd_gb", 0.0, source, as_of=today)
+        return None
     return make_assumption("cloud.egress_usd_gb", found.value, found.source, as_of=found.as_of)

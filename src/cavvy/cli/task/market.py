@@ -288,13 +288,15 @@ def list_offers(need: "ResourceSpec") -> "Sequence[Offer]":
     """
     import click
 
+    from cavvy.catalog.fit import PURCHASES
     from cavvy.cli.view.failure import CommandFailure
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
     try:
         with CatalogSnapshot.open() as snapshot:
-            listed = snapshot.match(need, misses=0, reserved=True)
+            purchases = (*PURCHASES[need.spot], Purchase.RESERVED)
+            listed = snapshot.match(need, misses=0, purchases=purchases)
             names = {provider for provider, _, _ in snapshot.regions()}
     except SnapshotError as error:
         raise CommandFailure(str(error)) from error

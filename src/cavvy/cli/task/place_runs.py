@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -20,16 +20,19 @@ from cavvy.domain.values import Struct
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import JobDetail
+    from cavvy.sdk.client import Client
 
 _POLL_S = 0.5
 # seconds that a node may take to start and set up; the measured time begins after that
 START_S = 1800
+_REASON = "measured by cavvy compare"
 
 
 class PlaceRun(Struct, frozen=True, kw_only=True):
     """One run of the script.
 
-    `start_s` is the time from the submission until the program ran, `samples_per_s` the rate
+    `start_s` is the time from the submission, or from the end of the job before it, until the
+    program ran, `samples_per_s` the rate
     between the reports of progress. `finish_s` and `finish_usd` are the time and the cost of all
     samples at this rate, with the start; or of the run itself, if it ended before it was measured.
     Values are None if they could not be measured.
@@ -63,35 +66,99 @@ def run_places(
     samples: float | None,
     consent: bool,
 ) -> list[PlaceRun]:
-    """Run the script on each GPU at each provider, one after another. Raises CommandFailure."""
+    """Run the script on each GPU at each provider, one after another.
+
+    All jobs are submitted first, each after the one before: a place that cannot run the script is
+    known before any time is measured. A place that fails later is a run whose outcome says why.
+    Raises CommandFailure if a job is refused, after stopping the others.
+    """
     from cavvy.cli.reach.session import session
+    from cavvy.client import ApiError
     from cavvy.sdk.client import Client
+
+    found = []
+    places = list(product(gpus or (None,), providers or (None,)))
+    with session() as client, Client() as submitter:
+        jobs = _submit_all(client, submitter, places, _PlaceScript(script, seconds, consent))
+        try:
+            for number, (place, job) in enumerate(jobs):
+                click.echo(f"{job.name} ({place}): waiting for its first report", err=True)
+                try:
+                    seen, last = watch_reports(client, job.project, job.id, seconds)
+                    earlier = jobs[number - 1][1].id if number else None
+                    begin = client.job(job.project, earlier).ended_at if earlier else None
+                    found.append(_measure(place, seen, last, begin, seconds, samples))
+                except ApiError as error:
+                    click.echo(f"{job.name} ({place}): {error.message}", err=True)
+                    found.append(_give_up(place, job, error.message))
+                stop_measured(client, job.project, job.id, _REASON)
+        finally:
+            for _, job in jobs[len(found) :]:
+                stop_measured(client, job.project, job.id, _REASON)
+    return found
+
+
+class _PlaceScript(NamedTuple):
+    path: Path
+    seconds: float
+    consent: bool
+
+
+class _PlaceJob(NamedTuple):
+    project: str
+    name: str
+    id: str
+    at: datetime
+
+
+def _submit_all(
+    client: "ApiClient",
+    submitter: "Client",
+    places: Sequence[tuple[str | None, str | None]],
+    script: _PlaceScript,
+) -> list[tuple[str, _PlaceJob]]:
     from cavvy.sdk.errors import CavvyError
     from cavvy.sdk.task import Task
 
-    found = []
-    with session() as client, Client() as submitter:
-        for gpu, provider in product(gpus or (None,), providers or (None,)):
-            resources = {"gpu": gpu, "providers": [provider] if provider else None}
-            try:
-                task = Task(
-                    f"python3 {shlex.quote(script.name)}",
-                    name=name_job(script),
-                    workdir=str(script.absolute().parent),
-                    resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
-                    limits={"duration": f"{round(seconds + START_S)}s"},
+    jobs: list[tuple[str, _PlaceJob]] = []
+    for gpu, provider in places:
+        resources = {"gpu": gpu, "providers": [provider] if provider else None}
+        place = " ".join(filter(None, (provider, gpu))) or "any"
+        try:
+            task = Task(
+                f"python3 {shlex.quote(script.path.name)}",
+                name=name_job(script.path),
+                workdir=str(script.path.absolute().parent),
+                resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
+                limits={"duration": f"{round(script.seconds + START_S)}s"},
+            )
+            earlier = f"{jobs[-1][1].id}:any" if jobs else None
+            job = submitter.submit(task, after=earlier, consent=script.consent)
+        except CavvyError as error:
+            for _, made in jobs:
+                stop_measured(
+                    client, made.project, made.name, "another place cannot run the script"
                 )
-                job = submitter.submit(task, consent=consent)
-            except CavvyError as error:
-                raise CommandFailure(error.message, error.hint) from error
-            place = " ".join(filter(None, (provider, gpu))) or "any"
-            click.echo(f"{job.name} ({place}): waiting for its first report", err=True)
-            try:
-                seen, last = watch_reports(client, job.project, job.name, seconds)
-            finally:
-                stop_measured(client, job.project, job.name, "measured by cavvy compare")
-            found.append(_measure(place, seen, last, seconds, samples))
-    return found
+            raise CommandFailure(f"{place}: {error.message}", error.hint) from error
+        detail = client.job(job.project, job.id)
+        jobs.append((place, _PlaceJob(job.project, job.name, job.id, detail.submitted_at)))
+    return jobs
+
+
+def _give_up(place: str, job: _PlaceJob, why: str) -> PlaceRun:
+    """Return the run of a place that could not be measured."""
+    return PlaceRun(
+        place=place,
+        machine="-",
+        job=f"{job.project}/{job.name}",
+        at=job.at,
+        outcome=f"not measured: {why}",
+        start_s=None,
+        samples_per_s=None,
+        usd_hr=None,
+        finish_s=None,
+        finish_usd=None,
+    )
 
 
 def name_job(script: Path) -> str:
@@ -176,19 +243,23 @@ def _measure(
     place: str,
     seen: list[tuple[float, float]],
     job: "JobDetail",
+    begin: datetime | None,
     seconds: float,
     samples: float | None,
 ) -> PlaceRun:
+    """Return the figures of a run. `begin` is the end of the job before it, or None for the first,
+    which begins with its submission."""
     machine, usd_hr = read_machine(job)
     rate = read_rate(seen, seconds) if seen else None
     began = job.attempts[-1].running_at if job.attempts else None
-    start_s = (began - job.submitted_at).total_seconds() if began else None
+    ready = max(begin or job.submitted_at, job.submitted_at)
+    start_s = (began - ready).total_seconds() if began else None
     finish_s = finish_usd = None
     if samples is not None and rate and start_s is not None:
         finish_s = start_s + samples / rate
         finish_usd = None if usd_hr is None else usd_hr * finish_s / 3600
     elif samples is None and job.phase == "done" and job.ended_at is not None:
-        finish_s = (job.ended_at - job.submitted_at).total_seconds()
+        finish_s = (job.ended_at - ready).total_seconds()
         finish_usd = job.spent_micros / 1e6
     return PlaceRun(
         place=place,

@@ -102,18 +102,22 @@ class CatalogSnapshot:
         *,
         limit: int | None = None,
         misses: int = 5,
-        reserved: bool = False,
+        purchases: tuple[Purchase, ...] | None = None,
     ) -> OfferMatches:
-        """Implement `Catalog.match`; `reserved` also includes offers with a commitment."""
+        """Implement `Catalog.match`; `purchases` replace the purchase options that the need allows,
+        which are never those with a commitment."""
         try:
-            return self._match(need, limit, misses, reserved)
+            return self._match(need, limit, misses, purchases or PURCHASES[need.spot])
         except sqlite3.DatabaseError as error:
             raise choose.unusable(self.path, error) from error
 
     def _match(
-        self, need: ResourceSpec, limit: int | None, wanted: int, reserved: bool
+        self,
+        need: ResourceSpec,
+        limit: int | None,
+        wanted: int,
+        allowed: tuple[Purchase, ...],
     ) -> OfferMatches:
-        allowed = PURCHASES[need.spot] + ((Purchase.RESERVED,) if reserved else ())
         filters = query.make_filters(self._connection, need, allowed)
         counts = query.count(self._connection, filters)
         near = list(misses.nearest(self._connection, need, filters, wanted)) if wanted else []
