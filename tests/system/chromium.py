@@ -88,7 +88,8 @@ class Tab:
         self._writes.write(json.dumps(command).encode() + b"\0")
         while True:
             message = self._read()
-            if message.get("method") in _REPORTS:
+            hint = message.get("params", {}).get("entry", {}).get("level") == "verbose"
+            if message.get("method") in _REPORTS and not hint:
                 self.errors.append(json.dumps(message["params"]))
             if message.get("id") == self._count:
                 if "error" in message:
