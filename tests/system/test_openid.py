@@ -7,8 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.system.chromium import Tab, chromium
 from tests.system.openid import OpenIdServer, sign_in_with_browser, start_openid_server
 from tests.system.ports import free_port
+from tests.system.test_console import start_console
 from tests.system.trust import User, user_at
 
 from cavvy.client import ApiError
@@ -91,6 +93,73 @@ def test_people_sign_in_with_an_openid_server(
     check_job(provider, root, url, stack.enter_context(user_at(tmp_path / "c")))
     check_groups(provider, root, ada, url)
     check_revoked(provider, root, ada, url)
+
+
+FILL_IN = """(() => {
+  if (document.readyState !== 'complete') return false;
+  if (document.body.innerText.includes('Sign-in Success')) return true;
+  const form = document.forms[0];
+  if (!form || window.isSent) return false;
+  window.isSent = true;
+  if (form.elements.login) [form.elements.login.value, form.elements.password.value] = ['%s', 'any'];
+  form.submit();
+  return false;
+})()"""
+
+
+def test_a_browser_signs_in_to_a_shared_console(
+    tmp_path: Path, stack: ExitStack, provider: OpenIdServer
+) -> None:
+    root = stack.enter_context(user_at(tmp_path / "r"))
+    root.settings("[providers.local]\n")
+    url, port = f"http://127.0.0.1:{free_port()}", free_port()
+    root.cli("server", "start", "--listen", url.removeprefix("http://"))
+    root.cli("project", "create", "vision")
+    root.cli("project", "create", "speech")
+    add = ("trust", "add", "company", "--issuer", provider.url, "--client-id", "cavvy")
+    add = (*add, "--account-claim", "email", "--lifetime", "12h")
+    root.cli(*add, "--group", "vision-team=viewer:vision")
+    start_console(root, "--listen", f"127.0.0.1:{port}")
+    site = f"http://localhost:{port}"
+    (tmp_path / "browser").mkdir()
+    tab = stack.enter_context(chromium(tmp_path / "browser"))
+
+    def begin(page: str) -> str:
+        """Choose the provider; the address where the code of this browser is confirmed."""
+        tab.open(site + page)
+        tab.evaluate("document.querySelector('[name=way]').click()")
+        tab.wait("document.querySelector('main a[target]') !== null")
+        assert tab.evaluate("document.querySelector('.code').innerText").strip()
+        return str(tab.evaluate("document.querySelector('main a[target]').href"))
+
+    def confirm(address: str, name: str) -> None:
+        """Fill in and send the forms of the provider until it has no more."""
+        tab.open(address)
+        tab.wait(FILL_IN % name)
+
+    wanted = begin("/costs?by=user")
+    confirm(wanted, "ada")
+    tab.open(f"{site}/sign-in/wait?next=/costs%3Fby%3Duser")
+    tab.wait("location.pathname === '/costs' && location.search === '?by=user'")
+    tab.open(f"{site}/team")
+    shown = tab.evaluate("document.querySelector('main').innerText")
+    assert "You are ada@example.com" in shown
+    assert "vision" in shown
+    assert "speech" not in shown
+    check_roles_end(root, tab, site)
+    confirm(begin("/"), "ben")
+    tab.open(f"{site}/sign-in/wait")
+    tab.wait("document.querySelector('[role=alert]')?.innerText.includes('not verified')")
+
+
+def check_roles_end(root: User, tab: Tab, site: str) -> None:
+    """A person whose account is disabled is signed out, and the pages say why."""
+    root.cli("user", "disable", "ada@example.com")
+    tab.open(f"{site}/jobs")
+    assert tab.evaluate("location.pathname") == "/sign-in"
+    assert "is disabled" in tab.evaluate("document.querySelector('[role=alert]').innerText")
+    root.cli("user", "enable", "ada@example.com")
+    tab.call("Network.clearBrowserCookies")
 
 
 def check_job(provider: OpenIdServer, root: User, url: str, job: User) -> None:
