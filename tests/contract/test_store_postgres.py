@@ -205,3 +205,78 @@ def test_a_prepared_statement_raises_the_errors_of_the_driver(url: str) -> None:
         session.rollback()
         assert not session.in_transaction
         assert session.run("SELECT COUNT(*) FROM t").fetchone() == (10,)
+
+
+def test_statements_that_were_put_off_fail_in_their_order(url: str) -> None:
+    with closing(make_driver(url, journal="auto").connect()) as session:
+        session.run("CREATE TEMPORARY TABLE t (a TEXT PRIMARY KEY, b BIGINT)")
+        insert, update = "INSERT INTO t VALUES (?, ?)", "UPDATE t SET b = ? WHERE a = ?"
+        for number in range(8):  # before and after the statements are prepared
+            name = f"a{number}"
+            session.begin()
+            session.run_later(insert, (name, 1))
+            session.run_later(update, (2, name), StaleVersion("told"))
+            first, second = session.run_all([("SELECT b FROM t WHERE a = ?", (name,))] * 2)
+            assert first.fetchall() == second.fetchall() == [(2,)]
+            session.commit()
+            session.begin()
+            session.run_later(update, (3, name))
+            session.run_later(update, (3, "none"), StaleVersion("told"))
+            session.run_later(insert, (name, 1))  # would violate the key
+            with pytest.raises(StaleVersion, match="told"):
+                session.commit()
+            session.rollback()
+            session.begin()
+            session.run_later(insert, (name, 1))
+            session.run_later(update, (3, "none"), StaleVersion("told"))
+            with pytest.raises(psycopg.errors.UniqueViolation):
+                session.run("SELECT 1", ())
+            session.rollback()
+            session.begin()
+            session.run_later(update, (3, name))
+            session.rollback()  # before anything was sent
+            assert session.run("SELECT MAX(b) FROM t", ()).fetchone() == (2,)
+            assert not session.in_transaction
+
+
+def test_large_values_that_travel_together_do_not_block_both_sides(url: str) -> None:
+    with closing(make_driver(url, journal="auto").connect()) as session:
+        text, ask = "x" * 1_000_000, "SELECT CAST(? AS TEXT)"
+        session.begin()
+        found = session.run_all([(ask, (text,))] * 60)
+        assert [cursor.fetchone() == (text,) for cursor in found] == [True] * 60
+        session.commit()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_work_whose_connection_broke_before_the_commit_is_repeated_once(
+    store: Store, url: str, late: bool
+) -> None:
+    tries = []
+
+    def work(session: DatabaseSession) -> str:
+        tries.append(session.run("SELECT pg_backend_pid()").fetchone() if late else None)
+        with closing(connect(url)) as other:
+            if len(tries) == 1:
+                others = "usename = current_user AND pid <> pg_backend_pid()"
+                others += " AND datname = current_database()"
+                other.execute(
+                    f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {others}"
+                )
+        session.run_later("INSERT INTO meta (key, value) VALUES ('once', ?)", (str(len(tries)),))
+        return "done"
+
+    await store.put_fact("before", "x")
+    assert await store._write(work) == "done"
+    assert (len(tries), await store.fact("once")) == (2, "2")
+
+    def break_always(session: DatabaseSession) -> None:
+        session.run("INSERT INTO meta (key, value) VALUES ('never', 'x')")
+        with closing(connect(url)) as other:
+            pid = session.run("SELECT pg_backend_pid()").fetchone()
+            assert pid is not None
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", pid)
+
+    with pytest.raises(StoreUnusable):
+        await store._write(break_always)
+    assert await store.fact("never") is None

@@ -21,6 +21,7 @@ _CHANNEL = "cavvy"
 _BYTES = 7900  # maximum bytes of a notification; PostgreSQL allows 7999
 _WAITING = 20_000  # maximum number of signals that wait to be sent; later ones are dropped
 _LISTEN_S = 1.0  # interval at which the listening thread notices that it must end
+_GATHER_S = 0.02  # pause after a notification, in which further signals gather for the next one
 _PAUSE_S = 1.0  # pause before it connects again
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class ReplicaChannel:
         self._workers = StoreWorkers(self._driver, count=1)
         self._waiting: dict[ServerSignal, None] = {}  # the waiting signals in order, each only once
         self._sending: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
         self._ended = Event()
         self._thread: Thread | None = None
 
@@ -83,6 +85,7 @@ class ReplicaChannel:
 
     async def close(self) -> None:
         """Send the waiting signals, and stop listening."""
+        self._closing.set()
         self._ended.set()
         if self._sending is not None:
             await asyncio.wait([self._sending])
@@ -98,6 +101,9 @@ class ReplicaChannel:
                 await self._workers.do(partial(_notify, texts))
             except StoreError as error:
                 _log.warning("signals to other servers were not sent: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_S):
+                    await self._closing.wait()
 
     def _listen(
         self, loop: asyncio.AbstractEventLoop, receive: Callable[[Sequence[ServerSignal]], None]

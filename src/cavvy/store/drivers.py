@@ -111,11 +111,30 @@ class DatabaseSession:
         if self.run(sql, values).rowcount == 0:
             raise nothing
 
+    def run_later(
+        self, sql: str, values: Sequence[object] = (), nothing: Exception | None = None
+    ) -> None:
+        """Run a statement of the open transaction whose result is not needed. With PostgreSQL, the
+        statement travels with the next one, which raises its error. If the statement changes or
+        finds no row, `nothing` is raised.
+        """
+        if self._statements is not None:
+            self._statements.run_later(sql, values, nothing)
+        elif self._raw.execute(sql, values).rowcount == 0 and nothing is not None:
+            raise nothing
+
+    def run_all(self, statements: Sequence[tuple[str, Sequence[object]]]) -> Sequence[SqlCursor]:
+        """Run several statements and return their results, for PostgreSQL in one message."""
+        if self._statements is None:
+            return [self.run(sql, values) for sql, values in statements]
+        return self._statements.run_all(statements)
+
     def stream(self, sql: str) -> Iterator[Row]:
         """Run a query in the open transaction, and yield its rows, read in small batches."""
         if self.driver.is_sqlite:
             yield from self._raw.execute(sql)
             return
+        self.run_all(())
         with self._raw.cursor(name="stream") as cursor:
             cursor.itersize = _STREAMED
             yield from cursor.execute(sql)
@@ -127,6 +146,7 @@ class DatabaseSession:
             marks = ", ".join("?" * (columns.count(",") + 1))
             self._raw.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)
             return
+        self.run_all(())
         with (
             self._raw.cursor() as cursor,
             cursor.copy(f"COPY {table} ({columns}) FROM STDIN") as copy,
@@ -140,21 +160,14 @@ class DatabaseSession:
         if self._statements is None:
             self._raw.execute("BEGIN IMMEDIATE")
         else:
-            self._statements.run_text("BEGIN")
-
-    def begin_with(self, sql: str, values: Sequence[object]) -> SqlCursor:
-        """Begin a transaction with a statement, for PostgreSQL in one message."""
-        if self._statements is None:
-            self.begin()
-            return self.run(sql, values)
-        return self._statements.run_after("BEGIN", sql, values)
+            self._statements.run_later("BEGIN", ())
 
     def allow_pauses(self) -> None:
         """Let the open transaction stay idle for as long as needed, while work outside the database
         continues.
         """
         if not self.driver.is_sqlite:
-            self._raw.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            self.run("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     def commit(self) -> None:
         if self._statements is None:
@@ -164,6 +177,8 @@ class DatabaseSession:
 
     def rollback(self) -> None:
         """Roll back the open transaction, unless the database has already done so."""
+        if self._statements is not None:
+            self._statements.forget()
         if self.in_transaction:
             self._raw.execute("ROLLBACK")
 

@@ -27,7 +27,6 @@ from cavvy.domain.values import Struct
 from cavvy.store.base import LeaseLost, StoreError, StoreUnusable
 from cavvy.store.drivers import DatabaseSession, make_driver, translating
 from cavvy.store.migrate import HEAD, is_next, refuse_newer
-from cavvy.store.prepared import SqlCursor
 from cavvy.store.workers import StoreWorkers
 
 _CHECK = "SELECT 1 FROM cavvy_leases WHERE name = ? AND holder = ? AND fence = ? FOR SHARE"
@@ -48,27 +47,28 @@ FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
 
 
 def begin_fenced(session: DatabaseSession, fence: Fence) -> None:
-    """Begin a transaction whose first statement checks the fence. Raises LeaseLost if the fence is
-    outdated. The fence's row stays locked until the transaction ends, so a new holder of the lease
-    waits for this transaction.
+    """Begin a transaction whose first statement checks the fence. The transaction raises LeaseLost
+    if the fence is outdated. The fence's row stays locked until the transaction ends, so a new
+    holder of the lease waits for this transaction.
     """
-    _refuse_outdated(session.begin_with(_CHECK, _list_values(fence)), fence)
+    session.begin()
+    session.run_later(_CHECK, _list_values(fence), _make_loss(fence))
 
 
 def check_fence(session: DatabaseSession, fence: Fence) -> None:
     """Check the fence in the open transaction, and lock the fence's row. Raises LeaseLost."""
-    _refuse_outdated(session.run(_CHECK, _list_values(fence)), fence)
+    if session.run(_CHECK, _list_values(fence)).fetchone() is None:
+        raise _make_loss(fence)
 
 
 def _list_values(fence: Fence) -> tuple[str, str, int]:
     return fence.name, fence.holder, fence.number
 
 
-def _refuse_outdated(found: SqlCursor, fence: Fence) -> None:
-    if found.fetchone() is None:
-        raise LeaseLost(
-            f"another server has taken over the lease {fence.name}, so nothing was written"
-        )
+def _make_loss(fence: Fence) -> LeaseLost:
+    return LeaseLost(
+        f"another server has taken over the lease {fence.name}, so nothing was written"
+    )
 
 
 SHARDS = 64  # parts into which jobs are divided; never changes, since two versions must agree

@@ -34,7 +34,7 @@ from cavvy.store.accounts import in_projects
 from cavvy.store.base import LedgerFilter, RowNotFound
 from cavvy.store.documents import decode_attempt, decode_tags, decode_task, to_micros, to_time
 from cavvy.store.drivers import DatabaseSession
-from cavvy.store.prepared import Row
+from cavvy.store.prepared import Row, SqlCursor
 from cavvy.store.rows import RowCodec
 
 SUBJECTS = RowCodec(
@@ -86,15 +86,23 @@ _ATTEMPT = (
 )
 
 
-def post_bill(session: DatabaseSession, before: Iterable[Charge], after: Sequence[Charge]) -> None:
+def find_posted(charge: Charge) -> tuple[str, tuple[object, ...]]:
+    """Return the query, with its values, whose result `post_bill` needs for this node."""
+    return _KNOWN, (charge.attempt_id, charge.rank, charge.attempt_id)
+
+
+def post_bill(
+    session: DatabaseSession, before: Iterable[Charge], after: Sequence[Charge], posted: SqlCursor
+) -> None:
     """Post the difference between the stored charges of one node and its new charges, which were
-    written in the same transaction. Raises RowNotFound if the attempt does not exist.
+    written in the same transaction. `posted` is the result of `find_posted`. Raises RowNotFound if
+    the attempt does not exist.
     """
     postings = post(before, after)
     if postings:
         charge = after[0]
         subject = charge.attempt_id
-        row = session.run(_KNOWN, (subject, charge.rank, subject)).fetchone()
+        row = posted.fetchone()
         assert row is not None
         if row[1] is None:
             _insert_attempt(session, subject)
@@ -125,7 +133,7 @@ def append_entries(
             sequence=sequence,
             corrects=_find_corrected(session, subject, rank, posting),
         )
-        session.run(ENTRIES.insert, ENTRIES.values(entry))
+        session.run_later(ENTRIES.insert, ENTRIES.values(entry))
 
 
 def post_discounts(session: DatabaseSession, discounts: MonthDiscounts) -> int:
@@ -196,7 +204,7 @@ def _insert_attempt(session: DatabaseSession, attempt_id: str) -> None:
 
 def ensure_subject(session: DatabaseSession, subject: LedgerSubject) -> None:
     """Write the row of the subject, unless it exists."""
-    session.run(f"{SUBJECTS.insert} ON CONFLICT DO NOTHING", SUBJECTS.values(subject))
+    session.run_later(f"{SUBJECTS.insert} ON CONFLICT DO NOTHING", SUBJECTS.values(subject))
 
 
 def read_subject(session: DatabaseSession, subject_id: str) -> LedgerSubject:

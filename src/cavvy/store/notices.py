@@ -58,8 +58,8 @@ def add_job_notices(session: DatabaseSession, events: Sequence[Event]) -> None:
     for event in events:
         if (cause := find_cause(event)) is not None:
             at = to_micros(event.at)
-            values = (cause, event.text[:_MOST_TEXT], at, at, event.job_id, _like(cause))
-            session.run(_OF_JOB, values)
+            values = (str(cause), event.text[:_MOST_TEXT], at, at, event.job_id, _like(cause))
+            session.run_later(_OF_JOB, values)
 
 
 def add_budget_notices(

@@ -1,13 +1,19 @@
 """Runs the statements of one connection to PostgreSQL. Repeated statements are prepared, and then
-run by libpq directly, which takes a third of the CPU time that a cursor of psycopg takes.
+run by libpq directly, which takes a third of the CPU time that a cursor of psycopg takes. A
+statement whose result is not needed at once is sent in one message with the next one: each wait for
+an answer takes time, also because the thread must get Python's lock again afterwards.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import select
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 Row = tuple[Any, ...]
 _REPEATED = 5  # runs of a statement after which it is prepared, as in psycopg
 _MOST = 512  # prepared statements of a connection; each takes some KiB of PostgreSQL's memory
+_TOGETHER = 64  # statements of one message; their answers fit into the buffers of the sockets
+_PIPELINES = 140000  # the version of libpq that sends several statements in one message
 
 
 class SqlCursor(Protocol):
@@ -48,16 +54,65 @@ class PreparedStatements:
         self._decoder = adapt.Transformer(connection)
         self._make_error, self._failed = errors.error_from_result, pq.ExecStatus.FATAL_ERROR
         self._encoding = connection.info.encoding
-        self._quote = pq.Escaping(self._libpq).escape_literal
+        self._sync, self._usable = pq.ExecStatus.PIPELINE_SYNC, pq.ConnStatus.OK
+        self._lost = errors.OperationalError
+        self._pipelines = pq.version() >= _PIPELINES
+        self._poll = select.poll()
         self._texts: dict[str, str] = {}
-        self._named: dict[str, str] = {}  # the names of the statements of `run_after`
+        # statements that were put off, and what to raise if they do nothing
+        self._later: list[tuple[str, Sequence[object], Exception | None]] = []
         # How often each statement was run, or its encoders and name once it is prepared. The key is
         # the statement with the types of its values.
         self._runs: dict[tuple[object, ...], int] = {}
         self._prepared: dict[tuple[object, ...], tuple[bytes, list[Callable[..., Any]]]] = {}
 
     def run(self, sql: str, values: Sequence[object]) -> SqlCursor:
-        """Run a statement with `?` in place of the values."""
+        """Run a statement with `?` in place of the values, after those that were put off."""
+        if self._later:
+            return self.run_all([(sql, values)])[0]
+        return self._run_alone(sql, values)
+
+    def run_later(
+        self, sql: str, values: Sequence[object], nothing: Exception | None = None
+    ) -> None:
+        """Put a statement off until the next one runs. That one then raises the error of this
+        statement, or `nothing` if this statement has neither changed nor found a row.
+        """
+        self._later.append((sql, values, nothing))
+        if len(self._later) >= _TOGETHER:
+            self.run_all(())
+
+    def run_all(self, statements: Sequence[tuple[str, Sequence[object]]]) -> Sequence[SqlCursor]:
+        """Run the statements that were put off, and these, in one message. Return the results of
+        these.
+        """
+        planned = [*self._later, *((sql, values, None) for sql, values in statements)]
+        self._later = []
+        sends = [self._plan(sql, values) for sql, values, _ in planned]
+        together = [send for send in sends if send is not None]
+        cursors: Iterator[SqlCursor]
+        if len(planned) > 1 and self._pipelines and len(together) == len(planned):
+            cursors = self._exchange(together)
+        else:
+            cursors = (self._run_alone(sql, values) for sql, values, _ in planned)
+        found: list[SqlCursor] = []
+        for (_, _, nothing), cursor in zip(planned, cursors, strict=True):
+            if nothing is not None and cursor.rowcount == 0:
+                raise nothing
+            found.append(cursor)
+        return found[len(found) - len(statements) :]
+
+    def forget(self) -> None:
+        """Do not run the statements that were put off."""
+        self._later = []
+
+    def run_text(self, text: str) -> SqlCursor:
+        """Run a statement without values, after those that were put off."""
+        if self._later:
+            self.run_all(())
+        return self._read(self._libpq.exec_(text.encode()))
+
+    def _run_alone(self, sql: str, values: Sequence[object]) -> SqlCursor:
         key = (sql, *map(type, values))
         found = self._prepared.get(key) or self._prepare(key)
         if found is None:
@@ -68,21 +123,65 @@ class PreparedStatements:
         texts = [encode(value) for encode, value in zip(encoders, values, strict=True)]
         return self._read(self._libpq.exec_prepared(name, texts))
 
-    def run_text(self, text: str) -> SqlCursor:
-        """Run one or more statements without values, as one message to the database. Return the
-        result of the last one.
-        """
-        return self._read(self._libpq.exec_(text.encode()))
+    def _plan(self, sql: str, values: Sequence[object]) -> Callable[[], None] | None:
+        """Return what sends the statement in a pipeline, or None if psycopg must run it."""
+        key = (sql, *map(type, values))
+        if found := self._prepared.get(key) or self._prepare(key):
+            name, encoders = found
+            texts = [encode(value) for encode, value in zip(encoders, values, strict=True)]
+            return partial(self._libpq.send_query_prepared, name, texts)
+        if self._encoding != "utf-8" or not all(each in _TYPES for each in key[1:]):
+            return None
+        known = [_TYPES[type(value)] for value in values]
+        texts = [encode(value) for (encode, _), value in zip(known, values, strict=True)]
+        text = _number_values(sql).encode()
+        return partial(self._libpq.send_query_params, text, texts, [oid for _, oid in known])
 
-    def run_after(self, text: str, sql: str, values: Sequence[object]) -> SqlCursor:
-        """Run the statement `text` and then another one, which is prepared, in one message."""
-        name = self._named.get(sql)
-        if name is None:
-            name = f"cavvy_named_{len(self._named)}"
-            self.run_text(f"PREPARE {name} AS {_number_values(sql)}")
-            self._named[sql] = name
-        quoted = [self._quote(_encode_text(str(value))).decode() for value in values]
-        return self.run_text(f"{text}; EXECUTE {name} ({', '.join(quoted)})")
+    def _exchange(self, sends: Sequence[Callable[[], None]]) -> Iterator[SqlCursor]:
+        """Send statements in one message. Yield the result of each, or raise its error. After an
+        error, PostgreSQL runs none of the later ones.
+        """
+        try:
+            self._libpq.enter_pipeline_mode()
+            for send in sends:
+                send()
+            self._libpq.pipeline_sync()
+            results = self._receive()
+            if self._libpq.status == self._usable:
+                self._libpq.exit_pipeline_mode()
+        except BaseException:
+            self._connection.close()  # its state is unknown
+            raise
+        for result in results:
+            yield self._read(result)
+        if len(results) < len(sends):
+            raise self._lost("the connection was lost before all answers arrived")
+
+    def _receive(self) -> Sequence[Any]:
+        """Return the result of each statement that was sent, or of the first ones if the connection
+        is lost."""
+        libpq = self._libpq
+        results: list[Any] = []
+        self._poll.register(libpq.socket, select.POLLIN | select.POLLOUT)
+        while libpq.flush():  # large values: read answers meanwhile, else both sides would wait
+            self._poll.poll()
+            libpq.consume_input()
+        self._poll.register(libpq.socket, select.POLLIN)
+        while True:
+            ended = False  # whether the results of a statement have ended
+            while not libpq.is_busy():
+                result = libpq.get_result()
+                if result is None and (ended or libpq.status != self._usable):
+                    break
+                ended = result is None
+                if result is not None and result.status == self._sync:
+                    return results
+                if result is not None:
+                    results.append(result)
+            if libpq.status != self._usable:
+                return results
+            self._poll.poll()
+            libpq.consume_input()
 
     def _prepare(self, key: tuple[object, ...]) -> tuple[bytes, list[Callable[..., Any]]] | None:
         """Prepare the statement if it was run often enough and has values of known types only."""

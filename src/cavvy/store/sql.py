@@ -110,6 +110,7 @@ _OF_GANG = (
     "SELECT -1, document FROM attempts WHERE gang = ? UNION ALL "
     f"{_NODES_OF.format('')} a.gang = ? AND {{}} ORDER BY 1"
 )
+_WITH_GANG = "AND j.id = (SELECT job_id FROM attempts WHERE gang = ?)"
 # not sorted by the database, which would then read all attempts instead of an index of open ones
 _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE})",
@@ -309,10 +310,16 @@ class Store:
         """
 
         def read(session: DatabaseSession) -> JobReading:
-            job = _first(session, self._documents.jobs, f"no job {job_id}", "AND j.id = ?", job_id)
+            of = self._documents.jobs
+            by_id = f"{of.select} AND j.id = ?"
+            owner, others = session.run_all([(by_id, (job_id,)), (_OF_JOB, (job_id, job_id))])
+            row = owner.fetchone()
+            if row is None:
+                raise RowNotFound(f"no job {job_id}")
+            job = of.make(row)
             attempts: list[Attempt] = []
             nodes: dict[str, list[Node]] = {}
-            for _, rank, document in session.run(_OF_JOB, (job_id, job_id)).fetchall():
+            for _, rank, document in others.fetchall():
                 if rank >= 0:
                     nodes[attempts[-1].id].append(NODES.make((document,)))
                     continue
@@ -330,16 +337,19 @@ class Store:
 
         def read(session: DatabaseSession) -> JobReading:
             where, values = _if_given("n.rank", rank)
-            found = session.run(_OF_GANG.format(where), (gang, gang, *values)).fetchall()
-            if not found:
+            of = self._documents.jobs
+            by_gang = f"{of.select} {_WITH_GANG}"
+            parts, owner = session.run_all(
+                [(_OF_GANG.format(where), (gang, gang, *values)), (by_gang, (gang,))]
+            )
+            found, row = parts.fetchall(), owner.fetchone()
+            if not found or row is None:
                 raise RowNotFound(f"no attempt has the gang {gang}")
             attempt = ATTEMPTS.make(found[0][1:])
             nodes = [NODES.make(row[1:]) for row in found[1:]]
             if rank is not None and not nodes:
                 raise RowNotFound(f"attempt {attempt.id} has no rank {rank}")
-            job_id = attempt.job_id
-            job = _first(session, self._documents.jobs, f"no job {job_id}", "AND j.id = ?", job_id)
-            return JobReading(job=job, attempts=[attempt], nodes={attempt.id: nodes})
+            return JobReading(job=of.make(row), attempts=[attempt], nodes={attempt.id: nodes})
 
         return await self._read(read)
 
@@ -901,19 +911,6 @@ def _listing(
         return one, tuple(every)
     parts = " UNION ALL ".join(f"SELECT * FROM ({one}) AS p{i}" for i in range(len(wanted)))
     return f"{parts} ORDER BY id DESC LIMIT ?", (*every, limit)
-
-
-def _first(
-    session: DatabaseSession,
-    of: RowReader[_T],
-    missing: str,
-    then: str,
-    *values: object,
-) -> _T:
-    row = session.run(f"{of.select} {then}", values).fetchone()
-    if row is None:
-        raise RowNotFound(missing)
-    return of.make(row)
 
 
 def _read_nodes(

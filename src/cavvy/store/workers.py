@@ -162,19 +162,25 @@ def write(
     work: Callable[[DatabaseSession], _T],
     begin: Begin = DatabaseSession.begin,
 ) -> _T:
-    try:
+    """Run `work` in a transaction. If the connection turns out to be broken before the commit was
+    sent, nothing was written: the work is repeated once, with a new connection.
+    """
+    for last in (False, True):
+        sent = False
         try:
             begin(session)
-        except Exception:
-            if not session.broken:
+            result = work(session)
+            session.run_all(())
+            sent = True
+            session.commit()
+        except BaseException:
+            if last or sent or not session.broken:
+                session.rollback()
                 raise
-            begin(session.reopen())
-        result = work(session)
-        session.commit()
-    except BaseException:
-        session.rollback()
-        raise
-    return result
+            session.reopen()
+        else:
+            return result
+    raise AssertionError("unreachable")
 
 
 def _write_group(session: DatabaseSession, tasks: Sequence[_Task]) -> Sequence[_Outcome]:

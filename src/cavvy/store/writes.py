@@ -42,7 +42,7 @@ from cavvy.store.documents import (
 )
 from cavvy.store.drivers import DatabaseSession
 from cavvy.store.figures import write_figures
-from cavvy.store.ledger import post_bill
+from cavvy.store.ledger import find_posted, post_bill
 from cavvy.store.maintenance import list_closed
 from cavvy.store.notices import add_job_notices
 from cavvy.store.rows import (
@@ -79,6 +79,7 @@ _INSERT_LOCKED_EVENT = (
     f"SELECT {', '.join('?' * len(EVENTS.columns))} FROM locked"
 )
 _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
+_INSERT_ALLOCATION = f"{ALLOCATIONS.insert} {_OR_NOTHING}"
 _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
 
@@ -97,7 +98,7 @@ def write_changes(
     AllocationConflict, RowNotFound, HashMismatch.
     """
     for gang in changes.release:
-        session.run("DELETE FROM allocations WHERE gang = ?", (gang,))
+        session.run_later("DELETE FROM allocations WHERE gang = ?", (gang,))
     jobs = changes.jobs
     if not session.driver.is_sqlite:
         # sorted, so that all writers lock rows in the same order
@@ -114,9 +115,9 @@ def write_changes(
     if changes.events:
         _write_events(session, changes.events)
     for seen in changes.observations:
-        session.run(OBSERVATIONS.insert, OBSERVATIONS.values(storable_observation(seen)))
+        session.run_later(OBSERVATIONS.insert, OBSERVATIONS.values(storable_observation(seen)))
     for rung in changes.rungs:
-        session.run(_INSERT_RUNG, RUNGS.values(rung))
+        session.run_later(_INSERT_RUNG, RUNGS.values(rung))
     if changes.figures:
         write_figures(session, changes.figures)
     if changes.allocations:
@@ -221,11 +222,11 @@ def _write_job(session: DatabaseSession, job: JobRecord, documents: DocumentCach
     known = documents.written_at(job)
     values = job_values(stored, stored.version if known is None else known)
     guarded = (*values[3:], *values[:3], job.version)
-    if session.run(_UPDATE_JOB, guarded).rowcount == 0:
-        raise StaleVersion(f"job {job.id} is no longer at version {job.version}")
+    stale = StaleVersion(f"job {job.id} is no longer at version {job.version}")
+    session.run_later(_UPDATE_JOB, guarded, stale)
     if known is None:
         update = update_of("documents", DOCUMENT_COLUMNS[:-1], DOCUMENT_COLUMNS[-1:])
-        session.run(update, (*check_readable(job), job.origin.snapshot, job.id))
+        session.run_later(update, (*check_readable(job), job.origin.snapshot, job.id))
     return WrittenJob(stored, documents=known is None)
 
 
@@ -240,7 +241,8 @@ def _write_attempt(session: DatabaseSession, stored: Attempt, version: int) -> N
         fixed={"job_id": stored.job_id, "number": stored.number},
     )
     if version == 0:
-        session.run("UPDATE jobs SET place = ? WHERE id = ?", (stored.offer.key, stored.job_id))
+        values = (stored.offer.key, stored.job_id)
+        session.run_later("UPDATE jobs SET place = ? WHERE id = ?", values)
 
 
 def _write_node(session: DatabaseSession, stored: Node, version: int) -> None:
@@ -273,9 +275,9 @@ def _write_document(
     else:
         columns = {**key, **fixed, **columns}
         sql, values = insert_into(table, tuple(columns), _OR_NOTHING), [*columns.values()]
-    if session.run(sql, values).rowcount == 0:
-        row = ", ".join(f"{name} {value}" for name, value in key.items())
-        raise StaleVersion(f"the row of {table} ({row}) is not at version {version}")
+    row = ", ".join(f"{name} {value}" for name, value in key.items())
+    stale = StaleVersion(f"the row of {table} ({row}) is not at version {version}")
+    session.run_later(sql, values, stale)
 
 
 def _write_charges(
@@ -288,63 +290,61 @@ def _write_charges(
     last = None
     for (job_id, *rank), rows in sorted(by_rank.items()):  # all writers lock in the same order
         if job_id != last and job_id not in locked and not session.driver.is_sqlite:
-            session.run("SELECT 1 FROM jobs WHERE id = ? FOR NO KEY UPDATE", (job_id,))
+            session.run_later("SELECT 1 FROM jobs WHERE id = ? FOR NO KEY UPDATE", (job_id,))
         last = job_id
-        before = [CHARGES.make(row) for row in session.run(_CHARGED, rank).fetchall()]
+        found, posted = session.run_all([(_CHARGED, rank), find_posted(rows[0])])
+        before = [CHARGES.make(row) for row in found.fetchall()]
         after = {(charge.kind, charge.since): charge for charge in rows}
         for charge in after.values():
-            session.run(CHARGES.upsert, CHARGES.values(charge))
+            session.run_later(CHARGES.upsert, CHARGES.values(charge))
         for old in before:
             if (old.kind, old.since) not in after:
-                session.run(_DELETE_CHARGE, (*rank, str(old.kind), to_micros(old.since)))
-        post_bill(session, before, list(after.values()))
+                values = (*rank, str(old.kind), to_micros(old.since))
+                session.run_later(_DELETE_CHARGE, values)
+        post_bill(session, before, list(after.values()), posted)
         more = sum(charge.amount.micros for charge in after.values())
         more -= sum(charge.amount.micros for charge in before)
         if more:
-            session.run("UPDATE jobs SET spent = spent + ? WHERE id = ?", (more, job_id))
+            session.run_later("UPDATE jobs SET spent = spent + ? WHERE id = ?", (more, job_id))
 
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
     add_job_notices(session, events)
     if session.driver.is_sqlite:
         for event in events:
-            session.run(EVENTS.insert, EVENTS.values(storable_event(event)))
+            session.run_later(EVENTS.insert, EVENTS.values(storable_event(event)))
         return
     # IDs are assigned when rows are inserted, but readers see them only after the commit. A reader
     # that continues after the newest ID would miss an event with a lower ID that is committed
     # later. So writers of the same job's events wait for each other, all in the same order.
     for event in sorted(events, key=attrgetter("job_id")):
         values = (event.job_id, *EVENTS.values(storable_event(event)))
-        session.run(_INSERT_LOCKED_EVENT, values)
+        session.run_later(_INSERT_LOCKED_EVENT, values)
 
 
 def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocation]) -> None:
     lock = "" if session.driver.is_sqlite else " FOR UPDATE"
-    standing: dict[str, list[Allocation]] = {}
-    hosts = {}
-    for name in sorted(
-        {allocation.host for allocation in allocations}
-    ):  # all writers lock in the same order
-        row = session.run(f"{HOSTS.select} WHERE name = ?{lock}", (name,)).fetchone()
+    names = sorted({each.host for each in allocations})  # all writers lock in the same order
+    reads = (f"{HOSTS.select} WHERE name = ?{lock}", f"{ALLOCATIONS.select} WHERE host = ?")
+    found = session.run_all([(sql, (name,)) for name in names for sql in reads])
+    hosts, standing = {}, {}
+    for name, host, others in zip(names, found[::2], found[1::2], strict=True):
+        row = host.fetchone()
         hosts[name] = HOSTS.make(row) if row else None
-        rows = session.run(f"{ALLOCATIONS.select} WHERE host = ?", (name,)).fetchall()
-        standing[name] = [ALLOCATIONS.make(row) for row in rows]
+        standing[name] = [ALLOCATIONS.make(row) for row in others.fetchall()]
     closed = set(list_closed(session)) if allocations else ()
     for allocation in allocations:
         if allocation.host in closed:
             raise AllocationConflict(f"host {allocation.host} is cordoned")
         check_allocation(hosts[allocation.host], allocation, standing[allocation.host])
-        insert = f"{ALLOCATIONS.insert} {_OR_NOTHING}"
-        done = session.run(insert, ALLOCATIONS.values(allocation)).rowcount
+        taken = AllocationConflict(
+            f"rank {allocation.rank} of gang {allocation.gang}, or one of its devices, is already "
+            "held"
+        )
+        session.run_later(_INSERT_ALLOCATION, ALLOCATIONS.values(allocation), taken)
         for device in allocation.devices if allocation.part == 1 else ():
-            done &= session.run(
-                _INSERT_DEVICE, (allocation.host, device, allocation.gang, allocation.rank)
-            ).rowcount
-        if done == 0:
-            raise AllocationConflict(
-                f"rank {allocation.rank} of gang {allocation.gang}, or one of its devices, is "
-                "already held"
-            )
+            values = (allocation.host, device, allocation.gang, allocation.rank)
+            session.run_later(_INSERT_DEVICE, values, taken)
         standing[allocation.host].append(allocation)
 
 
