@@ -12,6 +12,7 @@ from tests.api.api_state import Api, until
 from cavvy.domain.edge import ModelFile, ModelVersion, Rollout
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
+from cavvy.edge.bundle import pack_device
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.task_files import ReadOptions, parse_task
 
@@ -190,6 +191,51 @@ async def test_a_model_does_not_leave_its_residency_in_the_folder_of_a_job_or_se
     await versions.put(ModelVersion(**common, name="m@2", files=files[1:2]))
     assert (await serve_with(abroad, shared))[1] != "residency"
     assert (await serve_with(abroad, hidden))[1] == "residency"
+
+
+async def test_devices_get_the_program_of_the_server_like_a_model(api: Api) -> None:
+    _, headers = await enrol(api, "one")
+
+    async def deploy(**more: object) -> tuple[int, dict[str, Any]]:
+        ask = {"model": "cavvy.edge", "soak_s": 0, **more}
+        answer = await api.http.post("/v1/projects/default/rollouts", json=ask)
+        return answer.status_code, answer.json()
+
+    async def check_in(*models: dict[str, Any]) -> dict[str, Any]:
+        answer = await api.http.post(f"{EDGE}/check-in", json={"models": models}, headers=headers)
+        return dict(answer.json())
+
+    assert (await check_in())["program"] is None
+    status, made = await deploy()
+    assert (status, made["to"]) == (201, 1)
+    told = await check_in()
+    # a program that knows nothing of this key must not refuse the answer for a model's name
+    assert (told["models"], told["program"]["number"]) == ([], 1)
+    signed = (await api.http.get(f"{EDGE}/manifests/cavvy.edge/1", headers=headers)).json()
+    path = f"{EDGE}/files/{signed['files'][0]['sha256']}"
+    assert (await api.http.get(path, headers=headers)).content == pack_device()
+    # the same bytes are the same version; a version that was not made is none
+    assert (await deploy())[1]["to"] == 1
+    assert (await deploy(to=2))[0] == 404
+    assert (await deploy(site="nowhere"))[0] == 422
+    # what a member publishes never becomes the program
+    name = sha256(b"evil").hexdigest()
+    blobs = api.app_state.blobs.of("default")
+    manifest = encode_manifest([FolderEntry(path="program.zip", size=4, sha256=name)])
+    snapshot = sha256(manifest).hexdigest()
+    blobs.put(name, [b"evil"])
+    blobs.put(snapshot, [manifest])
+    ask = {"name": "cavvy.edge", "snapshot": snapshot, "main": "program.zip"}
+    answer = await api.http.post("/v1/projects/default/models", json=ask)
+    assert (answer.status_code, answer.json()["code"]) == (422, "model-refused")
+    # a device that refuses it halts the rollout
+    refused = {"name": "cavvy.edge", "serving": 0, "refused": 1, "problem": "it did not check in"}
+    await check_in(refused)
+    await api.app_state.control_plane.edge.reconcile("edge:default")
+    newest = (await api.http.get("/v1/rollouts")).json()[0]
+    assert (newest["phase"], newest["refused"]) == ("halted", 1)
+    assert "it did not check in" in newest["reason"]
+    assert (await check_in())["program"] is None
 
 
 async def test_a_token_needs_the_key_of_the_device_and_ends(api: Api) -> None:

@@ -216,6 +216,14 @@ def test_a_model_reaches_a_device_and_a_broken_one_goes_back(
         assert serving(client, name) == [1]
         assert "fetched whole" not in (device.folder / "log").read_text()
 
+        # the program updates itself in the same way, and serves what it served
+        deploy_model(client, "default", RolloutAsk(model="cavvy.edge", soak_s=0))
+        wait_until(lambda: serving(client, name) == [1, 1], device.log)
+        wait_until(lambda: list_rollouts(client, None)[0].phase == "done", device.log)
+        assert "version 1 of this program runs" in device.log()
+        wait_until(device.answers)
+        assert device.predict() == before
+
         # without the server, also after a loss of power
         kill_server(tmp_path / "home")
         device.kill()

@@ -20,9 +20,9 @@ from cavvy.edge.device import (
     RunningModel,
     enrol,
     free_port,
-    hold,
     read_options,
 )
+from cavvy.edge.program import hold
 from cavvy.edge.server_calls import DeviceCalls, DeviceRefused
 from cavvy.edge.slots import ModelSlots
 from cavvy.edge.spool import open_spool

@@ -68,6 +68,7 @@ class Site:
         now: datetime = NOW,
         contents: Mapping[str, bytes] | None = None,
         deltas: Mapping[str, tuple[bytes, bytes]] | None = None,
+        model: str = "m",
     ) -> None:
         """`deltas` are, by path, the former content of a file and its delta."""
         files: list[dict[str, Any]] = []
@@ -79,8 +80,8 @@ class Site:
                 file["deltas"] = [told]
             files.append(file)
         content = json.dumps({"number": number, "main": main, "files": files}).encode()
-        path = f"m/{number}.json"
-        self.manifests[f"m/{number}"] = content
+        path = f"{model}/{number}.json"
+        self.manifests[f"{model}/{number}"] = content
         self.repository = add_target(self.repository, self.private, path, content, {}, now)
         self.serve()
 

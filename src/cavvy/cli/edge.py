@@ -293,10 +293,17 @@ def deploy(
 
     Each device tries the new version beside the old one and goes back by itself if it fails. The
     rollout halts, and its devices go back, if the new version has more errors or is slower.
+
+    MODEL cavvy.edge is the devices' own program: they get the server's version of it. A device
+    starts it, and returns to its former version unless the new one checks in with the server and
+    serves the same models. The Python packages of a device stay as they are.
     """
     from cavvy.client.edge_wire import RolloutAsk, deploy_model
+    from cavvy.domain.edge import PROGRAM
 
     name, at, number = model.rpartition("@")
+    if model == PROGRAM:
+        name, at, number = model, "@", "0"
     if not at or not number:
         raise CommandFailure(
             f"{model}: expected MODEL@NUMBER or MODEL@LABEL, such as defects@7",

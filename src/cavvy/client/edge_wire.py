@@ -148,7 +148,8 @@ class PromotedView(Answer, frozen=True, kw_only=True):
 
 class RolloutAsk(Ask, frozen=True, kw_only=True):
     """Bring version `to` of a model, or the one that has the label `label` now, to the devices of a
-    site with these labels, wave by wave."""
+    site with these labels, wave by wave. The model `cavvy.edge` without a version is the server's
+    own version of the devices' program."""
 
     model: str
     to: int = 0

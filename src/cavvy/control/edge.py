@@ -43,6 +43,7 @@ from cavvy.control.model_repository import (
 from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.edge import (
     MOST_LABELS,
+    PROGRAM,
     DeviceReport,
     EdgeDevice,
     EdgeInvitation,
@@ -265,6 +266,38 @@ class EdgeService:
         bases = choose_bases(model, models, await self.rollouts(model.project))
         if bases:
             model = await asyncio.to_thread(_add_deltas, blobs, model, bases)
+        return await self._number(model, sealer)
+
+    async def publish_program(
+        self, project: str, packed: bytes, made_by: str, sealer: SecretSealer, blobs: BlobStore
+    ) -> ModelVersion:
+        """Return the version of the devices' program that has these bytes, as a new one unless the
+        newest has them already. Raises ModelRefused, StoreFull."""
+        known = [each for each in await self.models(project) if each.model == PROGRAM]
+        newest = max(known, key=lambda each: each.number, default=None)
+        name = hashlib.sha256(packed).hexdigest()
+        if newest is not None and newest.files[0].sha256 == name:
+            return newest
+        entry = FolderEntry(path="program.zip", size=len(packed), sha256=name)
+        manifest = encode_manifest([entry])
+        snapshot = hashlib.sha256(manifest).hexdigest()
+        for each, content in ((name, packed), (snapshot, manifest)):
+            await asyncio.to_thread(blobs.put, each, [content])
+        file = ModelFile(path=entry.path, sha256=name, size=len(packed))
+        made = ModelVersion(
+            project=project,
+            name=f"{PROGRAM}@0",
+            snapshot=snapshot,
+            files=(file,),
+            main=entry.path,
+            made_by=made_by,
+            created_at=self._clock.now(),
+        )
+        return await self._number(made, sealer)
+
+    async def _number(self, model: ModelVersion, sealer: SecretSealer) -> ModelVersion:
+        """Store and sign a version with the next number."""
+        base = model.model
         for _ in range(_TRIES):
             known = [each for each in await self.models(model.project) if each.model == base]
             number = max((each.number for each in known), default=0) + 1

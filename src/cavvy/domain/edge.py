@@ -12,6 +12,7 @@ CHECK_IN_S = 60.0
 # Shares of the devices of a rollout that have the new model after each wave. The first wave is one
 # device, as long as there are fewer than 100.
 WAVES = (0.0, 0.01, 0.1, 1.0)
+PROGRAM = "cavvy.edge"  # the devices' own program, which they get like a model
 MOST_LABELS = 16  # of a model
 MOST_SAMPLES = 2000  # that are kept of one device
 SAMPLE_DAYS = 90  # for which samples are kept

@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from cavvy.edge.device import DeviceOptionInvalid, enrol, hold, run
-from cavvy.edge.server_calls import DeviceRefused
+from cavvy.edge.program import AGAIN, DeviceOptionInvalid, choose, hold, start_again
 from cavvy.edge.tasks import say
 
 
@@ -16,17 +15,32 @@ def main(arguments: list[str]) -> int:
     folder, *server = arguments
     token = os.environ.pop("CAVVY_EDGE_TOKEN", "")
     try:
-        hold(folder)
-        if server:
-            card = enrol(folder, server[0], server[1], token)
-            say(f"enrolled as {card['device']} of site {card['site']}")
+        lock = hold(folder)
+        if server and (problem := _enrol(folder, server, token)):
+            say(f"not enrolled: {problem}")
+            return 1
     except DeviceOptionInvalid as error:
         say(f"not started: {error}")
         return 1
+    if (code := choose(folder, lock)) is not None:
+        return code
+    from cavvy.edge.device import run  # a program that only waits for another one needs no more
+
+    code = run(folder)
+    return start_again(folder, lock) if code == AGAIN else code
+
+
+def _enrol(folder: str, server: list[str], token: str) -> str:
+    """Return what is wrong, or ""."""
+    from cavvy.edge.device import enrol
+    from cavvy.edge.server_calls import DeviceRefused
+
+    try:
+        card = enrol(folder, server[0], server[1], token)
+        say(f"enrolled as {card['device']} of site {card['site']}")
     except (OSError, ValueError, DeviceRefused) as error:
-        say(f"not enrolled: {error}")
-        return 1
-    return run(folder)
+        return str(error) or type(error).__name__
+    return ""
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ fails. Without the server, it goes on serving.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import time
 from contextlib import suppress
 
 from cavvy.edge.front import CloudTarget, EdgeFront, EngineTarget
+from cavvy.edge.program import AGAIN, PROGRAM, DeviceOptionInvalid, ProgramVersions
 from cavvy.edge.server_calls import (
     DeviceCalls,
     DeviceRefused,
@@ -206,6 +206,11 @@ class RunningModel:
         self._route()
 
     @property
+    def is_serving(self) -> bool:
+        """Whether the accepted version runs."""
+        return self._served is not None and not self._served.ended
+
+    @property
     def is_first(self) -> bool:
         """Whether the version on trial is the only one that can serve."""
         return self._tried is not None and not self.slots.serving
@@ -278,10 +283,6 @@ def tell_counts(front: EdgeFront, model: str) -> Fields:
     return {} if counted is None else {"paths": counted.tell()}
 
 
-class DeviceOptionInvalid(ValueError):
-    """Raised if the device cannot use what `edge.json` states, or a default."""
-
-
 class DeviceProgram:
     """This device. `options` are the values of `edge.json` in the folder, or the defaults."""
 
@@ -296,6 +297,7 @@ class DeviceProgram:
         self._calls = DeviceCalls(self._card, folder)
         self.front = _listen(str(self.options["listen"]), folder)
         self._over = threading.Event()
+        self._program, self._again = ProgramVersions(folder), False
         self._skew_s = 0.0
         self._models: dict[str, RunningModel] = {}
         for name in sorted(_list_folders(f"{folder}/models")):
@@ -330,7 +332,7 @@ class DeviceProgram:
                 each.stop()
             self.front.shutdown()
             self._spool.close()
-        return 0
+        return AGAIN if self._again else 0
 
     def _look(self) -> None:
         for each in list(self._models.values()):
@@ -354,9 +356,10 @@ class DeviceProgram:
             say(f"the server was not reached, or its answer is wrong: {error}")
             return every * random.uniform(0.5, 1.5)
         try:
+            self._program.checked_in(self._list_serving(), every)
             self._send_samples()
         except (OSError, ValueError, sqlite3.Error, DeviceRefused) as error:
-            say(f"samples were not sent: {error}")
+            say(f"after the check-in: {error}")
         for each in wanted:
             try:
                 self._follow(each)
@@ -366,7 +369,7 @@ class DeviceProgram:
 
     def _report(self) -> list[Fields]:
         free = shutil.disk_usage(self.folder).free >> 20
-        models = [each.tell() for each in self._models.values()]
+        models = [*self._program.tell(), *(each.tell() for each in self._models.values())]
         for name in sorted(self._clouds.keys() & self.front.counts.keys() - self._models.keys()):
             models.append({"name": name, **tell_counts(self.front, name)})
         told = {
@@ -445,8 +448,27 @@ class DeviceProgram:
                 say(f"{len(batch)} samples are dropped: {error}")
             self._spool.sent(batch[-1]["number"])
 
+    def _list_serving(self) -> list[str]:
+        return [name for name, each in self._models.items() if each.is_serving]
+
+    def _follow_program(self, wanted: Fields) -> None:
+        """Fetch another version of this program, and end for it."""
+        program, number = self._program, wanted["number"]
+        if not program.want(number) or not _is_open(wanted["window"]):
+            return
+        if program.slots.find(number) is None and (
+            time.monotonic() < program.fetch_at or not self._fetch(PROGRAM, number, wanted)
+        ):
+            return
+        program.hand_over(number, self._list_serving())
+        self._again = True
+        self._over.set()
+
     def _follow(self, wanted: Fields) -> None:
         name, number = wanted["name"], wanted["number"]
+        if name == PROGRAM:
+            self._follow_program(wanted)
+            return
         if wanted["collect_below"] is None:
             self._below.pop(name, None)
         else:
@@ -483,7 +505,7 @@ class DeviceProgram:
                 words.read()
                 return False
         told = words.read()
-        model = self._models[name]
+        model = self._program if name == PROGRAM else self._models[name]
         problem = f"{name}@{number} was not fetched: {told}" if process.returncode else None
         if problem or told:
             say(problem or told)
@@ -534,18 +556,23 @@ def read_wanted(answer: bytes) -> list[Fields]:
     serving after any answer, and a name must not lead out of the folder of models.
     """
     try:
-        return [
-            {
-                "name": _check_name(each["name"]),
-                "number": int(each["number"]),
-                "collect_below": _read_float(each.get("collect_below")),
-                "mib_per_s": _read_float(each.get("mib_per_s")),
-                "window": [int(hour) for hour in each.get("window") or ()][:2],
-            }
-            for each in json.loads(answer)["models"]
-        ]
+        told = json.loads(answer)
+        found = [_read_version(each, _check_name(each["name"])) for each in told["models"]]
+        if (program := told.get("program")) is not None:
+            found.append(_read_version(program, PROGRAM))  # last: a new one ends this program
+        return found
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError(f"its answer is not valid ({type(error).__name__}: {error})") from error
+
+
+def _read_version(told: Fields, name: str) -> Fields:
+    return {
+        "name": name,
+        "number": int(told["number"]),
+        "collect_below": _read_float(told.get("collect_below")),
+        "mib_per_s": _read_float(told.get("mib_per_s")),
+        "window": [int(hour) for hour in told.get("window") or ()][:2],
+    }
 
 
 def _read_clouds(told: Fields) -> dict[str, Fields]:
@@ -631,23 +658,6 @@ def _check_option(name: str, value: Any, default: Any) -> str:
     if not number or not math.isfinite(value) or not least <= value <= 1e6:
         return f"a number from {least:g} to 1,000,000"
     return ""
-
-
-def hold(folder: str) -> None:
-    """Keep other programs out of a device's folder until this one ends. Raises
-    DeviceOptionInvalid."""
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        descriptor = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise DeviceOptionInvalid(f"the folder {folder} cannot be used: {error}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise DeviceOptionInvalid(
-            f"another program runs this device in {folder}; end it first"
-        ) from error
 
 
 def _listen(address: str, folder: str) -> EdgeFront:

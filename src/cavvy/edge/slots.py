@@ -116,6 +116,10 @@ class ModelSlots:
         self._write(trial=number, tries=tries + 1)
         return True
 
+    def propose(self, number: int) -> None:
+        """Note that a version that is whole is to be started on trial."""
+        self._write(trial=number, tries=0)
+
     def accept(self, number: int) -> None:
         """Serve a version that is whole here from now on."""
         slot = self._find_slot(number) or self.spare()

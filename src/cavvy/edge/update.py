@@ -28,6 +28,7 @@ from tuf.api.exceptions import (
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from cavvy.edge.delta import apply_delta
+from cavvy.edge.program import PROGRAM, open_slots
 from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing, read_pieces
 from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_tree, write_json
 
@@ -64,7 +65,7 @@ def fetch_with(
 ) -> None:
     """Fetch and check a version through a connection, as `fetch` does."""
     manifest = read_manifest(folder, calls, model, number)
-    slots = ModelSlots(f"{folder}/models/{model}")
+    slots = open_slots(folder) if model == PROGRAM else ModelSlots(f"{folder}/models/{model}")
     slot = slots.prepare(number)
     known = _list_known(slots)
     for each in manifest["files"]:

@@ -41,6 +41,7 @@ from cavvy.control.model_repository import newest_root
 from cavvy.domain.accounts import Permission
 from cavvy.domain.edge import (
     CHECK_IN_S,
+    PROGRAM,
     WAVES,
     DeviceReport,
     EdgeDevice,
@@ -329,6 +330,10 @@ async def deploy(
     number = ask.to
     if ask.label:
         number = (await edge.find_labelled(project, ask.model, ask.label)).number
+    elif ask.model == PROGRAM and not number:
+        packed, blobs = await to_thread(pack_device), app_state.blobs.of(project)
+        by = name_user(request, ask.made_by)
+        number = (await edge.publish_program(project, packed, by, app_state.sealer, blobs)).number
     rollout = Rollout(
         project=project,
         name=f"{ask.model}-0",
@@ -571,12 +576,15 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         }
         for each in wanted
     ]
+    program = next((each for each in models if each["name"] == PROGRAM), None)
+    models = [each for each in models if each is not program]
     clouds = [
         {"model": each.rule.model, "url": each.url, "key": each.key, "below": each.rule.below}
         for each in await app_state.control_plane.edge.find_clouds(project, name)
         if _is_for_devices(app_state, each.url)
     ]
     told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
+    told["program"] = program
     taken = app_state.control_plane.edge.tasks.take(project, name, now)
     app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
     tasks = [{"id": each.id, "command": each.command} for each in taken]

@@ -1,0 +1,235 @@
+"""Which version of this program runs. `program.zip`, with which the device was enrolled, is started
+each time and never changed by an update: it gives way to the newest version that was accepted.
+
+A newer version is fetched into one of two slots in the same way as a model, and runs on trial. It
+is accepted when it has checked in with the server and serves what its former version served. If it
+ends before that in each of some starts, it is refused. If it does neither for a time, the former
+version runs again, and the newer one is refused as soon as the former one checks in: it may not
+have been at fault if the server cannot be reached.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from cavvy.edge.slots import ModelSlots, read_json, write_json
+from cavvy.edge.tasks import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any
+
+PROGRAM = "cavvy.edge"  # its name among the models that the server signs, none of which has a dot
+AGAIN = 75  # the exit code of a program that another version is to replace
+# variables by which the program that was enrolled tells a version what it is
+_NUMBER, _TRIAL, _DOUBTED, _LOCK = (
+    f"CAVVY_EDGE_{each}" for each in ("NUMBER", "TRIAL", "DOUBTED", "LOCK")
+)
+_CHECK_INS = 10  # intervals between check-ins after which a version on trial is given up
+_ENDS_S = 10.0  # within which a version that is given up must end
+_LONGEST_S = 600.0  # between two tries of a fetch that fails
+
+
+class DeviceOptionInvalid(ValueError):
+    """Raised if the device cannot use what `edge.json` states, or a default."""
+
+
+def hold(folder: str) -> int:
+    """Keep other programs out of a device's folder until this one ends. Return the descriptor that
+    does so, perhaps that of the version before. Raises DeviceOptionInvalid."""
+    with suppress(KeyError, ValueError, OSError):
+        held = int(os.environ.pop(_LOCK))
+        os.fstat(held)
+        return held
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        descriptor = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise DeviceOptionInvalid(f"the folder {folder} cannot be used: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise DeviceOptionInvalid(
+            f"another program runs this device in {folder}; end it first"
+        ) from error
+    return descriptor
+
+
+def open_slots(folder: str) -> ModelSlots:
+    return ModelSlots(f"{folder}/program/slots")
+
+
+def choose(folder: str, lock: int) -> int | None:
+    """Run the version that is to run, unless another one called this program. Return its exit code,
+    or None if this program itself is that version. An accepted version replaces this process."""
+    if _NUMBER in os.environ:
+        return None
+    os.environ.pop(_DOUBTED, None)
+    try:
+        code = _try_all(folder, lock)
+        if code is not None:
+            return code
+        for _ in range(2):  # a damaged version gives way to the other one
+            slots = open_slots(folder)
+            path = slots.find(slots.serving) if slots.check(slots.serving) else None
+            if path is not None:
+                _replace(folder, lock, path, {_NUMBER: str(slots.serving)})
+    except OSError as error:  # such as a full disk: what is here must still serve
+        say(f"the program with which this device was enrolled runs: {error}")
+    return None
+
+
+def start_again(folder: str, lock: int) -> int:
+    """Replace this process by the program that was enrolled, which chooses a version. If it called
+    this one, return the exit code that asks it to."""
+    if os.environ.get(_TRIAL):
+        return AGAIN
+    path = f"{folder}/program.zip"
+    known = path if os.path.exists(path) else os.environ.get("PYTHONPATH", "")
+    _replace(folder, lock, known, {})
+    return AGAIN
+
+
+def _replace(folder: str, lock: int, path: str, variables: dict[str, str]) -> None:
+    sys.stderr.flush()
+    os.set_inheritable(lock, True)
+    os.execve(sys.executable, _line(folder), _make_environment(lock, path, variables))
+
+
+def _line(folder: str) -> list[str]:
+    return [sys.executable, "-m", "cavvy.edge", folder]
+
+
+def _make_environment(lock: int, path: str, variables: dict[str, str]) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if name not in (_NUMBER, _TRIAL, _LOCK)
+    }
+    return {**kept, **variables, _LOCK: str(lock), "PYTHONPATH": path}
+
+
+def _try_all(folder: str, lock: int) -> int | None:
+    """Run the version on trial, if there is one. Return the exit code if this is to end with it."""
+    while number := (slots := open_slots(folder)).trial:
+        path = slots.find(number) if slots.check(number) else None
+        if path is None:
+            slots.end_trial()
+        elif slots.begin_trial(number):
+            code = _try(folder, lock, number, path)
+            after = open_slots(folder)
+            if after.serving == number:
+                if code != AGAIN:
+                    return code
+            elif code == 0:  # ended in good order: this is no failed trial
+                after.pause_trial()
+                return 0
+            elif code is None:
+                say(f"version {number} of this program did not check in; the former one runs again")
+                after.end_trial()
+                os.environ[_DOUBTED] = str(number)
+    return None
+
+
+def _try(folder: str, lock: int, number: int, path: str) -> int | None:
+    """Run a version until it ends, and return its exit code, or None if it was given up."""
+    say(f"version {number} of this program is on trial")
+    options = read_json(f"{folder}/edge.json") or {}
+    every = options.get("every_s", 60.0)
+    every_s = float(every) if isinstance(every, (int, float)) else 60.0
+    environment = _make_environment(lock, path, {_NUMBER: str(number), _TRIAL: "1"})
+    process = subprocess.Popen(_line(folder), env=environment, pass_fds=(lock,))
+    left: list[int] = []
+
+    def leave(which: int, _: object) -> None:
+        left.append(which)
+        process.terminate()
+
+    known = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        until = time.monotonic() + _CHECK_INS * every_s
+        while process.poll() is None and open_slots(folder).serving != number:
+            if time.monotonic() >= until:
+                _end(process)
+                return None
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(min(1.0, every_s / 4))
+        code = process.wait()
+    finally:
+        for each, handler in known.items():
+            signal.signal(each, handler)
+    return 0 if left else code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDS_S)
+    process.kill()
+    process.wait()
+
+
+class ProgramVersions:
+    """The version of the program that runs here, and others. `number` is 0 for the program with
+    which the device was enrolled."""
+
+    def __init__(self, folder: str) -> None:
+        self.slots, self._served = open_slots(folder), f"{folder}/program/served.json"
+        self.number = int(os.environ.get(_NUMBER, "0"))
+        self.on_trial = bool(os.environ.get(_TRIAL)) and self.slots.serving != self.number
+        self.trouble, self.fetch_at, self._failed = "", 0.0, 0
+        self._doubted = int(os.environ.pop(_DOUBTED, "0"))
+        self._since = time.monotonic()
+
+    def tell(self) -> list[dict[str, Any]]:
+        """Return what the server is told about the program, if it was ever to be updated."""
+        told = {
+            "serving": self.number,
+            "on_trial": self.on_trial,
+            "refused": self.slots.refused,
+            "problem": self.trouble or self.slots.problem,
+        }
+        return [{"name": PROGRAM, **told}] if any(told.values()) else []
+
+    def want(self, number: int) -> bool:
+        """Return whether a version has to be fetched or tried."""
+        return not self.on_trial and number not in (self.number, self.slots.refused)
+
+    def fetched(self, problem: str | None) -> None:
+        """Note that a fetch has ended, perhaps with a problem, after which it is tried again
+        later."""
+        self.slots = ModelSlots(self.slots.folder)
+        self.trouble = problem or ""
+        self._failed = 0 if problem is None else self._failed + 1
+        self.fetch_at = time.monotonic() + min(_LONGEST_S, 15.0 * 2**self._failed)
+
+    def hand_over(self, number: int, serving: Collection[str]) -> None:
+        """Let a version run on trial at the next start, if it serves these models then."""
+        write_json(self._served, {"models": sorted(serving)})
+        self.slots.propose(number)
+
+    def checked_in(self, serving: Collection[str], every_s: float) -> None:
+        """Note that the server has answered this version, which serves these models."""
+        if self.on_trial:
+            before = (read_json(self._served) or {}).get("models", ())
+            if missing := [each for each in before if each not in serving]:
+                say(
+                    f"version {self.number} of this program does not serve {', '.join(missing)} yet"
+                )
+                return
+            self.slots.accept(self.number)
+            self.on_trial = False
+            say(f"version {self.number} of this program runs")
+        elif self._doubted:
+            if time.monotonic() - self._since < _CHECK_INS * every_s:
+                told = (
+                    "it did not check in, or did not serve the models, and its former version did"
+                )
+                self.slots.refuse(self._doubted, told)
+            self._doubted = 0
