@@ -714,8 +714,11 @@ def test_an_unknown_command_names_its_neighbour() -> None:
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ("services list", "`cavvy services` has no command 'list'", "expected show or no command"),
-        ("secret rm", "has no command 'rm'", "expected delete, keys, list, rotate or set"),
+        ("services of", "`cavvy services` has no command 'of'", "expected show or no command"),
+        ("data ls", "`cavvy data` has no command 'ls'", "expected convert"),
+        ("secret rm", "NAME is missing", "`cavvy secret delete --help` shows the usage"),
+        ("pool remove", "NAME is missing", "`cavvy pool list` lists pools"),
+        ("machines ls -x", "there is no option -x", "`cavvy machines --help`"),
         ("estimate no.py", "TRAIN.PY: file 'no.py' does not exist", "`cavvy estimate --help`"),
         ("estimate -m no", "TRAIN.PY: there is no module 'no'", "`cavvy estimate --help`"),
         ("status", "NAME is missing", "`cavvy ps` lists jobs; `cavvy status --help` shows"),

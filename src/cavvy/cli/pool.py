@@ -65,7 +65,7 @@ def apply(file: str, project: str, yes: bool) -> None:
         click.echo(f"note: the pool can have no nodes now: {pool.problem}", err=True)
 
 
-@command.command("ls")
+@command.command("list")
 @any_project_option
 @output_option
 def list_all(project: str | None, output: str) -> None:

@@ -85,7 +85,7 @@ def add(
     )
 
 
-@command.command("ls")
+@command.command("list")
 @any_project_option
 @output_option
 def list_all(project: str | None, output: str) -> None:
@@ -124,7 +124,7 @@ def list_all(project: str | None, output: str) -> None:
 
 
 @command.command("rm")
-@click.argument("name", cls=NameArgument, listing="`cavvy reservations ls` lists reservations")
+@click.argument("name", cls=NameArgument, listing="`cavvy reservations list` lists reservations")
 def remove(name: str) -> None:
     """Give what is reserved back."""
     from cavvy.client.maintenance_wire import delete_reservation

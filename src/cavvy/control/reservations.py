@@ -177,7 +177,7 @@ class ReservationService:
             raise ReservationClash(
                 f"fewer than {format_count(ask.gpus, 'GPU')} are left at this time, because of the "
                 f"reservations {names}",
-                "choose another time; `cavvy reservations ls` lists them",
+                "choose another time; `cavvy reservations list` lists them",
             )
         return tuple(parts)
 

@@ -130,7 +130,7 @@ machine_argument = click.argument(
 pool_argument = click.argument(
     "name",
     cls=NameArgument,
-    listing="`cavvy pool ls` lists pools",
+    listing="`cavvy pool list` lists pools",
     shell_complete=complete_pools,
 )
 service_argument = click.argument(

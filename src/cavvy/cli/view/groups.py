@@ -9,13 +9,21 @@ import click
 
 from cavvy.cli.view.failure import CommandFailure
 
+SAME = (("list", "ls"), ("rm", "delete", "remove"))
+
 
 class CommandGroup(click.Group):
     """A group of commands. The error for a command that does not exist names the commands of the
-    group. A group with a command `list` that needs no argument lists when it is called alone.
+    group. A group with a command `list` that needs no argument lists when it is called alone; a
+    group that can only be called alone lists with `list`, too. Words of SAME call the same command.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for words in SAME:
+            if args and args[0] in words and args[0] not in self.commands:
+                called = [word for word in words if word in self.commands]
+                if called or (words[0] == "list" and self.invoke_without_command):
+                    args = [*called, *args[1:]]
         own = {option for param in self.get_params(ctx) for option in param.opts}
         if self._lists_alone() and (not args or (args[0][:1] == "-" and args[0] not in own)):
             args = ["list", *args]
