@@ -65,7 +65,7 @@ def test_a_program_that_does_not_answer_is_told_its_port() -> None:
     answered = iter([False, True])
     assert list(list_waits(lambda: found, lambda: next(answered))) == [
         "still waiting; service echo is starting; the program of replica 3 runs, but does not answer "
-        "on port 43071 (PORT); see `cavvy logs echo.3`"
+        "on port 43071 (PORT); see `cavvy logs a`"
     ]
 
 

@@ -98,8 +98,8 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     if spec.fixed_port and spec.replicas.most > 1 and task.resources.providers == (HERE,):
         return Objection(
             "service.replicas",
-            f"the program listens on port {spec.port}, so only one replica fits on the "
-            "server's machine; with a Cavvy file, the program can listen on $PORT",
+            f"the program listens on port {spec.port}, so only one replica fits on the server's "
+            "machine; in a Cavvy file, replicas that listen on $PORT have ports of their own",
         )
     if spec.budget:
         return Objection(

@@ -121,7 +121,7 @@ def _why_waiting(found: "ServedView") -> str:
     for each in found.replicas:
         if each.ready_at is None and each.ended_at is None and "prepare" in each.start_s:
             text += f"; the program of replica {each.number} runs, but does not answer on port "
-            return f"{text}{each.port} (PORT); see `cavvy logs {found.name}.{each.number}`"
+            return f"{text}{each.port} (PORT); see `cavvy logs {each.job}`"
     return text
 
 
