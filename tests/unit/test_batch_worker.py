@@ -1,5 +1,6 @@
 """The program of the jobs of a batch: each row has one result, whatever happens to the jobs."""
 
+import csv
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from random import Random
 from typing import IO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.waits import wait_until
 
 from cavvy.readers import batch
@@ -385,7 +389,7 @@ def test_no_part_of_an_input_is_left_out_silently(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deep/closed").mkdir(parents=True)
-    for name in ("a.jsonl", "b.jsonl.gz", "deep/c.csv"):
+    for name in ("a.jsonl", "b.jsonl.gz", "deep/c.txt"):
         (tmp_path / name).write_text("1\n")
     assert batch.BatchPlan(str(tmp_path), "", 2).rows == 1
     assert "left out for their ending: 2 of 3 files" in capsys.readouterr().err
@@ -444,6 +448,59 @@ def test_images(tmp_path: Path) -> None:
     names = ["a/1.jpg", "b/2.PNG", "c.jpeg", "d/3.webp"]
     expected = [{"path": name, "image": name.encode()} for name in names]
     assert found == [expected[:3], expected[3:]]
+
+
+def test_csv(tmp_path: Path) -> None:
+    text = 'id,name\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,\u00e9'
+    (tmp_path / "rows.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "tabs.TSV").write_text("id\tname\n4\tx,y\n")
+    rows = [{"id": "1", "name": 'a, "b"'}, {"id": "2", "name": "two\nlines"}]
+    rows += [{"id": "3", "name": "\u00e9"}, {"id": "4", "name": "x,y"}]
+    for size in (1, 2, 5):
+        assert [row for each in list_rows(tmp_path, size) for row in each] == rows
+    first = batch.BatchPlan(str(tmp_path), "", 2).digest
+    (tmp_path / "tabs.TSV").write_text("id\tname\n5\tx,y\n")
+    assert batch.BatchPlan(str(tmp_path), "", 2).digest != first
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            *[st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))] * 2
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    size=st.integers(1, 5),
+)
+def test_any_row_that_python_writes_as_csv_is_read_in_its_shard(
+    rows: list[tuple[str, str]], size: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
+        found = list_rows(path, size)
+    assert [len(each) for each in found[:-1]] == [size] * (len(found) - 1)
+    assert [tuple(row.values()) for each in found for row in each] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,a\n1,2\n", "each column needs a name of its own"),
+        ("a,\n1,2\n", "each column needs a name of its own"),
+        ("a,b\n1,2,3\n", "a row has 3 values instead of 2 before byte 10"),
+        ('a,b\n1,"2\n', "no CSV before byte 9"),
+        ("a,b\n1,\udcff\n", "can't decode"),
+        ("", "has no rows"),
+        ("a,b\n", "has no rows"),
+    ],
+)
+def test_a_damaged_csv_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "rows.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(batch.WrongInput, match=said):
+        batch.BatchPlan(str(tmp_path), "", 2)
 
 
 def test_parquet(tmp_path: Path) -> None:

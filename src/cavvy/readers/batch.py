@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import csv
 import glob
 import hashlib
 import importlib
@@ -65,6 +66,7 @@ OWN_FOLDER = ".batch"  # in the folder of the results
 FAILURES = 3  # shards in a row whose failure ends the job
 REPORT_S = 1.0
 SAMPLE = 4096  # bytes
+LONGEST_VALUE = 16 << 20  # characters of a value in CSV, which an open quote would make endless
 
 
 class WrongInput(Exception):
@@ -107,6 +109,59 @@ class JsonLines:
                     yield _DECODER.decode(line.decode("utf-8-sig"))
                 except ValueError as error:
                     raise ValueError(f"{path}: a line is no JSON: {line[:80]!r}: {error}") from None
+
+
+class CsvTable:
+    """A row is a table of the columns that the first line names; all values are texts. A quoted
+    value may contain line ends. Empty lines are left out. `at` is an offset in bytes.
+    """
+
+    endings: tuple[str, ...] = (".csv", ".tsv")
+
+    def _list(self, path: str, at: int, see: See | None = None) -> Iterator[tuple[int, Row]]:
+        """Yield the rows from an offset on, 0 for the first row, each with the offset behind it."""
+        csv.field_size_limit(LONGEST_VALUE)
+        with open(path, "rb") as file:
+            ends = [0]
+
+            def lines() -> Iterator[str]:
+                for line in file:
+                    ends[0] += len(line)
+                    if see is not None:
+                        see(line)
+                    yield line.decode("utf-8-sig" if ends[0] == len(line) else "utf-8")
+
+            try:
+                form = {"delimiter": "\t" if path.lower().endswith(".tsv") else ",", "strict": True}
+                names = next(csv.reader(lines(), **form), [])
+                if len(set(names)) < len(names) or not all(names):
+                    raise ValueError("each column needs a name of its own in the first line")
+                if at:
+                    file.seek(at)
+                    ends[0] = at
+                for values in csv.reader(lines(), **form):
+                    if values and len(values) != len(names):
+                        raise ValueError(
+                            f"a row has {len(values)} values instead of {len(names)} before byte "
+                            f"{ends[0]}"
+                        )
+                    if values:
+                        yield ends[0], dict(zip(names, values))  # noqa: B905  # nodes may have 3.8
+            except csv.Error as error:
+                raise ValueError(f"no CSV before byte {ends[0]}: {error}") from error
+
+    def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
+        count = begin = 0
+        for end, _ in self._list(path, 0, see):
+            count += 1
+            if count == rows:
+                yield FilePiece(count, begin)
+                count, begin = 0, end
+        if count:
+            yield FilePiece(count, begin)
+
+    def read(self, path: str, part: FilePiece) -> Iterable[Row]:
+        return [row for _, row in islice(self._list(path, part.at), part.rows)]
 
 
 class ParquetTable:
@@ -231,6 +286,7 @@ class ImageFiles:
 
 FORMATS: dict[str, RowSource] = {
     "jsonl": JsonLines(),
+    "csv": CsvTable(),
     "parquet": ParquetTable(),
     "webdataset": TarSamples(),
     "images": ImageFiles(),

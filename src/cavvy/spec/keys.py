@@ -193,7 +193,7 @@ class RowBatch(TypedDict):
     input: LocalPath
     output: LocalPath
     function: NotRequired[str]
-    format: NotRequired[Literal["jsonl", "parquet", "webdataset", "images"]]
+    format: NotRequired[Literal["jsonl", "csv", "parquet", "webdataset", "images"]]
     rows: NotRequired[Whole]
     workers: NotRequired[Whole]
     region: NotRequired[str]

@@ -23,6 +23,7 @@ class RowFormat(StrEnum):
     """The format of the input."""
 
     JSONL = "jsonl"
+    CSV = "csv"
     PARQUET = "parquet"
     WEBDATASET = "webdataset"
     IMAGES = "images"
