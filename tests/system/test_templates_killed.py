@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.system.ports import free_port
-from tests.system.workload_packages import PACKAGES_OF_TESTS, PYTHON, find_python
+from tests.system.workload_packages import PACKAGES_OF_TESTS, find_python
 
 from cavvy.cli.main import cli
 
@@ -89,10 +89,9 @@ def served(folder: Path, *command: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", sorted(SHORT))
 def test_a_killed_workload_ends_with_the_same_result(name: str, tmp_path: Path) -> None:
     short, modules = SHORT[name]
-    python = find_python(modules)
+    python, why = find_python(modules)
     if python is None:
-        needed = f"{PYTHON} -m pip install -r src/cavvy/templates/{name}/requirements.txt"
-        pytest.skip(f"not all of {', '.join(modules)} are installed: {needed}")
+        pytest.skip(f"not all of {', '.join(modules)} can be installed: {why}")
     port = str(free_port())
     arguments = short.format(port=port).split()
     whole, folder = init(name, tmp_path / "whole"), init(name, tmp_path / "killed")

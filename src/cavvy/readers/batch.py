@@ -132,14 +132,14 @@ class CsvTable:
                     yield line.decode("utf-8-sig" if ends[0] == len(line) else "utf-8")
 
             try:
-                form = {"delimiter": "\t" if path.lower().endswith(".tsv") else ",", "strict": True}
-                names = next(csv.reader(lines(), **form), [])
+                mark = "\t" if path.lower().endswith(".tsv") else ","
+                names = next(csv.reader(lines(), delimiter=mark, strict=True), [])
                 if len(set(names)) < len(names) or not all(names):
                     raise ValueError("each column needs a name of its own in the first line")
                 if at:
                     file.seek(at)
                     ends[0] = at
-                for values in csv.reader(lines(), **form):
+                for values in csv.reader(lines(), delimiter=mark, strict=True):
                     if values and len(values) != len(names):
                         raise ValueError(
                             f"a row has {len(values)} values instead of {len(names)} before byte "
