@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from cavvy.model_server.http_server import ModelServer
 from cavvy.model_server.inference import CountedModel, OnnxModel, WrongRequest
 from cavvy.model_server.optimise import compare, convert, list_kinds, read_samples
-from cavvy.model_server.publish import publish
+from cavvy.model_server.publish import publish, to_onnx
 
 WIDTH = 64
 
@@ -257,3 +257,45 @@ def test_a_set_with_too_few_labels_is_refused(tmp_path: Path) -> None:
     np.savez(file, x=np.ones((5, WIDTH)), labels=[1, 2])
     with pytest.raises(ValueError, match="2 labels for 5 samples"):
         publish(write_model(tmp_path), tmp_path / "new.onnx", "int8", str(file))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_torchscript_model_is_compared_with_what_onnx_makes_of_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnx")
+
+    class Tiny(torch.nn.Module):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x: Any) -> Any:
+            return torch.softmax(x @ self.weight, -1), x.mean(-1)
+
+    class Lucky(Tiny):
+        def forward(self, x: Any) -> Any:
+            return x + torch.rand(1)
+
+    source, target, file = tmp_path / "m.pt", tmp_path / "m.onnx", tmp_path / "set.npz"
+    rows = np.random.default_rng(1).standard_normal((7, 4))
+    np.savez(file, anything=rows, labels=np.zeros(7))
+    torch.jit.trace(Tiny(), torch.ones(2, 4)).save(source)
+    found = to_onnx(source, target, str(file))
+    assert found["compared"] == 7
+    assert found["difference"] < 1e-5
+    assert OnnxModel(target).run({"x": rows.astype("float32")}, list(OnnxModel(target).outputs))
+    torch.jit.trace(Lucky(), torch.ones(2, 4), check_trace=False).save(source)
+    with pytest.raises(ValueError, match="differ by"):
+        to_onnx(source, target, str(file))
+    np.savez(file, x=rows[:0])
+    with pytest.raises(ValueError, match="no samples"):
+        to_onnx(source, target, str(file))
+    np.savez(file, a=rows, b=rows)
+    with pytest.raises(ValueError, match="no array x"):
+        to_onnx(source, target, str(file))
+    np.savez(file, x=np.array([{}], object))  # a pickle, which is not read
+    with pytest.raises(ValueError, match="allow_pickle"):
+        to_onnx(source, target, str(file))
+    torch.save({"weights": torch.ones(3)}, source)
+    with pytest.raises(ValueError, match=r"m\.pt is no TorchScript model"):
+        to_onnx(source, target, str(file))

@@ -51,8 +51,11 @@ def command() -> None:
 )
 @click.option(
     "--convert",
-    type=click.Choice(["int8", "fp16"]),
-    help="Convert the weights of an ONNX model here, before it is uploaded.",
+    "conversions",
+    type=click.Choice(["onnx", "int8", "fp16"]),
+    multiple=True,
+    help="Convert the weights of an ONNX model here, before it is uploaded; `onnx` first converts "
+    "a TorchScript model (.pt), and compares the outputs on the samples of --evaluate. Repeatable.",
 )
 @click.option(
     "--evaluate",
@@ -70,7 +73,7 @@ def publish(
     main: str,
     residency: str,
     notes: tuple[str, ...],
-    convert: str | None,
+    conversions: tuple[str, ...],
     evaluate: Path | None,
     project: str,
     output: str,
@@ -92,14 +95,19 @@ def publish(
             raise CommandFailure(f"{source}: the file does not exist", exit_code=2)
         if not Path(source).exists():
             snapshot, job, below = _copy_checkpoint(client, project, source)
-        if convert or evaluate:
+        if conversions or evaluate:
             folder = Path(fresh, "model")
             if Path(source).exists():
                 _copy(Path(source), folder)
             else:
                 _download(client, project, snapshot, below, folder)
                 below = ""
-            measured |= _convert(folder, main, convert or "", evaluate)
+            if "onnx" in conversions:
+                main, figures = _convert_to_onnx(folder, main, evaluate)
+                measured |= figures
+            others = [each for each in conversions if each != "onnx"]
+            for each in others or [""]:
+                measured |= _convert(folder, main, each, evaluate)
             snapshot = _upload(client, project, folder)
         elif Path(source).exists():
             snapshot = _upload(client, project, Path(source))
@@ -340,8 +348,43 @@ def _download(client: "ApiClient", project: str, snapshot: str, below: str, fold
     download_snapshot(client, project, snapshot, below, folder)
 
 
+def _convert_to_onnx(
+    folder: Path, main: str, evaluate: Path | None
+) -> tuple[str, dict[str, float]]:
+    """Put an ONNX model in the place of a TorchScript one. Return its path in the folder, and what
+    was measured."""
+    known = sorted(str(each.relative_to(folder)) for each in folder.rglob("*.pt"))
+    if main not in known and (main or len(known) != 1):
+        raise CommandFailure(
+            f"--convert onnx needs a TorchScript model; found {', '.join(known) or 'no .pt file'}",
+            "name the file with --main; torch.jit.trace(MODEL, SAMPLE).save(FILE) writes one",
+            exit_code=2,
+        )
+    if evaluate is None:
+        raise CommandFailure(
+            "--convert onnx needs samples to compare the outputs on",
+            "add --evaluate SET.npz, with an array for each input",
+            exit_code=2,
+        )
+    if not find_spec("torch"):
+        raise CommandFailure("--convert onnx needs torch", "install PyTorch where cavvy runs")
+    _check_packages()
+    path = folder / (main or known[0])
+    target = path.with_suffix(".onnx")
+    figures = _run_conversion(path, "onnx", target, evaluate)
+    path.unlink()
+    return str(target.relative_to(folder)), figures
+
+
+def _check_packages() -> None:
+    if missing := [name for name in ("onnxruntime", "onnx", "numpy") if not find_spec(name)]:
+        raise CommandFailure(
+            f"--convert and --evaluate need {', '.join(missing)}", extra_command("onnx")
+        )
+
+
 def _convert(folder: Path, main: str, convert: str, evaluate: Path | None) -> dict[str, float]:
-    """Convert the file to serve in its place, and return what was measured."""
+    """Convert the file to serve in its place, if asked, and return what was measured."""
     known = sorted(str(each.relative_to(folder)) for each in folder.rglob("*.onnx"))
     if main not in known and (main or len(known) != 1):
         told = ", ".join(known) or "no .onnx file"
@@ -350,12 +393,18 @@ def _convert(folder: Path, main: str, convert: str, evaluate: Path | None) -> di
             "name the file with --main; export a model of another form to ONNX in its job",
             exit_code=2,
         )
-    if missing := [name for name in ("onnxruntime", "onnx", "numpy") if not find_spec(name)]:
-        raise CommandFailure(
-            f"--convert and --evaluate need {', '.join(missing)}", extra_command("onnx")
-        )
+    _check_packages()
     path = folder / (main or known[0])
     target = path.with_name(f"{path.name}.converted")
+    figures = _run_conversion(path, convert, target, evaluate)
+    if target.exists():
+        target.rename(path)
+    return figures
+
+
+def _run_conversion(
+    path: Path, convert: str, target: Path, evaluate: Path | None
+) -> dict[str, float]:
     words = [sys.executable, "-m", "cavvy.model_server.publish", "--model", str(path)]
     words += ["--convert", convert, "--target", str(target)] if convert else []
     words += ["--samples", str(evaluate.resolve())] if evaluate else []
@@ -363,8 +412,6 @@ def _convert(folder: Path, main: str, convert: str, evaluate: Path | None) -> di
     if done.returncode:
         problem = (done.stderr.strip() or "no reason given").splitlines()[-1]
         raise CommandFailure(f"the model was not published: {problem}")
-    if target.exists():
-        target.rename(path)
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
