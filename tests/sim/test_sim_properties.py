@@ -18,6 +18,7 @@ from cavvy.domain.shares import MIN_RUN
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
+    IndexRange,
     JobLimits,
     ResourceSpec,
     RetryPolicy,
@@ -337,3 +338,31 @@ def test_no_quota_is_exceeded_and_all_jobs_have_their_turn(scenario: SimScenario
             assert reclaimed.running_at is not None
             assert reclaimed.finished_at is not None
             assert reclaimed.finished_at - reclaimed.running_at >= MIN_RUN
+
+
+@pytest.mark.parametrize("when", CrashMoment)
+@pytest.mark.parametrize("first", [1, 4, 7])
+def test_kills_during_an_array_and_a_return_of_quota_lose_and_double_no_job(
+    when: CrashMoment, first: int
+) -> None:
+    """The server is killed about 130 times in each case, from the first start to the last end."""
+    need = ResourceSpec(accelerators=(AcceleratorNeed(name="H100", count_min=2),))
+    saves = CheckpointPolicy(path="c", every=timedelta(minutes=2))
+    work = TaskSpec(name="j", run="true", resources=need, checkpoint=saves)
+    borrower = replace(
+        work, project="b", env={"FAKE_RUN_S": "2400"}, array=(IndexRange(0, 4),), parallel=3
+    )
+    owner = replace(work, project="a", nodes=2, env={"FAKE_RUN_S": "600"})
+    crashes = tuple(ServerCrash(call=each, when=when, down_s=2) for each in range(first, 1200, 9))
+    ending = play(
+        SimScenario(
+            submissions=(SimSubmission(task=borrower), SimSubmission(task=owner, at_s=300)),
+            script=CloudScript(offers=KINDS[:1]),
+            policies=(BoundPolicy("a", ProjectPolicy(quota_accelerators={"H100": 4.0})),),
+            crashes=crashes,
+        )
+    )
+    check_all(ending)
+    assert [trace.job.phase for trace in ending.traces] == [JobPhase.DONE] * 6
+    attempts = [each for trace in ending.traces for each in trace.attempts]
+    assert sum(bool(each.reclaimed_for) for each in attempts) == 2

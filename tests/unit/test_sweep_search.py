@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from tests.records import make_job_record
+from tests.records import FIXED, make_attempt_record, make_job_record
 from tests.unit.test_early_stopping import NOW
 from tests.waits import PATIENCE_S
 
@@ -15,9 +15,9 @@ from cavvy.control.sweep_search import (
     choose_by_optuna,
     choose_untried,
 )
-from cavvy.domain.arrays import choose_values, count_members, make_member
+from cavvy.domain.arrays import RungValue, choose_values, count_members, make_member
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JobPhase, JobRecord
+from cavvy.domain.jobs import JobPhase, JobRecord, Node
 from cavvy.domain.tasks import SweepSearch, SweptParam, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError
@@ -164,6 +164,29 @@ def test_values_are_chosen_once() -> None:
         assert sweep.calls == [0, 1]
 
     asyncio.run(run())
+
+
+def test_only_jobs_that_are_done_or_were_stopped_early_have_results() -> None:
+    ends = {"j0": JobPhase.DONE, "j1": JobPhase.FAILED, "j2": JobPhase.STOPPED}
+
+    async def end(sweep: Sweep, early: bool) -> list[float | None]:
+        await sweep.submit()
+        for job_id, phase in ends.items():
+            await sweep.start(job_id)
+            job = await sweep.settle(job_id)
+            attempt = make_attempt_record(
+                NOW, FIXED, id=f"{job_id}-1", job_id=job_id, gang=f"g-{job_id}"
+            )
+            node = Node(attempt_id=attempt.id, rank=0, project="p", progress={"loss": 0.5})
+            rung = RungValue(array_id="js", job_id=job_id, rung=1, value=0.5, stopped=True)
+            for changed in (job, replace(job, phase=phase, version=job.version + 1)):
+                await sweep.store.commit(AtomicWrite(jobs=[changed]))
+            stopped = [rung] if early and phase is JobPhase.STOPPED else []
+            await sweep.store.commit(AtomicWrite(attempts=[attempt], nodes=[node], rungs=stopped))
+        return [each.value for each in await sweep.searcher._list_tried("js", "loss")]
+
+    assert asyncio.run(end(Sweep(), early=False)) == [0.5, None, None]
+    assert asyncio.run(end(Sweep(), early=True)) == [0.5, None, 0.5]
 
 
 def test_ranks_wait_for_one_choice_and_other_sweeps_do_not() -> None:

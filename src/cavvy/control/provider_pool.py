@@ -164,6 +164,11 @@ class ProviderPool:
             self.tell_expired()
         return limited
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether nodes have become free that the offers of `market` may not contain yet."""
+        return self._freed and self._snapshot is not None
+
     def next_news(self, otherwise: timedelta) -> timedelta:
         """Return the time until free capacity should be checked again, or `otherwise` if no
         capacity was freed recently.

@@ -686,6 +686,8 @@ class QueueReconciler:
             chosen, reasons[job.id] = decide_return(
                 row, lines, running, capacity, trial, book, now, self._fair_queue.min_run
             )
+            if chosen and self._pool.is_outdated:
+                break  # a gang that has just ended may suffice
             for attempt, owner in running:
                 if attempt.gang in chosen:
                     changes = reclaim_gang(attempt, owner, job.project, now)

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from cavvy.control.decide.rows import make_event
 from cavvy.domain.arrays import choose_values, count_combinations
-from cavvy.domain.jobs import JOB_ENDS, JobRecord
+from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.tasks import SweptParam, TaskSpec
 from cavvy.domain.units import format_count
 from cavvy.domain.values import Struct, replace
@@ -81,17 +81,20 @@ class SweepSearcher:
         return await self._store.job(job.id)
 
     async def _list_tried(self, array_id: str, metric: str) -> Sequence[TriedPoint]:
-        """Return the choices in the order of the jobs, so that equal results give equal choices."""
+        """Return the choices in the order of the jobs, so that equal results give equal choices.
+        Only jobs that are done or were stopped early have results: the last value of a job that
+        failed may be the best one before it diverged.
+        """
         points = await self._store.arrays.list_points(array_id)
         return [
             TriedPoint(
                 point=points[each.job.id],
-                value=_read_number(each.progress.get(metric)) if ended else None,
-                ended=ended,
+                value=_read_number(each.progress.get(metric)) if counts else None,
+                ended=each.job.phase in JOB_ENDS,
             )
             for each in await self._store.arrays.members(array_id)
             if each.job.id in points
-            for ended in (each.job.phase in JOB_ENDS,)
+            for counts in (each.job.phase is JobPhase.DONE or each.early,)
         ]
 
 
