@@ -55,7 +55,8 @@ async def test_figures_of_a_job_and_its_node(api: Api) -> None:
     assert cpu.value == 97.5
     assert cpu.labels == {"project": "default", "job_name": "first", "rank": "0"}
     found = await scrape(api.http)
-    assert found["DCGM_FI_DEV_GPU_UTIL"][0].value == 88
+    [whole] = found["DCGM_FI_DEV_GPU_UTIL"]
+    assert (whole.value, whole.labels["gpu"]) == (88, "0")
     assert found["DCGM_FI_DEV_FB_USED"][0].value == 9156
     assert [each.value for each in found["cavvy_jobs"]] == [1]
     [gang] = found["cavvy_gangs"]

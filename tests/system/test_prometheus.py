@@ -1,5 +1,7 @@
 """A real Prometheus and Alertmanager read a real server and its gateway."""
 
+import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +23,19 @@ def user(tmp_path: Path) -> Iterator[User]:
         yield user
 
 
+def list_queries() -> Iterator[str]:
+    """The queries of the dashboard for all projects."""
+    dashboard = json.loads((DEPLOY.parent / "grafana" / "cavvy.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            query = target["expr"].replace("$project", ".*")
+            yield query.replace("$__rate_interval", "1m")
+
+
+def names_of(query: str) -> set[str]:
+    return set(re.findall(r"\b(?:cavvy|DCGM|process)_\w+", query))
+
+
 @pytest.mark.parametrize("command", ["check rules alerts.yml", "test rules alerts_test.yml"])
 def test_each_alert_fires_and_clears_on_samples(command: str) -> None:
     promtool = [find_promtool(), *command.split()]
@@ -35,6 +50,7 @@ def test_prometheus_reads_a_server_and_its_gateway(user: User, tmp_path: Path) -
         f'[server]\nlisten = "127.0.0.1:{server}"\n'
         f'[services]\nmetrics_listen = "127.0.0.1:{gateway}"\n'
     )
+    user.cli("budget", "set", "team", "100")
     assert "done" in user.cli("run", user.task("{name: job, run: 'true'}"))
     user.cli("serve", str(EXAMPLE / "service.yaml"))
     url = user.json("serve", "--yes", "service.yaml")["url"]
@@ -58,6 +74,20 @@ def test_prometheus_reads_a_server_and_its_gateway(user: User, tmp_path: Path) -
     wait_until(lambda: value(answered) == 5)
     assert value('cavvy_gateway_request_seconds_count{service="hello"}') == 5
     assert value('cavvy_service_replicas{service="hello", state="ready"}') == 1
+    unmoved = {
+        "cavvy_queue_oldest_seconds",  # nothing waits
+        *("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"),  # this machine has no GPU
+        "cavvy_gateway_routed_tokens_total",  # no language model
+    }
+
+    def list_empty() -> set[str]:
+        empty = [query for query in list_queries() if not monitoring.query(query)]
+        return {name for query in empty for name in names_of(query)}
+
+    wait_until(lambda: list_empty() == unmoved, why=lambda: str(list_empty() ^ unmoved))
+    [row] = user.json("top", "--once")
+    assert row["job"].startswith("hello")
+    assert row["memory_mib"] > 0
     assert monitoring.list_alerts() == set()
     user.kill_server()
     wait_until(lambda: "CavvyDown" in monitoring.list_alerts())

@@ -121,7 +121,14 @@ def test_gpus_that_do_not_answer_add_nothing() -> None:
     sums = GpuSums([Readings(full, {}, full), Readings({}, {}, {"gpu_percent": 0.0})])
     assert sums.read(0)["joules"] == 0
     assert sums.read(2) == {}
+    assert sums.each == {}
     assert sums.read(4) == full | {"gpu_percent": 25.0, "joules": 200.0}
+    assert sums.each == {
+        "gpu_percent.0": 50.0,
+        "gpu_memory_mib.0": 10.0,
+        "gpu_power_w.0": 100.0,
+        "gpu_percent.1": 0.0,
+    }
 
 
 def add_zone(root: Path, zone: str, name: str, energy: int, most: int = 10**9) -> None:

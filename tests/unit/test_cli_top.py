@@ -9,7 +9,7 @@ from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_job
 from tests.unit.test_cli_jobs import run
 
 from cavvy.client import wire
-from cavvy.client.metrics import estimate_left_s, find_share, find_stragglers
+from cavvy.client.metrics import estimate_left_s, find_share, find_stragglers, find_use
 
 __all__ = ["client"]
 
@@ -51,6 +51,19 @@ def test_top_shows_the_use_of_all_nodes(client: FakeClient) -> None:
     assert rows[1]["accelerator_count"] == 8
     assert rows[1]["progress"]["done"] == 3
     assert rows[0]["gpu_memory_mib"] is None
+
+
+def test_top_shows_each_gpu_and_status_only_the_whole(client: FakeClient) -> None:
+    each = {"gpu_percent.0": 96.0, "gpu_percent.1": 4.0, "gpu_memory_mib.1": 9.0}
+    odd = {"gpu_percent.": 1.0, "gpu_percent.x": 1.0, "gpu_percent.99999": 1.0, "note.0": 1.0}
+    telemetry = {"gpu_percent": 50.0, "cpu_percent": 7.0, **each, **odd}
+    client.rows = [make_row(telemetry=telemetry), make_row(job="z", telemetry={"gpu_percent": 9.0})]
+    rows = json.loads(run("top", "--gpus", "-o", "json").stdout)
+    seen = [(row["gpu"], row["gpu_percent"], row["cpu_percent"]) for row in rows]
+    assert seen == [(0, 96.0, 7.0), (1, 4.0, None), (None, 9.0, None)]
+    assert [row["gpu_percent"] for row in json.loads(run("top", "-o", "json").stdout)] == [50, 9]
+    assert "GPU NO" in run("top", "--gpus").stdout
+    assert find_use({**each, "gpu_percent": 50.0}) == {"gpu_percent": 50.0}
 
 
 def test_top_without_nodes_says_so(client: FakeClient) -> None:

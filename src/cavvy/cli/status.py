@@ -16,12 +16,12 @@ from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out,
 from cavvy.client.errors import ApiError
 from cavvy.client.metrics import (
     SPEED_SINCE,
-    TOTALS,
     describe_energy,
     estimate_left_s,
     find_progress,
     find_share,
     find_stragglers,
+    find_use,
 )
 from cavvy.domain.units import format_duration, format_measure
 
@@ -293,5 +293,5 @@ def _nodes_out(job: "JobDetail") -> None:
 
 
 def _use(telemetry: dict[str, float]) -> str:
-    now = {name: value for name, value in telemetry.items() if name not in TOTALS}
-    return ", ".join(format_measure(name, value) for name, value in now.items()) or "-"
+    used = find_use(telemetry).items()
+    return ", ".join(format_measure(name, value) for name, value in used) or "-"

@@ -39,8 +39,9 @@ _FIGURES = (
     default="job",
     help="Show the nodes with the highest use first, or sort by job and rank.",
 )
+@click.option("--gpus", is_flag=True, help="Show a line for each GPU of nodes with several.")
 @output_option
-def command(project: str | None, once: bool, sort: str, output: str) -> None:
+def command(project: str | None, once: bool, sort: str, gpus: bool, output: str) -> None:
     """Show the use of GPUs, CPUs, memory, network and disks of all nodes, live.
 
     GPUs of all nodes and providers, as their agents measured them in the last ten seconds. Press
@@ -51,7 +52,7 @@ def command(project: str | None, once: bool, sort: str, output: str) -> None:
         return client.nodes(project)
 
     def show(nodes: "list[NodeListing]") -> None:
-        _show(sorted(nodes, key=lambda node: _order(node, sort)), project, output)
+        _show(sorted(nodes, key=lambda node: _order(node, sort)), project, output, gpus=gpus)
 
     show_repeatedly(read, show, not once and output == "table" and sys.stdout.isatty(), output)
 
@@ -64,14 +65,18 @@ def _order(node: "NodeListing", sort: str) -> tuple[object, ...]:
     return use, node.project, node.job, node.attempt, node.rank
 
 
-def _show(nodes: "list[NodeListing]", project: str | None, output: str) -> None:
+def _show(
+    nodes: "list[NodeListing]", project: str | None, output: str, *, gpus: bool = False
+) -> None:
     from cavvy.cli.view import formatting
+    from cavvy.domain.figures import list_gpus
 
     columns = [
         TableColumn("project", drop=6),
         TableColumn("job"),
         TableColumn("user", drop=4),
         TableColumn("rank", drop=10),
+        TableColumn("gpu", "GPU NO", right=True, hidden=not gpus),
         TableColumn("accelerator", "MODEL", drop=8),
         TableColumn("accelerator_count", "GPUS", lambda count: f"{count:g}", right=True, drop=9),
         *_list_figures(),
@@ -85,9 +90,20 @@ def _show(nodes: "list[NodeListing]", project: str | None, output: str) -> None:
     rows = [
         {column.name: getattr(node, column.name, None) for column in columns}
         | {name: node.telemetry.get(name) for name in _FIGURES}
+        | values
         for node in nodes
+        for values in (_list_lines(list_gpus(node.telemetry)) if gpus else [{}])
     ]
     rows_out(columns, rows, output, empty=nothing_runs(project))
+
+
+def _list_lines(gpus: "list[dict[str, float]]") -> "list[dict[str, float | None]]":
+    """Return what differs in the lines of a node's GPUs. Only the first one has the node's CPUs."""
+    lines: list[dict[str, float | None]] = [
+        dict.fromkeys(_FIGURES if number else _FIGURES[:3]) | {"gpu": number} | values
+        for number, values in enumerate(gpus)
+    ]
+    return lines or [{"gpu": None}]
 
 
 def _list_figures() -> list[TableColumn]:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING
 
+from cavvy.domain.figures import GPU_FIGURES
 from cavvy.domain.units import format_energy, format_grams
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ TOTALS = frozenset(
         "still_s",
     }
 )
+
+
+def find_use(telemetry: Mapping[str, float]) -> dict[str, float]:
+    """Return the current use of the whole node."""
+    return {
+        name: value
+        for name, value in telemetry.items()
+        if name not in TOTALS and not name.startswith(tuple(f"{each}." for each in GPU_FIGURES))
+    }
 
 
 def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:

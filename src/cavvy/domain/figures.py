@@ -7,6 +7,7 @@ from cavvy.domain.values import Struct
 
 FIGURES_DAYS = 30  # for how many whole days figures are kept
 MOST_NAMES = 48  # of one rank and minute; more are dropped
+GPU_FIGURES = ("gpu_percent", "gpu_memory_mib", "gpu_power_w")
 
 
 class FigureColumns(Struct, frozen=True, kw_only=True):
@@ -27,6 +28,18 @@ class FigureBlock(Struct, frozen=True, kw_only=True):
     rank: int
     minutes: Sequence[int]
     columns: Mapping[str, FigureColumns]
+
+
+def list_gpus(telemetry: Mapping[str, float]) -> list[dict[str, float]]:
+    """Return the values of each GPU of a rank that has several, in the order of the rank's GPUs.
+    The agent reports them as `gpu_percent.0`, `gpu_memory_mib.0`, `gpu_power_w.0`, and so on.
+    """
+    found: dict[int, dict[str, float]] = {}
+    for name, value in telemetry.items():
+        key, _, number = name.partition(".")
+        if key in GPU_FIGURES and number.isascii() and number.isdigit() and len(number) < 4:
+            found.setdefault(int(number), {})[key] = value
+    return [found.get(number, {}) for number in range(max(found, default=-1) + 1)]
 
 
 def join_blocks(blocks: Sequence[FigureBlock]) -> FigureBlock:

@@ -61,7 +61,8 @@ def measure_gpus(
 ) -> int:
     """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every two seconds:
     the mean use, the sums of the memory and of the power, and `joules` since the start, of which
-    only `part` counts. With `shared`, also print the memory of each process on an NVIDIA GPU. The
+    only `part` counts; of several GPUs also the values of each, such as `gpu_percent.0`. With
+    `shared`, also print the memory of each process on an NVIDIA GPU. The
     function runs in a separate process, because a faulty GPU driver can hang forever.
     """
     meters: Sequence[GpuMeter]
@@ -74,6 +75,7 @@ def measure_gpus(
         values: dict[str, object] = {**sums.read(time.monotonic())}
         if "joules" in values:
             values["joules"] = round(sums.joules * part, 3)
+        values.update(sums.each)
         if shared and nvidia:
             values["processes"] = nvidia[0].read_processes()
         os.write(1, (json.dumps(values) + "\n").encode())
@@ -91,6 +93,8 @@ class GpuSums:
         self._before: list[dict[str, float]] = [{} for _ in meters]
         self._at: float | None = None
         self.joules = 0.0  # since the start
+        # the last values of each GPU if there are several, such as `gpu_percent.0`
+        self.each: dict[str, float] = {}
 
     def read(self, now: float) -> dict[str, float]:
         """Measure at the time `now` (seconds of a clock that only grows)."""
@@ -115,6 +119,13 @@ class GpuSums:
                 sums[name] = round(sum(known), 1)
         if any("gpu_power_w" in each or "joules" in each for each in found):
             sums["joules"] = self.joules
+        if len(found) > 1:
+            self.each = {
+                f"{name}.{number}": round(value, 1)
+                for number, values in enumerate(found)
+                for name, value in values.items()
+                if name != "joules"
+            }
         return sums
 
 

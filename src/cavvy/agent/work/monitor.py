@@ -178,7 +178,7 @@ class WorkMonitor:
         self._gpu_joules = joules
         self.gpus = values
         self._means.gpu_peak_mib = max(self._means.gpu_peak_mib, values.get("gpu_memory_mib", 0))
-        self._figures.measure(values)
+        self._figures.measure({name: each for name, each in values.items() if "." not in name})
 
     def share_gpu(self, processes: dict[str, float] | None, values: dict[str, float]) -> None:
         """Take the GPU memory in MiB of each process on the shared GPU, or None if the driver does

@@ -20,6 +20,7 @@ from cavvy.control.budgets import read_parents, sum_budget
 from cavvy.control.serving.requests import ServiceStatus
 from cavvy.costs.energy import weigh_energy
 from cavvy.domain.accounts import Permission
+from cavvy.domain.figures import list_gpus
 from cavvy.domain.jobs import Attempt, JobPhase, Node
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import MICROS_PER_USD
@@ -165,13 +166,17 @@ def _add_node(figures: Figures, attempt: Attempt, node: Node, job: str) -> None:
         if (value := told.get(key)) is not None:
             figures.add(name, text, value, **labels)
     model = {**labels, "modelName": attempt.offer.accelerator or ""}
-    for name, text, key in (
-        ("DCGM_FI_DEV_GPU_UTIL", "Mean GPU use of the node in percent.", "gpu_percent"),
-        ("DCGM_FI_DEV_FB_USED", "GPU memory in use on the node, in MiB.", "gpu_memory_mib"),
-        ("DCGM_FI_DEV_POWER_USAGE", "Power of the node's GPUs in watts.", "gpu_power_w"),
-    ):
-        if (value := told.get(key)) is not None:
-            figures.add(name, text, value, **model)
+    # older agents report only the mean use and the sums of several GPUs
+    whole = "" if attempt.offer.accelerator_count > 1 else "0"
+    gpus = {str(number): each for number, each in enumerate(list_gpus(told))} or {whole: told}
+    for number, each in gpus.items():
+        for name, text, key in (
+            ("DCGM_FI_DEV_GPU_UTIL", "GPU use in percent.", "gpu_percent"),
+            ("DCGM_FI_DEV_FB_USED", "GPU memory in use, in MiB.", "gpu_memory_mib"),
+            ("DCGM_FI_DEV_POWER_USAGE", "Power of the GPU in watts.", "gpu_power_w"),
+        ):
+            if (value := each.get(key)) is not None:
+                figures.add(name, text, value, gpu=number, **model)
 
 
 async def _add_money(figures: Figures, app_state: AppState, projects: ProjectFilter) -> None:

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from cavvy.client import ApiClient, ApiError
 from cavvy.client.metrics import (
     SPEED_SINCE,
-    TOTALS,
     estimate_left_s,
     find_progress,
     find_share,
+    find_use,
 )
 from cavvy.client.wire import (
     AttemptView,
@@ -310,7 +310,7 @@ def _show_hardware(attempt: AttemptView) -> str:
 
 
 def _node_row(node: NodeView) -> dict[str, Any]:
-    use = {name: value for name, value in node.telemetry.items() if name not in TOTALS}
+    use = find_use(node.telemetry)
     percents = {name: value for name, value in use.items() if name.endswith("_percent")}
     others = {name: value for name, value in use.items() if name not in percents}
     return {"node": node, "percents": percents, "others": others, "progress": node.progress}
