@@ -212,8 +212,27 @@ def test_a_session_is_resumed_with_its_home(user: User) -> None:
         first.type("echo 'alias x=y' > ~/.profile; mkdir -p ~/notes; echo kept > ~/notes/one")
         assert first.ask("cat ~/notes/one") == "kept"
     user.cli("machines", "stop", "dev", "--yes")
-    with terminal(user, "dev", "--home") as second:
+    with terminal(user, "dev", "resume") as second:
         second.wait("is resumed")
         second.wait("kept for")
         assert second.ask("cat ~/notes/one") == "kept"
+        first_node = second.ask("pwd")
+    with terminal(user, "dev", "resume") as third:
+        third.wait("is already running")
+        assert third.ask("pwd") == first_node
     user.cli("machines", "stop", "dev", "--yes")
+
+
+def test_a_session_without_a_kept_home_is_not_resumed(user: User) -> None:
+    told = user.cli("dev", "resume", "--machine", "other", code=1)
+    assert "no session other has a kept home" in told
+    assert user.json("ps") == []
+
+
+def test_a_session_ends_when_nobody_types_at_its_shell(user: User) -> None:
+    with terminal(user, "dev", "--keep", "15s") as shell:
+        shell.wait("kept for")
+        assert shell.ask("echo here") == "here"
+        wait_until(lambda: user.json("status", "dev")["phase"] == "done")
+        assert "no connection in use for 15 s" in user.json("status", "dev")["reason"]
+        assert shell.process.wait(PATIENCE_S) is not None

@@ -4,10 +4,13 @@ before it could send.
 
 import os
 import signal
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.receivers import HttpReceiver
+from tests.certificates import Authority
+from tests.receivers import HttpReceiver, MailReceiver
 from tests.system.trust import User
 from tests.waits import wait_until
 
@@ -50,6 +53,59 @@ def test_a_killed_server_loses_no_notice(user: User, receiver: HttpReceiver) -> 
     assert "s3cret" not in (user.home / "server.log").read_text()
     user.cli("notify", "rm", "slack")
     assert user.json("notify", "list") == []
+
+
+def test_each_event_reaches_each_kind_of_receiver(
+    user: User, receiver: HttpReceiver, tmp_path: Path
+) -> None:
+    """A life in which a job is done, one fails, one is preempted, one is stuck and a budget is
+    spent.
+    """
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    mail = MailReceiver(context, "s3cret")
+    user.variables["SSL_CERT_FILE"] = str(authority.ca)
+    user.settings("[providers.local]\nprice_usd_hr = 3600\n")
+    at, events = f"http://{receiver.address}", "done,failed,preempted,stuck,budget"
+    for channel, address in (
+        ("slack", f"{at}/slack"),
+        ("teams", f"{at}/teams"),
+        ("webhook", f"{at}/webhook"),
+        ("pagerduty", f"http://{'k' * 32}@{receiver.address}/v2/enqueue"),
+        ("email", f"smtp://ops:s3cret@localhost:{mail.port}/a@x.test?from=c@x.test"),
+    ):
+        user.cli("notify", "add", channel, "--on", events, stdin=f"{address}\n")
+    user.cli("budget", "set", "team", "0.01", "--project", "default", "--soft", "never")
+    hung = "{name: hung, run: sleep 1000, grace: 1s, limits: {stuck: 10s}, retry: {node: 0}}"
+    for task in (
+        "{name: fine, run: 'true'}",
+        "{name: bad, run: 'exit 3'}",
+        "{name: lost, run: sleep 1000, grace: 1s}",
+        hung,
+    ):
+        user.submit(task, "--yes")
+    wait_until(lambda: user.json("status", "lost")["phase"] == "running")
+    user.cli("drill", "preempt", "lost", "--notice", "1s")
+    kinds = {*events.split(",")}
+
+    def told(path: str) -> set[str]:
+        texts = [str(body) for where, body in receiver.got if where == path]
+        return {kind for kind in kinds for text in texts if kind in text}
+
+    def mailed() -> set[str]:
+        return {kind for kind in kinds for *_, text in mail.mails if f"[{kind}]" in text}
+
+    paths = ("/slack", "/teams", "/webhook", "/v2/enqueue")
+    wait_until(
+        lambda: all(told(path) == kinds for path in paths) and mailed() == kinds,
+        why=lambda: str([kinds - told(path) for path in paths] + [kinds - mailed()]),
+    )
+    assert receiver.wrong == mail.wrong == []
+    assert all(mail.secured)
+    user.cli("down", "--yes")
+    mail.close()
 
 
 def test_an_address_that_does_not_answer_is_told_at_once(

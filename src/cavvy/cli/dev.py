@@ -89,6 +89,7 @@ cat password
 """
 _DEVCONTAINERS = (".devcontainer/devcontainer.json", ".devcontainer.json", "devcontainer.json")
 _HOME = "home"  # the session's checkpoint folder, if its home folder is kept
+_RESUMES = "cavvy.dev.resume"  # whether the command is `cavvy dev resume`
 _MOST_ENDED = 200  # ended jobs among which a session to resume is looked for
 # A shell whose home folder is kept starts there.
 _HOME_SHELL = """\
@@ -108,6 +109,8 @@ class DevCommand(TaskCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             raise click.UsageError("`cavvy dev` takes no command; use `cavvy run --machine NAME`")
+        if args[:1] == ["resume"]:
+            ctx.meta[_RESUMES], args = True, ["--home", *args[1:]]
         rest = super().parse_args(ctx, args)  # `--help` ends here
         from cavvy.spec.translation import WAIT
 
@@ -178,6 +181,10 @@ def command(
     resources, setup, folder and environment, but does not run the file's commands. Without a task
     file, the session follows the folder's devcontainer.json, if there is one.
 
+    `cavvy dev resume` reconnects to the session of --machine, or if it has ended starts it again
+    with the files of its kept home (--home), on the nodes that are cheapest then. It never starts
+    a session without them.
+
     With --pool, the session takes over an idle node of the pool, such as those of the pool's min,
     and `cavvy stop` returns the node to the pool. --machine then names the session (default:
     dev-USER).
@@ -196,6 +203,13 @@ def command(
         job, seen = _find_session(client, project, name), 0
         if job is None and home:
             job, seen = _resume_session(client, project, name)
+        if job is None and click.get_current_context().meta.get(_RESUMES):
+            there = named(project, name)
+            raise CommandFailure(
+                f"no session {there} has a kept home",
+                f"`cavvy dev --home --machine {there}` starts one; "
+                "`cavvy machines` lists the names of machines",
+            )
         if job is None:
             made = submit_loaded(client, loaded, file, params, project, name, yes)
             job = client.job(project, made.name)
