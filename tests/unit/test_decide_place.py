@@ -4,6 +4,7 @@ files; `cavvy diagram`."""
 import json
 import xml.etree.ElementTree as ET
 from datetime import UTC, date, datetime
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,62 @@ def test_a_report_of_costs_lists_each_assumption_beside_its_source(home: Path) -
         assert each["name"] in done.stdout
     assert [each["name"] for each in told["options"]] == ["cloud", "owned", "mixed"]
     assert told["spread"]["runs"] == 50
+
+
+class Tables(HTMLParser):
+    """The tables of a page: rows of cells, each with its class and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[list[list[tuple[str, str]]]] = []
+        self._kind, self._text = "", ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        match tag:
+            case "table":
+                self.found.append([])
+            case "tr":
+                self.found[-1].append([])
+            case "td":
+                self._kind, self._text = str(dict(attrs).get("class", "")), ""
+
+    def handle_data(self, data: str) -> None:
+        self._text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "td":
+            self.found[-1][-1].append((self._kind, self._text))
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("tco", PLAN + "cloud: {spot_share: 10%}\n"),
+        ("decide", PLAN + EDGE + "data: {gb: 50, at: aws/us-east-1}\nusers: {at: [de]}\n"),
+        ("decide", PLAN + "deadline_hours: 90\nwork_hours: 9\nresidency: [ch]\n"),
+        ("compare", "resources: {gpu: H100:8}\nrun: a\nwork: {duration: 8h}\n"),
+    ],
+)
+def test_every_figure_of_a_report_has_a_source_and_a_date(
+    home: Path, command: str, text: str
+) -> None:
+    """The numbers of all tables are among the facts at the end of the report."""
+    (home / "it.yaml").write_text(text)
+    done = run(command, str(home / "it.yaml"), "--report", str(home / "r.html"))
+    assert done.exit_code == 0, done.output
+    *tables, facts = Tables((home / "r.html").read_text()).found
+    known = set()
+    for row in filter(None, facts):
+        name, value, _, source, day, _ = (text for _, text in row)
+        known.add(value)
+        assert source, name
+        assert date.fromisoformat(day), name
+    numbers = [
+        (row, text) for table in tables for row in table for kind, text in row if kind == "number"
+    ]
+    assert numbers
+    assert [(row, text) for row, text in numbers if text not in known] == []
 
 
 def list_values(home: Path, plan: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cavvy.catalog.accelerators import Precision
     from cavvy.cli.task.place_runs import PlaceRun
     from cavvy.costs.comparison import ComparedAccelerator
+    from cavvy.domain.facts import Fact
     from cavvy.domain.tasks import ResourceSpec
     from cavvy.planner.placements import Placement
 
@@ -330,7 +331,7 @@ def _make_report(compared: _Comparison, precision: "Precision") -> str:
             fact, name=f"{row.provider} {row.accelerator} {row.memory_mib // 1024} GiB: {fact.name}"
         )
         for row in compared.rows
-        for fact in list_facts(row)
+        for fact in [*list_facts(row), *_list_forecast(compared, row)]
     ]
     cells = [[_cell(row[each.name]) for each in columns] for row in rows]
     sections = [
@@ -352,6 +353,26 @@ def _make_report(compared: _Comparison, precision: "Precision") -> str:
         ),
     ]
     return make_page(f"Comparison: {compared.title}", sections, facts)
+
+
+def _list_forecast(compared: _Comparison, row: "ComparedAccelerator") -> "list[Fact]":
+    """Return the time and cost of the task on this accelerator, as `cavvy plan` states them."""
+    from cavvy.domain.facts import Fact
+
+    placement = compared.find_placement(row)
+    if placement is None:
+        return []
+    time, cost = placement.wall_time, placement.cost
+    values = {
+        "time_s": time.total_seconds() if time else None,
+        "cost_micros": float(cost.micros) if cost else None,
+    }
+    source = f"`cavvy plan {compared.title}`: {placement.offer.key}"
+    return [
+        Fact(name=name, value=value, unit=name, source=source, as_of=placement.offer.as_of)
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
 def _cell(value: object) -> object:

@@ -329,6 +329,7 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
     from cavvy.cli.view.drawing import draw_bars
     from cavvy.cli.view.report import ReportSection, ReportTable, make_page
     from cavvy.costs.decision import OptionKind
+    from cavvy.domain.facts import Fact
     from cavvy.domain.values import replace
 
     total = sum(asked.weights.values())
@@ -344,6 +345,21 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
         replace(point.fact, name=f"{each.option.name}: {point.criterion}: {point.fact.name}")
         for each in shown
         for point in each.points
+    ]
+    for name, weight in asked.weights.items():
+        facts.append(asked.make_fact("weights", f"weight of {name}", weight, "", "as usual"))
+    newest = max(each.as_of for each in facts if each.as_of)
+    facts += [
+        Fact(
+            name=each.what,
+            value=value,
+            unit=each.unit,
+            source="computed from the figures of this report",
+            as_of=newest,
+            formula="" if value is each.now else "where both places have the same score",
+        )
+        for each in made.turning
+        for value in (each.now, each.at)
     ]
     named = [("Answer", made.answer), ("Runner-up", made.runner_up)]
     sections = [

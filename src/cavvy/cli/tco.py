@@ -14,9 +14,30 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cavvy.costs.ownership import CostSpread, OwnershipForecast, OwnershipPlan, TornadoRow
+    from cavvy.domain.facts import Fact
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _HOURS_PER_MONTH = 730
+# how each kind of cost is computed; "x hours" are those of all months of the plan
+_FORMULAS = {
+    "purchase": "own machines x (price + setup once), the price again after each life",
+    "spares": "own machines x price x spares",
+    "sale of old machines": "- residual x price x machines that are replaced",
+    "sale at the end": "- price x residual^(age / life) x own machines",
+    "power": "own machines x kW x (idle + (1 - idle) x use) x PUE x tariff x hours",
+    "cooling": "own machines x cooling x years",
+    "space": "own machines x kW x space x years",
+    "network": "own machines x network x years",
+    "staff": "own machines x persons x salary x years",
+    "maintenance": "own machines x price x maintenance x years",
+    "reserved machines": "reserved machines x price x hours",
+    "spot machines": "rest x spot share x (1 + overhead) x price x trend x hours",
+    "machines on demand": "rest x (1 - spot share) x price x trend x hours",
+    "storage": "GB x price x months",
+    "egress": "GB a month x price x months",
+    "total": "sum of the costs",
+    "present value": "sum of each month's costs / (1 + capital rate)^(month / 12)",
+}
 
 
 @click.command("tco")
@@ -199,6 +220,36 @@ def _make_document(study: _Study) -> dict[str, object]:
     }
 
 
+def _list_results(study: _Study) -> "list[Fact]":
+    """Return the computed figures; their date is the newest of the assumptions."""
+    from cavvy.domain.facts import Fact
+
+    as_of = max(each.as_of for each in study.plan.assumptions.values() if each.as_of)
+
+    def computed(name: str, value: float, unit: str, formula: str) -> Fact:
+        source = "computed from the assumptions of this report"
+        return Fact(name=name, value=value, unit=unit, source=source, as_of=as_of, formula=formula)
+
+    names = [each.name for each in study.forecast.options]
+    found = [
+        computed(f"{name}: {kind}", float(str(amount)), "USD", _FORMULAS[str(kind)])
+        for kind, *amounts in _list_kinds(study)
+        for name, amount in zip(names, amounts, strict=True)
+    ]
+    found += [
+        computed(f"{name} at which owning and renting cost the same", at, "", "found by halving")
+        for name, _, at in _list_changes(study)
+    ]
+    if study.spread is not None:
+        drawn = f"{study.spread.runs:,} random plans, triangular between low and high"
+        found += [
+            computed(f"{name}: {share} of random plans", value, "USD, present value", drawn)
+            for name, values in study.spread.percentiles.items()
+            for share, value in zip(("5 %", "50 %", "95 %"), values, strict=True)
+        ]
+    return found
+
+
 def _make_report(study: _Study) -> str:
     from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
     from cavvy.cli.view.report import ReportSection, ReportTable, make_page
@@ -223,7 +274,7 @@ def _make_report(study: _Study) -> str:
             formula="" if each.low == each.high else f"{each.low:g} to {each.high:g}",
         )
         for each in study.plan.assumptions.values()
-    ]
+    ] + _list_results(study)
     sections = [
         ReportSection(
             title="Result",

@@ -138,6 +138,20 @@ def list_facts(row: ComparedAccelerator) -> list[Fact]:
                 as_of=row.fastest.as_of,
             )
         )
+    newest = max((each.as_of for each in row.cheapest.values() if each.as_of), default=None)
+    counts = {"regions": float(len(row.regions)), "quota_nodes": row.quota}
+    facts += [
+        Fact(
+            name=name,
+            value=count,
+            unit=name,
+            source="the account" if name == "quota_nodes" else f"the offers of {row.provider}",
+            as_of=newest,
+            formula="" if name == "quota_nodes" else "places with an offer on demand or on spot",
+        )
+        for name, count in counts.items()
+        if count is not None
+    ]
     return facts + _list_model_facts(row)
 
 
