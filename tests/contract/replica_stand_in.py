@@ -36,8 +36,10 @@ class ReplicaStandIn:
     connections: int = 0
     broken: list[str] = field(default_factory=list)  # requests that could not be read
     release: threading.Event = field(default_factory=threading.Event)  # ends what /hold began
+    metrics: str = ""  # at /metrics, which only the gateway itself asks and `seen` leaves out
 
     def start(self) -> "ReplicaStandIn":
+        self._serving: set[asyncio.Task[None] | None] = set()
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self._thread.start()
@@ -63,14 +65,19 @@ class ReplicaStandIn:
             self.port = server.sockets[0].getsockname()[1]
             ready.set()
             await self._stop.wait()
+            this = {asyncio.current_task()}
+            # asyncio loses the socket of a connection that is accepted while the server closes
+            while asyncio.all_tasks() - self._serving - this:
+                await asyncio.sleep(0)
             server.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in asyncio.all_tasks() - this:
                 task.cancel()
 
         asyncio.run(main())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._serving.add(asyncio.current_task())
         try:
             while await self._serve_one(reader, writer):
                 pass
@@ -94,6 +101,12 @@ class ReplicaStandIn:
             (name, value.strip()) for name, _, value in (each.partition(":") for each in lines)
         ]
         request = Seen(method, target, headers, b"")
+        if target == "/metrics":
+            status = "200 OK" if self.metrics else "404 Not Found"
+            size = len(self.metrics)
+            writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {size}\r\n\r\n".encode())
+            writer.write(self.metrics.encode())
+            return True
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         whole = False

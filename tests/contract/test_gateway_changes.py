@@ -1,5 +1,6 @@
 """Services of the embedded data plane that change while their requests are on their way."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,3 +73,23 @@ def test_a_request_whose_body_arrives_after_the_end_of_its_service_is_answered(
         plane.set_services()
         talk.send(request[-50:])
         assert talk.read().status == 404
+
+
+def test_a_replica_whose_engine_tells_of_other_requests_gets_no_prompts(
+    plane: GatewayProcess, replica: ReplicaStandIn
+) -> None:
+    replica.metrics = "vllm:num_requests_running 40\nvllm:num_requests_waiting 2\n"
+    broken = ReplicaStandIn("two", metrics="vllm:num_requests_running{ x\n" * 1000).start()
+    plane.set_replicas("sticky", [replica, broken])
+    sent = iter(range(1000))
+
+    def find_server() -> object:
+        said = {"model": "m", "messages": [{"role": "user", "content": f"{next(sent)} " * 500}]}
+        body = json.dumps(said).encode()
+        answer = ask(plane.port, "POST", "/v1/chat/completions", body, host="sticky.example")
+        return json.loads(answer.body)["replica"]
+
+    try:
+        wait_for(lambda: {find_server() for _ in range(8)} == {"two"})
+    finally:
+        broken.stop()

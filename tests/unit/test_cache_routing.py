@@ -13,6 +13,7 @@ from cavvy.gateway.adapters import LoadTimes, ReplicaAdapters, choose_waiting, c
 from cavvy.gateway.balancing import FARTHER, FULL
 from cavvy.gateway.cache_routing import CacheRouter
 from cavvy.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
+from cavvy.gateway.engine_metrics import EngineState, read_metrics
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.prefix_cache import ENTRIES_MAX, PrefixCaches
 from cavvy.gateway.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
@@ -244,6 +245,97 @@ def test_replicas_that_stay_keep_what_they_hold() -> None:
     visit.answer(1.0)
     visit.end()
     assert router.choose(prompt, [0, 0], 2.0) == 1
+
+
+def test_a_replica_gets_fewer_prompts_while_others_use_it() -> None:
+    router = CacheRouter()
+    router.set_replicas(["a", "b"])
+    router.tell("a", 30, None)
+    router.tell("gone", 30, None)
+    prompt = read({"model": "m", "messages": [SYSTEM, FIRST]})
+    for at in range(3):
+        assert router.choose(prompt, [0, 0], at) == 1
+    visit = router.begin(1, prompt, 3)
+    router.tell("a", 0, None)
+    router.tell("b", 1, None)  # the request of this gateway counts once
+    visit.end()
+    assert router.choose(prompt, [0, 0], 4) == 1  # it holds the prompt
+
+
+def test_a_cache_is_as_large_as_its_engine_tells() -> None:
+    router = CacheRouter()
+    router.set_replicas(["a", "b"])
+    prompts = [
+        read({"model": "m", "messages": [{"role": "user", "content": f"{at} " * 4000}]})
+        for at in range(9)
+    ]
+    for prompt in prompts:
+        router.begin(0, prompt, 0).end()
+    router.tell("a", 0, 3 * prompts[0].tokens)
+    held = router._caches
+    assert [bool(held.find(each)) for each in prompts][:5] == [False] * 5
+    assert all(held.find(each)[0] > prompts[0].tokens // 2 for each in prompts[6:])
+    router.begin(0, prompts[0], 1).end()
+    assert held.find(prompts[6]).get(0, 0) < prompts[6].tokens // 2
+    router.set_replicas(["b"])
+    router.set_replicas(["b", "a"])  # another replica with this name: its engine has not told yet
+    for prompt in prompts:
+        router.begin(1, prompt, 2).end()
+    assert all(held.find(each) for each in prompts)
+
+
+VLLM = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="1000"} 1.0
+"""
+SGLANG = """\
+sglang:num_running_reqs{model_name="m",tp_rank="0"} 4.0
+sglang:num_running_reqs{model_name="m",tp_rank="1"} 4.0
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 1.0
+sglang:max_total_num_tokens{model_name="m",tp_rank="0"} 471258.0
+sglang:max_total_num_tokens{model_name="m",tp_rank="1"} 471258.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "requests", "tokens"),
+    [
+        (VLLM, 6, 32_000),
+        (SGLANG, 5, 471_258),
+        (VLLM.replace('"1000"', '"None"'), 6, None),
+        (VLLM.replace('block_size="16"', 'kv_cache_size_tokens="10576"'), 6, 21_152),
+        ("llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n", 3, None),
+        ("vllm:num_requests_running 1e300\nvllm:num_requests_waiting NaN\n", 100_000, None),
+        ("vllm:num_requests_running -1\nvllm:num_requests_waiting 1\n", 1, None),
+        (SGLANG.replace("471258.0", "1"), 5, None),
+        (SGLANG.replace("471258.0", "1e99"), 5, None),
+    ],
+)
+def test_engines_tell_their_requests_and_caches(
+    text: str, requests: int, tokens: int | None
+) -> None:
+    assert read_metrics(text.encode()) == EngineState(requests=requests, cache_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\x00" * 10000,
+        b"<html>",
+        b"vllm:num_requests_running",
+        b"vllm:num_requests_running{ 1\n",
+        b"vllm:num_requests_running +-e\n",
+        b"x_vllm:num_requests_running 4\n",
+    ],
+)
+def test_an_engine_that_tells_nothing_is_not_guessed(text: bytes) -> None:
+    assert read_metrics(text) is None
 
 
 def test_gateways_agree_about_a_conversation_that_some_do_not_know() -> None:

@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from cavvy.domain.values import Struct
-from cavvy.gateway.bodies import NO_JSON, make_body
+from cavvy.gateway.bodies import NO_JSON
 from cavvy.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
-from cavvy.gateway.heads import HeadError, parse_response
+from cavvy.gateway.engine_calls import EngineAnswer, EngineCallError, call_engine
 
 _FIRST_LOAD_S = 1.0  # an estimate until a load was measured
 # a load costs at least this, because it also takes time, memory and bandwidth from other requests
@@ -35,7 +35,6 @@ _EVICTED = 0.5  # of a load, if the adapter that makes room was used most recent
 # More passes save loads only under overload, where they delay the last requests.
 _PASSES_MAX, _LOOKAHEAD = 1, 64
 _TRIES = 3  # of a load for which another gateway takes the slot
-_ANSWER_MAX = 4 << 20
 # what an engine may list besides the service's adapters: those of earlier versions of the service.
 # Each is unloaded with a call before it makes room, so an engine cannot cause many calls.
 _OTHERS_MAX, _NAME_MAX = 100, 256
@@ -211,7 +210,7 @@ class ReplicaAdapters:
 
     async def _load(self, name: str) -> bool:
         """Other gateways may load the adapter, or take the slot, at the same time."""
-        answer = _EngineAnswer(0, b"")
+        answer = _AdapterAnswer(0, b"")
         for _ in range(_TRIES):
             await self._list()
             if self.holds(name):
@@ -276,29 +275,13 @@ class ReplicaAdapters:
         removed = {name: source for name, source in loaded.items() if name not in sources}
         self.loaded = {**removed, **{name: loaded[name] for name in loaded if name in sources}}
 
-    async def _call(self, method: str, path: str, body: object = None) -> "_EngineAnswer":
-        address = self._address
-        reader, writer = await asyncio.open_connection(address.host, address.port)
-        data = b"" if body is None else msgspec.json.encode(body)
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-            "Connection: close\r\n\r\n"
-        )
+    async def _call(self, method: str, path: str, body: object = None) -> "_AdapterAnswer":
         try:
-            writer.write(head.encode() + data)
-            answer = parse_response(await reader.readuntil(b"\r\n\r\n"), method.encode())
-            rest, text = make_body(answer.length), b""
-            while not rest.done and len(text) < _ANSWER_MAX:
-                if not (more := await reader.read(1 << 16)):
-                    break
-                text += rest.feed(more)
-            return _EngineAnswer(answer.status, text)
-        except (OSError, EOFError, asyncio.LimitOverrunError, HeadError) as error:
+            answer = await call_engine(self._address, method, path, body)
+        except EngineCallError as error:
             self.doubt()
-            raise AdapterError(f"{path} gave no valid answer: {error}") from error
-        finally:
-            writer.close()
+            raise AdapterError(str(error)) from error
+        return _AdapterAnswer(answer.status, answer.body)
 
 
 class _ListedModel(Struct, frozen=True):
@@ -315,10 +298,7 @@ class _Loaded(Struct, frozen=True):
     loaded_adapters: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class _EngineAnswer(Struct, frozen=True):
-    status: int
-    body: bytes
-
+class _AdapterAnswer(EngineAnswer, frozen=True):
     def list_loaded(self) -> Mapping[str, str]:
         """Return the adapters that SGLang states with each load; some versions do not list them
         among their models."""

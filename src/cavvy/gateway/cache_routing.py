@@ -6,7 +6,8 @@ The cost of a replica is a number of prompt tokens:
     + tokens that it holds less of than the best replica, because a second copy takes the place of
       another prompt
     + tokens of other prompts that wait there and are not computed yet
-    + a charge for each running request, whose tokens are generated in the same passes
+    + a charge for each running request, whose tokens are generated in the same passes; also for
+      those that other gateways have sent, as far as the engine tells
     + the tokens of the time in which the replica loads the adapter of the request; see `adapters`
     + a small charge for more work than others recently had, which decides between equal replicas
 
@@ -89,12 +90,15 @@ class _Speed:
 
 
 class _Replica:
-    __slots__ = ("at", "backlog", "place", "running", "seed", "since", "unanswered", "work")
+    __slots__ = (
+        *("at", "backlog", "others", "place", "running", "seed", "since", "unanswered", "work"),
+    )
 
     def __init__(self, name: str, place: int) -> None:
         self.seed = hash_key(name.encode())
         self.place = place
         self.running = 0
+        self.others = 0  # running requests that others have sent
         self.unanswered = 0  # tokens of prompts whose responses have not begun
         self.backlog = 0.0  # the part of them that was not computed yet at the time `at`
         self.at = self.since = 0.0  # `since`: the last response that began
@@ -153,6 +157,16 @@ class CacheRouter:
                 self._caches.add(self._known[name].place)
         self._replicas = [self._known[name] for name in names]
 
+    def tell(self, name: str, requests: int, cache_tokens: int | None) -> None:
+        """Record what the engine of a replica has told: how many requests it has, and what its
+        cache holds. Requests that are on their way are not among them yet.
+        """
+        replica = self._known.get(name)
+        if replica is not None:
+            replica.others = max(0, requests - replica.running)
+            if cache_tokens is not None:
+                self._caches.resize(replica.place, cache_tokens)
+
     def choose(
         self, prompt: Prompt, loads: Sequence[int], now: float, waits_s: Sequence[float] = ()
     ) -> int:
@@ -180,8 +194,8 @@ class CacheRouter:
             if replica.backlog:
                 cost += replica.waits(now, speed)
             cost += _WORK * (replica.work - least_work)
-            if replica.running:
-                cost += _RUNNING * replica.running + _BUSY * (prompt.tokens - here)
+            if running := replica.running + replica.others:
+                cost += _RUNNING * running + _BUSY * (prompt.tokens - here)
             if replica is home:
                 cost -= _HOME * (prompt.tokens - most)
             if waits_s:

@@ -67,7 +67,8 @@ class RoutingTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     header: HeaderName = "x-session-id"
     # maximum load, as a multiple of the mean load of the replicas
     load_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.25
-    cache_tokens: Count = 1_000_000  # by cache: the tokens that a replica's cache holds
+    # by cache: the tokens that a replica's cache holds; None: what its engine tells, or a million
+    cache_tokens: Count | None = None
     shared: bool = False  # by cache: gateways of other servers have the same replicas
 
 

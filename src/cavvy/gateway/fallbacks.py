@@ -105,7 +105,7 @@ class ApiTarget:
         route = ServiceRoute(name=service.route.name, concurrency=_IN_FLIGHT_MAX)
         address = ReplicaAddress(id=target.id, host="api", port=self._port)
         work = service.current.find_work(target.id)
-        owned = PoolOwner(route, memo, self._settle, lambda pool: None)
+        owned = PoolOwner(route, memo, self._settle, lambda pool: None, lambda pool, state: None)
         self.pool = ReplicaPool(address, owned, work, dial=self._dial)
 
     def start(self, exchange: Exchange, path: bytes, body: Body) -> bool:

@@ -2,7 +2,7 @@
 
 An engine forgets the blocks that were least recently used, and the ends of prompts before their
 beginnings, when its cache is full. The table does the same with the prompts that the gateway has
-sent, so it needs no messages from the engine. One set of replicas, as a number with a bit for each
+sent, so it needs no message about each block. One set of replicas, as a number with a bit for each
 replica, is stored for each block; one walk along a prompt's blocks therefore finds the longest held
 beginning for all replicas. Trees of prompts, such as those of SGLang's router, answer the same
 question; a chain of hashes needs no tree, as vLLM's and Dynamo's block hashes show.
@@ -21,9 +21,10 @@ class _PrefixCache:
     """One replica's cache: the number of the prompt that has last used each block, and the prompts
     in the order of their use."""
 
-    __slots__ = ("history", "tokens", "used")
+    __slots__ = ("history", "tokens", "tokens_max", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_max: int) -> None:
+        self.tokens_max = tokens_max
         self.used: dict[int, int] = {}
         self.history: deque[tuple[int, Prompt]] = deque()
         self.tokens = 0
@@ -33,16 +34,23 @@ class PrefixCaches:
     """The caches of replicas, which are named by small numbers."""
 
     def __init__(self, tokens: int) -> None:
-        self._tokens_max = tokens  # that the cache of a replica holds
+        self._tokens_max = tokens  # that the cache of a replica holds, if it is not resized
         self._holders: dict[int, int] = {}  # by block, the replicas as bits
         self._caches: dict[int, _PrefixCache] = {}
         self._number = 0  # of prompts
 
     def add(self, replica: int) -> None:
-        self._caches[replica] = _PrefixCache()
+        self._caches[replica] = _PrefixCache(self._tokens_max)
 
     def remove(self, replica: int) -> None:
         self._release(self._caches.pop(replica).used, replica)
+
+    def resize(self, replica: int, tokens: int) -> None:
+        """Set how many tokens the cache of a replica holds."""
+        cache = self._caches[replica]
+        cache.tokens_max = tokens
+        while cache.tokens > tokens:
+            self._forget_oldest(replica, cache)
 
     def find(self, prompt: Prompt) -> dict[int, int]:
         """Return how many of the prompt's first tokens each replica holds; 0 is left out."""
@@ -73,7 +81,7 @@ class PrefixCaches:
         self._number += 1
         used.update(dict.fromkeys(blocks, self._number))
         cache.history.append((self._number, prompt))
-        while cache.tokens > self._tokens_max or len(used) > ENTRIES_MAX:
+        while cache.tokens > cache.tokens_max or len(used) > ENTRIES_MAX:
             self._forget_oldest(replica, cache)
         if len(cache.history) > _STALE * (len(used) + 1):
             last = set(used.values())
@@ -85,7 +93,7 @@ class PrefixCaches:
         used, blocks, ends, left = cache.used, prompt.blocks, prompt.ends, len(prompt.blocks)
         # Who uses a block also uses those before it, so later prompts have used a beginning.
         while left and used.get(blocks[left - 1]) == number:
-            if cache.tokens <= self._tokens_max and len(used) <= ENTRIES_MAX:
+            if cache.tokens <= cache.tokens_max and len(used) <= ENTRIES_MAX:
                 cache.history.appendleft((number, Prompt(blocks[:left], ends, prompt.tokens)))
                 break
             left -= 1

@@ -32,9 +32,10 @@ from cavvy.gateway.balancing import (
     make_ring,
 )
 from cavvy.gateway.batches import ServiceBatches, separate
-from cavvy.gateway.cache_routing import CacheRouter, RoutedPrompts
+from cavvy.gateway.cache_routing import CACHE_TOKENS, CacheRouter, RoutedPrompts
 from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
+from cavvy.gateway.engine_metrics import EngineState
 from cavvy.gateway.exchange import Exchange, Outcome, QueueEntry
 from cavvy.gateway.fair_order import FairOrder
 from cavvy.gateway.heads import HeadMemo
@@ -97,7 +98,7 @@ class ServiceQueue:
         limits, routing = memo.limits, route.routing
         read_bytes = min(READ_BYTES, limits.hold_bytes)
         self.entry = QueueEntry(route, limits.replay_bytes, read_bytes, self.enter, self.leave)
-        self._owner = PoolOwner(route, memo, self.settle, self.update)
+        self._owner = PoolOwner(route, memo, self.settle, self.update, self.tell)
         self.keys = ServiceKeys(route.keys, route.keyed, now)
         self.rates = ServiceRates(route.rates)
         self.guarded = bool(self.keys or self.rates)
@@ -121,7 +122,7 @@ class ServiceQueue:
             )
         self._caches: CacheRouter | None = None
         if routing is not None and routing.by == "cache":
-            self._caches = CacheRouter(routing.cache_tokens, routing.shared)
+            self._caches = CacheRouter(routing.cache_tokens or CACHE_TOKENS, routing.shared)
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._bound = BoundArrivals()
         self._replicas: list[ReplicaPool] = []
@@ -443,7 +444,7 @@ class ServiceQueue:
             pool = kept.pop(_place(each), None)
             if pool is None:
                 pool = ReplicaPool(each, self._owner, self.find_work(each.id))
-                self._set_adapters(pool)
+                self._equip(pool)
             pool.address = each
             # a key's replica is chosen wherever it is
             pool.tier = 0 if self._by_key else _farness(pool)
@@ -509,7 +510,7 @@ class ServiceQueue:
         for pool in (*self._replicas, *self._draining):
             pool.owner = self._owner
             pool.concurrency = pool.address.concurrency or self.route.concurrency
-            self._set_adapters(pool)
+            self._equip(pool)
         if self.route.closed:
             self._answer_waiting(OwnAnswer(402, AnswerCode.BUDGET, self.route.closed))
         self.set_replicas([pool.address for pool in self._replicas])
@@ -720,8 +721,18 @@ class ServiceQueue:
         if now - exchange.arrived_at > self._late_s:
             self.counters.late += 1
 
-    def _set_adapters(self, pool: ReplicaPool) -> None:
-        """Let the replica load the adapters of the route on demand."""
+    def tell(self, pool: ReplicaPool, state: EngineState) -> None:
+        """Record what the engine of a replica has told."""
+        routing = self.route.routing
+        if self._caches is not None and routing is not None:
+            tokens = state.cache_tokens if routing.cache_tokens is None else None
+            self._caches.tell(pool.address.id, state.requests, tokens)
+
+    def _equip(self, pool: ReplicaPool) -> None:
+        """Let the replica load the adapters of the route on demand, and let its engine tell what
+        the choice between replicas needs."""
+        if self._caches is not None:
+            pool.watch()
         terms = self.route.adapters
         if terms is None or terms.api not in APIS:
             pool.adapters = None

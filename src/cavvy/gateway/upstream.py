@@ -13,6 +13,7 @@ from cavvy.gateway.adapters import AdapterError, ReplicaAdapters
 from cavvy.gateway.batching import BatchTimes
 from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
+from cavvy.gateway.engine_metrics import EngineState, watch_engine
 from cavvy.gateway.exchange import Exchange, Outcome
 from cavvy.gateway.heads import HeadError, HeadMemo, ResponseHead, may_begin_response
 from cavvy.gateway.redirects import WITH_LOCATION, guard
@@ -225,13 +226,15 @@ class UpstreamConnection(asyncio.Protocol):
 
 class PoolOwner(Struct, frozen=True):
     """The queue of the pool's service. `settle` takes each exchange that has ended, with its slot;
-    `update` is called when the replica can receive requests again.
+    `update` is called when the replica can receive requests again, and `tell` with what the
+    replica's engine tells about itself.
     """
 
     route: ServiceRoute
     memo: HeadMemo
     settle: "Callable[[Exchange, ReplicaPool, Outcome, float, str], None]"
     update: "Callable[[ReplicaPool], None]"
+    tell: "Callable[[ReplicaPool, EngineState], None]"
 
 
 Dial = Callable[[Callable[[], UpstreamConnection]], Awaitable[UpstreamConnection]]
@@ -269,7 +272,23 @@ class ReplicaPool:
         self._backoff_s = _BACKOFF_S
         self._timer: asyncio.TimerHandle | None = None
         self._served = self._failed = 0
+        self._watched = False
         self.adapters: ReplicaAdapters | None = None  # if the replica loads them on demand
+
+    def watch(self) -> None:
+        """Begin to ask the replica's engine what it can tell, until the replica gets no more
+        requests."""
+        if not self._watched and not self.draining:
+            self._watched = True
+            self.spawn(watch_engine(self.address, self._is_shared, self._tell))
+
+    def _is_shared(self) -> bool | None:
+        """Return whether other gateways use the replica; None: this one does not any longer."""
+        routing = self.owner.route.routing
+        return None if self.draining else routing is not None and routing.shared
+
+    def _tell(self, state: EngineState) -> None:
+        self.owner.tell(self, state)
 
     def permits(self, exchange: Exchange) -> bool:
         """Return whether the exchange may be served by this replica, because the replica has all
