@@ -182,6 +182,23 @@ def test_messages_have_errors_in_anthropics_format(gateway: GatewayProcess) -> N
         assert reply.json["request_id"] == reply.headers["x-request-id"]
 
 
+def test_routes_that_name_no_model_are_explained(gateway: GatewayProcess) -> None:
+    for method, path, status in (
+        ("GET", "/v1/chat/completions", 405),
+        ("PUT", "/site/v1/tokenize", 405),
+        ("GET", "/v1/responses/resp_1", 404),
+        ("POST", "/site/v1/assistants", 404),
+        ("POST", "/v1/chat/completions/", 404),
+    ):
+        reply = ask(gateway.port, method, path, b"", host="any.example")
+        error = reply.json["error"]
+        assert (reply.status, error["type"]) == (status, "invalid_request_error"), path
+        assert ("POST" if status == 405 else "/PROJECT/SERVICE/v1") in error["message"]
+        assert reply.headers.get("allow") == ("POST, OPTIONS" if status == 405 else None)
+    other = ask(gateway.port, "GET", "/nothing", b"", host="any.example").json
+    assert other["error"]["message"] == "no service has this host name and path"
+
+
 def test_odd_bodies_get_a_clear_answer(gateway: GatewayProcess) -> None:
     deep = b"[" * 200_000
     for body in (

@@ -22,7 +22,7 @@ from cavvy.gateway.fallbacks import Fallbacks
 from cavvy.gateway.file_store import FileStore
 from cavvy.gateway.heads import HeadMemo, RequestHead
 from cavvy.gateway.kept_counts import KeptCounts
-from cavvy.gateway.model_route import ModelRoutes, read_model_path
+from cavvy.gateway.model_route import ModelRoutes, explain_path, read_model_path
 from cavvy.gateway.openai_files import OpenAiFiles
 from cavvy.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.gateway.own_values import OwnValues
@@ -165,7 +165,7 @@ class Door:
         """Open a request whose path belongs to no single service."""
         at = read_model_path(request.head)
         if at is None:
-            return _NO_SERVICE
+            return explain_path(request.head) or _NO_SERVICE
         if not self._answers(request.head.host):
             return _refuse_host(request.head)
         return self._models.open_request(request, at, time.time()) or _NO_SERVICE

@@ -37,7 +37,9 @@ _CALLS = frozenset(
         b"/v1/audio/transcriptions",
         b"/v1/audio/translations",
         b"/v1/chat/completions",
+        b"/v1/classify",
         b"/v1/completions",
+        b"/v1/detokenize",
         b"/v1/embeddings",
         b"/v1/images/edits",
         b"/v1/images/generations",
@@ -45,10 +47,13 @@ _CALLS = frozenset(
         b"/v1/messages",
         b"/v1/messages/count_tokens",
         b"/v1/moderations",
+        b"/v1/pooling",
         b"/v1/rerank",
         b"/v1/responses",
+        b"/v1/responses/compact",
         b"/v1/responses/input_tokens",
         b"/v1/score",
+        b"/v1/tokenize",
     }
 )
 _OTHER_PROJECTS = (
@@ -99,6 +104,20 @@ def read_model_path(head: RequestHead) -> ModelPath | None:
     if not handled:
         return None
     return ModelPath(found[1].decode() if found[1] else None, found[2])
+
+
+def explain_path(head: RequestHead) -> OwnAnswer | None:
+    """Return the answer to a request below /v1 that no route for models handles, or None for other
+    paths."""
+    found = _PATH.match(head.target)
+    if found is None:
+        return None
+    if found[2] in _CALLS:
+        allowed = b"Allow: POST, OPTIONS\r\n"
+        return OwnAnswer(405, AnswerCode.BAD_REQUEST, "this route takes POST only", fields=allowed)
+    why = "this route is none that finds its service by the `model` of the body"
+    hint = "put the service's path before /v1, such as /PROJECT/SERVICE/v1/responses/ID"
+    return OwnAnswer(404, AnswerCode.NO_SERVICE, f"{why}; {hint}")
 
 
 class _Body(Struct, frozen=True):
