@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,10 @@ def test_only_a_better_model_is_deployed(user: User, step: Step) -> None:
     assert train(200)[0] == 0
     second = json.loads(served.read_text())
     assert second != first
+    service = (str(ROOT / "examples/ci/service.yaml"), "--param", f"models={models}", "--yes")
+    deployed = user.json("serve", *service, "--param", "version=abc")
+    with urllib.request.urlopen(f"{deployed['url']}?x=0", timeout=START_S) as answer:
+        assert json.load(answer) == {"y": second["b"]}
     code, out = train(20)
     assert (code, step.outputs()["outcome"]) == (1, "failure"), out
     assert json.loads(served.read_text()) == second

@@ -90,21 +90,22 @@ def test_each_event_reaches_each_kind_of_receiver(
     user.cli("drill", "preempt", "lost", "--notice", "1s")
     kinds = {*events.split(",")}
 
+    marks = {"/slack": "[{}]", "/teams": "[{}]", "/webhook": "'event': '{}'", "/v2/enqueue": "/{}'"}
+
     def told(path: str) -> set[str]:
         texts = [str(body) for where, body in receiver.got if where == path]
-        return {kind for kind in kinds for text in texts if kind in text}
+        return {kind for kind in kinds for text in texts if marks[path].format(kind) in text}
 
     def mailed() -> set[str]:
         return {kind for kind in kinds for *_, text in mail.mails if f"[{kind}]" in text}
 
-    paths = ("/slack", "/teams", "/webhook", "/v2/enqueue")
     wait_until(
-        lambda: all(told(path) == kinds for path in paths) and mailed() == kinds,
-        why=lambda: str([kinds - told(path) for path in paths] + [kinds - mailed()]),
+        lambda: all(told(path) == kinds for path in marks) and mailed() == kinds,
+        why=lambda: str([kinds - told(path) for path in marks] + [kinds - mailed()]),
     )
     assert receiver.wrong == mail.wrong == []
     assert all(mail.secured)
-    user.cli("down", "--yes")
+    user.cli("down", "--all", "--yes")
     mail.close()
 
 
