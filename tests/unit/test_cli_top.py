@@ -9,7 +9,8 @@ from tests.unit.cli_client import FakeClient, at, client, make_attempt, make_job
 from tests.unit.test_cli_jobs import run
 
 from cavvy.client import wire
-from cavvy.client.metrics import estimate_left_s, find_share, find_stragglers, find_use
+from cavvy.client.metrics import estimate_left_s, find_share, find_use
+from cavvy.domain.figures import describe_stragglers, find_stragglers
 
 __all__ = ["client"]
 
@@ -129,9 +130,12 @@ def test_the_time_left_of_odd_progress_is_unknown() -> None:
 
 
 def test_few_ranks_and_usual_differences_are_no_stragglers() -> None:
-    def nodes(*step_ms: object) -> list[wire.NodeView]:
-        return [make_node(rank=n, progress={"step_ms": ms}) for n, ms in enumerate(step_ms)]
+    def progress(*step_ms: object) -> dict[int, dict[str, Any]]:
+        return {rank: {"step_ms": ms} for rank, ms in enumerate(step_ms)}
 
-    assert find_stragglers(nodes(100, 900)) == []
-    assert find_stragglers(nodes(100, 110, 120, "x", 0, -5)) == []
-    assert find_stragglers(nodes(100, 100, 100, 200)) == [(3, 2.0)]
+    assert find_stragglers(progress(100, 900)) == []
+    assert find_stragglers(progress(100, 110, 120, "x", 0, -5)) == []
+    assert find_stragglers(progress(100, 100, 100, 200)) == [(3, 2.0)]
+    assert find_stragglers(progress(100, 100, 100, float("inf"), float("nan"))) == []
+    many = [(rank, 2.0) for rank in range(100)]
+    assert describe_stragglers(many).endswith("rank 7 (2.0 times) and 92 more")

@@ -272,3 +272,16 @@ def test_progress_has_a_bar_and_the_time_left_at_the_speed_of_the_last_minutes()
 def test_the_energy_of_the_work_is_shown() -> None:
     energy = wire.EnergyView(joules=7_200_000, co2_g=688, unplaced_j=0, grids={"de": 2024})
     assert "Energy 2 kWh, 688 g of CO2 (grid of de, 2024)" in page_of(detail(energy=energy))
+
+
+def test_ranks_that_are_slower_than_others_are_marked() -> None:
+    def shown(phase: str, *step_ms: float) -> str:
+        nodes = [node(rank, progress={"step_ms": ms}) for rank, ms in enumerate(step_ms)]
+        job = detail(phase=phase, attempts=[attempt(nodes=nodes)])
+        return sign_in(CannedClient(job_answers(job))).get("/jobs/default/train").text
+
+    page = shown("running", 100, 100, 250)
+    assert "Stragglers</a>: steps take longer than the median: rank 2 (2.5 times)." in page
+    assert page.count("2.5 × slower") == 1
+    assert "Stragglers" not in shown("running", 100, 100, 110)
+    assert "Stragglers" not in shown("done", 100, 100, 250)

@@ -660,3 +660,39 @@ def test_dumps_of_others_and_of_earlier_processes_are_not_read(
         os.mkfifo(tmp_path / "pipe_0.pipe")
         assert not flight.ask_for_dumps([pid]), "nobody reads it"
     assert victim.read_text() == "as it was"
+
+
+def test_ranks_that_stay_slower_than_others_are_told_once() -> None:
+    def look(old: AttemptSnapshot, seconds: float, *step_ms: float) -> tuple[AttemptSnapshot, str]:
+        """Decide at a time at which the ranks report these steps; the row afterwards, the event."""
+        nodes = tuple(
+            replace(node, progress={"step_ms": ms}, heard_at=at(seconds))
+            for node, ms in zip(old.nodes, step_ms, strict=True)
+        )
+        seen = replace(old, nodes=nodes)
+        action = decide_attempt(seen, at(seconds))
+        if isinstance(action, a.RecheckAttempt):
+            return seen, ""
+        assert isinstance(action, a.NoteSlow)
+        changes = adjust_attempt(
+            JobRows(job=JOB, attempts={}, nodes={}), seen.attempt, action, at(seconds)
+        )
+        (kept,) = changes.attempts
+        return replace(seen, attempt=kept), " ".join(each.text for each in changes.events)
+
+    row = silent(0, 0, 0, 0)
+    row, told = look(row, 1000, 100, 100, 100, 300)
+    assert told == "", "one slow step is usual"
+    row, told = look(row, 1010, 100, 100, 100, 100)
+    row, told = look(row, 1020, 100, 100, 100, 300)
+    row, told = look(row, 1079, 100, 100, 100, 300)
+    assert told == ""
+    row, told = look(row, 1081, 100, 100, 100, 250)
+    assert told == "steps take longer than the median: rank 3 (2.5 times)"
+    row, told = look(row, 1200, 100, 100, 100, 300)
+    assert told == "", "each rank is told once"
+    row, _ = look(row, 1500, 100, 300, 100, 100)
+    row, told = look(row, 1600, 100, 300, 100, 100)
+    assert "rank 1 (3.0 times)" in told
+    assert row.attempt.slow is not None
+    assert row.attempt.slow.told == (3, 1)

@@ -20,9 +20,9 @@ from cavvy.client.metrics import (
     estimate_left_s,
     find_progress,
     find_share,
-    find_stragglers,
     find_use,
 )
+from cavvy.domain.figures import describe_stragglers, find_stragglers
 from cavvy.domain.units import format_duration, format_measure
 
 if TYPE_CHECKING:
@@ -157,9 +157,8 @@ def _rank_facts(job: "JobDetail") -> list[tuple[str, object]]:
         and node.exited_at is None
     ]
     facts: list[tuple[str, object]] = [("idle gpus", ", ".join(idle))] if idle else []
-    if slow := find_stragglers(own.nodes):
-        ranks = ", ".join(f"rank {rank} ({ratio:.1f} times)" for rank, ratio in slow)
-        facts.append(("stragglers", f"steps take longer than the median: {ranks}"))
+    if slow := find_stragglers({node.rank: node.progress for node in own.nodes}):
+        facts.append(("stragglers", describe_stragglers(slow)))
     still = min((node.telemetry.get("still_s", 0) for node in own.nodes), default=0)
     if still >= _STILL_TOLD_S:
         since = format_duration(timedelta(seconds=round(still)))

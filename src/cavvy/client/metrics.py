@@ -1,9 +1,8 @@
 """The values that a job's program reports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from statistics import median
 from typing import TYPE_CHECKING
 
 from cavvy.domain.figures import GPU_FIGURES
@@ -11,14 +10,12 @@ from cavvy.domain.units import format_energy, format_grams
 
 if TYPE_CHECKING:
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.wire import EnergyView, JobDetail, NodeView, SeriesView
+    from cavvy.client.wire import EnergyView, JobDetail, SeriesView
 
 
 SPEED_SINCE = timedelta(minutes=30)  # the time whose speed tells when the work is done
 _MOST_GRIDS = 3  # countries that are named
-_LEAST_RANKS = 3  # whose median tells what is usual
 _LONGEST_S = 10 * 365 * 24 * 3600  # a longer forecast says nothing
-_STRAGGLES = 1.3  # times the median; ranks of equal machines differ by a few percent
 # Names of telemetry values for the time since the work began, or since the GPUs were last used,
 # which agents report in addition to the current use.
 TOTALS = frozenset(
@@ -165,21 +162,6 @@ def estimate_left_s(
         return None
     left = (total - now) * (last_at - first_at) * step_s / (last - first)
     return left if left < _LONGEST_S else None
-
-
-def find_stragglers(nodes: "Sequence[NodeView]") -> list[tuple[int, float]]:
-    """Return the ranks that need much longer for a step than the median rank, with the ratio. Ranks
-    report the duration of a step as `step_ms`; at least three must have reported it.
-    """
-    told = {
-        node.rank: float(value)
-        for node in nodes
-        if isinstance(value := node.progress.get("step_ms"), int | float) and value > 0
-    }
-    if len(told) < _LEAST_RANKS:
-        return []
-    usual = median(told.values())
-    return [(rank, ms / usual) for rank, ms in sorted(told.items()) if ms >= _STRAGGLES * usual]
 
 
 def last_figures(job: "JobDetail") -> dict[str, float | str]:

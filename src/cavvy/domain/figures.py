@@ -2,12 +2,41 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf, nan
+from statistics import median
 
 from cavvy.domain.values import Struct
 
 FIGURES_DAYS = 30  # for how many whole days figures are kept
 MOST_NAMES = 48  # of one rank and minute; more are dropped
 GPU_FIGURES = ("gpu_percent", "gpu_memory_mib", "gpu_power_w")
+
+
+_LEAST_RANKS = 3  # whose median tells what is usual
+_MOST_NAMED = 8  # ranks in a text
+_STRAGGLES = 1.3  # times the median; ranks of equal machines differ by a few percent
+
+
+def find_stragglers(progress: Mapping[int, Mapping[str, float | str]]) -> list[tuple[int, float]]:
+    """Return the ranks that need much longer for a step than the median rank, with the ratio, from
+    what each rank has reported. Ranks report the duration of a step as `step_ms`; at least three
+    must have reported it.
+    """
+    told = {
+        rank: float(value)
+        for rank, values in progress.items()
+        if isinstance(value := values.get("step_ms"), int | float) and 0 < value < inf
+    }
+    if len(told) < _LEAST_RANKS:
+        return []
+    usual = median(told.values())
+    return [(rank, ms / usual) for rank, ms in sorted(told.items()) if ms >= _STRAGGLES * usual]
+
+
+def describe_stragglers(found: Sequence[tuple[int, float]]) -> str:
+    """Return the slow ranks and their ratios as a text."""
+    shown = ", ".join(f"rank {rank} ({ratio:.1f} times)" for rank, ratio in found[:_MOST_NAMED])
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"steps take longer than the median: {shown}{more}"
 
 
 class FigureColumns(Struct, frozen=True, kw_only=True):

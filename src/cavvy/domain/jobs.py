@@ -360,6 +360,15 @@ class StackReport(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class SlowRanks(Struct, frozen=True, kw_only=True):
+    """The ranks that need much longer for a step than the median rank, since when, and those of
+    which an event has told."""
+
+    ranks: tuple[int, ...]
+    since: datetime
+    told: tuple[int, ...] = ()
+
+
 class StuckWork(Struct, frozen=True, kw_only=True):
     """Work that made no progress. `ranks` are the processes that did not reach the place where the
     others wait; () if they are unknown. `node` is the rank of the node of the first of them."""
@@ -424,6 +433,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
         None  # the checkpoint interval that was sent to the work, if Cavvy chooses the interval
     )
     stuck: StuckWork | None = None  # set if the work is ended because it hangs
+    slow: SlowRanks | None = None  # set if ranks need longer for a step than others
     wait: AttemptWait | None = None
     version: int = 0
 

@@ -51,6 +51,7 @@ from cavvy.console.pages.page import (
     services_by_replica,
     try_part,
 )
+from cavvy.domain.figures import describe_stragglers, find_stragglers
 
 _EVENTS = 200  # events on the page, the newest
 _MOST_PAGES = 20  # pages of events that are read to find the newest
@@ -105,6 +106,8 @@ def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[st
     shown = _find_attempt(job, read_number(request, "attempt", job.attempt))
     nodes = shown.nodes if shown else []
     ranks = [node.rank for node in nodes] if shown else [0]
+    working = nodes if job.phase == "running" else ()
+    slow = find_stragglers({node.rank: node.progress for node in working})
     rank = read_number(request, "rank", ranks[0] if ranks else 0)
     log = Part[dict[str, Any] | None](None)
     if not is_update(request):  # the page's script reads the rest of the log by itself
@@ -113,6 +116,8 @@ def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[st
         "attempt": shown,
         "is_attempt_chosen": "attempt" in request.query_params,
         "nodes": [_node_row(node) for node in nodes],
+        "slow": dict(slow),
+        "slow_text": describe_stragglers(slow) if slow else "",
         "node_counts": Counter(node.phase for node in nodes),
         "log": log,
         "is_rank_chosen": "rank" in request.query_params,

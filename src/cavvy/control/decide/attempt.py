@@ -31,6 +31,7 @@ from cavvy.control.decide.stuck import (
     next_silence,
 )
 from cavvy.control.decide.warm_pool import keeps_until
+from cavvy.domain.figures import describe_stragglers, find_stragglers
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import (
     JOB_ENDS,
@@ -41,6 +42,7 @@ from cavvy.domain.jobs import (
     JobRecord,
     Node,
     NodePhase,
+    SlowRanks,
     StopCause,
     StuckWork,
 )
@@ -53,6 +55,7 @@ LAUNCH_TIMEOUT = timedelta(
 )  # time after which a launch without a clear answer from the provider counts as failed
 BOOT_TIMEOUT = timedelta(minutes=20)  # the same as dstack's timeout for its slowest backends
 PRICE_RISE = 10  # the budget must not be exceeded even if the price suddenly rises by this factor
+_SLOW_FOR = timedelta(minutes=1)  # how long ranks are slower than others before it is told
 REMOVE_AGAIN = timedelta(seconds=30)  # how soon a removal that had no effect is requested again
 END_TIMES_TIMEOUT = timedelta(minutes=10)  # how long to wait for the end times of an ended gang
 _TOLD = frozenset(
@@ -114,6 +117,13 @@ class EndStuck(Struct, frozen=True, kw_only=True):
     grace: timedelta
 
 
+class NoteSlow(Struct, frozen=True, kw_only=True):
+    """Note which ranks need longer for a step than others. The event `text` tells of new ones."""
+
+    slow: SlowRanks | None
+    text: str = ""
+
+
 class KeepGang(Struct, frozen=True, kw_only=True):
     """Keep the idle gang of a pool until a new time."""
 
@@ -134,6 +144,7 @@ Action = (
     | EndStuck
     | CountMiss
     | ClearMisses
+    | NoteSlow
     | KeepGang
     | RecheckAttempt
 )
@@ -208,8 +219,28 @@ def _running(view: AttemptSnapshot, now: datetime) -> Action:
         or _noticed(view, now)
         or _gone(view, now)
         or _stuck(view, now)
+        or _slow(view, now)
         or RecheckAttempt(after=min(_next_look(view, now), next_silence(view, now)))
     )
+
+
+def _slow(view: AttemptSnapshot, now: datetime) -> Action | None:
+    """Return what to note about ranks that are slower than others. An event names each rank once,
+    when the same ranks have been slow for a while.
+    """
+    nodes = [node for node in view.nodes if node.phase is NodePhase.RUNNING]
+    ratios = dict(find_stragglers({node.rank: node.progress for node in nodes}))
+    before, ranks = view.attempt.slow, tuple(ratios)
+    if before is None or before.ranks != ranks:
+        told = before.told if before else ()
+        if not ranks and before is None:
+            return None
+        return NoteSlow(slow=SlowRanks(ranks=ranks, since=now, told=told))
+    new = [rank for rank in ranks if rank not in before.told]
+    if not new or now - before.since < _SLOW_FOR:
+        return None
+    text = describe_stragglers([(rank, ratios[rank]) for rank in new])
+    return NoteSlow(slow=replace(before, told=(*before.told, *new)), text=text)
 
 
 def _stuck(view: AttemptSnapshot, now: datetime) -> Action | None:

@@ -311,6 +311,7 @@ def adjust_attempt(
     | gangs.EndStuck
     | gangs.CountMiss
     | gangs.ClearMisses
+    | gangs.NoteSlow
     | gangs.KeepGang,
     now: datetime,
 ) -> RowChanges:
@@ -326,6 +327,11 @@ def adjust_attempt(
             return RowChanges(attempts=(count_miss(attempt, now),))
         case gangs.ClearMisses():
             return RowChanges(attempts=(replace(attempt, missed_looks=0, missed_since=None),))
+        case gangs.NoteSlow():
+            fact = ",".join(map(str, action.slow.ranks)) if action.slow else None
+            event = make_event(rows.job, now, "straggler", action.text, attempt.number, fact)
+            events = (event,) if action.text else ()
+            return RowChanges(attempts=(replace(attempt, slow=action.slow),), events=events)
         case gangs.KeepGang():
             return RowChanges(attempts=(replace(attempt, kept_until=action.until),))
         case _:
