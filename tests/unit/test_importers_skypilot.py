@@ -858,3 +858,27 @@ def test_a_note_says_how_to_set_a_value() -> None:
         ("type: task\ncommands: [x]\nenv: {A: '${{ secrets.A }}'}\n", stored),
     ):
         assert [each.reason for each in parse_file(text).kept] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("command", "url"),
+    [
+        (
+            "curl -X POST --data \"s=$JOB_STATUS\" 'https://h.example/x?a=1'",
+            "https://h.example/x?a=1",
+        ),
+        ("set -e\ncurl https://h.example/x; echo told", "https://h.example/x"),
+        ("curl https://h.example/$JOB_ID", None),
+        ("curl https://h.example/${JOB_ID}/x", None),
+        ("curl https://a.example https://b.example", None),
+        ("curl https://user:pass@h.example/x", None),
+        ("python tell.py https://h.example/x", None),
+        ("echo", None),
+    ],
+)
+def test_a_callback_that_posts_to_one_address_is_a_webhook(command: str, url: str | None) -> None:
+    found = parse_file(f"num_nodes: 1\nrun: echo\nevent_callback: {json.dumps(command)}\n")
+    assert [each.url for each in found.task.webhooks] == ([url] if url else [])
+    (told,) = (each for each in found.kept if each.key == "event_callback")
+    assert not told.refused
+    assert ("becomes `webhooks`" in told.reason) is (url is not None)

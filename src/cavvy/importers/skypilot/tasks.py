@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from cavvy.domain.tasks import JobGroup, TaskSpec, Workdir
+from cavvy.domain.targets import is_web_address
+from cavvy.domain.tasks import JobGroup, TaskSpec, WebhookTarget, Workdir
 from cavvy.domain.values import Struct, replace
 from cavvy.importers.common_fields import read_commit, read_name, tell_value
 from cavvy.importers.kept_keys import TranslationNotes
@@ -34,9 +35,8 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 KIND = "SkyPilot"
 _LATER = {
     "file_mounts_mapping": "the key only concerns SkyPilot itself",
-    "event_callback": "the server runs no commands of users; `cavvy notify add` sends changes of "
-    "state to Slack, Teams, mail, PagerDuty or a webhook",
 }
+_ADDRESS = re.compile(r"https?://[^\s'\"`|;&<>(){}\\]+")
 _NOTED = {
     "pool": "`cavvy run` does what `sky launch` does: it ignores the number of workers and starts "
     "one worker; `cavvy pool apply` creates the pool",
@@ -291,6 +291,7 @@ def _translate_task(
         outputs=mounts.outputs,
         volumes=mounts.volumes,
         retry=request.retry,
+        webhooks=_read_callback(table, kept_keys),
         service=read_service(table, kept_keys),
     )
 
@@ -301,6 +302,36 @@ def _read_run(table: Node, kept_keys: TranslationNotes) -> str:
         return run
     kept_keys.note_at(table, "run", f"the file has nothing to run: {WAITS}")
     return WAIT
+
+
+def _read_callback(table: Node, kept_keys: TranslationNotes) -> tuple[WebhookTarget, ...]:
+    """Return the web address that a callback posts to. Other commands, which SkyPilot's controller
+    would run at each change of state, are noted.
+    """
+    command = text_at(table, "event_callback") or ""
+    found = dict.fromkeys(_ADDRESS.findall(command))
+    url = next(iter(found), "")
+    if (
+        re.search(r"\bcurl\b", command)
+        and len(found) == 1
+        and "$" not in url
+        and is_web_address(url)
+    ):
+        kept_keys.note_at(
+            table,
+            "event_callback",
+            f"becomes `webhooks`: the server posts JSON to {url} when the job ends or fails; for "
+            "each change of state, or for messages of Slack or Teams, see `cavvy notify add`",
+        )
+        return (WebhookTarget(url=url),)
+    if command.strip():
+        kept_keys.note_at(
+            table,
+            "event_callback",
+            "the command is not run, since the server runs no commands of users; `cavvy notify "
+            "add` sends changes of state to Slack, Teams, mail, PagerDuty or a webhook",
+        )
+    return ()
 
 
 def _note_conda(table: Node, image: str | None, kept_keys: TranslationNotes) -> None:
