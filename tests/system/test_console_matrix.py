@@ -18,7 +18,7 @@ from tests.system.chromium import Tab, chromium
 from tests.system.ports import free_port
 from tests.system.test_console import start_console
 from tests.system.test_console_stories import Reader, axe, fill
-from tests.system.trust import User, user_at
+from tests.system.trust import User, serving_user_at, user_at
 
 from cavvy.client import ApiClient
 from cavvy.console.access import OneUser
@@ -175,7 +175,8 @@ class Site(msgspec.Struct):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("matrix")
-        root, ada = (stack.enter_context(user_at(folder / name)) for name in ("root", "ada"))
+        root = stack.enter_context(serving_user_at(folder / "root"))
+        ada = stack.enter_context(user_at(folder / "ada"))
         root.settings("[providers.local]\n")
         night = asyncio.run(fill(root.home, JOBS))
         asyncio.run(fill_edge(root.home))
@@ -381,4 +382,6 @@ def test_a_member_of_another_project_sees_and_changes_nothing(browser: Tab, site
 
 def things(page: str) -> list[str]:
     """The rows of a page's lists, and the values of its forms."""
-    return re.findall(r'data-key="[^"]+"|class="badge is-\w+"|value="[^"]*"|ZEBRA\w+', page)
+    return re.findall(
+        r'(?:data-key|tr id)="[^"]+"|class="badge is-\w+"|value="[^"]*"|ZEBRA\w+', page
+    )

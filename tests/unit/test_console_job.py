@@ -157,7 +157,7 @@ def test_a_replica_and_a_machine_are_linked() -> None:
     answers = job_answers(job) | {"/v1/services": [served("chat", replica(job=job.id))]}
     text = sign_in(CannedClient(answers)).get("/jobs/default/chat-1").text
     assert '<a href="/services/default/chat">chat</a>' in text
-    assert '<a href="/machines#named-title">box</a>' in text
+    assert '<a href="/machines#machine-default-box">box</a>' in text
 
 
 @pytest.mark.parametrize(
