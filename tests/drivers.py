@@ -2,6 +2,7 @@
 used, by their C signatures, with GPUs as the environment says.
 
 FAKE_GPUS, FAKE_NAME, FAKE_MIB, FAKE_FREE (percent), FAKE_GBS (what copies within a GPU reach),
+FAKE_USED and FAKE_RESERVED (MiB), FAKE_OLD (no nvmlDeviceGetMemoryInfo_v2),
 FAKE_WATTS, FAKE_ENERGY (a file with a counter in mJ),
 FAKE_FLIP (the block in which one byte changes), FAKE_ECC (uncorrected errors), FAKE_MIG (the index
 of a partitioned GPU), FAKE_HANG, FAKE_PROCESSES (a file with lines GPU PID MIB; a negative size is
@@ -64,7 +65,17 @@ int nvmlDeviceGetName(void *h, char *text, unsigned size) {
   if (is_instance(h)) strncat(text, " MIG 1g.18gb", size - strlen(text) - 1);
   return 0;
 }
-int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = m->free = total(); m->used = 0; return 0; }
+static unsigned long long mib(const char *name) { return (unsigned long long)number(name, 0) << 20; }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) {
+  m->total = total(); m->used = mib("FAKE_USED") + mib("FAKE_RESERVED"); m->free = m->total - m->used; return 0;
+}
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_2_t;
+int nvmlDeviceGetMemoryInfo_v2(void *h, memory_2_t *m) {
+  if (getenv("FAKE_OLD")) return 13; /* function not found */
+  if (m->version != (sizeof(memory_2_t) | 2 << 24)) return 25; /* argument version mismatch */
+  m->total = total(); m->used = mib("FAKE_USED"); m->reserved = mib("FAKE_RESERVED");
+  m->free = m->total - m->used - m->reserved; return 0;
+}
 int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) {
   if (h == &handles[0]) return 3; /* not supported */
   *later = 0; *now = (int *)h - handles == number("FAKE_MIG", -1); return 0;

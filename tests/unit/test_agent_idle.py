@@ -96,6 +96,16 @@ def test_a_node_reports_how_long_its_gpus_have_been_idle(monkeypatch: pytest.Mon
     assert "gpu_idle_s" not in watched.said[-1][1]["values"]
 
 
+def test_the_first_use_is_reported_after_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, idle_s=None)
+    watched.run(3 / 60, cpu=100, gpu=99)
+    assert [fields["values"]["gpu_percent"] for _, fields in watched.said] == [99]
+    watched.run(9 / 60, cpu=100)
+    assert len(watched.said) == 1, "then every ten seconds"
+    watched.run(1 / 60, cpu=100)
+    assert len(watched.said) == 2
+
+
 def test_means_are_weighted_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, idle_s=None)
     watched.run(10, cpu=100, gpu=90)

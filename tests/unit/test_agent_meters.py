@@ -116,6 +116,17 @@ def test_nvidia_counts_energy_or_else_power_times_time(
     assert sums.read(5.0)["joules"] == 430, "a clock that goes back adds nothing"
 
 
+def test_memory_that_the_driver_reserves_is_not_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = ctypes.CDLL(str(make_driver(tmp_path, used=31949, reserved=615) / "libnvidia-ml.so.1"))
+    handle = ctypes.c_void_p()
+    assert not nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle))
+    assert NvidiaMeter(nvml, handle).read()["gpu_memory_mib"] == 31949
+    monkeypatch.setenv("FAKE_OLD", "1")
+    assert NvidiaMeter(nvml, handle).read()["gpu_memory_mib"] == 31949 + 615
+
+
 def test_gpus_that_do_not_answer_add_nothing() -> None:
     full = {"gpu_percent": 50.0, "gpu_memory_mib": 10.0, "gpu_power_w": 100.0}
     sums = GpuSums([Readings(full, {}, full), Readings({}, {}, {"gpu_percent": 0.0})])

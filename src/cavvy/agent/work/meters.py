@@ -164,13 +164,18 @@ class NvidiaMeter:
         import ctypes
 
         rates = (ctypes.c_uint * 2)()  # nvmlUtilization_t: gpu, memory
-        memory = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
+        # nvmlMemory_v2_t: version, total, reserved, free, used. As in nvidia-smi, memory that the
+        # driver reserves is not in use; `used` of version 1, for drivers before 510, contains it.
+        memory = (ctypes.c_ulonglong * 5)(ctypes.sizeof(ctypes.c_ulonglong * 5) | 2 << 24)
+        before = (ctypes.c_ulonglong * 3)()  # nvmlMemory_t: total, free, used
         power, energy = ctypes.c_uint(), ctypes.c_ulonglong()  # mW, mJ since the driver was loaded
         values: dict[str, float] = {}
         if not self._nvml.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)):
             values["gpu_percent"] = rates[0]
-        if not self._nvml.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)):
-            values["gpu_memory_mib"] = memory[2] / MIB
+        if self._tells("nvmlDeviceGetMemoryInfo_v2", memory):
+            values["gpu_memory_mib"] = memory[4] / MIB
+        elif self._tells("nvmlDeviceGetMemoryInfo", before):
+            values["gpu_memory_mib"] = before[2] / MIB
         if self._tells("nvmlDeviceGetPowerUsage", power):
             values["gpu_power_w"] = power.value / 1000
         if self._tells("nvmlDeviceGetTotalEnergyConsumption", energy):  # since Volta

@@ -26,6 +26,7 @@ LONGEST_LINE = 65536  # maximum bytes of a progress line
 LONGEST_TEXT = 1000  # maximum characters of one value
 MOST_VALUES = 100
 TELEMETRY_S = 10.0
+FIRST_S = 3.0  # seconds after which the use is reported first; GPUs are measured every two seconds
 CHECKPOINT_S = 3.0
 IDLE_CPU_PERCENT = 1.0  # percent of one CPU; work that uses less counts as waiting
 IDLE_GPU_PERCENT = 1.0
@@ -142,7 +143,7 @@ class WorkMonitor:
             self._tell_checkpoint()
         limits = (self._idle_s or TELEMETRY_S * 4, self._stuck_s or TELEMETRY_S * 4)
         often = 1.0 if self.memory_mib else min(TELEMETRY_S, *(limit / 4 for limit in limits))
-        if now - self._looked_at >= often:
+        if now - self._looked_at >= (often if self._told_at else min(often, FIRST_S)):
             self._measure(now)
         return "" if self._idle_s is None else self._check_idle(now, self._idle_s)
 
