@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch._dynamo.config  # FakeTensorMode imports it too; see `trace` in cli/task/profiles.py
 from torch._subclasses import fake_tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only

@@ -2,6 +2,7 @@
 or created by tracing a script.
 """
 
+import gc
 import json
 import sys
 from contextlib import redirect_stdout
@@ -81,6 +82,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
     """Trace the first step of a script. Returns the profile as plain data. Raises
     CommandFailure.
     """
+    gc.disable()  # A quarter of the time of PyTorch's import is that of collections.
     try:
         from cavvy.tracer.script import trace_script
     except ImportError as error:
@@ -88,6 +90,9 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             f"{error.name} is not installed for the Python that runs cavvy, and tracing needs it",
             f"`{extra_command('train')}`, or `cavvy estimate --model NAME`",
         ) from error
+    finally:
+        gc.enable()
+    gc.freeze()  # so that collections while the script runs do not examine PyTorch's modules
     waits = Timer(_PATIENCE_S, _explain_wait, [script])
     waits.daemon = True
     waits.start()
@@ -116,6 +121,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
         ) from error
     finally:
         waits.cancel()
+        gc.unfreeze()
 
 
 def _explain_wait(script: str) -> None:
