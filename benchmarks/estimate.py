@@ -2,15 +2,17 @@
 steps, and the ranges of a family, come from the other families. Published steps and rates are
 estimated with their GPU left out.
 
-    python benchmarks/estimate.py [--bars | --fit | --write]
+    python benchmarks/estimate.py [--bars | --fit | --unseen | --write]
 
 Prints the bars first. Reads ../shared/data/performance (or CAVVY_DATA). `--bars` prints only the
-bars, `--fit` the constants of the host that all measured steps give (`HOST_US`), and `--write`
-updates docs/reference/estimate.md.
+bars, `--fit` the constants of the host that all measured steps give (`HOST_US`), `--unseen` only
+the models that were measured after the formulas were written, and `--write` updates
+docs/reference/estimate.md.
 """
 
 import argparse
 import csv
+import json
 import os
 import re
 import statistics
@@ -61,6 +63,34 @@ from cavvy.planner.estimate.table import estimate_memory
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "digits" / "train.py"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
+UNSEEN = Path(__file__).with_name("estimate_unseen.jsonl")
+
+
+def check_unseen(say: Callable[[str], None]) -> None:
+    """Compare the estimates that were made before any change with the steps of models that were
+    measured after the formulas were written.
+    """
+    rows = [json.loads(line) for line in UNSEEN.read_text().splitlines()[1:]]
+    off = [row["estimated_ms"] / row["step_ms"] - 1 for row in rows]
+    memory = [row["estimated_gib"] / row["peak_allocated_gib"] - 1 for row in rows]
+    say("| model | batch, precision | ms | estimated | off | host ms | peak off | need covers |")
+    say("|---|---|--:|--:|--:|--:|--:|---|")
+    for row, step_off, peak_off in zip(rows, off, memory, strict=True):
+        covers = "yes" if row["needed_gib"] >= row["peak_reserved_gib"] else "no"
+        words = [str(row["batch"]), row["precision"]]
+        words += ["channels-last"] * row["channels_last"] + ["fused"] * row["fused"]
+        say(
+            f"| {row['model']} | {' '.join(words)} | {row['step_ms']:.1f} "
+            f"| {row['estimated_ms']:.1f} | {step_off:+.0%} | {row['host_ms']:.1f} "
+            f"| {peak_off:+.1%} | {covers} |"
+        )
+    near = sum(abs(each) <= 0.15 for each in off)
+    covered = sum(row["needed_gib"] >= row["peak_reserved_gib"] for row in rows)
+    say("")
+    say(
+        f"{len(rows)} steps: median {_median(off):.1%}, worst {max(map(abs, off)):.0%}, "
+        f"{near} within 15 %; NEED covers {covered}; peak memory median {_median(memory):.1%} off."
+    )
 
 
 def check_steps(steps: Sequence[Step], say: Callable[[str], None]) -> None:
@@ -588,12 +618,15 @@ TITLES: tuple[tuple[str, Callable[[], Iterator[Row]]], ...] = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--bars", "--fit", "--write"):
+    for name in ("--bars", "--fit", "--unseen", "--write"):
         parser.add_argument(name, action="store_true")
     given = parser.parse_args()
     steps = [*read_steps(), *read_measured()]
     if given.fit:
         print("".join(f'    "{k}": {v:.1f},\n' for k, v in fit_host(steps, read_devices()).items()))
+        return
+    if given.unseen:
+        check_unseen(print)
         return
     lines = ["### Bars", ""]
     met = check_bars(lines.append)
@@ -604,6 +637,8 @@ def main() -> None:
     check_families(lines.append)
     lines += ["", "### Each step", ""]
     check_steps(steps, lines.append)
+    lines += ["", "### Models measured after the formulas were written", ""]
+    check_unseen(lines.append)
     lines += ["", "### Step times, each accelerator left out", ""]
     _check_devices([*steps, *read_vision(), *read_mpt()], lines.append)
     lines += ["", "### Step times, predicted from one other accelerator", ""]

@@ -1,12 +1,13 @@
 """Measures whole training steps on this machine's GPU, of models that were not used to write the
-formulas of `cavvy estimate`, and prints one line of JSON for each. Needs torch, and torchvision for
-most of the models that classify images.
+formulas of `cavvy estimate`, and prints one line of JSON for each. Needs torch, and for some of the
+models torchvision, timm, transformers, peft or diffusers; no weights are loaded.
 
     python benchmarks/gpu/models.py [--seconds 150] [--operations FILE] [--estimate]
     python benchmarks/gpu/models.py --smoke    # tiny batches, to try the script on a CPU
 
 With --estimate, each line also has the estimate of `cavvy estimate` for the step, which needs
-Cavvy. benchmarks/estimate_measured.jsonl has the lines of an H200 and an H100.
+Cavvy. benchmarks/estimate_measured.jsonl has the lines of an H200 and an H100, and
+benchmarks/estimate_unseen.jsonl those of the models of libraries on an H200.
 """
 
 import argparse
@@ -284,6 +285,235 @@ def make_mlp() -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+class Clicks(nn.Module):
+    """A recommender: look-ups in tables, and their products (Naumov et al. 2019, DLRM)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(100_000, 64, mode="sum") for _ in range(26))
+        self.low = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 64), nn.ReLU())
+        self.high = nn.Sequential(nn.Linear(415, 512), nn.ReLU(), nn.Linear(512, 2))
+
+    def forward(self, numbers: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        low = self.low(numbers)
+        found = [each(words[:, at]) for at, each in enumerate(self.tables)]
+        x = torch.stack([low, *found], 1)
+        rows, columns = torch.tril_indices(27, 27, -1, device=x.device)
+        return self.high(torch.cat((low, (x @ x.transpose(1, 2))[:, rows, columns]), 1))
+
+
+class Waves(nn.Module):
+    """Dilated convolutions over a series (Bai et al. 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Conv1d(16, 256, 1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(256, 256, 3, padding=2**at, dilation=2**at), nn.ReLU(), nn.Dropout(0.1)
+            )
+            for at in range(8)
+        )
+        self.head = nn.Conv1d(256, 100, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+class Translator(nn.Module):
+    """The base model of Vaswani et al. 2017, by PyTorch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32000, 512)
+        self.body = nn.Transformer(batch_first=True)
+        self.head = nn.Linear(512, 32000)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
+        x = self.body(self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True)
+        return self.head(x)
+
+
+# models of transformers: configuration, class, settings
+HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "hf_whisper_small": (
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
+        {
+            **{"d_model": 768, "encoder_layers": 12, "decoder_layers": 12},
+            **{"encoder_attention_heads": 12, "decoder_attention_heads": 12},
+            **{"encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072},
+        },
+    ),
+    "hf_t5_base": (
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+    ),
+    "hf_mixtral": (
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {
+            **{"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8},
+            **{"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000},
+        },
+    ),
+    "hf_lora_llama_1b": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            **{"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22},
+            **{"num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000},
+        },
+    ),
+    "hf_deberta_v3_base": (
+        "DebertaV2Config",
+        "DebertaV2ForSequenceClassification",
+        {
+            **{"vocab_size": 128100, "relative_attention": True, "position_buckets": 256},
+            **{"pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"},
+            **{"share_att_key": True, "type_vocab_size": 0, "num_labels": 3},
+        },
+    ),
+    "hf_qwen3_0.6b": (
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {
+            **{"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
+            **{"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+            **{"vocab_size": 151936, "tie_word_embeddings": True},
+        },
+    ),
+    "hf_pythia_410m": (
+        "GPTNeoXConfig",
+        "GPTNeoXForCausalLM",
+        {
+            **{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
+            **{"num_attention_heads": 16, "vocab_size": 50304, "max_position_embeddings": 2048},
+        },
+    ),
+    "hf_segformer_b2": (
+        "SegformerConfig",
+        "SegformerForSemanticSegmentation",
+        {
+            **{"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512]},
+            **{"decoder_hidden_size": 768, "num_labels": 150},
+        },
+    ),
+    "hf_wav2vec2_base": ("Wav2Vec2Config", "Wav2Vec2ForCTC", {"apply_spec_augment": False}),
+    "hf_clip_b32": ("CLIPConfig", "CLIPModel", {}),
+}
+# lengths of the inputs of models that are not images of 224 pixels
+LENGTHS = {
+    **{"hf_mixtral": 1024, "hf_lora_llama_1b": 1024, "hf_deberta_v3_base": 256},
+    **{"hf_qwen3_0.6b": 1024, "hf_pythia_410m": 1024},
+}
+
+
+class Logits(nn.Module):
+    """A model of a library of which only the scores are used."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **given: torch.Tensor) -> Any:
+        out = self.inner(**given)
+        if isinstance(out, torch.Tensor):
+            return out
+        for name in ("logits", "logits_per_image", "sample", "out"):
+            if name in out:
+                return out[name]
+        raise KeyError(f"no scores in {list(out)}")
+
+
+def make_library(name: str) -> nn.Module:
+    """A model of transformers, diffusers, timm or torchvision, with random weights."""
+    if name.startswith("timm_"):
+        import timm
+
+        return timm.create_model(name.removeprefix("timm_"), num_classes=1000)
+    if name == "sd_unet":
+        import diffusers
+
+        return Logits(
+            diffusers.UNet2DConditionModel(
+                sample_size=64,
+                cross_attention_dim=768,
+            )
+        )
+    if name.startswith("video_"):
+        import torchvision
+
+        return getattr(torchvision.models.video, name.removeprefix("video_"))()  # type: ignore[no-any-return]
+    if name == "deeplabv3_resnet50":
+        import torchvision
+
+        return torchvision.models.segmentation.deeplabv3_resnet50(
+            weights_backbone=None, num_classes=21
+        )
+    import transformers
+
+    config, model, settings = HUGGING_FACE[name]
+    made = getattr(transformers, model)(getattr(transformers, config)(**settings))
+    if name == "hf_lora_llama_1b":
+        import peft
+
+        chosen = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        made = peft.get_peft_model(
+            made.to(torch.bfloat16), peft.LoraConfig(r=16, target_modules=chosen)
+        )
+    return Logits(made)
+
+
+def make_library_batch(name: str, batch: int, small: bool) -> tuple[Any, torch.Tensor]:
+    """The arguments and the target of a step of `make_library`'s model."""
+    if name.startswith("timm_"):
+        side = {"timm_vit_small_patch14_dinov2": 518, "timm_mobilevit_s": 256}.get(name, 224)
+        return torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
+    if name.startswith("video_"):
+        side = 224 if name == "video_mvit_v2_s" else 112
+        return torch.randn(batch, 3, 16, side, side), torch.randint(0, 400, (batch,))
+    if name == "deeplabv3_resnet50":
+        return torch.randn(batch, 3, 512, 512), torch.randint(0, 21, (batch, 512, 512))
+    if name == "sd_unet":
+        side = 16 if small else 64
+        shape = (batch, 4, side, side)
+        given = {"sample": torch.randn(shape), "encoder_hidden_states": torch.randn(batch, 77, 768)}
+        return {**given, "timestep": torch.randint(0, 1000, (batch,))}, torch.randn(shape)
+    if name == "hf_segformer_b2":
+        return {"pixel_values": torch.randn(batch, 3, 512, 512)}, torch.randint(
+            0, 150, (batch, 128, 128)
+        )
+    if name == "hf_wav2vec2_base":
+        return {"input_values": torch.randn(batch, 160_000)}, torch.randint(0, 32, (batch * 499,))
+    if name == "hf_clip_b32":
+        given = {"pixel_values": torch.randn(batch, 3, 224, 224)}
+        return {**given, "input_ids": torch.randint(0, 49000, (batch, 77))}, torch.arange(batch)
+    if name == "hf_whisper_small":
+        words = torch.randint(0, 51865, (batch, 128))
+        given = {"input_features": torch.randn(batch, 80, 3000), "decoder_input_ids": words}
+        return given, words.flatten()
+    if name == "hf_t5_base":
+        words = torch.randint(0, 32128, (batch, 128))
+        given = {"input_ids": torch.randint(0, 32128, (batch, 512)), "decoder_input_ids": words}
+        return given, words.flatten()
+    words = torch.randint(0, 32000, (batch, 32 if small else LENGTHS[name]))
+    target = torch.randint(0, 3, (batch,)) if name == "hf_deberta_v3_base" else words.flatten()
+    return {"input_ids": words}, target
+
+
+LIBRARY = ("hf_", "timm_", "video_", "sd_unet", "deeplabv3")
+OWN: dict[str, Callable[[], nn.Module]] = {
+    "dlrm": Clicks,
+    "tcn": Waves,
+    "transformer_base": Translator,
+}
+
 # side of the images of each model that torchvision does not define
 IMAGES = {"unet_64": 256, "diffusion_128": 64}
 
@@ -347,6 +577,39 @@ CASES = (
     Case("vit_b_16", 64),
     Case("gpt2_1024", 8, compiled=True),
     Case("vit_b_16", 64, compiled=True),
+    # models of libraries, after the formulas were written
+    Case("sd_unet", 8),
+    Case("hf_whisper_small", 16),
+    Case("hf_lora_llama_1b", 4),
+    Case("timm_vit_small_patch14_dinov2", 32),
+    Case("hf_mixtral", 8),
+    Case("swin_v2_t", 64),
+    Case("hf_t5_base", 16),
+    Case("deeplabv3_resnet50", 16),
+    Case("densenet121", 64),
+    Case("hf_deberta_v3_base", 32),
+    Case("timm_maxvit_tiny_tf_224", 64),
+    Case("dlrm", 16384),
+    Case("video_r3d_18", 16),
+    Case("timm_convnextv2_tiny", 128, channels_last=True),
+    Case("hf_qwen3_0.6b", 4),
+    Case("hf_segformer_b2", 16),
+    Case("tcn", 64),
+    Case("hf_wav2vec2_base", 16),
+    Case("mobilenet_v3_small", 32),
+    Case("timm_eva02_base_patch14_224", 64),
+    Case("hf_clip_b32", 256),
+    Case("transformer_base", 64),
+    Case("hf_pythia_410m", 8, fused=True),
+    Case("timm_mixer_b16_224", 64),
+    Case("video_mvit_v2_s", 8),
+    Case("timm_mobilevit_s", 128),
+    Case("efficientnet_b0", 16),
+    Case("timm_hrnet_w18", 32),
+    Case("densenet201", 64, channels_last=True),
+    Case("swin_v2_t", 16, precision="tf32"),
+    Case("timm_xcit_small_12_p16_224", 64),
+    Case("maxvit_t", 64, optimizer="momentum"),
 )
 
 
@@ -368,7 +631,7 @@ def estimate(case: Case, name: str, small: bool) -> dict[str, Any]:
         traced = trace_step(
             model,
             lambda: loss_of(model, data, target),
-            batch=len(data),
+            batch=2 if small else case.batch,
             precision="fp32" if case.precision == "tf32" else case.precision,
             name=case.model,
         )
@@ -399,6 +662,10 @@ def make(case: Case) -> nn.Module:
         return text
     if case.model in RECURRENT:
         return Recurrent(*RECURRENT[case.model][0])
+    if case.model in OWN:
+        return OWN[case.model]()
+    if case.model.startswith(LIBRARY):
+        return make_library(case.model)
     if case.model == "mlp":
         return make_mlp()
     if case.model in IMAGES:
@@ -410,9 +677,23 @@ def make(case: Case) -> nn.Module:
     return found
 
 
-def make_batch(case: Case, small: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(case: Case, small: bool = False) -> tuple[Any, torch.Tensor]:
     """The input and target of a step, on the default device."""
     batch = 2 if small else case.batch
+    if case.model.startswith(LIBRARY):
+        data, target = make_library_batch(case.model, batch, small)
+        if case.channels_last and isinstance(data, torch.Tensor):
+            data = data.contiguous(memory_format=torch.channels_last)
+        return data, target
+    if case.model == "dlrm":
+        numbers = torch.randn(batch, 13)
+        words = torch.randint(0, 100_000, (batch, 26, 4))
+        return {"numbers": numbers, "words": words}, torch.randint(0, 2, (batch,))
+    if case.model == "tcn":
+        return torch.randn(batch, 16, 1024), torch.randint(0, 100, (batch, 1024))
+    if case.model == "transformer_base":
+        words = torch.randint(0, 32000, (batch, 128))
+        return {"source": words, "target": words}, words.flatten()
     if case.model in TEXT or case.model in RECURRENT:
         words, length = (
             TEXT[case.model][1:3]
@@ -434,11 +715,13 @@ def make_batch(case: Case, small: bool = False) -> tuple[torch.Tensor, torch.Ten
     return images, torch.randint(0, 1000, (batch,))
 
 
-def loss_of(model: Any, data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    out = model(data)
+def loss_of(model: Any, data: Any, target: torch.Tensor) -> torch.Tensor:
+    out = model(**data) if isinstance(data, dict) else model(data)
+    if isinstance(out, dict):
+        out = out["out"]
     if target.is_floating_point():
         return F.mse_loss(out, target)
-    if out.dim() == 3:
+    if out.dim() == 3 and target.dim() == 1:
         out = out.flatten(0, 1)
     return F.cross_entropy(out, target)
 
@@ -550,7 +833,7 @@ def run(chosen: argparse.Namespace, device: str, name: str) -> Iterator[str]:
         if perf_counter() - begin > chosen.seconds:
             break
         line = attempt(measure, case, device, chosen.smoke)
-        more = estimate(case, name, chosen.smoke) if chosen.estimate else {}
+        more = estimate(case, name, chosen.smoke) if chosen.estimate and "error" not in line else {}
         yield json.dumps(line | more)
     if not chosen.operations:
         return
@@ -567,7 +850,7 @@ def attempt(
     """A line of the result. A model that does not run must not end the measurement."""
     try:
         found = what(case, device, small)
-    except (RuntimeError, ValueError) as error:  # includes a full memory
+    except (ImportError, RuntimeError, ValueError) as error:  # includes a full memory
         found = {**asdict(case), "error": str(error)[:300]}
     if device == "cuda":
         torch.cuda.empty_cache()
