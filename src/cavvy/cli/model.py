@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from cavvy.client.edge_wire import ModelView
 
 _NAMED = 8  # maximum number of versions that a message names
+_REGISTRIES = ("hf://", "models:/")
+_MOST_FILES = 10_000  # of a version in another registry
+_PIECE = 32 << 20  # bytes of a request to the Hugging Face Hub
 _BELOW = "model"  # the folder into which a job's checkpoint is copied
 
 
@@ -40,7 +44,7 @@ def command() -> None:
 
 
 @command.command("publish")
-@click.argument("source", metavar="JOB|FILE|FOLDER")
+@click.argument("source", metavar="JOB|FILE|FOLDER|URL")
 @click.option("--name", required=True, help="The model's name, such as defects.")
 @click.option("--main", default="", metavar="PATH", help="The file to serve, if there are several.")
 @click.option(
@@ -80,6 +84,10 @@ def publish(
 ) -> None:
     """Publish the next version of a model: the newest checkpoint of a job, a file or a folder.
 
+    A URL is that of a repository of the Hugging Face Hub, hf://ORGANISATION/NAME@REVISION/PATH
+    (with HF_TOKEN if it needs one), or of a version in an MLflow registry, models:/NAME/NUMBER or
+    models:/NAME@ALIAS (at MLFLOW_TRACKING_URI). `cavvy model push` writes to MLflow.
+
     The server signs the version, and devices accept only what is signed. What --convert and
     --evaluate measure is kept with the version: `accuracy` and `accuracy_before` the conversion,
     `agreement` with the original on the set (or on random inputs), and `speed_up`.
@@ -91,6 +99,8 @@ def publish(
     measured = _read_notes(notes)
     with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
         snapshot = job = below = ""
+        if source.startswith(_REGISTRIES):
+            source = str(_pull_from(source, Path(fresh, "pulled")))
         if not Path(source).exists() and ("/" in source or Path(source).suffix):
             raise CommandFailure(f"{source}: the file does not exist", exit_code=2)
         if not Path(source).exists():
@@ -283,6 +293,86 @@ def pull(name: str, out: Path | None, project: str, output: str) -> None:
     same = "" if fetched == len(files) else f", {len(files) - fetched} there already"
     told = f"{format_count(len(files), 'file')}, {formatting.show_size(found.size)}{same}"
     click.echo(f"{found.name} is in {folder}: {told}")
+
+
+@command.command("push")
+@click.argument("name", metavar="MODEL@NUMBER|LABEL")
+@click.argument("target", metavar="models:/NAME")
+@project_option
+@json_option
+def push(name: str, target: str, project: str, output: str) -> None:
+    """Register a version of a model in an MLflow registry, as the next version of a model there.
+
+    The registry is that of MLFLOW_TRACKING_URI, with MLFLOW_TRACKING_TOKEN, or
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. The files get a folder of their own among
+    the artifacts of the MLflow server.
+    """
+    from tempfile import TemporaryDirectory
+
+    from cavvy.client.download import download_files
+    from cavvy.client.mlflow import MlflowRegistry, RegistryRefused
+
+    with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
+        found = find_version(client, project, name)
+        folder = Path(fresh, "model")
+        files = [(each.path, each.sha256, each.size) for each in found.files]
+        try:
+            registry = MlflowRegistry()
+            download_files(client, project, files, folder)
+            place = f"cavvy/{project}/{found.model}/{found.number}"
+            made = registry.push(target, folder, place, f"{found.name} of project {project}")
+        except RegistryRefused as error:
+            raise CommandFailure(str(error), exit_code=2) from error
+    if output == "json":
+        json_out({"name": found.name, "registered": made})
+        return
+    click.echo(f"{found.name} is {made} in the MLflow registry")
+
+
+def _pull_from(source: str, folder: Path) -> Path:
+    """Write the files of a version in another registry to a new folder, and return it."""
+    from cavvy.client.mlflow import MlflowRegistry, RegistryRefused
+
+    try:
+        if source.startswith("hf://"):
+            return _pull_hub(source, folder)
+        MlflowRegistry().pull(source, folder)
+    except RegistryRefused as error:
+        raise CommandFailure(str(error), exit_code=2) from error
+    return folder
+
+
+def _pull_hub(source: str, folder: Path) -> Path:
+    from hashlib import sha256
+
+    from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain
+    from cavvy.store.objects.hub import ENDPOINT, HubRepository
+
+    token, endpoint = os.environ.get("HF_TOKEN", ""), os.environ.get("HF_ENDPOINT", ENDPOINT)
+    try:
+        hub = HubRepository(source, token=token, endpoint=endpoint)
+        found = hub.list(hub.key, limit=_MOST_FILES)[0]
+        inside = hub.key.rstrip("/")
+        chosen = [each for each in found if not inside or f"{each.key}/".startswith(f"{inside}/")]
+        if not chosen:
+            raise ObjectMissing(f"{source} has no files")
+        for each in chosen:
+            path = each.key[len(inside) :].strip("/") or each.key.rpartition("/")[2]
+            if any(part in ("", ".", "..") for part in path.split("/")):
+                raise ObjectDenied(f"{source} has a file {path!r:.100}, which leads out of it")
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            digest, size = sha256(), each.size or 0
+            with target.open("xb") as file:
+                for offset in range(0, size, _PIECE):
+                    piece = hub.get(each.key, offset, min(_PIECE, size - offset))
+                    digest.update(piece)
+                    file.write(piece)
+            if target.stat().st_size != size or each.sha256 not in ("", digest.hexdigest()):
+                raise ObjectDenied(f"{path} of {source} has other bytes than the Hub lists")
+    except (ObjectDenied, ObjectMissing, ObjectTryAgain) as error:
+        raise CommandFailure(str(error), exit_code=2) from error
+    return folder
 
 
 def find_version(client: "ApiClient", project: str, name: str) -> "ModelView":

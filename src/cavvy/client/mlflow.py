@@ -1,0 +1,182 @@
+"""Reads and writes versions of models in an MLflow registry, over its REST API:
+`models:/NAME/NUMBER` or `models:/NAME@ALIAS`.
+
+The server is that of MLFLOW_TRACKING_URI, with the credentials of MLFLOW_TRACKING_TOKEN, or of
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, as for MLflow's own client. The server must
+pass artifacts on (its default): those in a bucket that only clients reach are refused.
+
+Source: https://mlflow.org/docs/latest/api_reference/rest-api.html, read 2026-11, and MLflow 3.
+"""
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from cavvy.http_client import HttpClient, NoReply
+
+PREFIX = "models:/"
+_NAME = re.compile(r"models:/(?P<name>[^/@]{1,250})(?:/(?P<number>[0-9]{1,9})|@(?P<alias>[^/@]+))?")
+_API, _FILES = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
+_MOST_FILES, _MOST_FOLDERS = 10_000, 1000
+_MOST_SENT = 1 << 30  # bytes of a file, which is in memory while it is sent
+
+
+class RegistryRefused(Exception):
+    """Raised if a registry cannot be used, or has not what was asked for."""
+
+
+class MlflowRegistry:
+    """The registry at a URL."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Raises RegistryRefused."""
+        self._url = environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+        if urlsplit(self._url).scheme not in ("http", "https"):
+            raise RegistryRefused(
+                "MLFLOW_TRACKING_URI must be the URL of an MLflow server, such as "
+                "https://mlflow.example.com"
+            )
+        self._headers = {"Content-Type": "application/json"}
+        if token := environ.get("MLFLOW_TRACKING_TOKEN"):
+            self._headers["Authorization"] = f"Bearer {token}"
+        elif user := environ.get("MLFLOW_TRACKING_USERNAME"):
+            both = f"{user}:{environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(both.encode()).decode()}"
+
+    def pull(self, model: str, folder: Path) -> str:
+        """Write the files of a version to a new folder. Return the version, as NAME/NUMBER. Raises
+        RegistryRefused, OSError."""
+        name, number, alias = _read_name(model)
+        if alias:
+            found = self._ask("GET", "/registered-models/alias", {"name": name, "alias": alias})
+            number = str(_take(found, "model_version", "version"))
+        if not number:
+            raise RegistryRefused(f"{model}: expected {PREFIX}NAME/NUMBER or {PREFIX}NAME@ALIAS")
+        asked = {"name": name, "version": number}
+        place = str(
+            _take(self._ask("GET", "/model-versions/get-download-uri", asked), "artifact_uri")
+        )
+        split = urlsplit(place)
+        if split.scheme != "mlflow-artifacts":
+            raise RegistryRefused(
+                f"the files of {name}/{number} are in {split.scheme or 'a folder'}:, which the "
+                "MLflow server does not pass on: download them, and publish the folder"
+            )
+        root, count = split.path.strip("/"), 0
+        folder.mkdir()
+        for path in self._walk(root):
+            count += 1
+            if count > _MOST_FILES:
+                raise RegistryRefused(f"{name}/{number} has more than {_MOST_FILES} files")
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as file:
+                self._send("GET", f"{_FILES}/{quote(f'{root}/{path}')}", into=file)
+        if not count:
+            raise RegistryRefused(f"{name}/{number} has no files")
+        return f"{name}/{number}"
+
+    def push(self, model: str, folder: Path, place: str, description: str) -> str:
+        """Store the files of a folder under the path `place`, and register them as the next version
+        of a model. Return the version, as NAME/NUMBER. Raises RegistryRefused, OSError."""
+        name, number, alias = _read_name(model)
+        if number or alias:
+            raise RegistryRefused(f"{model}: expected {PREFIX}NAME; MLflow numbers its versions")
+        self._ask("POST", "/registered-models/create", {"name": name}, exists=True)
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            if path.stat().st_size > _MOST_SENT:
+                raise RegistryRefused(f"{path.name} has more than {_MOST_SENT >> 30} GiB")
+            inner = f"{place}/{path.relative_to(folder)}"
+            self._send("PUT", f"{_FILES}/{quote(inner)}", path.read_bytes())
+        asked = {"name": name, "source": f"mlflow-artifacts:/{place}", "description": description}
+        made = self._ask("POST", "/model-versions/create", asked)
+        return f"{name}/{_take(made, 'model_version', 'version')}"
+
+    def _walk(self, root: str) -> Iterator[str]:
+        """Yield the paths of the files below a folder, relative to it."""
+        folders, seen = [""], 0
+        while folders:
+            below, seen = folders.pop(), seen + 1
+            if seen > _MOST_FOLDERS:
+                raise RegistryRefused(f"the model has more than {_MOST_FOLDERS} folders")
+            path = f"{root}/{below}".rstrip("/")
+            found = json_of(self._send("GET", f"{_FILES}?{urlencode({'path': path})}"))
+            for each in found.get("files") or ():
+                inner = _check_name(each.get("path"))
+                full = f"{below}/{inner}" if below else inner
+                if each.get("is_dir"):
+                    folders.append(full)
+                else:
+                    yield full
+
+    def _ask(
+        self, method: str, path: str, asked: Mapping[str, str], *, exists: bool = False
+    ) -> Mapping[str, Any]:
+        query = f"?{urlencode(asked)}" if method == "GET" else ""
+        body = None if query else json.dumps(asked).encode()
+        return json_of(self._send(method, f"{_API}{path}{query}", body, exists=exists))
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        into: Any = None,
+        exists: bool = False,
+    ) -> bytes:
+        try:
+            answer = HttpClient(limit_s=3600.0).send(
+                method, f"{self._url}{path}", body, self._headers, into=into
+            )
+        except NoReply as error:
+            raise RegistryRefused(f"{self._url} does not answer: {error}") from error
+        if answer.status < 300:
+            return answer.body
+        known = b"RESOURCE_ALREADY_EXISTS" in answer.body
+        if exists and known:
+            return b"{}"
+        reason = ""
+        try:
+            reason = str(json.loads(answer.body)["message"])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            reason = "it gives no reason"
+        told = "".join(each if each.isprintable() else " " for each in reason[:300])
+        raise RegistryRefused(f"{self._url} answers with status {answer.status}: {told}")
+
+
+def json_of(body: bytes) -> dict[str, Any]:
+    """Return the object that a body holds. Raises RegistryRefused."""
+    try:
+        return dict(json.loads(body or b"{}"))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RegistryRefused("the MLflow server's answer is no object in JSON") from error
+
+
+def _read_name(model: str) -> tuple[str, str, str]:
+    found = _NAME.fullmatch(model)
+    if found is None:
+        raise RegistryRefused(f"{model:.100}: expected {PREFIX}NAME/NUMBER or {PREFIX}NAME@ALIAS")
+    return found["name"], found["number"] or "", found["alias"] or ""
+
+
+def _take(found: Mapping[str, Any], *keys: str) -> object:
+    value: Any = found
+    for key in keys:
+        if not isinstance(value, Mapping) or key not in value:
+            raise RegistryRefused(f"the MLflow server's answer has no {'.'.join(keys)}")
+        value = value[key]
+    return value
+
+
+def _check_name(path: object) -> str:
+    """Return the name of a file or folder in another one: it must not lead out of it."""
+    good = isinstance(path, str) and path not in ("", ".", "..") and path.isprintable()
+    if not good or "/" in str(path) or "\\" in str(path):
+        raise RegistryRefused(f"the MLflow server names a file {path!r:.100}")
+    return str(path)
