@@ -190,6 +190,28 @@ def test_after_a_kill_nothing_half_written_is_seen(
     assert bucket.head(f"{folder}/half") is None
 
 
+def test_a_kill_during_the_upload_of_a_closed_file_leaves_no_part_of_it(
+    keys: dict[str, str], bucket: ObjectBucket, folder: str
+) -> None:
+    """The work has closed the file, and its upload is under way."""
+    size = 300_000_000
+    run = f"head -c {size} /dev/zero >data/big; echo closed; sleep 3600"
+    with make_rig(run=run) as rig:
+        rig.stub.work["inputs"] = [mount(folder, keys, writable=True)]
+        rig.launch()
+        rig.until(lambda: "closed" in rig.output())
+        argv = ["pgrep", "-f", f"mount cavvy:data/{folder}/"]
+        tools = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+        before = bucket.head(f"{folder}/big")
+        for pid in tools:
+            os.kill(int(pid), signal.SIGKILL)
+        rig.until(lambda: "exited" in rig.stub.kinds())
+        assert rig.exited()["outcome"] == "node"
+    assert before is None, "the upload was over before the kill"
+    found = bucket.head(f"{folder}/big")
+    assert found is None or len(bucket.get(f"{folder}/big")) == size
+
+
 def test_a_stop_uploads_what_was_closed(
     keys: dict[str, str], bucket: ObjectBucket, folder: str
 ) -> None:

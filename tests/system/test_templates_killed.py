@@ -5,6 +5,7 @@ checkpoint or shard is written, but does not have its name yet.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,45 @@ def test_a_killed_workload_ends_with_the_same_result(name: str, tmp_path: Path) 
     found = re.search(r"^cost.*: (\S+) s and \$(\S+) per ", said, re.M)
     assert found is not None, said
     assert float(found[2]) == pytest.approx(float(found[1]) / 1000, rel=0.02)
+
+
+# Runs a program that saves all the time, and kills it before its N-th checkpoint is complete.
+KILLED_TRAINING = """
+import os, runpy, signal, sys
+from functools import partialmethod
+from pathlib import Path
+from cavvy import train
+train.Run.__init__ = partialmethod(train.Run.__init__, save_every=0.05)
+rename, left = Path.rename, int(sys.argv[1])
+def count(path, to):
+    global left
+    left -= to.name == "complete.json"
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, to)
+Path.rename = count
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_fine_tuning_that_was_killed_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole, folder = init("lora-finetune", tmp_path / "whole"), tmp_path / "killed"
+    base = start(whole, "train.py", "base", "--letters", "6000", "--lr", "0.01")
+    _, errors = base.communicate(timeout=120)
+    assert base.returncode == 0, errors
+    shutil.copytree(whole, folder)
+    tune = ["train.py", "tune", "--letters", "15000", "--rank", "2", "--epochs", "2"]
+    for place, kill, code in ((whole, -1, 0), (folder, 3, -signal.SIGKILL), (folder, -1, 0)):
+        ran = start(place, "-c", KILLED_TRAINING, str(kill), *tune)
+        _, errors = ran.communicate(timeout=120)
+        assert ran.returncode == code, errors
+        if code:  # the last complete checkpoint is the one before that which was being written
+            saved = sorted((folder / "checkpoints/lora").glob("step-*"))
+            assert saved
+            assert [(each / "complete.json").exists() for each in saved[-2:]] == [True, False]
+    tables = [(each / "results/evaluation.csv").read_text() for each in (whole, folder)]
+    assert tables[0] == tables[1]
 
 
 def ask(port: int, path: str, body: str | None = None) -> Any:

@@ -187,6 +187,7 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
     """
     from difflib import get_close_matches
 
+    from cavvy.cli.task.unknown import explain_cluster
     from cavvy.providers import registry
 
     known = load_settings()
@@ -199,7 +200,9 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
                 else f"[providers.{each}]: there is no such provider"
             )
             close = get_close_matches(each, installed, n=1)
-            if each == name and os.path.splitext(each)[1]:
+            if explained := explain_cluster(each):
+                hint = explained
+            elif each == name and os.path.splitext(each)[1]:
                 hint = f"to check a task file: cavvy validate {each}"
             elif close:
                 hint = f"did you mean {close[0]!r}?"

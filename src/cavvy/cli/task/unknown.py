@@ -23,6 +23,28 @@ _WITHOUT_GPUS = {
     "aws-lambda": "https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html"
 }
 
+# Kubernetes services of clouds, with the command that adds a cluster to the kubeconfig
+_CLUSTERS = {
+    "gke": "gcloud container clusters get-credentials CLUSTER",
+    "aks": "az aks get-credentials --resource-group GROUP --name CLUSTER",
+    "eks": "aws eks update-kubeconfig --name CLUSTER",
+    "coreweave": "CoreWeave's console, as a file to download",
+}
+
+
+def explain_cluster(name: str) -> str:
+    """Return how to use a Kubernetes service whose name stands for a provider, or "" for other
+    names. Its machines, spot labels, networks and prices are recognized by the nodes' labels."""
+    command = _CLUSTERS.get(name.lower())
+    if command is None:
+        return ""
+    source = command if " as a file" in command else f"`{command}`"
+    return (
+        f"{name} is used by the provider kubernetes: add the cluster to your kubeconfig "
+        f"({source}), and write `kubernetes`; `cavvy check kubernetes` then shows its machines "
+        "with their prices"
+    )
+
 
 def unknown_names(
     snapshot: "CatalogSnapshot",
@@ -50,6 +72,9 @@ def unknown_names(
             continue
         if what == "provider" and name in _WITHOUT_GPUS:
             lines.append(_explain_functions(name))
+            continue
+        if what == "provider" and (explained := explain_cluster(name)):
+            lines.append(f"there is no provider {name!r}: {explained}.")
             continue
         if what == "provider" and _is_installed(name):
             lines.append(_explain_unlisted(name))
