@@ -6,7 +6,7 @@ import pytest
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.http_talk import Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
-from tests.hostile.gateway_fuzz import read_memory_kib, run_fuzz
+from tests.hostile.gateway_fuzz import DamagedEngine, fuzz_bodies, read_memory_kib, run_fuzz
 
 SERVICE = {"name": "svc", "hosts": ["svc.example"], "concurrency": 64}
 LIMITS = {"head_s": 1, "body_idle_s": 1, "connections": 200, "hold_bytes": 65536}
@@ -40,6 +40,23 @@ def test_damaged_requests_neither_stop_nor_mix_anything(
     }
     assert gateway.process.poll() is None
     wait_for(lambda: gateway.facts("svc")["in_flight"] == 0)
+
+
+def test_damaged_bodies_and_streams_get_an_answer_and_take_no_memory() -> None:
+    engine = DamagedEngine().start()
+    model = {"name": "llm", "prefix": "/default/llm", "models": ["m"], "concurrency": 64}
+    gateway = GatewayProcess(services=[{**model, "routing": {"by": "cache"}}])
+    try:
+        gateway.set_replicas("llm", [engine])
+        report = fuzz_bodies(gateway.port, gateway.process.pid, seed=1, count=600)
+        assert report.answered > 100
+        assert report.refused > 200
+        assert report.grown_kib < 16 << 10
+        assert gateway.process.poll() is None
+        wait_for(lambda: gateway.facts("llm")["in_flight"] == 0)
+    finally:
+        gateway.remove()
+        engine.stop()
 
 
 def test_slow_clients_are_ended(gateway: GatewayProcess) -> None:
