@@ -2,6 +2,7 @@
 and engines that end."""
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,6 +199,19 @@ def test_an_engine_that_is_missing_does_not_end_the_program(
     device._check_in()
     assert model.slots.refused == 2
     assert "does not start" in model.slots.problem
+
+
+def test_an_engine_whose_port_was_taken_starts_again_on_another_one(
+    device: DeviceProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = look(device)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr(module, "free_port", lambda: ports.pop(0))
+        model.try_version(2)
+    assert not ports
+    assert look(device).slots.serving == 2
+    assert model.slots.refused == 0
 
 
 def test_a_version_that_was_taken_back_may_be_tried_again(

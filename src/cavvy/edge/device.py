@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _START_S = 120.0  # within which an engine must be ready
 _PROBE_S = 5.0
+_PORTS, _MOST_PORTS = (20_000, 32_000), 20  # of engines, and how many of them are looked at
 _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is refused at once
 _FEW = 4  # failed requests below which a version on trial is not refused for them
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
@@ -186,15 +187,19 @@ class RunningModel:
             return
         if self._tried is not None:
             self._tried.stop()
-        try:
-            engine = ModelEngine(self.name, number, path, self._command)
-        except OSError as error:
-            self.slots.refuse(number, f"its engine does not start: {error}")
-            return
-        self._tried, self._tried_since = engine, time.monotonic()
-        if not engine.wait_ready(self._over):
+        for last in (False, True):
+            try:
+                engine = ModelEngine(self.name, number, path, self._command)
+            except OSError as error:
+                self.slots.refuse(number, f"its engine does not start: {error}")
+                return
+            self._tried, self._tried_since = engine, time.monotonic()
+            if engine.wait_ready(self._over):
+                break
             if self._over.is_set():
                 return
+            if engine.ended and not last:  # another program may have taken its port
+                continue
             self._give_up(
                 "its engine was not ready in time" if not engine.ended else "its engine ended"
             )
@@ -721,6 +726,13 @@ def find_facts() -> dict[str, str]:
 
 
 def free_port() -> int:
+    """Return a port for an engine, which binds it some time later: preferably one of those that
+    systems give to no connection by themselves."""
+    for _ in range(_MOST_PORTS):
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
