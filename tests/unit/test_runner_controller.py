@@ -29,6 +29,7 @@ from cavvy.cli.runners.controller import (
     RunnerController,
     RunnerFacts,
     RunnerTask,
+    decide_keep,
     decide_runners,
     write_overrides,
 )
@@ -102,7 +103,8 @@ class MemoryCavvy:
         def act() -> Any:
             if name not in self.jobs:
                 raise ApiError("job-not-found", "no such job", "", 404)
-            return SimpleNamespace(phase="running" if self.lives(name) else "done")
+            phase = "running" if self.lives(name) else "done"
+            return SimpleNamespace(phase=phase, attempts=[])
 
         return self.fuse.burn(act)
 
@@ -113,7 +115,9 @@ class MemoryCavvy:
     def stop(self, project: str, name: str, *, reason: str) -> None:
         self.fuse.burn(lambda: self.jobs[name][1].set())
 
-    def submit(self, client: object, task: RunnerTask, name: str, secret: str) -> None:
+    def submit(
+        self, client: object, task: RunnerTask, name: str, secret: str, keep_s: float
+    ) -> None:
         def act() -> None:
             if self.refused:
                 raise ApiError("no-offer", "no offer fits", "", 422)
@@ -213,6 +217,27 @@ def test_no_more_runners_than_the_maximum(site: GitHubSite, cavvy: MemoryCavvy) 
         thread.start()
     work(site, cavvy, controller)
     assert (site.most, len(set(runners_of(site)))) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("an_hour", "start_s", "kept", "keep_s"),
+    [
+        (10, 180.0, 0, 0),  # half a runner is expected in the time of a start
+        (30, 180.0, 0, 180),
+        (30, 180.0, 1, 0),  # for the second node, none is expected
+        (100, 180.0, 3, 180),
+        (1000, 20.0, 0, 0),  # nodes that start fast
+        (1000, 5000.0, 0, 900),
+        (0, 180.0, 0, 0),
+    ],
+)
+def test_nodes_are_kept_if_a_runner_is_expected_in_the_time_of_a_start(
+    an_hour: int, start_s: float, kept: int, keep_s: float
+) -> None:
+    begun = [10_000.0 - 3600 * n / max(1, an_hour) for n in range(an_hour)]
+    old = [1.0] * 1000  # hours ago
+    assert decide_keep([*old, *begun], [2.0, start_s], kept, 10_000.0) == keep_s
+    assert decide_keep(begun, [], kept, 10_000.0) == 0
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -16,8 +16,10 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from cavvy.cli.reach.session import make_failure
@@ -51,6 +53,10 @@ _LOOK_S = 60.0  # how often GitHub is asked whether a runner is still registered
 # how long a message that a job has completed may follow the end of the job's runner
 _LATE_S = 300.0
 _DELETE_LOOKS = 60  # how often is looked whether stopped runners have ended
+_HOUR_S = 3600.0  # whose runners tell how many are expected
+_SHORT_START_S = 30.0  # nodes that start faster need not wait for runners
+_LONGEST_KEEP_S = 900.0
+_MOST_BEGUN, _MOST_STARTS = 1000, 20  # the newest runners that count
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0  # pauses after problems that may pass
 
 
@@ -81,6 +87,21 @@ def decide_runners(runners: Sequence[RunnerFacts], wanted: int) -> RunnerChanges
     return RunnerChanges(remove=-more, idle=tuple(reversed(ready)))
 
 
+def decide_keep(begun: Sequence[float], starts: Sequence[float], kept: int, now: float) -> float:
+    """Return for how many seconds the node of a new runner waits for another one, or 0.
+
+    `begun` are the times at which runners began, `starts` how many seconds their nodes took to
+    start, and `kept` is the number of runners whose nodes wait already. An idle second costs as
+    much as a second of a start, so a node pays if more than one runner is expected in the time of
+    a start. It waits for at most this time, so it never costs more than another start.
+    """
+    start = max(starts, default=0.0)
+    if start < _SHORT_START_S:
+        return 0.0
+    expected = sum(now - each <= _HOUR_S for each in begun) / _HOUR_S * start
+    return min(start, _LONGEST_KEEP_S) if kept + 1 <= expected else 0.0
+
+
 class RunnerTask(Struct, frozen=True, kw_only=True):
     """A task file, whose name is the label of its runners. `own` are overrides of this label, as
     YAML, or "". `others` are further labels of the runners.
@@ -95,7 +116,8 @@ class RunnerTask(Struct, frozen=True, kw_only=True):
 
 class RunnerController:
     """Keeps the runners of one label. `submit` submits the job of a runner: it gets the file, the
-    name of the job, and the overrides of the task. `report` gets sentences for the log.
+    name of the job, its secret, and for how many seconds its node waits for another runner if the
+    file does not say it. `report` gets sentences for the log.
     """
 
     def __init__(
@@ -105,7 +127,7 @@ class RunnerController:
         task: RunnerTask,
         *,
         most: int,
-        submit: Callable[["ApiClient", RunnerTask, str, str], None],
+        submit: Callable[["ApiClient", RunnerTask, str, str, float], None],
         report: Callable[[str], None],
         group: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -122,6 +144,10 @@ class RunnerController:
         self._looked: dict[str, float] = {}  # when GitHub was asked for a runner
         # when runners ended whose completed jobs no message has reported yet
         self._unreported: dict[str, float] = {}
+        self._begun = deque[float](maxlen=_MOST_BEGUN)  # when runners began
+        self._starts: dict[str, float] = {}  # how many seconds runners waited for their nodes
+        # until when nodes wait for another runner; infinite while theirs has not ended
+        self._kept: dict[str, float] = {}
         self._said = ""
         self._over = threading.Event()
         # Scale sets of several organizations can have the same name.
@@ -259,11 +285,16 @@ class RunnerController:
         """Return the phase of a runner's job, or "" if it was never submitted."""
         with self._answers():
             try:
-                return self._client.job(self._task.project, name).phase
+                job = self._client.job(self._task.project, name)
             except ApiError as error:
                 if error.code != "job-not-found":
                     raise
-        return ""
+                return ""
+        if job.attempts and (running_at := job.attempts[-1].running_at) is not None:
+            took = (running_at - job.attempts[-1].created_at).total_seconds()
+            if name not in self._starts:
+                self._starts = dict([*self._starts.items(), (name, took)][-_MOST_STARTS:])
+        return job.phase
 
     def _forget(self, name: str, *, ran: bool) -> bool:
         """Delete what is left of a runner that has ended, or whose job never `ran`. Return False if
@@ -277,7 +308,18 @@ class RunnerController:
             self._unreported[name] = self._monotonic()
         with self._answers(), suppress_missing("secret-not-found"):
             self._client.delete_secret(self._task.project, self._secret(name))
+        if name in self._kept:
+            self._kept[name] = self._monotonic() + max(self._starts.values(), default=0.0)
         return True
+
+    def _choose_keep(self, name: str) -> float:
+        now = self._monotonic()
+        self._begun.append(now)
+        self._kept = {other: until for other, until in self._kept.items() if until > now}
+        keep_s = decide_keep(self._begun, [*self._starts.values()], len(self._kept), now)
+        if keep_s:
+            self._kept[name] = inf
+        return keep_s
 
     def _start(self) -> bool:
         """Start a runner. Return False if the server refuses its job; the controller tries again
@@ -291,7 +333,7 @@ class RunnerController:
             value = self._service.register_runner(self._scale_set.id, name)
             with self._answers():
                 self._client.put_secret(self._task.project, secret, value)
-                self._submit(self._client, self._task, name, secret)
+                self._submit(self._client, self._task, name, secret, self._choose_keep(name))
         except CommandFailure as failure:
             self._say(f"{self._task.label}: no runner could start: {failure.message}")
             self._forget(name, ran=False)

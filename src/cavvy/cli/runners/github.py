@@ -101,7 +101,9 @@ def serve(
                 task,
                 most=most,
                 group=group,
-                submit=lambda api, task, name, secret: _submit(api, task, name, secret, yes=yes),
+                submit=lambda api, task, name, secret, keep_s: _submit(
+                    api, task, name, secret, keep_s, yes=yes
+                ),
                 # The names of CI jobs are those of anyone who may propose a change.
                 report=lambda text: click.echo(escape_controls(text), err=True),
             )
@@ -195,7 +197,9 @@ def _read_task(
     return RunnerTask(label=task.name, file=file, own=own, project=project or task.project)
 
 
-def _submit(client: "ApiClient", task: "RunnerTask", name: str, secret: str, *, yes: bool) -> None:
+def _submit(
+    client: "ApiClient", task: "RunnerTask", name: str, secret: str, keep_s: float, *, yes: bool
+) -> None:
     """Submit the job of a runner. The file is read again, so that new runners follow its changes.
     Raises CommandFailure, ApiError."""
     from cavvy.cli.runners.controller import DEFAULT_RUN, write_overrides
@@ -205,6 +209,8 @@ def _submit(client: "ApiClient", task: "RunnerTask", name: str, secret: str, *, 
     own = read_runner_task(task.file, {}, task.own).task
     tags = {"ci": "github", "ci-label": task.label}
     overrides = task.own + write_overrides(own.run or DEFAULT_RUN, secret, tags)
+    if keep_s and not (own.keep or own.pool or own.machine or own.limits.duration):
+        overrides += f"keep: {round(keep_s)}s\n"
     loaded = read_runner_task(task.file, {}, overrides)
     submit_loaded(client, loaded, task.file, {}, task.project, name, yes)
 
