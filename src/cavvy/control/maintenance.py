@@ -207,7 +207,8 @@ class MaintenanceService:
         if close:
             raise UnknownNode(f"there is no node {name}", f"did you mean {close[0]}?")
         some = ", ".join(known[:_TOLD]) + (", …" if len(known) > _TOLD else "")
-        raise UnknownNode(f"there is no node {name}", f"this server's own nodes are {some or '-'}")
+        hint = f"this server's own nodes are {some}" if some else "this server has no own nodes"
+        raise UnknownNode(f"there is no node {name}", hint)
 
     async def _check_foreign(self, name: str) -> None:
         """Raise ForeignNode if the name is that of a gang, or begins with a provider without

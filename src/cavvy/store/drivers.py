@@ -112,16 +112,20 @@ class DatabaseSession:
             raise nothing
 
     def run_later(
-        self, sql: str, values: Sequence[object] = (), nothing: Exception | None = None
+        self,
+        sql: str,
+        values: Sequence[object] = (),
+        fewer: Exception | None = None,
+        least: int = 1,
     ) -> None:
         """Run a statement of the open transaction whose result is not needed. With PostgreSQL, the
         statement travels with the next one, which raises its error. If the statement changes or
-        finds no row, `nothing` is raised.
+        finds fewer than `least` rows, `fewer` is raised.
         """
         if self._statements is not None:
-            self._statements.run_later(sql, values, nothing)
-        elif self._raw.execute(sql, values).rowcount == 0 and nothing is not None:
-            raise nothing
+            self._statements.run_later(sql, values, fewer, least)
+        elif self._raw.execute(sql, values).rowcount < least and fewer is not None:
+            raise fewer
 
     def run_all(self, statements: Sequence[tuple[str, Sequence[object]]]) -> Sequence[SqlCursor]:
         """Run several statements and return their results, for PostgreSQL in one message."""

@@ -14,7 +14,7 @@ _COLUMNS = ("version", "closed", "document")
 _INSERT = insert_into("node_states", (*_COLUMNS, "name"), "ON CONFLICT DO NOTHING")
 _UPDATE = update_of("node_states", _COLUMNS, ("name", "version"))
 _RESERVE = insert_into("reservations", ("name", "version", "document"), "ON CONFLICT DO NOTHING")
-_CLOSED = "SELECT name FROM node_states WHERE closed = 1"
+CLOSED = "SELECT name FROM node_states WHERE closed = 1"  # the hosts on which no work may be placed
 
 
 class SqlMaintenance:
@@ -78,8 +78,3 @@ class SqlMaintenance:
                 raise RowNotFound(f"there is no reservation {name}")
 
         await self._write(write)
-
-
-def list_closed(session: DatabaseSession) -> Sequence[str]:
-    """Return the names of the hosts on which no work may be placed."""
-    return [row[0] for row in session.run(_CLOSED).fetchall()]

@@ -59,8 +59,8 @@ class PreparedStatements:
         self._pipelines = pq.version() >= _PIPELINES
         self._poll = select.poll()
         self._texts: dict[str, str] = {}
-        # statements that were put off, and what to raise if they do nothing
-        self._later: list[tuple[str, Sequence[object], Exception | None]] = []
+        # statements that were put off, and what to raise if they change fewer rows than the number
+        self._later: list[tuple[str, Sequence[object], Exception | None, int]] = []
         # How often each statement was run, or its encoders and name once it is prepared. The key is
         # the statement with the types of its values.
         self._runs: dict[tuple[object, ...], int] = {}
@@ -73,12 +73,12 @@ class PreparedStatements:
         return self._run_alone(sql, values)
 
     def run_later(
-        self, sql: str, values: Sequence[object], nothing: Exception | None = None
+        self, sql: str, values: Sequence[object], fewer: Exception | None = None, least: int = 1
     ) -> None:
         """Put a statement off until the next one runs. That one then raises the error of this
-        statement, or `nothing` if this statement has neither changed nor found a row.
+        statement, or `fewer` if this statement has changed or found fewer than `least` rows.
         """
-        self._later.append((sql, values, nothing))
+        self._later.append((sql, values, fewer, least))
         if len(self._later) >= _TOGETHER:
             self.run_all(())
 
@@ -86,19 +86,19 @@ class PreparedStatements:
         """Run the statements that were put off, and these, in one message. Return the results of
         these.
         """
-        planned = [*self._later, *((sql, values, None) for sql, values in statements)]
+        planned = [*self._later, *((sql, values, None, 0) for sql, values in statements)]
         self._later = []
-        sends = [self._plan(sql, values) for sql, values, _ in planned]
+        sends = [self._plan(sql, values) for sql, values, *_ in planned]
         together = [send for send in sends if send is not None]
         cursors: Iterator[SqlCursor]
         if len(planned) > 1 and self._pipelines and len(together) == len(planned):
             cursors = self._exchange(together)
         else:
-            cursors = (self._run_alone(sql, values) for sql, values, _ in planned)
+            cursors = (self._run_alone(sql, values) for sql, values, *_ in planned)
         found: list[SqlCursor] = []
-        for (_, _, nothing), cursor in zip(planned, cursors, strict=True):
-            if nothing is not None and cursor.rowcount == 0:
-                raise nothing
+        for (_, _, fewer, least), cursor in zip(planned, cursors, strict=True):
+            if fewer is not None and cursor.rowcount < least:
+                raise fewer
             found.append(cursor)
         return found[len(found) - len(statements) :]
 

@@ -74,13 +74,14 @@ def insert_many(
     """Insert rows with one statement. Return the rows that the statement returns, or [] if `then`
     is empty."""
     cursor = session.run(
-        _insert_many(table, columns, len(rows), then), [x for row in rows for x in row]
+        insert_all_into(table, columns, len(rows), then), [x for row in rows for x in row]
     )
     return cursor.fetchall() if then else []
 
 
 @cache
-def _insert_many(table: str, columns: tuple[str, ...], count: int, then: str) -> str:
+def insert_all_into(table: str, columns: tuple[str, ...], count: int, then: str = "") -> str:
+    """Return the SQL that inserts `count` rows; see `insert_into`."""
     marks = ", ".join([f"({', '.join('?' * len(columns))})"] * count)
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {marks} {then}"
 

@@ -43,7 +43,7 @@ from cavvy.store.documents import (
 from cavvy.store.drivers import DatabaseSession
 from cavvy.store.figures import write_figures
 from cavvy.store.ledger import find_posted, post_bill
-from cavvy.store.maintenance import list_closed
+from cavvy.store.maintenance import CLOSED
 from cavvy.store.notices import add_job_notices
 from cavvy.store.rows import (
     ALLOCATIONS,
@@ -55,6 +55,7 @@ from cavvy.store.rows import (
     OBSERVATIONS,
     RUNGS,
     DocumentCache,
+    insert_all_into,
     insert_into,
     job_values,
     update_of,
@@ -78,7 +79,7 @@ _INSERT_LOCKED_EVENT = (
     f"INSERT INTO events ({', '.join(EVENTS.columns)}) "
     f"SELECT {', '.join('?' * len(EVENTS.columns))} FROM locked"
 )
-_INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"), _OR_NOTHING)
+_DEVICE_COLUMNS = ("host", "device", "gang", "rank")
 _INSERT_ALLOCATION = f"{ALLOCATIONS.insert} {_OR_NOTHING}"
 _CPU_SLACK = 1e-6  # sums of tenths of a CPU are not exact in floating point
 
@@ -326,13 +327,15 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
     lock = "" if session.driver.is_sqlite else " FOR UPDATE"
     names = sorted({each.host for each in allocations})  # all writers lock in the same order
     reads = (f"{HOSTS.select} WHERE name = ?{lock}", f"{ALLOCATIONS.select} WHERE host = ?")
-    found = session.run_all([(sql, (name,)) for name in names for sql in reads])
+    *found, closed_names = session.run_all(
+        [*((sql, (name,)) for name in names for sql in reads), (CLOSED, ())]
+    )
     hosts, standing = {}, {}
     for name, host, others in zip(names, found[::2], found[1::2], strict=True):
         row = host.fetchone()
         hosts[name] = HOSTS.make(row) if row else None
         standing[name] = [ALLOCATIONS.make(row) for row in others.fetchall()]
-    closed = set(list_closed(session)) if allocations else ()
+    closed = {row[0] for row in closed_names.fetchall()}
     for allocation in allocations:
         if allocation.host in closed:
             raise AllocationConflict(f"host {allocation.host} is cordoned")
@@ -342,9 +345,11 @@ def _write_allocations(session: DatabaseSession, allocations: Sequence[Allocatio
             "held"
         )
         session.run_later(_INSERT_ALLOCATION, ALLOCATIONS.values(allocation), taken)
-        for device in allocation.devices if allocation.part == 1 else ():
-            values = (allocation.host, device, allocation.gang, allocation.rank)
-            session.run_later(_INSERT_DEVICE, values, taken)
+        if allocation.part == 1 and (devices := allocation.devices):
+            gang, rank = allocation.gang, allocation.rank
+            values = [x for each in devices for x in (allocation.host, each, gang, rank)]
+            insert = insert_all_into("held_devices", _DEVICE_COLUMNS, len(devices), _OR_NOTHING)
+            session.run_later(insert, values, taken, len(devices))
         standing[allocation.host].append(allocation)
 
 
