@@ -10,6 +10,7 @@ from msgspec import structs
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, served, sign_in
 
 from cavvy.client import ApiError, wire
+from cavvy.client.ledger_wire import TokensView
 from cavvy.client.queue_wire import CallCount, CallQueueView, QueuedCallView
 from cavvy.client.service_wire import (
     CronView,
@@ -132,6 +133,19 @@ def test_refusals_and_fallbacks_are_figures() -> None:
     text = page_of(structs.replace(service, traffic=traffic, fallbacks=[api, other]))
     assert "1,100 refused, 4 of them at once" in text
     assert "7 answered by api.openai.com for $2.50 3 answered by backup" in text
+
+
+def test_tokens_have_a_price_beside_that_of_public_apis() -> None:
+    used = TokensView(
+        model="Qwen/Qwen3-32B", prompt=600_000, cached=0, completion=400_000, estimated=0
+    )
+    service = structs.replace(served(), tokens=[used], spent_micros=2_500_000)
+    text = page_of(service)
+    assert "600,000 of prompts (0 cached), 400,000 of completions; $2.50 per million" in text
+    assert "the same tokens cost $" in text
+    own = structs.replace(used, model="<b>own</b>")
+    assert "the same tokens" not in page_of(structs.replace(service, tokens=[own]))
+    assert "of prompts" not in page_of(served())
 
 
 def test_what_a_service_needs_attention_for() -> None:

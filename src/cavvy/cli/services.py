@@ -8,7 +8,7 @@ from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
-from cavvy.cli.view.tokens import rate_tokens, show_apis, show_rate, show_tokens
+from cavvy.client.token_rates import rate_tokens, show_apis, show_priced_tokens, show_rate
 from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
@@ -137,9 +137,8 @@ def list_pairs(found: "ServedView") -> list[tuple[str, str]]:
         pairs.append(("update", _show_trial(found.trial, found.revision)))
     pairs += list_events(found, named(found.project, found.name))
     pairs.append(("cost", format_usd(Money(found.spent_micros))))
-    rate = rate_tokens(found.spent_micros, found.tokens)
-    if rate is not None:
-        pairs.append(("tokens", f"{show_tokens(found.tokens)}; {show_rate(rate)} per million"))
+    if tokens := show_priced_tokens(found.spent_micros, found.tokens):
+        pairs.append(("tokens", tokens))
     if apis := show_apis(found.tokens):
         pairs.append(("public APIs", apis))
     return pairs

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from cavvy import __version__
 from cavvy.client.metrics import describe_energy
+from cavvy.client.token_rates import show_apis, show_priced_tokens
 from cavvy.domain.units import (
     Money,
     format_count,
@@ -49,6 +50,8 @@ def _environment() -> Environment:
         passed=show_passed,
         placement=read_placement,
         energy=describe_energy,
+        priced_tokens=lambda found: show_priced_tokens(found.spent_micros, found.tokens),
+        api_prices=show_apis,
         latency=show_latency,
         measure=format_measure,
         figure=name_figure,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cavvy.cli.view.formatting import show_money
+from cavvy.domain.units import Money, format_usd
 
 if TYPE_CHECKING:
     from cavvy.client.ledger_wire import TokensView
@@ -52,7 +52,14 @@ def show_apis(tokens: "Sequence[TokensView]") -> str:
 
 
 def show_rate(micros: int) -> str:
-    return show_money(micros, 4 if micros < 100_000 else 2)
+    return format_usd(Money(micros), 4 if micros < 100_000 else 2)
+
+
+def show_priced_tokens(micros: int, tokens: "Sequence[TokensView]") -> str:
+    """Return the tokens and what was spent for a million of them, or an empty text without
+    tokens."""
+    rate = rate_tokens(micros, tokens)
+    return "" if rate is None else f"{show_tokens(tokens)}; {show_rate(rate)} per million"
 
 
 def show_tokens(tokens: "Sequence[TokensView]") -> str:
