@@ -1,5 +1,5 @@
-"""Draws the pictures of docs/img by `cavvy diagram` from the shipped catalog, and writes the table
-of values of `cavvy tco`. A test fails when one is stale.
+"""Draws the pictures of docs/img, and those that the web console shows, by `cavvy diagram` from the
+shipped catalog, and writes the table of values of `cavvy tco`. A test fails when one is stale.
 """
 
 import re
@@ -11,6 +11,7 @@ from cavvy.cli.diagram import list_pictures
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER, PAGE = _DOCS / "img", _DOCS / "reference" / "choosing.md"
+CONSOLE = _DOCS.parent / "src/cavvy/console/static"
 _TABLE = re.compile(r"VALUES\n|\| value \| default \|.*?\n\n", re.DOTALL)
 
 
@@ -33,7 +34,8 @@ def _default(row: Mapping[str, str]) -> str:
 
 def main() -> None:
     for name, draw in list_pictures().items():
-        (FOLDER / f"choose-{name}.svg").write_text(draw())
+        for folder in (FOLDER, CONSOLE):
+            (folder / f"choose-{name}.svg").write_text(draw())
     PAGE.write_text(make_page(PAGE.read_text()))
     print("wrote docs/img/choose-*.svg and docs/reference/choosing.md")
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,6 +28,10 @@ PAGES = (
     "/team",
 )
 SERVICES = {"/v1/services": []}
+OFFERS = {
+    "/v1/projects": [],
+    "/v1/projects/default/offers": wire.OfferPage(offers=[], total=0),
+}
 
 
 def test_without_a_cookie_every_page_asks_to_sign_in() -> None:
@@ -147,6 +152,19 @@ def test_pages_permit_no_scripts_or_frames_of_others() -> None:
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
     assert browser.get("/services").headers["cache-control"] == "no-store"
+
+
+def test_the_offers_show_pictures_that_run_no_scripts() -> None:
+    browser = sign_in(CannedClient(OFFERS))
+    shown = re.findall(r'src="(/static/choose-\w+\.svg)\?', browser.get("/offers").text)
+    assert len(shown) == 7
+    for path in shown:
+        answer = browser.get(path)
+        assert answer.text.startswith("<svg")
+        policy = answer.headers["content-security-policy"]
+        assert "style-src 'unsafe-inline'" in policy
+        assert "script-src" not in policy
+        assert "sandbox" in policy
 
 
 @pytest.mark.parametrize("path", ["/static/../access.py", "/static/%2e%2e/access.py", "/static/"])

@@ -110,8 +110,9 @@ def test_decisions_that_files_name_by_number_are_there(files: list[str]) -> None
 def test_pictures_and_values_of_costs_are_fresh() -> None:
     assert pictures.PAGE.read_text("utf-8") == pictures.make_page(pictures.PAGE.read_text("utf-8"))
     for name, draw in list_pictures().items():
-        path = pictures.FOLDER / f"choose-{name}.svg"
-        assert path.read_text("utf-8") == draw(), "run: python scripts/docs/pictures.py"
+        for folder in (pictures.FOLDER, pictures.CONSOLE):
+            path = folder / f"choose-{name}.svg"
+            assert path.read_text("utf-8") == draw(), "run: python scripts/docs/pictures.py"
 
 
 def test_the_reference_of_commands_is_fresh() -> None:

@@ -18,6 +18,16 @@ from cavvy.console.pages.page import Page, Part, list_projects, memory_of
 from cavvy.console.render import show_price
 from cavvy.domain.units import is_whole
 
+# drawn by `cavvy diagram` for each release, with what each shows
+_PICTURES = (
+    ("decision", "How a place is chosen: facts, weights, and the answer with the runner-up"),
+    ("costs", "The lowest prices of accelerators, on demand and on spot"),
+    ("generations", "Peak rates of accelerators by the year of their announcement"),
+    ("regions", "The regions of the providers"),
+    ("hybrid", "Own machines, clouds and devices at the edge"),
+    ("containers", "Which providers run and build container images"),
+    ("serverless", "Replicas that are scaled to zero, and managed endpoints"),
+)
 _SHOWN = 100  # rows of the table
 _TEXTS = ("gpu", "provider", "region")
 _PURCHASES = {"": "auto", "spot": "only", "on-demand": "never"}
@@ -104,6 +114,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "counts": [(each, link(gpu=f"{model}:{each}")) for each in _COUNTS],
             "lengths": [(each, link(hours=each)) for each in _HOURS],
             "sorts": [(each, link(sort=each), each == sort) for each in _SORTS],
+            "pictures": _PICTURES,
         },
     )
 
