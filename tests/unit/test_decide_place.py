@@ -325,6 +325,7 @@ def test_weights_change_the_answer(home: Path) -> None:
     ("line", "said"),
     [
         ("kind: nonsense", "kind: expected training or batch or service"),
+        ("kind: service\ndeadline_hours: 5", "deadline_hours: a service has no end"),
         ("deadline_hours: 0", "deadline_hours: expected 0.01 to 1e+06"),
         ("edge: {speed: 0}", "edge.speed: expected 1e-06 to 100"),
         ("peak: 0", "peak: expected 1 to 1000"),

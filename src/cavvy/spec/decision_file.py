@@ -182,10 +182,16 @@ class _DecisionReader:
             name: self._number(name, self._own.get(name), 0.01, 1e6)
             for name in ("deadline_hours", "work_hours")
         }
+        kind = WorkKind(self._word("kind", [*WorkKind], WorkKind.TRAINING))
+        if kind is WorkKind.SERVICE and hours["deadline_hours"] is not None:
+            raise CostPlanError(
+                f"{self._file}: deadline_hours: a service has no end",
+                "omit it, or set kind to training or batch",
+            )
         return DecisionFile(
             plan=plan,
             stated=stated,
-            kind=WorkKind(self._word("kind", [*WorkKind], WorkKind.TRAINING)),
+            kind=kind,
             peak=self._number("peak", self._own.get("peak"), 1, 1000) or 1.0,
             predictable=self._share("predictable"),
             data_gb=gb,

@@ -50,7 +50,7 @@ def describe_task(task: TaskSpec, now: datetime) -> dict[str, object]:
     found: dict[str, object] = {}
     limits = task.limits
     after = limits.deadline_after or (limits.deadline - now if limits.deadline else None)
-    if after is not None:
+    if after is not None and task.service is None:
         found["deadline_hours"] = max(0.01, round(after.total_seconds() / 3600, 2))
     sizes: dict[str, float] = {}
     for each in task.inputs:
