@@ -80,6 +80,8 @@ def test_a_replica_whose_engine_tells_of_other_requests_gets_no_prompts(
 ) -> None:
     replica.metrics = "vllm:num_requests_running 40\nvllm:num_requests_waiting 2\n"
     broken = ReplicaStandIn("two", metrics="vllm:num_requests_running{ x\n" * 1000).start()
+    shared = {"by": "cache", "shared": True}
+    plane.set_services({**STICKY, "routing": shared})
     plane.set_replicas("sticky", [replica, broken])
     sent = iter(range(1000))
 
@@ -91,5 +93,9 @@ def test_a_replica_whose_engine_tells_of_other_requests_gets_no_prompts(
 
     try:
         wait_for(lambda: {find_server() for _ in range(8)} == {"two"})
+        plane.set_services(STICKY)  # without other gateways, all requests are known
+        plane.set_replicas("sticky", [broken])
+        plane.set_replicas("sticky", [broken, replica])
+        wait_for(lambda: {find_server() for _ in range(8)} == {"one", "two"})
     finally:
         broken.stop()

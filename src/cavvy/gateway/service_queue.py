@@ -726,7 +726,9 @@ class ServiceQueue:
         routing = self.route.routing
         if self._caches is not None and routing is not None:
             tokens = state.cache_tokens if routing.cache_tokens is None else None
-            self._caches.tell(pool.address.id, state.requests, tokens)
+            # without other gateways, the difference would be requests that have just ended
+            requests = state.requests if routing.shared else 0
+            self._caches.tell(pool.address.id, requests, tokens)
 
     def _equip(self, pool: ReplicaPool) -> None:
         """Let the replica load the adapters of the route on demand, and let its engine tell what
