@@ -49,6 +49,8 @@ class Registry(BaseHTTPRequestHandler):
             return self.send(200, self.hub[path.partition(f"/resolve/{COMMIT}/")[2]])
         if path.endswith("/registered-models/alias"):
             return self.reply({"model_version": {"version": "2"}})
+        if path.endswith("/experiments/get-by-name"):
+            return self.reply({"experiment": {"experiment_id": "7"}})
         if path.endswith("/get-download-uri"):
             return self.reply({"artifact_uri": self.uri})
         root = "/api/2.0/mlflow-artifacts/artifacts"
@@ -70,11 +72,21 @@ class Registry(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path.endswith("/registered-models/create"):
+        if self.path.endswith(("/registered-models/create", "/experiments/create")):
             if asked["name"] in self.names:
                 return self.send(400, b'{"error_code": "RESOURCE_ALREADY_EXISTS"}')
             self.names.add(asked["name"])
             return self.reply({})
+        if self.path.endswith("/runs/create"):
+            assert asked["experiment_id"] == "7"
+            uri = f"mlflow-artifacts:/7/run{len(self.versions)}/artifacts"
+            info = {"run_id": f"run{len(self.versions)}", "artifact_uri": uri}
+            return self.reply({"run": {"info": info}})
+        if self.path.endswith("/runs/update"):
+            return self.reply({})
+        # as MLflow 3.x does
+        if asked["run_id"] not in asked["source"]:
+            return self.send(400, b"{}")
         self.versions.append(asked)
         return self.reply({"model_version": {"version": str(len(self.versions))}})
 
@@ -127,15 +139,15 @@ def test_a_version_goes_to_mlflow_and_comes_back(tmp_path: Path, there: type[Reg
         (source / path).write_bytes(data)
     registry = MlflowRegistry()
     for number in (1, 2):  # also if the model exists
-        place = f"cavvy/p/digits/{number}"
-        assert registry.push("models:/digits", source, place, "d") == f"digits/{number}"
-    assert there.versions[1]["source"] == "mlflow-artifacts:/cavvy/p/digits/2"
-    there.uri = "mlflow-artifacts:/cavvy/p/digits/2"
+        title = f"digits@{number} of project p"
+        assert registry.push("models:/digits", source, title) == f"digits/{number}"
+    there.uri = there.versions[1]["source"]
+    assert there.uri == "mlflow-artifacts:/7/run1/artifacts/model"
     assert registry.pull("models:/digits@production", tmp_path / "back") == "digits/2"
     assert read(tmp_path / "back") == contents
     assert set(there.seen) == {"Bearer secret"}
     with pytest.raises(RegistryRefused, match="numbers its versions"):
-        registry.push("models:/digits/3", source, "x", "")
+        registry.push("models:/digits/3", source, "")
 
 
 @pytest.mark.parametrize(

@@ -304,8 +304,8 @@ def push(name: str, target: str, project: str, output: str) -> None:
     """Register a version of a model in an MLflow registry, as the next version of a model there.
 
     The registry is that of MLFLOW_TRACKING_URI, with MLFLOW_TRACKING_TOKEN, or
-    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. The files get a folder of their own among
-    the artifacts of the MLflow server.
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. The files become artifacts of a run in
+    its experiment `cavvy`.
     """
     from tempfile import TemporaryDirectory
 
@@ -319,8 +319,7 @@ def push(name: str, target: str, project: str, output: str) -> None:
         try:
             registry = MlflowRegistry()
             download_files(client, project, files, folder)
-            place = f"cavvy/{project}/{found.model}/{found.number}"
-            made = registry.push(target, folder, place, f"{found.name} of project {project}")
+            made = registry.push(target, folder, f"{found.name} of project {project}")
         except RegistryRefused as error:
             raise CommandFailure(str(error), exit_code=2) from error
     if output == "json":

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import time
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -22,6 +23,7 @@ from cavvy.http_client import HttpClient, NoReply
 PREFIX = "models:/"
 _NAME = re.compile(r"models:/(?P<name>[^/@]{1,250})(?:/(?P<number>[0-9]{1,9})|@(?P<alias>[^/@]+))?")
 _API, _FILES = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
+_EXPERIMENT = "cavvy"
 _MOST_FILES, _MOST_FOLDERS = 10_000, 1000
 _MOST_SENT = 1 << 30  # bytes of a file, which is in memory while it is sent
 
@@ -61,13 +63,7 @@ class MlflowRegistry:
         place = str(
             _take(self._ask("GET", "/model-versions/get-download-uri", asked), "artifact_uri")
         )
-        split = urlsplit(place)
-        if split.scheme != "mlflow-artifacts":
-            raise RegistryRefused(
-                f"the files of {name}/{number} are in {split.scheme or 'a folder'}:, which the "
-                "MLflow server does not pass on: download them, and publish the folder"
-            )
-        root, count = split.path.strip("/"), 0
+        root, count = _find_root(place, f"{name}/{number}"), 0
         folder.mkdir()
         for path in self._walk(root):
             count += 1
@@ -81,20 +77,37 @@ class MlflowRegistry:
             raise RegistryRefused(f"{name}/{number} has no files")
         return f"{name}/{number}"
 
-    def push(self, model: str, folder: Path, place: str, description: str) -> str:
-        """Store the files of a folder under the path `place`, and register them as the next version
-        of a model. Return the version, as NAME/NUMBER. Raises RegistryRefused, OSError."""
+    def push(self, model: str, folder: Path, title: str) -> str:
+        """Register the files of a folder as the next version of a model. They become artifacts of a
+        new run with this title, in the experiment `cavvy`, because MLflow takes them only from one.
+        Return the version, as NAME/NUMBER. Raises RegistryRefused, OSError."""
         name, number, alias = _read_name(model)
         if number or alias:
             raise RegistryRefused(f"{model}: expected {PREFIX}NAME; MLflow numbers its versions")
-        self._ask("POST", "/registered-models/create", {"name": name}, exists=True)
-        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        files = sorted(each for each in folder.rglob("*") if each.is_file())
+        for path in files:
             if path.stat().st_size > _MOST_SENT:
                 raise RegistryRefused(f"{path.name} has more than {_MOST_SENT >> 30} GiB")
-            inner = f"{place}/{path.relative_to(folder)}"
+        self._ask("POST", "/registered-models/create", {"name": name}, exists=True)
+        self._ask("POST", "/experiments/create", {"name": _EXPERIMENT}, exists=True)
+        asked = {"experiment_name": _EXPERIMENT}
+        found = self._ask("GET", "/experiments/get-by-name", asked)
+        experiment = str(_take(found, "experiment", "experiment_id"))
+        run = self._ask(
+            "POST",
+            "/runs/create",
+            {"experiment_id": experiment, "run_name": title, "start_time": round(time() * 1000)},
+        )
+        run_id = str(_take(run, "run", "info", "run_id"))
+        uri = f"{_take(run, 'run', 'info', 'artifact_uri')}/model"
+        root = _find_root(uri, f"a run of the experiment {_EXPERIMENT}")
+        for path in files:
+            inner = f"{root}/{path.relative_to(folder)}"
             self._send("PUT", f"{_FILES}/{quote(inner)}", path.read_bytes())
-        asked = {"name": name, "source": f"mlflow-artifacts:/{place}", "description": description}
-        made = self._ask("POST", "/model-versions/create", asked)
+        version = {"name": name, "source": uri, "run_id": run_id, "description": title}
+        made = self._ask("POST", "/model-versions/create", version)
+        ended = {"run_id": run_id, "status": "FINISHED", "end_time": round(time() * 1000)}
+        self._ask("POST", "/runs/update", ended)
         return f"{name}/{_take(made, 'model_version', 'version')}"
 
     def _walk(self, root: str) -> Iterator[str]:
@@ -115,7 +128,7 @@ class MlflowRegistry:
                     yield full
 
     def _ask(
-        self, method: str, path: str, asked: Mapping[str, str], *, exists: bool = False
+        self, method: str, path: str, asked: Mapping[str, object], *, exists: bool = False
     ) -> Mapping[str, Any]:
         query = f"?{urlencode(asked)}" if method == "GET" else ""
         body = None if query else json.dumps(asked).encode()
@@ -156,6 +169,17 @@ def json_of(body: bytes) -> dict[str, Any]:
         return dict(json.loads(body or b"{}"))
     except (ValueError, TypeError, RecursionError) as error:
         raise RegistryRefused("the MLflow server's answer is no object in JSON") from error
+
+
+def _find_root(uri: str, what: str) -> str:
+    """Return the path of artifacts on the server. Raises RegistryRefused."""
+    split = urlsplit(uri)
+    if split.scheme != "mlflow-artifacts":
+        raise RegistryRefused(
+            f"the files of {what} are in {split.scheme[:20] or 'a folder'}:, which the MLflow "
+            "server does not pass on: use MLflow's own client, and publish a folder"
+        )
+    return split.path.strip("/")
 
 
 def _read_name(model: str) -> tuple[str, str, str]:
