@@ -13,7 +13,7 @@ from cavvy.gateway.adapters import LoadTimes, ReplicaAdapters, choose_waiting, c
 from cavvy.gateway.balancing import FARTHER, FULL
 from cavvy.gateway.cache_routing import CacheRouter
 from cavvy.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
-from cavvy.gateway.engine_metrics import EngineState, read_metrics
+from cavvy.gateway.engine_metrics import _LABEL, EngineState, read_metrics
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.prefix_cache import ENTRIES_MAX, PrefixCaches
 from cavvy.gateway.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
@@ -336,6 +336,17 @@ def test_engines_tell_their_requests_and_caches(
 )
 def test_an_engine_that_tells_nothing_is_not_guessed(text: bytes) -> None:
     assert read_metrics(text) is None
+
+
+def test_a_hostile_engine_takes_little_time_of_the_gateway() -> None:
+    told = VLLM.encode()
+    filler = b"# " + b"x" * 100 + b"\n"
+    late = told + filler * (1 << 14) + b"vllm:num_requests_running 7777\n"
+    assert read_metrics(late) == read_metrics(told), "only the first MiB is read"
+    cut = filler * (1 << 14) + told
+    assert read_metrics(cut) is None
+    # a long word is passed over at once, instead of being searched from each of its letters
+    assert _LABEL.findall(b"a" * 4000 + b'="1",engine="2"') == [(b"engine", b"2")]
 
 
 def test_gateways_agree_about_a_conversation_that_some_do_not_know() -> None:

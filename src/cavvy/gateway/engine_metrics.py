@@ -21,6 +21,7 @@ _SHARED_S = 2.0  # between two questions, if other gateways send requests to the
 _ALONE_S = 30.0  # engines write each question to their logs
 _UNKNOWN_S = 60.0  # until an engine that tells nothing is asked again
 _TIMEOUT_S = 5.0
+_TEXT_MAX = 1 << 20  # bytes that are looked at: all services share this process
 # a cache of one token or of more memory than exists is a mistake, as are so many requests
 _TOKENS_MIN, _TOKENS_MAX, _REQUESTS_MAX = 1_000, 1_000_000_000, 100_000
 _REQUESTS = (  # running and waiting
@@ -37,7 +38,8 @@ _TOKENS = b"sglang:max_total_num_tokens"
 _CACHE = b"vllm:cache_config_info"  # a sample whose labels have the size
 _NAMES = b"|".join((*_REQUESTS, _TOKENS, _CACHE))
 _SAMPLE = re.compile(rb"(?m)^(%b)(?:\{([^\n]{0,4096})\})? ([0-9.eE+-]{1,32})\b" % _NAMES)
-_LABEL = re.compile(rb'(\w{1,64})="([^"\\]{0,64})"')
+# with `\b`, a hostile word of thousands of letters is not searched from each of them
+_LABEL = re.compile(rb'\b(\w{1,64})="([^"\\]{0,64})"')
 
 
 class EngineState(Struct, frozen=True, kw_only=True):
@@ -49,8 +51,11 @@ class EngineState(Struct, frozen=True, kw_only=True):
 
 def read_metrics(text: bytes) -> EngineState | None:
     """Return what an engine tells, or None if it tells no number of requests. Parts of an engine
-    with data parallelism are added up; ranks that share the same requests are not.
+    with data parallelism are added up; ranks that share the same requests are not. Only the first
+    MiB counts.
     """
+    if len(text) > _TEXT_MAX:
+        text = text[:_TEXT_MAX].rpartition(b"\n")[0]
     found: defaultdict[bytes, dict[bytes, float]] = defaultdict(dict)
     for name, names, number in _SAMPLE.findall(text):
         labels = dict(_LABEL.findall(names))
