@@ -14,6 +14,7 @@ import pytest
 from cavvy.cli import model as command
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.mlflow import MlflowRegistry, RegistryRefused
+from cavvy.http_client import MOST_BYTES
 
 COMMIT = "a" * 40
 
@@ -157,6 +158,12 @@ def test_a_version_goes_to_mlflow_and_comes_back(tmp_path: Path, there: type[Reg
         ("models:/m/1", [{"path": "/etc/x"}], "mlflow-artifacts:/r", "names a file"),
         ("models:/m/1", [{"path": ".."}], "mlflow-artifacts:/r", "names a file"),
         ("models:/m/1", [{"path": 7}], "mlflow-artifacts:/r", "names a file"),
+        ("models:/m/1", ["x"], "mlflow-artifacts:/r", "list of files is none"),
+        ("models:/m/1", {"path": "x"}, "mlflow-artifacts:/r", "list of files is none"),
+        ("models:/m/1", [{"path": "n" * 300}], "mlflow-artifacts:/r", "cannot be written"),
+        ("models:/m/1", [{"path": "y"}, {"path": "y"}], "mlflow-artifacts:/r", "cannot be written"),
+        ("models:/m/1", [], "mlflow-artifacts://[", "are in a folder"),
+        ("models:/m/1", [], "mlflow-artifacts:/\ud800", "are in a folder"),
         ("models:/m/1", [{"path": "d", "is_dir": True}], "mlflow-artifacts:/r", "1000 folders"),
         ("models:/m/1", [], "mlflow-artifacts:/r", "has no files"),
         ("models:/m/1", [{"path": "x"}], "mlflow-artifacts:/r", "status 404: no .* file"),
@@ -168,11 +175,18 @@ def test_a_version_goes_to_mlflow_and_comes_back(tmp_path: Path, there: type[Reg
 def test_what_an_mlflow_server_must_not_do_is_refused(
     tmp_path: Path, there: type[Registry], name: str, listed: Any, uri: str, told: str
 ) -> None:
-    there.listed, there.uri = listed, uri
+    there.listed, there.uri, there.files = listed, uri, {"r/y": b"y"}
     with pytest.raises(CommandFailure, match=told) as caught:
         command._pull_from(name, tmp_path / "new")
     assert "\x1b" not in str(caught.value)
     assert {each.name for each in tmp_path.iterdir()} <= {"new"}
+
+
+def test_a_large_file_comes_from_mlflow(tmp_path: Path, there: type[Registry]) -> None:
+    size = MOST_BYTES + 1  # more than a body that is kept in memory may have
+    there.files = {"0/run/artifacts/model/m.onnx": bytes(size)}
+    MlflowRegistry().pull("models:/m/1", tmp_path / "back")
+    assert (tmp_path / "back/m.onnx").stat().st_size == size
 
 
 def test_a_model_is_read_from_the_hub_and_checked(
@@ -193,12 +207,21 @@ def test_a_model_is_read_from_the_hub_and_checked(
         pull("hf://org/name", tmp_path / "out")
     with pytest.raises(CommandFailure, match="has no files"):
         pull("hf://org/name/nothing", tmp_path / "none")
+    there.hub = {"a": b"", "b": b"", "c": b""}
+    monkeypatch.setattr(command, "_MOST_FILES", 2)
+    with pytest.raises(CommandFailure, match="more than 2 files"):
+        pull("hf://org/name", tmp_path / "many")
     assert not (tmp_path / "x").exists()
 
 
 def test_without_a_server_a_user_is_told_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
-    with pytest.raises(CommandFailure, match="MLFLOW_TRACKING_URI must be the URL"):
+    for malformed in ("sqlite:///mlflow.db", "https://[", ""):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", malformed)
+        with pytest.raises(CommandFailure, match="MLFLOW_TRACKING_URI must be the URL"):
+            command._pull_from("models:/m/1", tmp_path / "new")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@127.0.0.1:1/mlflow")
+    with pytest.raises(CommandFailure, match="MLFLOW_TRACKING_PASSWORD") as caught:
         command._pull_from("models:/m/1", tmp_path / "new")
+    assert "hunter2" not in str(caught.value)

@@ -338,6 +338,9 @@ def _pull_from(source: str, folder: Path) -> Path:
         MlflowRegistry().pull(source, folder)
     except RegistryRefused as error:
         raise CommandFailure(str(error), exit_code=2) from error
+    except OSError as error:  # such as a full disk, or a file where another one needs a folder
+        told = f"the files of {source} cannot be written: {error.strerror}"
+        raise CommandFailure(told, exit_code=2) from error
     return folder
 
 
@@ -350,7 +353,9 @@ def _pull_hub(source: str, folder: Path) -> Path:
     token, endpoint = os.environ.get("HF_TOKEN", ""), os.environ.get("HF_ENDPOINT", ENDPOINT)
     try:
         hub = HubRepository(source, token=token, endpoint=endpoint)
-        found = hub.list(hub.key, limit=_MOST_FILES)[0]
+        found, more = hub.list(hub.key, limit=_MOST_FILES)
+        if more:
+            raise ObjectDenied(f"{source} has more than {_MOST_FILES} files; name a folder of it")
         inside = hub.key.rstrip("/")
         chosen = [each for each in found if not inside or f"{each.key}/".startswith(f"{inside}/")]
         if not chosen:

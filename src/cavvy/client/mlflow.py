@@ -16,15 +16,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import time
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
-from cavvy.http_client import HttpClient, NoReply
+from cavvy.http_client import MOST_BYTES, HttpClient, NoReply
 
 PREFIX = "models:/"
 _NAME = re.compile(r"models:/(?P<name>[^/@]{1,250})(?:/(?P<number>[0-9]{1,9})|@(?P<alias>[^/@]+))?")
 _API, _FILES = "/api/2.0/mlflow", "/api/2.0/mlflow-artifacts/artifacts"
 _EXPERIMENT = "cavvy"
 _MOST_FILES, _MOST_FOLDERS = 10_000, 1000
+_MOST_READ = 1 << 40  # bytes of a file, which goes to the disk piece by piece
 _MOST_SENT = 1 << 30  # bytes of a file, which is in memory while it is sent
 
 
@@ -38,10 +39,16 @@ class MlflowRegistry:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         """Raises RegistryRefused."""
         self._url = environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
-        if urlsplit(self._url).scheme not in ("http", "https"):
+        split = _split(self._url)
+        if split.scheme not in ("http", "https"):
             raise RegistryRefused(
                 "MLFLOW_TRACKING_URI must be the URL of an MLflow server, such as "
                 "https://mlflow.example.com"
+            )
+        if "@" in split.netloc:  # errors show the URL
+            raise RegistryRefused(
+                "MLFLOW_TRACKING_URI must have no user name and password: set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         self._headers = {"Content-Type": "application/json"}
         if token := environ.get("MLFLOW_TRACKING_TOKEN"):
@@ -119,7 +126,10 @@ class MlflowRegistry:
                 raise RegistryRefused(f"the model has more than {_MOST_FOLDERS} folders")
             path = f"{root}/{below}".rstrip("/")
             found = json_of(self._send("GET", f"{_FILES}?{urlencode({'path': path})}"))
-            for each in found.get("files") or ():
+            listed = found.get("files") or []
+            if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+                raise RegistryRefused("the MLflow server's list of files is none")
+            for each in listed:
                 inner = _check_name(each.get("path"))
                 full = f"{below}/{inner}" if below else inner
                 if each.get("is_dir"):
@@ -144,9 +154,8 @@ class MlflowRegistry:
         exists: bool = False,
     ) -> bytes:
         try:
-            answer = HttpClient(limit_s=3600.0).send(
-                method, f"{self._url}{path}", body, self._headers, into=into
-            )
+            client = HttpClient(limit_s=3600.0, most_bytes=_MOST_READ if into else MOST_BYTES)
+            answer = client.send(method, f"{self._url}{path}", body, self._headers, into=into)
         except NoReply as error:
             raise RegistryRefused(f"{self._url} does not answer: {error}") from error
         if answer.status < 300:
@@ -173,13 +182,21 @@ def json_of(body: bytes) -> dict[str, Any]:
 
 def _find_root(uri: str, what: str) -> str:
     """Return the path of artifacts on the server. Raises RegistryRefused."""
-    split = urlsplit(uri)
+    split = _split(uri)
     if split.scheme != "mlflow-artifacts":
         raise RegistryRefused(
             f"the files of {what} are in {split.scheme[:20] or 'a folder'}:, which the MLflow "
             "server does not pass on: use MLflow's own client, and publish a folder"
         )
     return split.path.strip("/")
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL; none of a malformed one."""
+    try:
+        return urlsplit(url if url.isprintable() else "")
+    except ValueError:
+        return urlsplit("")
 
 
 def _read_name(model: str) -> tuple[str, str, str]:
