@@ -13,7 +13,7 @@ import pytest
 from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, read_work
 from cavvy.agent.ends import judge
 from cavvy.agent.loop import EventLoop
-from cavvy.agent.outbox import MessageOutbox
+from cavvy.agent.outbox import MessageOutbox, file_time_text
 from cavvy.agent.wire import BackOff, LoopConnection, ServerAddress, parse_reply
 
 TIME = time.time
@@ -188,6 +188,9 @@ def test_a_clock_that_is_set_changes_no_length(
         outbox.put("event", name="note", text="x")
     first, *others = (datetime.fromisoformat(each["at"]) for each in json.loads(outbox.batch()))
     assert all(timedelta(0) <= each - first < timedelta(minutes=1) for each in others)
+    # the clock is two hours behind now, and so are the times of the files that are written
+    written = datetime.fromisoformat(file_time_text(time.time()))
+    assert timedelta(0) <= written - first < timedelta(minutes=1)
 
 
 def test_outbox_goes_on_counting_after_a_rewrite_and_passes_over_a_torn_line(

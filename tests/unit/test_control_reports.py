@@ -193,6 +193,21 @@ def test_a_clock_that_is_set_between_requests_moves_no_later_time() -> None:
     assert found == [NOW + seconds * SECOND for seconds in range(1, 7)]
 
 
+def test_work_whose_start_came_with_a_slow_request_does_not_end_before_it_starts() -> None:
+    node = replace(NODE, claimed_at=NOW)
+    for took_s, sent_s, told in (
+        (20, 1, message(MessageKind.RUNNING)),
+        (0, 22, message(MessageKind.EXITED, 6, outcome="exit", exit_code=0)),
+    ):
+        now = NOW + (sent_s + took_s) * SECOND
+        node = note_clock(node, NOW + sent_s * SECOND, now)
+        at = NOW + (1 if told.kind == MessageKind.RUNNING else 6) * SECOND
+        node = apply_messages(JOB, ATTEMPT, node, [replace(told, at=at)], now).node
+    assert node.running_at is not None
+    assert node.exited_at is not None
+    assert node.running_at <= node.exited_at <= NOW + 22 * SECOND
+
+
 @pytest.mark.parametrize("at", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "x", 5, None, {}])
 def test_a_batch_with_an_absurd_time_is_read(at: object) -> None:
     body = {"gang": "g", "rank": 0, "nonce": "n", "at": at, "messages": []}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from .control_client import complain
-from .outbox import time_text
+from .outbox import file_time_text
 from .sidecar import SidecarProcess
 from .work.checkpoint_files import (
     SHORTEST_S,
@@ -189,7 +189,7 @@ class CheckpointSync(SidecarProcess):
         self._newest_ns = int(str(result["newest_ns"]))
         if float(str(result["wrote_s"])) >= SHORTEST_S:
             fields["cost_s"] = result["wrote_s"]
-        self._say("checkpoint", newest_at=time_text(self._newest_ns / 1e9), **fields)
+        self._say("checkpoint", newest_at=file_time_text(self._newest_ns / 1e9), **fields)
 
     def _finish(self, done: Callable[[], None]) -> None:
         found = fingerprint(self._list())

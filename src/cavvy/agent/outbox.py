@@ -136,6 +136,13 @@ def now_text() -> str:
     return time_text(_BEGAN_AT + since_boot())
 
 
+def file_time_text(seconds: float) -> str:
+    """Return the time of a file, in seconds since the epoch by the system's clock, as a time of the
+    clock of `now_text`, which differs if the system's clock was set since this program began.
+    """
+    return time_text(seconds + round(_BEGAN_AT + since_boot() - time.time(), 3))
+
+
 def time_text(seconds: float) -> str:
     """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. A time that cannot be
     formatted, such as a wrong file time, is replaced by the nearest time that can be formatted.

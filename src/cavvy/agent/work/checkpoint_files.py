@@ -13,7 +13,7 @@ from collections import namedtuple
 
 from ..allowed_folders import AllowedFolders, ignore_error, raise_unless_vanished
 from ..disk import walk_files
-from ..outbox import time_text
+from ..outbox import file_time_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class CheckpointWatcher:
         fields: dict[str, object] = {
             "files": files,
             "bytes": size,
-            "newest_at": time_text(newest / 1e9),
+            "newest_at": file_time_text(newest / 1e9),
         }
         if seconds >= SHORTEST_S:
             fields.update(sent=sent, seconds=round(seconds, 3), cost_s=round(seconds, 3))

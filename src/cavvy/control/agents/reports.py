@@ -393,9 +393,11 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
     """Return the time `at` of the node's clock as a time of the server's clock, limited to the
-    range from the node's claim to now.
+    range from the node's claim, or the start of its work, to now. The start may have been corrected
+    by the difference that a slow request showed, and work never ends before it starts.
     """
-    return min(now, max(_correct(at, node), node.claimed_at or _EARLIEST)).astimezone(UTC)
+    began = node.running_at or node.claimed_at or _EARLIEST
+    return min(now, max(_correct(at, node), began)).astimezone(UTC)
 
 
 def _correct(at: datetime, node: Node) -> datetime:
