@@ -696,3 +696,8 @@ def test_ranks_that_stay_slower_than_others_are_told_once() -> None:
     assert "rank 1 (3.0 times)" in told
     assert row.attempt.slow is not None
     assert row.attempt.slow.told == (3, 1)
+    # a rank that is slow now and then hides no rank that stays slow
+    for seconds, second in enumerate((100, 300) * 40, 1700):
+        row, told = look(row, seconds, 300, 100, second, 100)
+        assert bool(told) == (seconds == 1760), seconds
+        assert not told or told == "steps take longer than the median: rank 0 (3.0 times)"

@@ -361,8 +361,8 @@ class StackReport(Struct, frozen=True, kw_only=True):
 
 
 class SlowRanks(Struct, frozen=True, kw_only=True):
-    """The ranks that need much longer for a step than the median rank, since when, and those of
-    which an event has told."""
+    """The ranks that have needed much longer for a step than the median rank since a time, without
+    those of which an event has `told`."""
 
     ranks: tuple[int, ...]
     since: datetime

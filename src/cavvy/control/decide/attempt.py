@@ -118,9 +118,11 @@ class EndStuck(Struct, frozen=True, kw_only=True):
 
 
 class NoteSlow(Struct, frozen=True, kw_only=True):
-    """Note which ranks need longer for a step than others. The event `text` tells of new ones."""
+    """Note which ranks need longer for a step than others. The event `text` tells of those in
+    `new`, if there are any."""
 
-    slow: SlowRanks | None
+    slow: SlowRanks
+    new: tuple[int, ...] = ()
     text: str = ""
 
 
@@ -226,21 +228,23 @@ def _running(view: AttemptSnapshot, now: datetime) -> Action:
 
 def _slow(view: AttemptSnapshot, now: datetime) -> Action | None:
     """Return what to note about ranks that are slower than others. An event names each rank once,
-    when the same ranks have been slow for a while.
+    when it has been slow for a while, whatever the other ranks do meanwhile.
     """
     nodes = [node for node in view.nodes if node.phase is NodePhase.RUNNING]
     ratios = dict(find_stragglers({node.rank: node.progress for node in nodes}))
-    before, ranks = view.attempt.slow, tuple(ratios)
-    if before is None or before.ranks != ranks:
-        told = before.told if before else ()
-        if not ranks and before is None:
+    before = view.attempt.slow or SlowRanks(ranks=(), since=now)
+    new = tuple(rank for rank in ratios if rank not in before.told)
+    still = tuple(rank for rank in before.ranks if rank in new)
+    if not still:
+        if new == before.ranks:
             return None
-        return NoteSlow(slow=SlowRanks(ranks=ranks, since=now, told=told))
-    new = [rank for rank in ranks if rank not in before.told]
-    if not new or now - before.since < _SLOW_FOR:
-        return None
-    text = describe_stragglers([(rank, ratios[rank]) for rank in new])
-    return NoteSlow(slow=replace(before, told=(*before.told, *new)), text=text)
+        return NoteSlow(slow=replace(before, ranks=new, since=now))
+    if now - before.since >= _SLOW_FOR:
+        text = describe_stragglers([(rank, ratios[rank]) for rank in still])
+        left = tuple(rank for rank in new if rank not in still)
+        told = (*before.told, *still)
+        return NoteSlow(slow=SlowRanks(ranks=left, since=now, told=told), new=still, text=text)
+    return None if still == before.ranks else NoteSlow(slow=replace(before, ranks=still))
 
 
 def _stuck(view: AttemptSnapshot, now: datetime) -> Action | None:

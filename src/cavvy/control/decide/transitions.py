@@ -328,9 +328,9 @@ def adjust_attempt(
         case gangs.ClearMisses():
             return RowChanges(attempts=(replace(attempt, missed_looks=0, missed_since=None),))
         case gangs.NoteSlow():
-            fact = ",".join(map(str, action.slow.ranks)) if action.slow else None
+            fact = ",".join(map(str, action.new))
             event = make_event(rows.job, now, "straggler", action.text, attempt.number, fact)
-            events = (event,) if action.text else ()
+            events = (event,) if action.new else ()
             return RowChanges(attempts=(replace(attempt, slow=action.slow),), events=events)
         case gangs.KeepGang():
             return RowChanges(attempts=(replace(attempt, kept_until=action.until),))
