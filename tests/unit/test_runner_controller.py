@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -33,6 +34,7 @@ from cavvy.cli.runners.controller import (
     decide_runners,
     write_overrides,
 )
+from cavvy.cli.runners.github import _submit
 from cavvy.cli.runners.scale_sets import (
     AppKey,
     GitHubProblem,
@@ -240,6 +242,36 @@ def test_nodes_are_kept_if_a_runner_is_expected_in_the_time_of_a_start(
     assert decide_keep(begun, [], kept, 10_000.0) == 0
 
 
+IMAGE = "run: ./run.sh\nresources: {cpu: 2}\nimage: ubuntu:24.04\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "keep_s"),
+    [
+        (IMAGE, 180),
+        # what a CI job leaves on a node without images would reach the next one
+        (IMAGE.partition("image")[0], 0),
+        (IMAGE + "keep: 0s\n", 0),
+        (IMAGE + "keep: 10m\n", 600),
+        (IMAGE + "limits: {duration: 1h}\n", 0),
+        (IMAGE + "volumes: [{name: cache, path: /cache, size: 10GB}]\n", 0),
+    ],
+)
+def test_a_node_waits_only_if_its_file_may_leave_it_to_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, keep_s: float
+) -> None:
+    file = tmp_path / "gpu.yaml"
+    file.write_text(f"name: gpu\n{text}")
+    submitted: list[Any] = []
+    monkeypatch.setattr(
+        "cavvy.cli.task.submission.submit_loaded",
+        lambda client, loaded, *rest: submitted.append(loaded.task),
+    )
+    task = RunnerTask(label="gpu", file=str(file), project="default")
+    _submit(MemoryCavvy(), task, "gpu-1", "CI_RUNNER_1", 180.0, yes=True)  # type: ignore[arg-type]  # is not asked
+    assert [each.keep.total_seconds() for each in submitted] == [keep_s]
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_the_controller_is_killed_at_each_of_its_requests(after: bool) -> None:
     """The next controller goes on; at last, each job had a runner of its own and nothing is left."""
@@ -367,6 +399,7 @@ def test_a_refused_runner_leaves_nothing_and_is_tried_again(
     for _ in range(3):
         controller.step()
     assert (site.runners, cavvy.secret_values) == ({}, {})
+    assert not controller._begun, "runners that never began warm no nodes"
     assert sum("no offer fits" in text for text in said) == 1
     cavvy.refused = False
     work(site, cavvy, controller)

@@ -314,9 +314,8 @@ class RunnerController:
 
     def _choose_keep(self, name: str) -> float:
         now = self._monotonic()
-        self._begun.append(now)
         self._kept = {other: until for other, until in self._kept.items() if until > now}
-        keep_s = decide_keep(self._begun, [*self._starts.values()], len(self._kept), now)
+        keep_s = decide_keep([*self._begun, now], [*self._starts.values()], len(self._kept), now)
         if keep_s:
             self._kept[name] = inf
         return keep_s
@@ -338,7 +337,8 @@ class RunnerController:
             self._say(f"{self._task.label}: no runner could start: {failure.message}")
             self._forget(name, ran=False)
             return False
-        self._looked[name], self._said = self._monotonic(), ""
+        self._begun.append(self._monotonic())
+        self._looked[name], self._said = self._begun[-1], ""
         self._report(f"{name} starts")
         return True
 

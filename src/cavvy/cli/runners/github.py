@@ -203,13 +203,13 @@ def _submit(
     """Submit the job of a runner. The file is read again, so that new runners follow its changes.
     Raises CommandFailure, ApiError."""
     from cavvy.cli.runners.controller import DEFAULT_RUN, write_overrides
-    from cavvy.cli.runners.tasks import read_runner_task
+    from cavvy.cli.runners.tasks import may_wait, read_runner_task
     from cavvy.cli.task.submission import submit_loaded
 
-    own = read_runner_task(task.file, {}, task.own).task
+    own = read_runner_task(task.file, {}, task.own)
     tags = {"ci": "github", "ci-label": task.label}
-    overrides = task.own + write_overrides(own.run or DEFAULT_RUN, secret, tags)
-    if keep_s and not (own.keep or own.pool or own.machine or own.limits.duration):
+    overrides = task.own + write_overrides(own.task.run or DEFAULT_RUN, secret, tags)
+    if keep_s and may_wait(own):
         overrides += f"keep: {round(keep_s)}s\n"
     loaded = read_runner_task(task.file, {}, overrides)
     submit_loaded(client, loaded, task.file, {}, task.project, name, yes)

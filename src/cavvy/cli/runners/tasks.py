@@ -33,3 +33,15 @@ def read_runner_task(
         hint = f"remove {' and '.join(f'`{name}`' for name in found)} from the file"
         raise CommandFailure(f"{file}: a runner is one job on one node", hint, exit_code=2)
     return loaded
+
+
+def may_wait(loaded: "LoadedTask") -> bool:
+    """Return whether the node of a runner may wait for another runner although the file does not
+    ask for it. Without an image, what a CI job leaves on the node would reach the next one.
+    """
+    from cavvy.spec.tree import read_table
+
+    task = loaded.task
+    if not (task.image or task.image_build) or "keep" in (read_table(loaded.text) or {}):
+        return False
+    return not (task.pool or task.machine or task.volumes or task.limits.duration)
