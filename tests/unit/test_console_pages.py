@@ -130,18 +130,24 @@ def test_machines_are_shown_with_hardware_and_price() -> None:
         return wire.MachineView(**usual | fields)
 
     key = "aws/us-east-1/us-east-1a/p5.48xlarge:8/spot"
-    kept = machine(name="box", state="idle", placement=key, rate_micros_per_hour=9_000_000)
+    kept = machine(
+        name="box", state="idle", placement=key, rate_micros_per_hour=9_000_000, spent_micros=5
+    )
     stopped = machine(name="off", state="stopped", placement=None, rate_micros_per_hour=None)
     cheap = machine(name="tiny", state="idle", placement=None, rate_micros_per_hour=300)
     answers = everything(
         **{"/v1/machines": [kept, stopped, cheap], "/v1/nodes": [node_listing(placement=key)]}
     )
-    text = sign_in(CannedClient(answers)).get("/machines").text
+    browser = sign_in(CannedClient(answers))
+    text = browser.get("/machines").text
     assert text.count("p5.48xlarge, 8 GPUs<br>") == 2
     assert 'class="number">$0.0003/h</td>' in text
     assert "$12.50/h" in text
     assert 'class="number">$9.00/h</td>' in text
     assert 'class="number">–</td>' in text
+    for column in ("Name", "State", "Project", "User", "Price", "Cost"):
+        listed = browser.get(f"/machines?named-sort={column}&named-way=down")
+        assert listed.status_code == 200, column
 
 
 def test_own_hosts_are_shown_with_what_is_ordered_for_them() -> None:

@@ -38,7 +38,7 @@ _MACHINE_KEYS: Mapping[str, Callable[[MachineView], Any]] = {
     "Project": lambda each: each.project,
     "User": lambda each: each.user,
     "Price": lambda each: each.rate_micros_per_hour or 0,
-    "Cost": lambda each: each.spent_micros,
+    "Cost": lambda each: each.spent_micros or 0,
 }
 
 
