@@ -15,6 +15,7 @@ from tests.pages import ROOT, read_blocks
 from tests.system.hosts import Lab, lab_at, worked
 from tests.system.packages import install_packages
 from tests.system.server_state import home_with_jobs
+from tests.system.test_dev import terminal
 from tests.system.test_tour import HOSTS, follow_page
 from tests.system.trust import User, user_at, wait_until
 
@@ -75,6 +76,25 @@ def says(user: User) -> set[str]:
 def host_of(user: User, name: str) -> str:
     """Where a running job's log says it is."""
     return user.log(name).split(" on ")[1].split()[0]
+
+
+def test_a_session_is_resumed_on_another_provider_with_its_home(lab: Lab, user: User) -> None:
+    hosts = user.config.read_text()
+    user.settings("[providers.ssh]\nenabled = false\n")
+    with terminal(user, "dev", "--home") as first:
+        first.wait("kept for")
+        first.type("mkdir -p ~/notes; echo kept > ~/notes/one")
+        assert first.ask("cat ~/notes/one") == "kept"
+        assert first.ask("hostname") not in {host.name for host in lab.hosts}
+    user.cli("machines", "stop", "dev", "--yes")
+    user.settings(hosts)
+    user.cli("server", "stop")
+    with terminal(user, "dev", "resume") as second:
+        second.wait("is resumed")
+        second.wait("kept for")
+        assert second.ask("cat ~/notes/one") == "kept"
+        assert second.ask("hostname") in {host.name for host in lab.hosts}
+    user.cli("machines", "stop", "dev", "--yes")
 
 
 def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:
