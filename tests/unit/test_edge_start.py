@@ -1,5 +1,6 @@
 """How a device starts: what its script installs, and which options it refuses."""
 
+import hashlib
 import os
 import socket
 import subprocess
@@ -20,14 +21,18 @@ chmod +x "$3/bin/python" "$3/bin/pip"
 """
 
 
-def start(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(
+    folder: Path, curl: str = "#!/bin/sh\nexit 22\n", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the script, for a program with the bytes `packed`."""
+    bundle = hashlib.sha256(b"packed").hexdigest()
     tools = folder / "tools"
     tools.mkdir(exist_ok=True)
-    for name, text in (("python3", PYTHON), ("curl", "#!/bin/sh\nexit 22\n")):
+    for name, text in (("python3", PYTHON), ("curl", curl)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     return subprocess.run(
-        ["sh", "-c", make_script("https://server", ("pin", "pin"), "hash"), "sh", "token"],
+        ["sh", "-c", make_script("https://server", ("pin", "pin"), bundle), "sh", "token"],
         env={
             "PATH": f"{tools}:{os.environ['PATH']}",
             "CAVVY_EDGE_FOLDER": str(folder / "device"),

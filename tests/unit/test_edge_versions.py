@@ -1,6 +1,7 @@
 """How the program of a device updates itself: a version that ends, hangs, or does not serve what was
 served gives way to the former one, and no loss of power leaves a device without a program."""
 
+import errno
 import io
 import json
 import os
@@ -16,14 +17,16 @@ import pytest
 
 pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
 
+from tests.unit.test_edge_start import start as run_script
 from tests.unit.test_edge_update import cut_at_each_step
 from tests.unit.test_model_repository import Site
 
+from cavvy.edge import device, update
 from cavvy.edge import program as module
-from cavvy.edge import update
+from cavvy.edge.__main__ import main
 from cavvy.edge.bundle import pack_device
-from cavvy.edge.program import AGAIN, PROGRAM, ProgramVersions, choose, open_slots
-from cavvy.edge.slots import ModelSlots, hash_file, write_json
+from cavvy.edge.program import AGAIN, PROGRAM, ProgramVersions, choose, hold, open_slots
+from cavvy.edge.slots import TRIES, ModelSlots, hash_file, write_json
 
 # In place of `device.py`: notes that it ran, and then does what its kind says.
 STUB = """
@@ -36,6 +39,11 @@ def run(folder):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     KIND
     return 0
+"""
+# writes the program that the script expects
+CURL = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+printf packed >"$2"
 """
 KINDS = {
     "good": "versions.checked_in(['m'], 60.0)",
@@ -137,6 +145,67 @@ def test_an_accepted_version_starts_the_next_one_and_a_damaged_one_is_not_starte
     first.write_bytes(pack("asks")[:-9])
     assert start(tmp_path, "good") == 0
     assert list_runs(tmp_path) == [0]
+
+
+def test_an_accepted_version_that_was_damaged_and_fetched_again_is_not_on_trial(
+    tmp_path: Path,
+) -> None:
+    """Otherwise, each start would count as a trial, and the next fetch would remove its files."""
+    damaged = put(tmp_path, 1, "good")
+    open_slots(str(tmp_path)).accept(1)
+    damaged.write_bytes(b"damaged")
+    assert start(tmp_path, "good") == 0
+    assert list_runs(tmp_path) == [0]
+    fresh = put(tmp_path, 1, "good")
+    ProgramVersions(str(tmp_path)).hand_over(1, ["m"])
+    for _ in range(TRIES + 2):
+        assert start(tmp_path, "good") == 0
+    assert list_runs(tmp_path) == [1] * (TRIES + 2)
+    slots = open_slots(str(tmp_path))
+    assert (slots.serving, slots.trial, slots.refused) == (1, 0, 0)
+    assert f"/{slots.spare()}/" not in str(fresh)
+
+
+def test_the_accepted_version_runs_if_another_one_cannot_be_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, 1, "good")
+    open_slots(str(tmp_path)).accept(1)
+    put(tmp_path, 2, "good")
+    ProgramVersions(str(tmp_path)).hand_over(2, [])
+    ran: list[str] = []
+
+    def fail(slots: ModelSlots, number: int) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ModelSlots, "begin_trial", fail)
+    monkeypatch.setattr(module, "_replace", lambda *given: ran.append(given[3]))
+    choose(str(tmp_path), 0)
+    assert ran[0] == {"CAVVY_EDGE_NUMBER": "1"}
+
+
+def test_who_enrols_a_device_again_does_not_disturb_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The versions go only when no program of the device runs."""
+    path = put(tmp_path / "device", 1, "good")
+    open_slots(str(tmp_path / "device")).accept(1)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    ended = run_script(tmp_path, CURL, CAVVY_EDGE_PYTHON=str(python))
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "device/program.zip").exists()
+    assert path.exists()
+    folder = str(tmp_path / "device")
+    monkeypatch.setattr(device, "enrol", lambda *_: {"device": "d", "site": "s"})
+    monkeypatch.setattr(device, "run", lambda _: 0)
+    lock = hold(folder)
+    assert main([folder, "https://server", "pin"]) == 1
+    assert path.exists()
+    os.close(lock)
+    assert main([folder, "https://server", "pin"]) == 0
+    assert not path.exists()
 
 
 def test_a_signal_during_a_trial_ends_all_and_is_no_failed_trial(tmp_path: Path) -> None:

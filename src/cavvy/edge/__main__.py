@@ -7,7 +7,14 @@ from __future__ import annotations
 import os
 import sys
 
-from cavvy.edge.program import AGAIN, DeviceOptionInvalid, choose, hold, start_again
+from cavvy.edge.program import (
+    AGAIN,
+    DeviceOptionInvalid,
+    choose,
+    forget_versions,
+    hold,
+    start_again,
+)
 from cavvy.edge.tasks import say
 
 
@@ -38,6 +45,7 @@ def _enrol(folder: str, server: list[str], token: str) -> str:
     try:
         card = enrol(folder, server[0], server[1], token)
         say(f"enrolled as {card['device']} of site {card['site']}")
+        forget_versions(folder)
     except (OSError, ValueError, DeviceRefused) as error:
         return str(error) or type(error).__name__
     return ""

@@ -31,7 +31,6 @@ elif [ ! -e "$folder/venv/complete" ]; then
 fi
 curl -fsSk --pinnedpubkey '{key_pin}' -o "$folder/program.new" {address}/boot/v1/{bundle}
 echo "{bundle}  $folder/program.new" | sha256sum -c --quiet
-rm -rf "$folder/program"
 mv "$folder/program.new" "$folder/program.zip"
 cat >"$folder/start" <<END
 #!/bin/sh

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 
-from cavvy.edge.slots import ModelSlots, read_json, write_json
+from cavvy.edge.slots import ModelSlots, read_json, remove, write_json
 from cavvy.edge.tasks import say
 
 TYPE_CHECKING = False
@@ -67,6 +68,13 @@ def open_slots(folder: str) -> ModelSlots:
     return ModelSlots(f"{folder}/program/slots")
 
 
+def forget_versions(folder: str) -> None:
+    """Remove all versions but `program.zip`, which enrolling has replaced. The caller holds the
+    folder, so no version runs."""
+    remove(f"{folder}/program/slots/state.json")
+    shutil.rmtree(f"{folder}/program", ignore_errors=True)
+
+
 def choose(folder: str, lock: int) -> int | None:
     """Run the version that is to run, unless another one called this program. Return its exit code,
     or None if this program itself is that version. An accepted version replaces this process."""
@@ -74,15 +82,17 @@ def choose(folder: str, lock: int) -> int | None:
         return None
     os.environ.pop(_DOUBTED, None)
     try:
-        code = _try_all(folder, lock)
-        if code is not None:
+        if (code := _try_all(folder, lock)) is not None:
             return code
+    except OSError as error:  # such as a full disk
+        say(f"no other version of this program is tried now: {error}")
+    try:
         for _ in range(2):  # a damaged version gives way to the other one
             slots = open_slots(folder)
             path = slots.find(slots.serving) if slots.check(slots.serving) else None
             if path is not None:
                 _replace(folder, lock, path, {_NUMBER: str(slots.serving)})
-    except OSError as error:  # such as a full disk: what is here must still serve
+    except OSError as error:  # what is here must still serve
         say(f"the program with which this device was enrolled runs: {error}")
     return None
 
@@ -210,7 +220,11 @@ class ProgramVersions:
         self.fetch_at = time.monotonic() + min(_LONGEST_S, 15.0 * 2**self._failed)
 
     def hand_over(self, number: int, serving: Collection[str]) -> None:
-        """Let a version run on trial at the next start, if it serves these models then."""
+        """Let a version run at the next start: on trial, if it serves these models then, unless it
+        was accepted before, and was damaged."""
+        if number == self.slots.serving:
+            self.slots.accept(number)
+            return
         write_json(self._served, {"models": sorted(serving)})
         self.slots.propose(number)
 
