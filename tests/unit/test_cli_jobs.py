@@ -43,6 +43,7 @@ from cavvy.client.errors import FOR_PROGRAMS
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView, TokensView
 from cavvy.client.policy_wire import PolicyAsk, ProjectPolicyView, UserLimitsView
 from cavvy.client.queue_wire import ShareReport, ShareView
+from cavvy.client.token_rates import rate_apis
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
@@ -1140,6 +1141,10 @@ def test_models_of_a_service_share_its_cost_and_are_compared_with_public_apis(
     shown = run("cost", "--by", "model").stdout
     assert "API 1M" in shown
     assert "total $1.00" in shown
+    # a few tokens, of several models, have the price of many
+    for models in ([small], [small, "llama-3.1-8b-instruct"]):
+        few, many = ([used(each, tokens) for each in models] for tokens in (1, 1_000_000))
+        assert rate_apis(few) == rate_apis(many)
 
 
 def test_names_of_models_are_found_in_any_spelling_and_no_model_is_taken_for_another() -> None:

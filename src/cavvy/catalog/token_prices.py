@@ -28,10 +28,10 @@ class ApiPrice(Struct, frozen=True, kw_only=True):
     completion: int
 
     def price(self, prompt: int, cached: int, completion: int) -> int:
-        """Return the micro-dollars for these tokens, rounded once. `cached` is a part of
-        `prompt`."""
+        """Return the price of these tokens in millionths of micro-dollars, which needs no rounding.
+        `cached` is a part of `prompt`."""
         whole = (prompt - cached) * self.prompt + cached * self.cached
-        return round((whole + completion * self.completion) / 1_000_000)
+        return whole + completion * self.completion
 
 
 def find_name(model: str) -> str:

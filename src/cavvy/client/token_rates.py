@@ -32,9 +32,7 @@ def rate_apis(tokens: "Sequence[TokensView]") -> list[tuple[str, int]]:
                 price.price(each.prompt, each.cached, each.completion)
             )
     rates = [
-        (api, round(sum(costs) * 1_000_000 / whole))
-        for api, costs in found.items()
-        if len(costs) == len(used)
+        (api, round(sum(costs) / whole)) for api, costs in found.items() if len(costs) == len(used)
     ]
     return sorted(rates, key=lambda each: (each[1], each[0]))
 
