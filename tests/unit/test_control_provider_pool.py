@@ -139,7 +139,9 @@ async def test_what_is_gone_is_looked_for_soon() -> None:
     assert not pool.free("g", replace(LARGE, capacity=None))
     assert not pool.free("g", replace(LARGE, shared=True))
     assert await pool.market() is first
+    assert not pool.is_outdated
     assert pool.free("g", LARGE)
+    assert pool.is_outdated
     assert pool.next_news(OFFERS_AGE) == timedelta(0)
     second = await pool.market()
     assert second is not first
@@ -148,6 +150,10 @@ async def test_what_is_gone_is_looked_for_soon() -> None:
     assert await pool.market() is second  # not more often than that
     watch.at += FREED_AGE
     assert await pool.market() is not second
+    assert not pool.is_outdated
+    pool.free("i", LARGE)
+    pool.expire()  # a pass of the queue still uses the offers, in which the nodes are not free
+    assert pool.is_outdated
 
 
 async def test_what_is_placed_while_places_are_asked_is_used() -> None:

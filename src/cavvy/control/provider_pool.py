@@ -166,8 +166,8 @@ class ProviderPool:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether nodes have become free that the offers of `market` may not contain yet."""
-        return self._freed and self._snapshot is not None
+        """Whether the last result of `market` may lack nodes that have become free since."""
+        return self._freed or self._snapshot is None
 
     def next_news(self, otherwise: timedelta) -> timedelta:
         """Return the time until free capacity should be checked again, or `otherwise` if no
