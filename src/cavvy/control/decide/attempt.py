@@ -228,7 +228,7 @@ def _running(view: AttemptSnapshot, now: datetime) -> Action:
 
 def _slow(view: AttemptSnapshot, now: datetime) -> Action | None:
     """Return what to note about ranks that are slower than others. An event names each rank once,
-    when it has been slow for a while, whatever the other ranks do meanwhile.
+    when it has been slow for a while, even if the set of the other slow ranks keeps changing.
     """
     nodes = [node for node in view.nodes if node.phase is NodePhase.RUNNING]
     ratios = dict(find_stragglers({node.rank: node.progress for node in nodes}))
