@@ -13,8 +13,11 @@ from click.testing import CliRunner
 from torch import nn
 
 from cavvy.cli.main import cli
+from cavvy.planner.device_rates import device_of
+from cavvy.planner.estimate.profile import StepSettings, read_profile
+from cavvy.planner.estimate.roofline import count_launches, estimate_step
 from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.operations import classify, count_flops
+from cavvy.tracer.operations import as_on_gpu, classify, count_flops
 from cavvy.tracer.script import run_script, trace_script
 from cavvy.tracer.trace import trace_step
 
@@ -87,6 +90,113 @@ def test_autocast_makes_matrix_products_narrow_and_keeps_norms_wide() -> None:
     assert total(profile, "count", kind="matmul", dtype="float32") == 0
     assert total(profile, "count", kind="matmul", dtype="bfloat16") > 0
     assert total(profile, "count", kind="reduction", dtype="bfloat16", backward=False) == 0
+
+
+class Biased(nn.Module):
+    """Attention with a learned bias of positions."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.proj, self.bias = nn.Linear(64, 64), nn.Parameter(torch.randn(1, 4, 128, 128))
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.proj(x).view(len(x), 128, 4, 16).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(
+            heads, heads, heads, self.bias, self.dropout, scale=0.3
+        )
+
+
+@pytest.mark.parametrize(("dropout", "each"), [(0.0, 4), (0.1, 4 + 4 + 1)])
+def test_attention_with_a_learned_bias_keeps_its_scores(dropout: float, each: int) -> None:
+    """In float32, and also the mask and the result of dropout: bytes for each score."""
+    with fake_device():
+        model, data = Biased(dropout), torch.randn(8, 128, 64)
+        profile = trace_step(model, lambda: model(data).float().sum(), batch=8, precision="bf16")
+    memory, scores = profile["memory"], 8 * 4 * 128 * 128
+    names = [each["name"] for each in profile["ops"]]
+    most = max(row[0] for row in memory["activations"])
+    assert scores * each < most < scores * (each + 12)  # some scores are on their way
+    assert total(profile, "count", kind="attention") == 0
+    assert ("native_dropout" in names) == bool(dropout)
+
+
+def test_attention_with_a_learned_bias_computes_what_pytorch_does() -> None:
+    model, data = Biased(1e-9), torch.randn(2, 128, 64)
+    with torch.no_grad():
+        expected = model(data)
+    with as_on_gpu():
+        found = model(data)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("bilinear", "float32"), ("nearest", "float32"), ("area", "bfloat16")]
+)
+def test_autocast_interpolates_in_float32_as_on_cuda(mode: str, dtype: str) -> None:
+    with fake_device():
+        model, data = nn.Conv2d(3, 8, 1), torch.randn(2, 3, 16, 16)
+        profile = trace_step(
+            model,
+            lambda: nn.functional.interpolate(model(data), scale_factor=2, mode=mode).sum(),
+            batch=2,
+            precision="bf16",
+        )
+    assert total(profile, "count", kind="index", dtype=dtype, backward=False) == 1
+
+
+def test_autocast_computes_sums_and_norms_of_narrow_tensors_without_copies() -> None:
+    with fake_device():
+        model, data = nn.Linear(64, 64), torch.randn(32, 64)
+
+        def step() -> torch.Tensor:
+            x = model(data)
+            return x.norm(dim=1).sum() + x.sum()
+
+        profile = trace_step(model, step, batch=32, precision="bf16")
+    assert total(profile, "count", kind="copy", dtype="float32", backward=False) == 0
+    assert total(profile, "count", kind="reduction", dtype="bfloat16", backward=False) == 0
+    assert total(profile, "count", kind="reduction", dtype="float32", backward=False) > 0
+
+
+def test_a_script_that_allows_tf32_is_estimated_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the products that autocast leaves in float32, such as those of experts."""
+    device = device_of("H200")
+    assert device is not None
+    found: dict[str, float] = {}
+    for setting in ("highest", "high"):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
+        with fake_device():
+            model, data = nn.Linear(2048, 2048), torch.randn(4096, 2048)
+
+            def step(model: nn.Module = model, data: torch.Tensor = data) -> torch.Tensor:
+                with torch.autocast("cpu", enabled=False):
+                    return model(data).sum()
+
+            profile = read_profile(trace_step(model, step, batch=4096, precision="bf16"))
+        for precision in (None, "fp32"):
+            run = StepSettings(precision=precision)
+            found[f"{setting} {precision}"] = estimate_step(profile, device, run).device
+    assert found["high None"] < found["highest None"] / 3
+    assert found["high fp32"] == found["highest fp32"]  # as `--precision fp32` asks
+
+
+def test_a_float32_script_that_allows_tf32_has_this_precision(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+torch.backends.cuda.matmul.allow_tf32 = True
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(4, 8)).sum().backward()
+optimizer.step()
+"""
+    )
+    try:
+        assert trace_script(str(script), [])["precision"] == "tf32"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def test_memory_of_a_chain_is_what_autograd_keeps() -> None:
@@ -352,6 +462,21 @@ optimizer.step()
     forward = sum(each["flops"] * each["count"] for each in found if not each["backward"])
     backward = sum(each["flops"] * each["count"] for each in found if each["backward"])
     assert (forward, backward) == (once, 2 * once)
+    launched = count_launches(read_profile(profile), StepSettings())
+    # In float32, each of the four groups is a product of its own.
+    assert launched["matmul"] == (4 if dtype == "torch.float32" else 1)
+
+
+def test_the_gradient_of_a_look_up_is_many_launches() -> None:
+    with fake_device():
+        model, places = nn.Linear(16, 64), torch.zeros(32, dtype=torch.long)
+        data = torch.randn(8, 16)
+        plain = trace_step(model, lambda: model(data).sum(), batch=8)
+        looked_up = trace_step(model, lambda: model(data)[:, places].sum(), batch=8)
+    before, now = (
+        count_launches(read_profile(each), StepSettings()) for each in (plain, looked_up)
+    )
+    assert now["other backward"] > before["other backward"] + 10
 
 
 def test_grouped_convolutions_count_their_own_channels_only() -> None:

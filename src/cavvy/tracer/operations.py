@@ -41,12 +41,15 @@ _FREE = _names(
 
 
 # Operations that autocast runs in float32 on CUDA, but not on the CPU
-# (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32).
+# (aten/src/ATen/autocast_mode.h, AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE).
 _FLOAT32 = _names(
-    """layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss
-    smooth_l1_loss kl_div pow exp log rsqrt sum cumsum prod norm rms_norm
-    binary_cross_entropy_with_logits softplus logsumexp cosine_similarity"""
+    """layer_norm group_norm softmax softmin log_softmax cross_entropy nll_loss mse_loss l1_loss
+    smooth_l1_loss huber_loss kl_div pow rpow exp expm1 log log10 log2 log1p rsqrt reciprocal acos
+    asin cosh sinh tan erfinv rms_norm renorm dist cdist pdist binary_cross_entropy_with_logits
+    softplus logsumexp cosine_similarity interpolate upsample"""
 )
+# The same, but the kernels read half precision and compute the result in float32.
+_FLOAT32_RESULT = _names("sum cumsum cumprod prod norm linalg_vector_norm")
 
 
 def classify(packet: str) -> str:
@@ -179,8 +182,12 @@ def _normalized(name: str, args: Any) -> Size:
 def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
     left = args[1] if name in ("addmm", "baddbmm") else args[0]
     batch = prod(outs[0].shape[:-2]) if name in ("bmm", "baddbmm", "_grouped_mm") else 1
-    # Gradients of grouped weights: the groups share the rows, which are assumed to be equal parts.
-    parts = batch if name == "_grouped_mm" and left.dim() == 2 else 1
+    parts = 1
+    if name == "_grouped_mm" and left.dim() == 2:
+        if outs[0].dim() == 2:  # The groups share the rows of the result.
+            batch = args[1].shape[0]
+        else:  # In gradients of grouped weights, they share the inner length, in equal parts.
+            parts = batch
     k = left.shape[-1]
     n = outs[0].shape[-1]
     m = outs[0].numel() // max(1, n * batch)
@@ -275,6 +282,8 @@ class GpuSemantics(TorchFunctionMode):
             return _move(_MOVES[func], *args, **(kwargs or {}))
         args, kwargs = _on_cpu(name, args, dict(kwargs or {}))
         if name == "scaled_dot_product_attention":
+            if _stores_scores(*args, **kwargs):
+                return _attend(*args, **kwargs)
             kwargs["dropout_p"] = 0.0
             args = args[:4]
         elif func is F.multi_head_attention_forward and "training" in kwargs:
@@ -293,10 +302,20 @@ class GpuSemantics(TorchFunctionMode):
             return args[0]
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
             return _cross_entropy(*args, **kwargs)
-        elif name in _FLOAT32 and torch.is_autocast_enabled("cpu"):
-            args = tuple(_widen(each) for each in args)
-            kwargs = {key: _widen(value) for key, value in kwargs.items()}
+        elif torch.is_autocast_enabled("cpu"):
+            args, kwargs = _as_autocast(name, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _as_autocast(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of an operation as autocast changes them on CUDA."""
+    if name in _FLOAT32_RESULT and args and _is_narrow(args[0]):
+        return args, {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
+    # The interpolation "area" is a pooling, which stays in half precision.
+    if name in _FLOAT32 and kwargs.get("mode") != "area":
+        args = tuple(_widen(each) for each in args)
+        kwargs = {key: _widen(value) for key, value in kwargs.items()}
+    return args, kwargs
 
 
 @contextmanager
@@ -483,6 +502,51 @@ def _cross_entropy(
     kwargs.pop("label_smoothing", None)
     narrow = torch.ops.aten._log_softmax(input, 1, False)
     return F.nll_loss(narrow.float(), target, *args[:5], **kwargs)
+
+
+def _stores_scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    """Return whether attention runs as single kernels, of which dropout is one: those of a mask
+    with a gradient, such as a learned bias of positions.
+    """
+    return attn_mask is not None and attn_mask.requires_grad and dropout_p > 0
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Compute attention with a mask that has a gradient, in float32 and with all scores in memory
+    (`_scaled_dot_product_attention_math` in aten/src/ATen/native/transformers/attention.cpp). A
+    mask excludes `is_causal`.
+    """
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (each.repeat_interleave(times, -3) for each in (key, value))
+    narrow = torch.get_autocast_dtype("cpu")
+    autocast = torch.is_autocast_enabled("cpu")
+    given = [query, key, value, attn_mask]
+    if autocast:
+        given = [each.to(narrow) for each in given]
+    with torch.autocast("cpu", enabled=False):
+        q, k, v, mask = (_widen(each) for each in given)
+        root = (scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
+        scores = (q * root) @ (k * root).transpose(-2, -1) + mask
+        out: torch.Tensor = _dropout(torch.softmax(scores, -1), dropout_p) @ v
+        return out.to(narrow if autocast else query.dtype)
 
 
 def _dropout(

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from cavvy.tracer.operations import find_place
 from cavvy.tracer.own_code import own_line
 from cavvy.tracer.samples import SampleCount
-from cavvy.tracer.trace import TraceRecorder, TraceTape, summarize
+from cavvy.tracer.trace import TraceRecorder, TraceTape, allows_tf32, summarize
 
 _STEPS = 10  # of the first optimizer until the other optimizers are assumed not to step
 _ITERATIONS = 20  # of one step of LBFGS, the default of PyTorch
@@ -311,16 +311,18 @@ def _count_state(optimizers: list[Optimizer]) -> int:
 
 def _find_precision(tape: TraceTape) -> str:
     """Return the precision of a step: a half precision if any matrix product of the step has a half
-    precision, otherwise "fp32". The estimate of a float32 product uses float32 even if the
-    precision of the step is half. The model's first call does not show the precision, because
-    wrappers of models start autocast inside the call.
+    precision, otherwise "tf32" if the script allows it, or "fp32". The estimate of a float32
+    product uses one of these even if the precision of the step is half. The model's first call does
+    not show the precision, because wrappers of models start autocast inside the call.
     """
     flops = dict.fromkeys(_HALF, 0.0)
     for each in tape.events:
         if each.dtype in flops:
             flops[each.dtype] += each.flops
     half = max(flops, key=lambda dtype: flops[dtype])
-    return _HALF[half] if flops[half] else "fp32"
+    if flops[half]:
+        return _HALF[half]
+    return "tf32" if allows_tf32() else "fp32"
 
 
 _HALF = {"bfloat16": "bf16", "float16": "fp16"}

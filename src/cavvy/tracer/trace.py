@@ -196,6 +196,14 @@ def trace_step(
     )
 
 
+def allows_tf32() -> bool:
+    """Return whether the script allows TF32 for the products of float32 numbers on CUDA."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # The script used the newer setting, which the older function refuses.
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def summarize(
     tape: TraceTape,
     parameters: list[torch.nn.Parameter],
@@ -219,6 +227,7 @@ def summarize(
         "batch": batch,
         "precision": precision,
         "optimizer": optimizer,
+        "tf32": allows_tf32(),
         "parameters": sum(each.numel() for each in parameters),
         "tensors": len(parameters),
         "views": tape.views,

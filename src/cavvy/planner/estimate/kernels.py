@@ -16,14 +16,16 @@ from cavvy.planner.estimate.profile import KernelProfile, StepSettings
 
 
 class KernelSetting(Struct, frozen=True, kw_only=True):
-    """The conditions under which a kernel runs: the device, the step's settings, the precision, and
-    the batch as a multiple of the profile's batch.
+    """The conditions under which a kernel runs: the device, the step's settings, the precision, the
+    batch as a multiple of the profile's batch, and whether float32 products of a step in half
+    precision use TF32.
     """
 
     device: DeviceRates
     run: StepSettings
     precision: str
     scale: float
+    tf32: bool = False
 
 
 SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatter_reduce"})
@@ -230,6 +232,13 @@ def is_half(kernel: KernelProfile, precision: str) -> bool:
     return not kernel.wide and precision in ("bf16", "fp16", "fp8")
 
 
+def in_tf32(kernel: KernelProfile, setting: KernelSetting) -> bool:
+    """Return whether a product uses TF32."""
+    if is_half(kernel, setting.precision):
+        return False
+    return setting.precision == "tf32" or (setting.tf32 and setting.precision != "fp32")
+
+
 def is_last(kernel: KernelProfile, setting: KernelSetting) -> bool:
     """Return whether a convolution or batch normalization works in channels-last memory."""
     if kernel.kind == "reduction":
@@ -301,7 +310,7 @@ def _recurrent(kernel: KernelProfile, setting: KernelSetting) -> float:
     if is_narrow and _alignment(min(columns, depth), 2) < 1:
         latency *= 1.7  # cuBLAS has only slower kernels for such widths.
     if not is_narrow:
-        latency *= 1.9 if setting.precision == "tf32" else 2.8
+        latency *= 1.9 if in_tf32(kernel, setting) else 2.8
     rate = _rate(kernel, setting) * _RECURRENT_RATE
     arithmetic = kernel.flops * setting.scale / rate
     return steps * latency * 1e-6 * slower_than_h200(setting.device) + arithmetic
@@ -357,7 +366,7 @@ def align(kernel: KernelProfile, setting: KernelSetting) -> float:
     _, rows, columns, depth = (max(1, each) for each in kernel.size)
     lengths = (rows, columns) if kernel.fixed_result else (columns, depth)
     is_narrow = is_half(kernel, setting.precision)
-    if not is_narrow and setting.precision != "tf32":
+    if not is_narrow and not in_tf32(kernel, setting):
         return 1.0
     width = 2 if is_narrow else 4
     found = min(_alignment(each, width) for each in lengths)
@@ -457,7 +466,7 @@ def _conversion(kernel: KernelProfile, moved: float, setting: KernelSetting) -> 
 def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the FLOP/s that a large matrix product reaches in the kernel's precision."""
     device = setting.device
-    is_fast = setting.precision == "tf32" and device.tf32 != device.fp32
+    is_fast = in_tf32(kernel, setting) and device.tf32 != device.fp32
     share = device.achieved
     if not is_fast and not is_half(kernel, setting.precision):
         share = _FP32_HALF_LANES if device.name in _HALF_LANES else _FP32 * share
@@ -468,5 +477,5 @@ def _peak(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the peak FLOP/s of the data sheet in the kernel's precision."""
     device, precision = setting.device, setting.precision
     if not is_half(kernel, precision):
-        return device.tf32 if precision == "tf32" else device.fp32
+        return device.tf32 if in_tf32(kernel, setting) else device.fp32
     return device.fp8 if precision == "fp8" and kernel.kind == "matmul" else device.half

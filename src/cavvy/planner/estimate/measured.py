@@ -10,8 +10,10 @@ from typing import Any
 from cavvy.domain.values import Struct
 from cavvy.planner.device_rates import DeviceRates, device_of
 from cavvy.planner.estimate.kernels import (
+    PRODUCTS,
     KernelSetting,
     align,
+    in_tf32,
     is_causal,
     is_half,
     is_last,
@@ -103,6 +105,8 @@ def find_place(kernel: KernelProfile, setting: KernelSetting) -> tuple[float, ..
     kind, scale = name_kind(kernel), setting.scale
     half = is_half(kernel, setting.precision)
     precision = {"tf32": 1.5, "fp32": 3.0}.get(setting.precision, 0.0)
+    if kernel.kind in PRODUCTS:
+        precision = 1.5 if in_tf32(kernel, setting) else 3.0
     other = (0.0 if half else precision, 1.5 if kernel.backward else 0.0)
     first, second, third, fourth = (log2(max(1, each)) for each in kernel.size)
     if kind == "matmul":

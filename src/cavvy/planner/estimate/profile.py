@@ -97,6 +97,9 @@ class WorkProfile(Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelProfile, ...]
     # operations that run no kernel, such as views; 0 in profiles of earlier versions
     views: int = 0
+    # Whether products of float32 numbers use TF32 in a step of half precision; false in profiles
+    # of earlier versions.
+    tf32: bool = False
     # by increasing multiple; empty in profiles of earlier versions
     reserved: tuple[ReservedMemory, ...] = ()
     collectives: tuple[CollectiveProfile, ...] = ()
@@ -132,6 +135,7 @@ def read_profile(data: object) -> WorkProfile:
             peaks_compiled=_peaks(memory["activations_compiled"]),
             kernels=tuple(_kernel(each) for each in data["ops"]),
             views=int(_number(data.get("views", 0))),
+            tf32=data.get("tf32") is True,
             reserved=_reserved(memory.get("reserved", ())),
             optimizer_bytes=_number(memory["optimizer"]) if "optimizer" in memory else None,
             collectives=tuple(_collective(each) for each in data.get("collectives", ())),

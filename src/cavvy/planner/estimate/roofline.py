@@ -31,34 +31,38 @@ _UPDATE = 0.74  # share of the bandwidth that the optimizer's step reaches
 # of measured steps. It starts from the times of single operations that `cavvy bench --kernels`
 # measured.
 HOST_US: Mapping[str, float] = {
-    "view": 4.3,
-    "recurrent": 20.1,
-    "tensor": 11.5,
-    "step": 385.3,
-    "matmul": 45.9,
-    "matmul backward": 37.1,
-    "attention": 38.0,
-    "attention backward": 76.9,
-    "conv": 56.6,
-    "conv backward": 76.1,
-    "batch_norm": 65.4,
-    "batch_norm backward": 53.3,
-    "layer_norm": 17.7,
-    "layer_norm backward": 56.1,
-    "group_norm": 19.0,
-    "group_norm backward": 72.2,
-    "cast": 11.0,
-    "cast backward": 15.1,
-    "in place": 13.7,
-    "in place backward": 20.0,
-    "sum backward": 11.6,
-    "other": 67.4,
-    "other backward": 28.5,
+    "view": 3.2,
+    "recurrent": 20.8,
+    "tensor": 16.0,
+    "step": 658.3,
+    "matmul": 50.6,
+    "matmul backward": 34.2,
+    "attention": 48.7,
+    "attention backward": 93.4,
+    "conv": 56.2,
+    "conv backward": 68.1,
+    "batch_norm": 72.9,
+    "batch_norm backward": 61.5,
+    "layer_norm": 24.4,
+    "layer_norm backward": 81.0,
+    "group_norm": 24.4,
+    "group_norm backward": 80.6,
+    "cast": 17.3,
+    "cast backward": 26.3,
+    "in place": 17.3,
+    "in place backward": 27.1,
+    "sum backward": 13.4,
+    "other": 18.6,
+    "other backward": 28.6,
 }
 # Microseconds of the host for each tensor of an optimizer's step (`cavvy bench --kernels` on one
 # H200). Other optimizers take as long as AdamW.
 _HOST_TENSOR = {"sgd": 3.6, "momentum": 3.6, "adamwfused": 4.1}
 _HOST_TENSOR_ELSE = 14.7
+
+# The gradient of a look-up sorts the rows, finds where each begins, and sums in two stages: about
+# so many kernels (ATen/native/cuda: EmbeddingBackwardKernel.cu, EmbeddingBag.cu, Indexing.cu).
+_SORTED = 12
 
 # The host's time for a compiled step, as a share of its time for the uncompiled step. A compiled
 # step has fewer kernels, and no Python runs between them.
@@ -108,7 +112,9 @@ def estimate_step(
     batch = run.batch or profile.batch
     scale = batch / profile.batch
     precision = run.precision or profile.precision
-    setting = KernelSetting(device=device, run=run, precision=precision, scale=scale)
+    setting = KernelSetting(
+        device=device, run=run, precision=precision, scale=scale, tf32=profile.tf32
+    )
     busy = arithmetic = far = 0.0
     nearest = find_device(measured, device)
     for kernel in profile.kernels:
@@ -197,11 +203,21 @@ def count_launches(profile: WorkProfile, run: StepSettings) -> Mapping[str, floa
     for kernel in profile.kernels:
         name = _host_kind(kernel)
         count = kernel.count * run.accumulate
+        count *= _launches(kernel)
         if name == "recurrent":
             counts[name] += count * kernel.size[0]
         else:
             counts[f"{name} backward" if kernel.backward else name] += count
     return counts | {"tensor": profile.tensors, "step": 1.0}
+
+
+def _launches(kernel: KernelProfile) -> int:
+    """Return how many kernels an operation launches."""
+    if kernel.name == "_grouped_mm" and kernel.wide:
+        # Only products of groups in bfloat16 are one kernel (ATen/native/cuda/GroupedBlas.cpp).
+        return max(1, kernel.size[0])
+    is_sorted = "embedding" in kernel.name or "index_put" in kernel.name
+    return _SORTED if kernel.backward and is_sorted else 1
 
 
 def _host_kind(kernel: KernelProfile) -> str:
