@@ -12,7 +12,6 @@ docs/reference/estimate.md.
 
 import argparse
 import csv
-import json
 import os
 import re
 import statistics
@@ -38,6 +37,7 @@ from benchmarks.estimate_steps import (
     read_measured,
     read_mpt,
     read_steps,
+    read_unseen,
     read_vision,
 )
 
@@ -63,34 +63,41 @@ from cavvy.planner.estimate.table import estimate_memory
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "digits" / "train.py"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
-UNSEEN = Path(__file__).with_name("estimate_unseen.jsonl")
 
 
 def check_unseen(say: Callable[[str], None]) -> None:
-    """Compare the estimates that were made before any change with the steps of models that were
-    measured after the formulas were written.
+    """Compare the steps of models that were measured after the formulas were written with the
+    estimates of before any change, and with those of today, with the family of each left out.
     """
-    rows = [json.loads(line) for line in UNSEEN.read_text().splitlines()[1:]]
-    off = [row["estimated_ms"] / row["step_ms"] - 1 for row in rows]
-    memory = [row["estimated_gib"] / row["peak_allocated_gib"] - 1 for row in rows]
-    say("| model | batch, precision | ms | estimated | off | host ms | peak off | need covers |")
-    say("|---|---|--:|--:|--:|--:|--:|---|")
-    for row, step_off, peak_off in zip(rows, off, memory, strict=True):
-        covers = "yes" if row["needed_gib"] >= row["peak_reserved_gib"] else "no"
-        words = [str(row["batch"]), row["precision"]]
-        words += ["channels-last"] * row["channels_last"] + ["fused"] * row["fused"]
-        say(
-            f"| {row['model']} | {' '.join(words)} | {row['step_ms']:.1f} "
-            f"| {row['estimated_ms']:.1f} | {step_off:+.0%} | {row['host_ms']:.1f} "
-            f"| {peak_off:+.1%} | {covers} |"
-        )
-    near = sum(abs(each) <= 0.15 for each in off)
-    covered = sum(row["needed_gib"] >= row["peak_reserved_gib"] for row in rows)
-    say("")
+    rows = read_unseen()
+    held = {each.step: each.error for each in hold_out()}
     say(
-        f"{len(rows)} steps: median {_median(off):.1%}, worst {max(map(abs, off)):.0%}, "
-        f"{near} within 15 %; NEED covers {covered}; peak memory median {_median(memory):.1%} off."
+        "| model | batch, precision | ms | before | off | held out | off | host ms | peak GiB "
+        "| before | now | need covers |"
     )
+    say("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|")
+    before, now = list[tuple[float, float, bool]](), list[tuple[float, float, bool]]()
+    for step, row in rows:
+        memory, reserved = estimate_memory(step.profile, step.run), row["peak_reserved_gib"]
+        peak, off = row["peak_allocated_gib"], row["estimated_ms"] / row["step_ms"] - 1
+        covers = memory.needed / 1024 >= reserved
+        before.append((off, row["estimated_gib"] / peak - 1, row["needed_gib"] >= reserved))
+        now.append((held[step], memory.peak / 1024 / peak - 1, covers))
+        say(
+            f"| {step.model} | {step.what} | {row['step_ms']:.1f} | {row['estimated_ms']:.1f} "
+            f"| {off:+.0%} | {row['step_ms'] * (1 + held[step]):.1f} | {held[step]:+.0%} "
+            f"| {row['host_ms']:.1f} | {peak:.2f} | {before[-1][1]:+.1%} | {now[-1][1]:+.1%} "
+            f"| {'yes' if covers else 'no'} |"
+        )
+    say("")
+    for name, found in (("before", before), ("now, each family left out", now)):
+        steps, peaks, covered = zip(*found, strict=True)
+        near = sum(abs(each) <= 0.15 for each in steps)
+        say(
+            f"* {name}: {len(found)} steps, median {_median(steps):.1%}, worst "
+            f"{_worst(steps):.0%}, {near} within 15 %; NEED covers {sum(covered)}; peak memory "
+            f"median {_median(peaks):.1%}, worst {_worst(peaks):.0%} off."
+        )
 
 
 def check_steps(steps: Sequence[Step], say: Callable[[str], None]) -> None:
@@ -132,7 +139,7 @@ def hold_out() -> tuple[HeldOut, ...]:
     """Estimate every step with the constants that the other families give: those of the host, and
     the share of its peak that an RTX 3090 reaches.
     """
-    measured, vision = (*read_steps(), *read_measured()), read_vision()
+    measured, vision = (*read_steps(), *read_measured(), *_unseen()), read_vision()
     offs = {
         share: [(step.family, error_of(_at_share(step, share), read_devices())) for step in vision]
         for share in _SHARES
@@ -148,6 +155,10 @@ def hold_out() -> tuple[HeldOut, ...]:
         mine = [each for each in (*measured, *vision, *read_mpt()) if each.family == family]
         found += [_hold_out(_at_share(step, share), host) for step in mine]
     return tuple(found)
+
+
+def _unseen() -> list[Step]:
+    return [step for step, _ in read_unseen()]
 
 
 # shares of the peak of an RTX 3090 from which the best is chosen
@@ -621,7 +632,7 @@ def main() -> None:
     for name in ("--bars", "--fit", "--unseen", "--write"):
         parser.add_argument(name, action="store_true")
     given = parser.parse_args()
-    steps = [*read_steps(), *read_measured()]
+    steps = [*read_steps(), *read_measured(), *_unseen()]
     if given.fit:
         print("".join(f'    "{k}": {v:.1f},\n' for k, v in fit_host(steps, read_devices()).items()))
         return

@@ -1,9 +1,10 @@
 """Reads measured training steps, on which `benchmarks/estimate.py` measures the errors of `cavvy
 estimate`.
 
-There are four sets. The steps on one H200, and llm-foundry's MPT runs on A100 and H100, are in
+There are five sets. The steps on one H200, and llm-foundry's MPT runs on A100 and H100, are in
 ../shared/data/performance (or CAVVY_DATA). Further steps on one H200 and one H100 are in
-benchmarks/estimate_measured.jsonl, and those of vision models on one RTX 3090 in
+benchmarks/estimate_measured.jsonl, those of models of libraries, with the estimates of before, in
+benchmarks/estimate_unseen.jsonl, and those of vision models on one RTX 3090 in
 benchmarks/estimate_vision.csv. `scripts/estimate/measured.py` traces the models that `cavvy
 estimate --model` does not know.
 """
@@ -12,11 +13,14 @@ import csv
 import gzip
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from cavvy.cli.task.profiles import find_model, list_models
 from cavvy.domain.values import replace
@@ -35,6 +39,7 @@ DATA = (
     / "performance"
 )
 MEASURED = Path(__file__).with_name("estimate_measured.jsonl")
+UNSEEN = Path(__file__).with_name("estimate_unseen.jsonl")
 VISION = Path(__file__).with_name("estimate_vision.csv")
 PROFILES = Path(__file__).with_name("estimate_profiles.jsonl.gz")
 _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base", "vgg16": "vgg16 torchvision"}
@@ -62,22 +67,28 @@ HOST_PRIOR_US: Mapping[str, float] = {
 # The host limits steps whose kernels take less than the last share.
 _QUEUE, _AHEAD, _LIMITED = 1500, 0.7, 0.8
 # the weight of the prior, the smallest large error, the longest step and the number of steps
-_PULL, _LARGE, _STEP, _ROUNDS = 0.03, 0.1, 0.3, 25
+_PULL, _LARGE, _STEP, _ROUNDS = 1.0, 0.1, 0.3, 25
 
 # family of models -> how the names of its models start; each family is left out in turn
 FAMILIES = {
-    "decoders": "gpt mpt llama qwen",
-    "encoders": "bert distilbert",
+    "decoders": "gpt mpt llama lora_llama qwen mixtral pythia",
+    "encoders": "bert distilbert deberta clip wav2vec2",
+    "encoders with decoders": "t5 whisper transformer_base",
     "recurrent networks": "lstm gru rnn bilstm",
-    "U-Nets": "unet diffusion",
-    "transformers for images": "vit deit beit cait xcit crossvit pit twins swin nest levit coat",
-    "residual networks": "resne wide_resnet seresnet resnext skresnet nf_res res2net gernet",
+    "recommenders": "dlrm",
+    "U-Nets": "unet diffusion sd_unet",
+    "transformers for images": "vit deit beit cait xcit crossvit pit twins swin nest levit coat "
+    "eva maxvit mvit segformer",
+    "residual networks": "resne wide_resnet seresnet resnext skresnet nf_res res2net gernet "
+    "deeplabv3 r3d",
     "depthwise networks": "mobilenet mnasnet efficientnet ghostnet lcnet tinynet rexnet fbnet "
     "mixnet hardcorenas xception convnext edgenext mobilevit convmixer",
     "mixers": "mixer resmlp poolformer mlp",
     "other convolutional networks": "vgg repvgg densenet dpn inception dla hrnet cspdarknet vovnet "
-    "darknet ese_vovnet selecsls regnet",
+    "darknet ese_vovnet selecsls regnet tcn",
 }
+# the libraries that the names of models begin with
+_LIBRARY = re.compile("^(hf|timm|video)_")
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ class Step:
     def family(self) -> str:
         """The family of the model. Raises LookupError if none is known."""
         for name, starts in FAMILIES.items():
-            if self.model.startswith(tuple(starts.split())):
+            if _LIBRARY.sub("", self.model).startswith(tuple(starts.split())):
                 return name
         raise LookupError(f"no family of {self.model}")
 
@@ -151,43 +162,52 @@ def _step(row: dict[str, object]) -> Step:
 
 def read_measured() -> list[Step]:
     """The steps of further models, measured on an H200 and an H100."""
-    profiles, found = _profiles(), []
-    for line in MEASURED.read_text().splitlines()[1:]:
-        row = json.loads(line)
-        profile = profiles.get(name_measured(row))
-        if profile is None:
-            continue
-        run = StepSettings(
-            batch=row["batch"],
-            precision=row["precision"],
-            optimizer=row["optimizer"] + ("_fused" if row["fused"] else ""),
-            channels_last=row["channels_last"],
-        )
-        what = [str(row["batch"]), row["precision"]]
-        what += [
-            word
-            for word, key in (("channels-last", "channels_last"), ("fused", "fused"))
-            if row[key]
-        ]
-        found.append(
-            Step(
-                row["device"],
-                row["model"],
-                profile,
-                run,
-                _device(row["device"]),
-                row["step_ms"] / 1e3,
-                row["peak_allocated_gib"] * 1024,
-                row["peak_reserved_gib"] * 1024,
-                " ".join([*what, "checkpointed"] if row["activation_checkpointing"] else what),
-                row["host_ms"] / 1e3,
-            )
-        )
-    return found
+    return [step for row in _rows(MEASURED) if (step := _measured(row)) is not None]
+
+
+def read_unseen() -> list[tuple[Step, Mapping[str, Any]]]:
+    """The steps of models of libraries, measured on an H200 after the formulas were written, and
+    their rows, which contain the estimates of then.
+    """
+    found = [(_measured(row), row) for row in _rows(UNSEEN)]
+    return [(step, row) for step, row in found if step is not None]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows = map(json.loads, path.read_text().splitlines()[1:])
+    return [{"activation_checkpointing": False, **row} for row in rows]
+
+
+def _measured(row: Mapping[str, Any]) -> Step | None:
+    """The step of a row of `MEASURED` or `UNSEEN`, or None if its model was not traced."""
+    profile = _profiles().get(name_measured(row))
+    if profile is None:
+        return None
+    run = StepSettings(
+        batch=row["batch"],
+        precision=row["precision"],
+        optimizer=row["optimizer"] + ("_fused" if row["fused"] else ""),
+        channels_last=row["channels_last"],
+    )
+    what = [str(row["batch"]), row["precision"]]
+    words = (("channels-last", "channels_last"), ("fused", "fused"))
+    what += [word for word, key in words if row[key]]
+    return Step(
+        row["device"],
+        row["model"],
+        profile,
+        run,
+        _device(row["device"]),
+        row["step_ms"] / 1e3,
+        row["peak_allocated_gib"] * 1024,
+        row["peak_reserved_gib"] * 1024,
+        " ".join([*what, "checkpointed"] if row["activation_checkpointing"] else what),
+        row["host_ms"] / 1e3,
+    )
 
 
 def name_measured(row: Mapping[str, object]) -> str:
-    """The name of the profile of a row of `MEASURED`."""
+    """The name of the profile of a row of `MEASURED` or `UNSEEN`."""
     name = f"measured {row['model']}"
     name += " checkpointed" if row["activation_checkpointing"] else ""
     return f"{name} wide" if row["precision"] in ("fp32", "tf32") else name
@@ -270,7 +290,8 @@ def fit_host(steps: Sequence[Step], measured: Sequence[DeviceProfile]) -> dict[s
     """Fit the values of `HOST_US` to the steps whose host's time is known: those that the host
     limits, and those in which it was measured and the queue of the device (1,024 launches) cannot
     have been full. Minimizes the squared logarithms of the errors, or the absolute values of the
-    large ones, and keeps each value near its prior (Gauss-Newton steps).
+    large ones (Gauss-Newton steps). Keeps each value near its prior, multiplied by the median ratio
+    of measured times to those of the priors: in a whole step, each operation also waits for Python.
     """
     rows = list[tuple[Mapping[str, float], float, float]]()
     for step in steps:
@@ -281,7 +302,12 @@ def fit_host(steps: Sequence[Step], measured: Sequence[DeviceProfile]) -> dict[s
             host_s = min(step.host_s or step.step_s, step.step_s)
             counts = count_launches(step.profile, step.run)
             rows.append((counts, update_us(step.profile, step.run), host_s * 1e6))
-    names, logs = list(HOST_PRIOR_US), [log(each) for each in HOST_PRIOR_US.values()]
+    ratios = [
+        (host_us - fixed) / sum(count * HOST_PRIOR_US[name] for name, count in counts.items())
+        for counts, fixed, host_us in rows
+    ]
+    slower = log(median(ratios))
+    names, logs = list(HOST_PRIOR_US), [log(each) + slower for each in HOST_PRIOR_US.values()]
     prior = list(logs)
     for _ in range(_ROUNDS):
         each_us = [exp(each) for each in logs]

@@ -625,6 +625,7 @@ def estimate(case: Case, name: str, small: bool) -> dict[str, Any]:
     device = device_of(name)
     if device is None:
         raise SystemExit(f"no figures are known for {name}")
+    allow_tf32(case)
     with fake_device():
         model = make(case).train()
         data, target = make_batch(case, small)
@@ -733,9 +734,13 @@ def make_optimizer(case: Case, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=case.fused or None)
 
 
+def allow_tf32(case: Case) -> None:
+    allowed = case.precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
 def make_step(case: Case, device: str, small: bool) -> tuple[nn.Module, Callable[[], None]]:
-    tf32 = case.precision != "fp32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    allow_tf32(case)
     with torch.device(device):
         model = make(case).train()
         data, target = make_batch(case, small)

@@ -1,8 +1,8 @@
 """Trace the models of the measurements that `benchmarks/estimate.py` uses, and write their profiles
 to benchmarks/estimate_profiles.jsonl.gz.
 
-Needs torch, torchvision, timm (1.0.31) and ../shared/data (or CAVVY_DATA). No weights are loaded:
-every tensor is fake. Run: python scripts/estimate/measured.py
+Needs torch, torchvision, timm (1.0.31), transformers, peft, diffusers and ../shared/data (or
+CAVVY_DATA). No weights are loaded: every tensor is fake. Run: python scripts/estimate/measured.py
 """
 
 import csv
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.estimate_steps import MEASURED, name_measured
+from benchmarks.estimate_steps import MEASURED, UNSEEN, name_measured
 
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.trace import trace_step
@@ -194,24 +194,29 @@ def trace_more() -> Iterator[dict[str, Any]]:
 
 
 def trace_measured() -> Iterator[dict[str, Any]]:
-    """Trace the models of benchmarks/estimate_measured.jsonl, which are at most eight samples."""
+    """Trace the models of benchmarks/estimate_measured.jsonl and benchmarks/estimate_unseen.jsonl
+    with at most eight samples, or all of those whose samples are tiny.
+    """
     from benchmarks.gpu import models
 
     seen = set()
-    for line in MEASURED.read_text().splitlines()[1:]:
-        case = models.find_case(json.loads(line))
-        name = name_measured(json.loads(line))
+    lines = [line for path in (MEASURED, UNSEEN) for line in path.read_text().splitlines()[1:]]
+    for row in map(json.loads, lines):
+        case = models.find_case(row)
+        name = name_measured({"activation_checkpointing": False, **row})
         if name in seen:
             continue
         seen.add(name)
+        models.allow_tf32(case)
         with fake_device():
             model = models.make(case).train()
             # The rows of a model in NCHW and in channels-last memory share a profile in NCHW.
-            x, y = models.make_batch(replace(case, batch=min(8, case.batch), channels_last=False))
+            samples = case.batch if case.batch > 4096 else min(8, case.batch)
+            x, y = models.make_batch(replace(case, batch=samples, channels_last=False))
             yield trace_step(
                 model,
                 lambda model=model, x=x, y=y: models.loss_of(model, x, y),
-                batch=len(x),
+                batch=samples,
                 precision="fp32" if case.precision == "tf32" else case.precision,
                 name=name,
             )
