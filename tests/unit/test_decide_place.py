@@ -217,6 +217,30 @@ def test_a_task_states_its_deadline_its_work_and_its_inputs(home: Path) -> None:
     assert "deadline is in 11 h" in " ".join(reasons.values())
 
 
+def test_a_task_of_a_service_is_decided(home: Path) -> None:
+    task = home / "task.yaml"
+    task.write_text("resources: {gpu: A100:8}\nrun: serve --port $PORT\nservice: {replicas: 2}\n")
+    told = json.loads(run("decide", str(task), "--set", "use=30%", "-o", "json").stdout)
+    assert any(e["option"]["kind"] == "serverless" for e in told["ranked"])
+
+
+@pytest.mark.parametrize("at", ["gcp/us-central1", "vertex/us-central1"])
+def test_managed_services_share_the_buckets_of_their_cloud(home: Path, at: str) -> None:
+    plan = home / "plan.yaml"
+    plan.write_text(
+        "gpu: TPU-v5e:8\nmachines: 1\nuse: 50%\ndeadline_hours: 40\nwork_hours: 5\n"
+        f"data: {{gb: 50000, at: {at}}}\n"
+    )
+    told = json.loads(run("decide", str(plan), "-o", "json").stdout)
+    near = {
+        each["option"]["name"]: each["option"]["moves"]["value"]
+        for each in told["ranked"]
+        if each["option"]["name"].startswith("tpu us-central1 ")
+    }
+    assert near
+    assert set(near.values()) == {0}
+
+
 def test_values_that_nobody_stated_are_assumptions_with_their_own_day(home: Path) -> None:
     (home / "plan.yaml").write_text(PLAN + "peak: 2\n")
     done = run("decide", str(home / "plan.yaml"), "--set", "predictable=70%", "-o", "json")

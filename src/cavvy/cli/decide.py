@@ -124,6 +124,7 @@ def _read(file: str | None, given: "Mapping[str, str]") -> "tuple[DecisionFile, 
     from cavvy.spec import read_file
     from cavvy.spec.decision_file import is_task, read_decision
     from cavvy.spec.tree import read_table
+    from cavvy.task_files import ReadOptions
 
     now = datetime.now(UTC)
     if file is None:
@@ -132,8 +133,9 @@ def _read(file: str | None, given: "Mapping[str, str]") -> "tuple[DecisionFile, 
         return asked, None
     text, task = read_file(Path(file)), None
     day = datetime.fromtimestamp(Path(file).stat().st_mtime, UTC).date()
-    if is_task(read_table(text, file) or {}):
-        task = with_rates(read_task(file, {}).task, Path(file).parent)
+    if is_task(data := read_table(text, file) or {}):
+        options = ReadOptions(serves="service" in data)
+        task = with_rates(read_task(file, {}, options).task, Path(file).parent)
     found = describe_task(task, now) if task else {}
     asked = read_decision(text, file, given, (day, now.date()), found)
     _check_places(asked, file)
@@ -143,7 +145,6 @@ def _read(file: str | None, given: "Mapping[str, str]") -> "tuple[DecisionFile, 
 def _check_places(asked: "DecisionFile", file: str) -> None:
     """Refuse places that neither the catalog nor the table of regions knows. Raises CostPlanError,
     CommandFailure."""
-    from cavvy.catalog.residency import find_cloud
     from cavvy.cli.task.unknown import unknown_names
     from cavvy.domain.tasks import ResourceSpec
     from cavvy.spec.cost_plan import CostPlanError
@@ -152,7 +153,6 @@ def _check_places(asked: "DecisionFile", file: str) -> None:
     from cavvy.store.snapshot.layout import SnapshotError
 
     provider, _, region = asked.data_at.partition("/")
-    provider = find_cloud(provider)
     try:
         with CatalogSnapshot.open() as snapshot:
             names = {"residency": ResourceSpec(regions=tuple(asked.residency))}

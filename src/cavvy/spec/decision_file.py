@@ -23,6 +23,7 @@ from enum import StrEnum
 from math import isfinite
 
 from cavvy.catalog.regions import is_known_place, list_known_places, locate
+from cavvy.catalog.residency import find_cloud
 from cavvy.costs.decision import ASSUMED_ON, CRITERIA, SKILLS
 from cavvy.domain.facts import Fact
 from cavvy.domain.values import Struct, field, replace
@@ -284,7 +285,8 @@ class _DecisionReader:
             raise CostPlanError(
                 f"{self._file}: data.at: expected PROVIDER/REGION or `own`, not {value!r:.60}"
             )
-        return value or ""
+        provider, slash, region = (value or "").partition("/")
+        return f"{find_cloud(provider)}{slash}{region}"
 
     def _skills(self) -> frozenset[str] | None:
         if "skills" not in self._own:

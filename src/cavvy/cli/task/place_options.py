@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from cavvy.catalog.regions import is_region, locate
-from cavvy.catalog.residency import BUCKET_PROVIDERS
+from cavvy.catalog.residency import BUCKET_PROVIDERS, find_cloud
 from cavvy.costs.decision import ASSUMED_ON, ROUND_TRIPS, OptionKind, PlaceOption
 from cavvy.costs.ownership import HOURS_PER_MONTH, CostAssumption, OwnershipPlan, forecast_ownership
 from cavvy.domain.facts import Fact
@@ -115,7 +115,7 @@ def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
             as_of=offer.as_of,
             formula=f"{market.machines:g} machines x {share:.2f} x 730 h x ${usd:g}",
         ),
-        moves=_move(asked, market, f"{offer.provider}/{offer.region}"),
+        moves=_move(asked, market, _place_of(offer)),
         round_trip=trip,
         repeated=market.overhead if spot else _not_repeated(),
         commits=reserved,
@@ -144,7 +144,7 @@ def _serve(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
             as_of=offer.as_of,
             formula=f"{market.machines:g} machines x {market.use:.2f} x 730 h x ${usd:g}",
         ),
-        moves=_move(asked, market, f"{offer.provider}/{offer.region}"),
+        moves=_move(asked, market, _place_of(offer)),
         round_trip=trip,
         repeated=_not_repeated(),
         commits=False,
@@ -259,7 +259,7 @@ def _finish(asked: DecisionFile, market: Market, offer: Offer | None) -> Fact:
         )
     spot = offer is not None and offer.purchase is Purchase.SPOT
     repeated = market.overhead.value if spot else 0.0
-    place = "own" if offer is None else f"{offer.provider}/{offer.region}"
+    place = "own" if offer is None else _place_of(offer)
     copied = 0.0 if asked.data_at in ("", place) else asked.data_gb * 8000 / TRANSFER_MBPS / 3600
     first = _DELIVERY_DAYS * 24 if offer is None else start_time(offer).total_seconds() / 3600
     stated = asked.make_fact("deadline_hours", name, 0.0, "h", "")
@@ -269,6 +269,11 @@ def _finish(asked: DecisionFile, market: Market, offer: Offer | None) -> Fact:
         source=f"{source}; {TRANSFER_MBPS / 1000:g} Gbit/s and the start are assumed",
         formula=f"{first:.2f} h to start + {copied:.2f} h copy + {work:.2f} h x {1 + repeated:.3f}",
     )
+
+
+def _place_of(offer: Offer) -> str:
+    """Return the cloud and region, in which managed services share the buckets of their cloud."""
+    return f"{find_cloud(offer.provider)}/{offer.region}"
 
 
 def _exclude_late(asked: DecisionFile, finish: Fact) -> list[str]:
