@@ -1,5 +1,6 @@
 """Services: the section of the task file, and the legal moves of replicas."""
 
+import json
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -98,12 +99,22 @@ def test_a_service_is_read_with_its_defaults() -> None:
         ("uvicorn app:app --port $PORT --peer 10.0.0.1:8080", False),
         ("uvicorn app:app --port 80801", False),
         ("python serve.py --tokens 8080", False),
+        ("PORT=8080 python serve.py", True),
+        ("cd app && export A=1 PORT=8080; exec serve --port $PORT", True),
+        ("docker run -e PORT=8080 -p $PORT:8080 web", False),
+        ("web --listen-address=:8080", True),
+        ("dotnet web.dll --urls http://*:8080", True),
+        ("gunicorn -b $HOST:8080 app", True),
+        ("caddy --bind localhost:8080", True),
+        # other programs
+        ("vllm serve m & python proxy.py --upstream http://localhost:8080/v1", False),
+        ("python serve.py --triton 10.0.0.5:8080", False),
         ("python serve.py", False),
     ],
 )
 def test_a_command_that_names_the_port_listens_there(run: str, fixed: bool) -> None:
     name = "STREAMLIT_SERVER_PORT" if "streamlit" in run else "PORT"
-    text = f"env: {{{name}: 8080}}\nrun: {run}\nservice: {{port: 8080}}\n"
+    text = f"env: {{{name}: 8080}}\nrun: {json.dumps(run)}\nservice: {{port: 8080}}\n"
     assert read(text).fixed_port == fixed
 
 
