@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -228,6 +229,38 @@ def test_a_place_that_fails_keeps_the_runs_before_it(monkeypatch: pytest.MonkeyP
     assert [each.samples_per_s for each in found] == [10.0, None, 10.0]
     assert found[1].outcome == "not measured: there is no job b"
     assert stopped == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, ConnectionError])
+@pytest.mark.parametrize("when", ["submit", "read"])
+def test_no_job_is_left_if_not_all_could_be_submitted(ends: type[BaseException], when: str) -> None:
+    from cavvy.cli.task import place_runs
+
+    stopped: list[str] = []
+    names = iter("abc")
+
+    def submit(task: object, **_: object) -> SimpleNamespace:
+        name = next(names)
+        if (name, when) == ("c", "submit"):
+            raise ends
+        return SimpleNamespace(project="p", name="compare", id=name)
+
+    def read(project: str, name: str) -> SimpleNamespace:
+        if (name, when) == ("c", "read") and fuse:
+            fuse.clear()
+            raise ends
+        return SimpleNamespace(phase="queued", submitted_at=datetime(2026, 11, 28, tzinfo=UTC))
+
+    fuse = [True]
+    client: Any = SimpleNamespace(job=read, stop=lambda p, name, reason: stopped.append(name))
+    submitter: Any = SimpleNamespace(submit=submit)
+    places = [(None, "a"), (None, "b"), (None, "c")]
+    with pytest.raises(ends):
+        place_runs._submit_all(
+            client, submitter, places, place_runs._PlaceScript(Path("t.py"), 10.0, True)
+        )
+    # a job that ends would start the next one
+    assert stopped == (["b", "a"] if when == "submit" else ["c", "b", "a"])
 
 
 def test_a_pdf_is_printed_by_a_browser(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

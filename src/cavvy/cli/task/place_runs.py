@@ -87,13 +87,14 @@ def run_places(
                     seen, last = watch_reports(client, job.project, job.id, seconds)
                     earlier = jobs[number - 1][1].id if number else None
                     begin = client.job(job.project, earlier).ended_at if earlier else None
-                    found.append(_measure(place, seen, last, begin, seconds, samples))
+                    run = _measure(place, seen, last, begin, seconds, samples)
                 except ApiError as error:
                     click.echo(f"{job.name} ({place}): {error.message}", err=True)
-                    found.append(_give_up(place, job, error.message))
+                    run = _give_up(place, job, error.message)
                 stop_measured(client, job.project, job.id, _REASON)
+                found.append(run)
         finally:
-            for _, job in jobs[len(found) :]:
+            for _, job in reversed(jobs[len(found) :]):  # the end of a job starts the next one
                 stop_measured(client, job.project, job.id, _REASON)
     return found
 
@@ -121,27 +122,32 @@ def _submit_all(
     from cavvy.sdk.task import Task
 
     jobs: list[tuple[str, _PlaceJob]] = []
-    for gpu, provider in places:
-        resources = {"gpu": gpu, "providers": [provider] if provider else None}
-        place = " ".join(filter(None, (provider, gpu))) or "any"
-        try:
-            task = Task(
-                f"python3 {shlex.quote(script.path.name)}",
-                name=name_job(script.path),
-                workdir=str(script.path.absolute().parent),
-                resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
-                limits={"duration": f"{round(script.seconds + START_S)}s"},
-            )
-            earlier = f"{jobs[-1][1].id}:any" if jobs else None
-            job = submitter.submit(task, after=earlier, consent=script.consent)
-        except CavvyError as error:
-            for _, made in jobs:
-                stop_measured(
-                    client, made.project, made.name, "another place cannot run the script"
+    made: list[tuple[str, str]] = []
+    try:
+        for gpu, provider in places:
+            resources = {"gpu": gpu, "providers": [provider] if provider else None}
+            place = " ".join(filter(None, (provider, gpu))) or "any"
+            try:
+                task = Task(
+                    f"python3 {shlex.quote(script.path.name)}",
+                    name=name_job(script.path),
+                    workdir=str(script.path.absolute().parent),
+                    resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
+                    limits={"duration": f"{round(script.seconds + START_S)}s"},
                 )
-            raise CommandFailure(f"{place}: {error.message}", error.hint) from error
-        detail = client.job(job.project, job.id)
-        jobs.append((place, _PlaceJob(job.project, job.name, job.id, detail.submitted_at)))
+                earlier = f"{made[-1][1]}:any" if made else None
+                job = submitter.submit(task, after=earlier, consent=script.consent)
+            except CavvyError as error:
+                raise CommandFailure(f"{place}: {error.message}", error.hint) from error
+            made.append((job.project, job.id))
+            detail = client.job(job.project, job.id)
+            jobs.append((place, _PlaceJob(job.project, job.name, job.id, detail.submitted_at)))
+    except BaseException as error:  # also Ctrl+C: what was submitted would run and cost money
+        refused = isinstance(error, CommandFailure)
+        why = "another place cannot run the script" if refused else "the comparison was interrupted"
+        for project, name in reversed(made):
+            stop_measured(client, project, name, why)
+        raise
     return jobs
 
 
