@@ -12,6 +12,7 @@ import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,6 +222,30 @@ def test_a_signal_during_a_trial_ends_all_and_is_no_failed_trial(tmp_path: Path)
     assert list_runs(tmp_path) == [1]
     state = json.loads((tmp_path / "program/slots/state.json").read_text())
     assert (state["trial"], state["tries"]) == (1, 0)
+
+
+def test_a_signal_while_a_version_starts_ends_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, made = put(tmp_path, 1, "waits"), list[subprocess.Popen[bytes]]()
+    open_slots(str(tmp_path)).propose(1)
+
+    def begin_and_signal(*given: Any, **more: Any) -> "subprocess.Popen[bytes]":
+        made.append(popen(*given, **more))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return made[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", begin_and_signal)
+    lock, known = hold(str(tmp_path)), signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        assert module._try(str(tmp_path), lock, 1, str(path)) == 0
+        assert made[0].poll() is not None
+    finally:
+        made[0].kill()
+        made[0].wait()
+        signal.signal(signal.SIGTERM, known)
+        os.close(lock)
 
 
 def test_no_loss_of_power_leaves_a_device_without_a_program(

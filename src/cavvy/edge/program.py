@@ -154,15 +154,21 @@ def _try(folder: str, lock: int, number: int, path: str) -> int | None:
     every = options.get("every_s", 60.0)
     every_s = float(every) if isinstance(every, (int, float)) else 60.0
     environment = _make_environment(lock, path, {_NUMBER: str(number), _TRIAL: "1"})
-    process = subprocess.Popen(_line(folder), env=environment, pass_fds=(lock,))
     left: list[int] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def leave(which: int, _: object) -> None:
         left.append(which)
-        process.terminate()
+        for each in started:
+            each.terminate()
 
+    # before the version starts, which must not stay behind alone
     known = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
+        process = subprocess.Popen(_line(folder), env=environment, pass_fds=(lock,))
+        started.append(process)
+        if left:
+            process.terminate()
         until = time.monotonic() + _CHECK_INS * every_s
         while process.poll() is None and open_slots(folder).serving != number:
             if time.monotonic() >= until:
