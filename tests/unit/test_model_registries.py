@@ -28,6 +28,7 @@ class Registry(BaseHTTPRequestHandler):
     listed: list[dict[str, Any]] | None
     uri: str
     hub: dict[str, bytes]
+    busy: list[int]  # the answers to the next requests for files of the Hub
     seen: list[str]
 
     def do_GET(self) -> None:
@@ -35,6 +36,8 @@ class Registry(BaseHTTPRequestHandler):
         asked = {key: each[0] for key, each in parse_qs(split.query).items()}
         self.seen.append(self.headers.get("Authorization") or "")
         path = unquote(split.path)
+        if path.startswith("/api/models/org/gated"):
+            return self.send(403, b"")
         if path.startswith("/api/models/"):
             rows = [
                 {"rfilename": name, "size": len(data)}
@@ -46,6 +49,8 @@ class Registry(BaseHTTPRequestHandler):
                 for name, data in self.hub.items()
             ]
             return self.reply({"sha": COMMIT, "siblings": rows})
+        if "/resolve/" in path and self.busy:
+            return self.send(self.busy.pop(), b"")
         if "/resolve/" in path:
             return self.send(200, self.hub[path.partition(f"/resolve/{COMMIT}/")[2]])
         if path.endswith("/registered-models/alias"):
@@ -113,6 +118,7 @@ class Registry(BaseHTTPRequestHandler):
 def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Registry]]:
     Registry.files, Registry.versions, Registry.names = {}, [], set()
     Registry.listed, Registry.hub, Registry.seen = None, {}, []
+    Registry.busy = []
     Registry.uri = "mlflow-artifacts:/0/run/artifacts/model"
     with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
@@ -198,7 +204,16 @@ def test_a_model_is_read_from_the_hub_and_checked(
     assert set(read(pull("hf://org/name", tmp_path / "all"))) == set(there.hub)
     found = read(pull("hf://org/name@main/onnx", tmp_path / "part"))
     assert found == {"m.onnx": b"weights", "labels.txt": b"cat"}
+    monkeypatch.setattr(command, "_PAUSES_S", (0.0,) * 2)
+    there.busy = [503, 429]  # a large model must not begin again for it
     assert read(pull("hf://org/name/onnx/m.onnx", tmp_path / "one")) == {"m.onnx": b"weights"}
+    there.busy = [503] * 3
+    with pytest.raises(CommandFailure, match="status 503"):
+        pull("hf://org/name/onnx/m.onnx", tmp_path / "busy")
+    there.busy = []
+    with pytest.raises(CommandFailure, match="refuses access") as denied:
+        pull("hf://org/gated", tmp_path / "gated")
+    assert "environment variable" in denied.value.hint
     there.hub["onnx/m.onnx"] = b"WEIGHTS"
     with pytest.raises(CommandFailure, match="other bytes"):
         pull("hf://org/name/onnx", tmp_path / "other")

@@ -30,11 +30,13 @@ from cavvy.packages import extra_command
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.edge_wire import ModelView
+    from cavvy.store.objects.hub import HubRepository
 
 _NAMED = 8  # maximum number of versions that a message names
 _REGISTRIES = ("hf://", "models:/")
 _MOST_FILES = 10_000  # of a version in another registry
 _PIECE = 32 << 20  # bytes of a request to the Hugging Face Hub
+_PAUSES_S = (1.0, 5.0, 30.0)  # between the tries of a request that the Hub does not answer
 _BELOW = "model"  # the folder into which a job's checkpoint is copied
 
 
@@ -369,14 +371,32 @@ def _pull_hub(source: str, folder: Path) -> Path:
             digest, size = sha256(), each.size or 0
             with target.open("xb") as file:
                 for offset in range(0, size, _PIECE):
-                    piece = hub.get(each.key, offset, min(_PIECE, size - offset))
+                    piece = _read_piece(hub, each.key, offset, min(_PIECE, size - offset))
                     digest.update(piece)
                     file.write(piece)
             if target.stat().st_size != size or each.sha256 not in ("", digest.hexdigest()):
                 raise ObjectDenied(f"{path} of {source} has other bytes than the Hub lists")
-    except (ObjectDenied, ObjectMissing, ObjectTryAgain) as error:
+    except ObjectDenied as error:
+        hint = "here, HF_TOKEN is an environment variable"
+        raise CommandFailure(str(error), hint if "HF_TOKEN" in str(error) else "", 2) from error
+    except (ObjectMissing, ObjectTryAgain) as error:
         raise CommandFailure(str(error), exit_code=2) from error
     return folder
+
+
+def _read_piece(hub: "HubRepository", key: str, offset: int, length: int) -> bytes:
+    """Read a part of a file. A large model has hundreds, some of which the Hub may not answer at
+    once. Raises ObjectDenied, ObjectMissing, ObjectTryAgain."""
+    from time import sleep
+
+    from cavvy.store.objects.base import ObjectTryAgain
+
+    for pause_s in _PAUSES_S:
+        try:
+            return hub.get(key, offset, length)
+        except ObjectTryAgain:
+            sleep(pause_s)
+    return hub.get(key, offset, length)
 
 
 def find_version(client: "ApiClient", project: str, name: str) -> "ModelView":
