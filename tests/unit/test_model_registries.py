@@ -199,6 +199,7 @@ def test_a_model_is_read_from_the_hub_and_checked(
     tmp_path: Path, there: type[Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "_PIECE", 3)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     there.hub = {"onnx/m.onnx": b"weights", "onnx/labels.txt": b"cat", "onnx2/x": b"", "r.md": b"r"}
     pull = command._pull_from
     assert set(read(pull("hf://org/name", tmp_path / "all"))) == set(there.hub)
@@ -213,7 +214,7 @@ def test_a_model_is_read_from_the_hub_and_checked(
     there.busy = []
     with pytest.raises(CommandFailure, match="refuses access") as denied:
         pull("hf://org/gated", tmp_path / "gated")
-    assert "environment variable" in denied.value.hint
+    assert "it is not set" in denied.value.hint
     there.hub["onnx/m.onnx"] = b"WEIGHTS"
     with pytest.raises(CommandFailure, match="other bytes"):
         pull("hf://org/name/onnx", tmp_path / "other")

@@ -377,8 +377,8 @@ def _pull_hub(source: str, folder: Path) -> Path:
             if target.stat().st_size != size or each.sha256 not in ("", digest.hexdigest()):
                 raise ObjectDenied(f"{path} of {source} has other bytes than the Hub lists")
     except ObjectDenied as error:
-        hint = "here, HF_TOKEN is an environment variable"
-        raise CommandFailure(str(error), hint if "HF_TOKEN" in str(error) else "", 2) from error
+        hint = "" if token else "here, HF_TOKEN is an environment variable; it is not set"
+        raise CommandFailure(str(error), hint, exit_code=2) from error
     except (ObjectMissing, ObjectTryAgain) as error:
         raise CommandFailure(str(error), exit_code=2) from error
     return folder
