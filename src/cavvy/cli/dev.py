@@ -205,10 +205,10 @@ def command(
             job, seen = _resume_session(client, project, name)
         if job is None and click.get_current_context().meta.get(_RESUMES):
             there = named(project, name)
-            pool = f"--pool {loaded.task.pool} " if loaded.task.pool else ""
+            pool = f" --pool {loaded.task.pool}" if loaded.task.pool else ""
             raise CommandFailure(
                 f"no session {there} has a kept home",
-                f"`cavvy dev --home {pool}--machine {there}` starts one; "
+                f"`cavvy dev --home --machine {there}{pool}` starts one; "
                 "`cavvy machines` lists the names of machines",
             )
         if job is None:
