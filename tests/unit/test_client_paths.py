@@ -22,4 +22,4 @@ def test_other_characters_are_encoded() -> None:
 def test_names_become_parts_of_paths_in_one_module() -> None:
     folder = Path(cavvy.client.__file__).parent
     quoting = [each.name for each in folder.rglob("*.py") if "quote(" in each.read_text("utf-8")]
-    assert quoting == ["paths.py"]
+    assert sorted(quoting) == ["mlflow.py", "paths.py"]  # mlflow.py asks another server

@@ -148,10 +148,10 @@ def test_a_reserved_offer_fits_no_task_and_is_listed_on_request(sample: Sample) 
     assert all(
         offer.purchase is not Purchase.RESERVED for offer in sample.snapshot.match(need).offers
     )
-    assert any(
-        offer.purchase is Purchase.RESERVED
-        for offer in sample.snapshot.match(need, reserved=True).offers
-    )
+    assert {
+        offer.purchase
+        for offer in sample.snapshot.match(need, purchases=(Purchase.RESERVED,)).offers
+    } == {Purchase.RESERVED}
     assert any(offer.purchase is Purchase.RESERVED for offer in sample.offers)
 
 

@@ -402,7 +402,7 @@ def test_machines_for_video_and_with_fpgas_are_not_taken_for_gpus(offers: list[O
     with CatalogSnapshot.open(SHIPPED) as snapshot:
         for text in ("gpu:1..64", "nvidia:1..64"):
             need = ResourceSpec(accelerators=parse_accelerator(text), spot=SpotPolicy.AUTO)
-            found = snapshot.match(need, misses=0, reserved=True).offers
+            found = snapshot.match(need, misses=0, purchases=tuple(Purchase)).offers
             assert other.isdisjoint(each.instance_type for each in found)
         plain = snapshot.match(ResourceSpec(spot=SpotPolicy.AUTO), misses=0).offers
     assert {each.accelerator for each in plain if each.instance_type == "f2.6xlarge"} == {"VU47P"}

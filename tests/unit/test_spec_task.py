@@ -708,7 +708,7 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
         ("{batch: {input: a, output: b}, run: x}", "'b' is not an absolute path"),
         ("{batch: {input: ../a, output: /b}, run: x}", "leads out of the working folder"),
         ("{batch: {input: a, output: /b, function: m.f}}", "does not name a function"),
-        ("{batch: {input: a, output: /b, format: csv}, run: x}", "is not one of the choices"),
+        ("{batch: {input: a, output: /b, format: xml}, run: x}", "is not one of the choices"),
         ("{batch: {input: a, output: /b}, run: x, array: 0-3}", "cannot be used with `batch`"),
         ("{batch: {input: a, output: /b}, run: x, service: {port: 1}}", "cannot be used with"),
         ("{batch: {input: /a, output: 's3://b/c'}, run: x, checkpoint: d}", "a checkpoint of its"),
