@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from cavvy.cli.init import command as init
 from cavvy.cli.run import command as run_task
+from cavvy.cli.server import command as server
 from cavvy.cli.validate import command as validate
 from cavvy.task_files import load_task
 
@@ -23,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "My Project"
     home.mkdir()
     monkeypatch.chdir(home)
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))  # nobody's own server is asked
     return home
 
 
@@ -214,6 +216,7 @@ def test_a_batch_without_local_rows_is_refused_before_it_is_submitted(folder: Pa
     assert "there is no images in the working folder" in check("input: images, function: 'm:f'}")
     other = run(run_task, "b.yaml", "--dry-run", "--", "echo", "it's")
     assert other.exit_code == 0, other.output
+    assert run(server, "stop").exit_code == 0
     for elsewhere in ("input: /rows.jsonl", "input: 's3://b/rows.jsonl'"):
         assert not check(f"{elsewhere}, function: 'm:f'}}")
     brought = "inputs: [{source: 's3://b/in/', target: data}]"
