@@ -281,7 +281,12 @@ class TokenMeter:
 
     def close(self) -> None:
         """Count what was delivered of an answer that ended early, and the prompt of a request whose
-        client has left a replica that computes it."""
+        client has left a replica that computes it. Clients of OpenAI leave at `[DONE]`, maybe
+        before the replica has ended the answer: its times count if the engine has stated its
+        tokens.
+        """
+        if self._first is not None and self._reader.use is not None:
+            self._add_times(self._first)
         self._end_prompt()
         prompt, completion = self._open
         begun = self._reads or not self._exchange.responding
