@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.system.trust import User
+from tests.system.trust import User, serving_user_at
 from tests.waits import START_S, wait_until
 
 pytestmark = pytest.mark.system
@@ -68,6 +69,12 @@ class Step:
     def outputs(self) -> dict[str, str]:
         rows = (line.partition("=") for line in self.output.read_text().splitlines())
         return {name: value for name, _, value in rows}
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with serving_user_at(tmp_path / "user") as user:
+        yield user
 
 
 @pytest.fixture
