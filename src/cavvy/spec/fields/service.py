@@ -902,6 +902,31 @@ _MODEL = either(
         compare=text_kind("top or cosine", filled),
     ),
 )
+
+
+def names_port(run: str, env: Mapping[str, str], port: int) -> bool:
+    """Return whether the command or a variable of a service says that the program listens on this
+    port, as in `--port 8080`, `-p 8080`, `0.0.0.0:8080`, `http.server 8080`, `PORT=8080 serve` or
+    STREAMLIT_PORT=8080. The port of another program, as in `http://localhost:8080`, is none. A
+    command that reads the variable PORT does not, because PORT is the replica's own port.
+    """
+    begin = r"(?m)(?:^|[;&|(])[ \t]*(?:(?:export|env)[ \t]+)?(?:\w{1,64}=\S{0,64}[ \t]+){0,8}"
+    if re.search(rf"{begin}PORT=[\"']?{port}(?![\w.])", run):
+        return True
+    if re.search(r"\bPORT\b", run):
+        return False
+    if any(name.endswith("_PORT") and each == str(port) for name, each in env.items()):
+        return True
+    hosts = (
+        r"(?:0\.0\.0\.0|\[::\]|\*|\+):",
+        r"(?<![/@\w.-])(?:127\.0\.0\.1|localhost|\[::1\]):",
+        r"(?<![^\s=\"']):",
+        r"(?:\s-b|--(?:bind|listen|addr(?:ess)?))[\s=\"']{1,9}\S{0,99}:",
+    )
+    words = (*hosts, "port", r"\s-[pl]", "--(?:listen|bind)", r"http\.server")
+    return re.search(rf"(?i)(?:{'|'.join(words)})[\s=\"']*{port}(?![\w.])", run) is not None
+
+
 SERVICE = section(
     "service",
     _build,

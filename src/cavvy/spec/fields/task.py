@@ -49,7 +49,7 @@ from cavvy.spec.fields.resources import (
     count_alternatives,
     object_to_topology,
 )
-from cavvy.spec.fields.service import SERVICE
+from cavvy.spec.fields.service import SERVICE, names_port
 from cavvy.spec.fields.times import SCHEDULE, WINDOW, length_kind
 from cavvy.spec.fields.transfers import CHECKPOINT, INPUTS, OUTPUTS, check_mounts
 from cavvy.spec.fields.volumes import VOLUMES, check_volumes
@@ -206,33 +206,9 @@ def _build(table: SectionReader) -> TaskSpec | None:
     if task is None:
         return None
     task = replace(add_metric(task), work=_with_device(table, task.work, task.resources))
-    if task.service and names_port(task, task.service.port):
+    if task.service and names_port(task.run or "", task.env, task.service.port):
         task = replace(task, service=replace(task.service, fixed_port=True))
     return task
-
-
-def names_port(task: TaskSpec, port: int) -> bool:
-    """Return whether the command or a variable of a service says that the program listens on this
-    port, as in `--port 8080`, `-p 8080`, `0.0.0.0:8080`, `http.server 8080`, `PORT=8080 serve` or
-    STREAMLIT_PORT=8080. The port of another program, as in `http://localhost:8080`, is none. A
-    command that reads the variable PORT does not, because PORT is the replica's own port.
-    """
-    run = task.run or ""
-    begin = r"(?m)(?:^|[;&|(])[ \t]*(?:(?:export|env)[ \t]+)?(?:\w{1,64}=\S{0,64}[ \t]+){0,8}"
-    if re.search(rf"{begin}PORT=[\"']?{port}(?![\w.])", run):
-        return True
-    if re.search(r"\bPORT\b", run):
-        return False
-    if any(name.endswith("_PORT") and each == str(port) for name, each in task.env.items()):
-        return True
-    hosts = (
-        r"(?:0\.0\.0\.0|\[::\]|\*|\+):",
-        r"(?<![/@\w.-])(?:127\.0\.0\.1|localhost|\[::1\]):",
-        r"(?<![^\s=\"']):",
-        r"(?:\s-b|--(?:bind|listen|addr(?:ess)?))[\s=\"']{1,9}\S{0,99}:",
-    )
-    words = (*hosts, "port", r"\s-[pl]", "--(?:listen|bind)", r"http\.server")
-    return re.search(rf"(?i)(?:{'|'.join(words)})[\s=\"']*{port}(?![\w.])", run) is not None
 
 
 def _with_device(
