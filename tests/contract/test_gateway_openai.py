@@ -1,11 +1,14 @@
 """What clients of OpenAI's API see through the gateway, by OpenAI's own package."""
 
 import json
+import socket
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from hashlib import sha256
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -265,6 +268,23 @@ def test_the_gateway_counts_what_the_engine_counts(
     ] * 2
     codings = {each.get("accept-encoding") for each in engine.seen if "speech" not in each.path}
     assert codings == {"identity"}
+
+
+def test_an_answer_counts_if_its_client_leaves_before_the_engine_has_ended_it(
+    engine: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    before, engine.pause_s = gateway.facts("llm")["tokens"]["answers"], 0.3
+    body = json.dumps({"model": "org/tiny", "messages": CHAT, "max_tokens": 2, "stream": True})
+    connection = HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_S)
+    connection.request("POST", "/v1/chat/completions", body, {"Host": "any.example"})
+    reset = struct.pack("ii", 1, 0)  # what a client sends that leaves bytes unread
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    answer = connection.getresponse()
+    while b"[DONE]" not in answer.readline():
+        pass
+    answer.close()
+    connection.close()
+    wait_for(lambda: gateway.facts("llm")["tokens"]["answers"] == before + 1)
 
 
 def test_tokens_of_a_deferred_call_count_below_a_prefix_that_stays(
