@@ -273,7 +273,8 @@ def test_the_gateway_counts_what_the_engine_counts(
 def test_an_answer_counts_if_its_client_leaves_before_the_engine_has_ended_it(
     engine: EngineStandIn, gateway: GatewayProcess
 ) -> None:
-    before, engine.pause_s = gateway.facts("llm")["tokens"]["answers"], 0.3
+    before = gateway.facts("llm")["tokens"]["answers"]
+    engine.speaks, engine.split, engine.pause_s = "vllm", 0, 0.3
     body = json.dumps({"model": "org/tiny", "messages": CHAT, "max_tokens": 2, "stream": True})
     connection = HTTPConnection("127.0.0.1", gateway.port, timeout=PATIENCE_S)
     connection.request("POST", "/v1/chat/completions", body, {"Host": "any.example"})
@@ -284,6 +285,7 @@ def test_an_answer_counts_if_its_client_leaves_before_the_engine_has_ended_it(
         pass
     answer.close()
     connection.close()
+    engine.pause_s = 0.0
     wait_for(lambda: gateway.facts("llm")["tokens"]["answers"] == before + 1)
 
 
