@@ -14,6 +14,7 @@ def test_the_wanted_models_are_read() -> None:
     assert wanted == {
         "name": "m",
         "number": 2,
+        "rollout": 0,
         "collect_below": None,
         "mib_per_s": 1.0,
         "window": [22, 6],

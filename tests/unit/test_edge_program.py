@@ -201,6 +201,28 @@ def test_an_engine_that_is_missing_does_not_end_the_program(
     assert "does not start" in model.slots.problem
 
 
+def test_a_refused_version_is_tried_again_only_if_a_user_rolls_it_out_again(
+    device: DeviceProgram, server: FakeServer
+) -> None:
+    model = look(device)
+    good, model._command = model._command, ["/missing/engine"]  # as long as a disk is full
+    for rollout in (5, 7):
+        server.models = [{"name": "m", "number": 2, "rollout": rollout}]
+        device._check_in()
+        assert (model.slots.refused, model.slots.refused_in) == (2, rollout)
+    model._command = good
+    for rollout in (7, 6, 0):  # the same one, a former one, a server that names none
+        server.models = [{"name": "m", "number": 2, "rollout": rollout}]
+        device._check_in()
+        assert look(device).slots.serving == 1
+    told = {each["name"]: each for each in server.told["models"]}["m"]
+    assert (told["refused"], told["refused_in"]) == (2, 7)
+    server.models = [{"name": "m", "number": 2, "rollout": 8}]
+    device._check_in()
+    assert look(device).slots.serving == 2
+    assert model.slots.refused == 0
+
+
 def test_an_engine_whose_port_was_taken_starts_again_on_another_one(
     device: DeviceProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
 
 from tests.unit.test_model_repository import ServerReply, Site, ask, turn_keys
-from tuf.api.exceptions import RepositoryError
+from tuf.api.exceptions import LengthOrHashMismatchError, RepositoryError
 
 from cavvy.control.model_deltas import make_delta
 from cavvy.edge import server_calls
@@ -28,7 +28,7 @@ from cavvy.edge import update as module
 from cavvy.edge.delta import ALONE, HEAD, apply_delta
 from cavvy.edge.server_calls import read_pieces
 from cavvy.edge.slots import ModelSlots, hash_file
-from cavvy.edge.update import fetch_with
+from cavvy.edge.update import VersionWrong, fetch_with
 
 CHANGES = ("open", "fsync", "rename", "replace", "unlink", "remove", "link", "symlink", "mkdir")
 SAME = b"labels"
@@ -389,6 +389,26 @@ def test_a_server_that_sends_something_else_is_refused(tmp_path: Path) -> None:
         site.blobs[digest] = data[::-1] + b"more" * 1000
     with pytest.raises(ValueError, match="sent more than"):
         update(site, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (VersionWrong("another SHA-256"), 3),
+        (LengthOrHashMismatchError("the manifest"), 3),
+        (server_calls.DeviceRequestInvalid("the status 400 of a proxy"), 1),
+        (ValueError("the page of a portal is no JSON"), 1),
+        (OSError("no network, or a full disk"), 1),
+    ],
+)
+def test_only_wrong_bytes_refuse_a_version(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "fetch", fail)
+    assert module.main(["folder", "m", "1"]) == code
 
 
 def test_a_server_that_trickles_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

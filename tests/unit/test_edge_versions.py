@@ -124,7 +124,8 @@ def test_a_version_that_does_not_check_in_and_serve_gives_way_to_the_former_one(
     slots = open_slots(str(tmp_path))
     assert (slots.serving, slots.refused) == (serving, refused)
     versions = ProgramVersions(str(tmp_path))
-    assert versions.want(1) is not bool(refused)
+    assert versions.want(1, 0) is not bool(refused)
+    assert versions.want(1, 1)  # a user asks for the same bytes again
     if refused:
         assert versions.tell()[0]["refused"] == 1
         assert versions.tell()[0]["problem"]

@@ -28,6 +28,8 @@ class Registry(BaseHTTPRequestHandler):
     listed: list[dict[str, Any]] | None
     uri: str
     hub: dict[str, bytes]
+    ended: list[str]  # the states of runs that were ended
+    full: bool
     busy: list[int]  # the answers to the next requests for files of the Hub
     seen: list[str]
 
@@ -89,6 +91,7 @@ class Registry(BaseHTTPRequestHandler):
             info = {"run_id": f"run{len(self.versions)}", "artifact_uri": uri}
             return self.reply({"run": {"info": info}})
         if self.path.endswith("/runs/update"):
+            self.ended.append(asked["status"])
             return self.reply({})
         # as MLflow 3.x does
         if asked["run_id"] not in asked["source"]:
@@ -98,6 +101,8 @@ class Registry(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.full:
+            return self.send(507, b"{}")
         self.files[unquote(self.path).partition("/artifacts/")[2]] = data
         self.reply({})
 
@@ -118,7 +123,7 @@ class Registry(BaseHTTPRequestHandler):
 def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Registry]]:
     Registry.files, Registry.versions, Registry.names = {}, [], set()
     Registry.listed, Registry.hub, Registry.seen = None, {}, []
-    Registry.busy = []
+    Registry.busy, Registry.ended, Registry.full = [], [], False
     Registry.uri = "mlflow-artifacts:/0/run/artifacts/model"
     with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
@@ -153,6 +158,11 @@ def test_a_version_goes_to_mlflow_and_comes_back(tmp_path: Path, there: type[Reg
     assert registry.pull("models:/digits@production", tmp_path / "back") == "digits/2"
     assert read(tmp_path / "back") == contents
     assert set(there.seen) == {"Bearer secret"}
+    assert there.ended == ["FINISHED"] * 2
+    there.full = True
+    with pytest.raises(RegistryRefused, match="status 507"):
+        registry.push("models:/digits", source, "")
+    assert there.ended[2:] == ["FAILED"]
     with pytest.raises(RegistryRefused, match="numbers its versions"):
         registry.push("models:/digits/3", source, "")
 

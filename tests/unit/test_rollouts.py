@@ -415,3 +415,17 @@ def test_devices_that_were_lost_before_a_rollout_do_not_halt_it() -> None:
 
 def report_at(at: datetime) -> DeviceReport:
     return DeviceReport(at=at, models=(ModelReport(name="m", serving=1),))
+
+
+def test_what_a_device_refused_in_an_earlier_rollout_does_not_halt_a_new_one() -> None:
+    def refuse(in_rollout: int) -> list[EdgeDevice]:
+        model = ModelReport(name="m", serving=1, refused=2, refused_in=in_rollout)
+        at = START + timedelta(minutes=1)
+        return [
+            replace(each, report=DeviceReport(at=at, models=(model,))) for each in make_devices(3)
+        ]
+
+    again, now = make_rollout(name="m-4"), START + timedelta(minutes=1)
+    assert decide_rollout(again, refuse(3), now).phase is RolloutPhase.RUNNING
+    for number in (4, 0):  # 0: a program that does not tell in which one
+        assert decide_rollout(again, refuse(number), now).phase is RolloutPhase.HALTED

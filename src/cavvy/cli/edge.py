@@ -145,7 +145,9 @@ def show(name: str, project: str, output: str) -> None:
     for each in found.models:
         pairs[each.name] = f"{each.requests:,} requests, {each.errors:.1%} failed"
         if each.problem:
-            refused = f"@{each.refused} is refused: " if each.refused else ""
+            again = f"cavvy edge deploy {each.name}@{each.refused}"
+            refused = f"@{each.refused} is refused (`{again}` tries it again): "
+            refused = refused if each.refused else ""
             pairs[f"{each.name} problem"] = refused + each.problem
     pairs_out(list(pairs.items()))
 
@@ -292,7 +294,8 @@ def deploy(
     With a label of `cavvy model promote`, they get the version that has it now.
 
     Each device tries the new version beside the old one and goes back by itself if it fails. The
-    rollout halts, and its devices go back, if the new version has more errors or is slower.
+    rollout halts, and its devices go back, if the new version has more errors or is slower. Devices
+    that refused a version try it again if it is deployed again.
 
     MODEL cavvy.edge is the devices' own program: they get the server's version of it. A device
     starts it, and returns to its former version unless the new one checks in with the server and

@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any
@@ -106,16 +107,24 @@ class MlflowRegistry:
             {"experiment_id": experiment, "run_name": title, "start_time": round(time() * 1000)},
         )
         run_id = str(_take(run, "run", "info", "run_id"))
-        uri = f"{_take(run, 'run', 'info', 'artifact_uri')}/model"
-        root = _find_root(uri, f"a run of the experiment {_EXPERIMENT}")
-        for path in files:
-            inner = f"{root}/{path.relative_to(folder)}"
-            self._send("PUT", f"{_FILES}/{quote(inner)}", path.read_bytes())
-        version = {"name": name, "source": uri, "run_id": run_id, "description": title}
-        made = self._ask("POST", "/model-versions/create", version)
-        ended = {"run_id": run_id, "status": "FINISHED", "end_time": round(time() * 1000)}
-        self._ask("POST", "/runs/update", ended)
+        try:
+            uri = f"{_take(run, 'run', 'info', 'artifact_uri')}/model"
+            root = _find_root(uri, f"a run of the experiment {_EXPERIMENT}")
+            for path in files:
+                inner = f"{root}/{path.relative_to(folder)}"
+                self._send("PUT", f"{_FILES}/{quote(inner)}", path.read_bytes())
+            version = {"name": name, "source": uri, "run_id": run_id, "description": title}
+            made = self._ask("POST", "/model-versions/create", version)
+        except BaseException:  # also if the user stops it
+            with suppress(RegistryRefused):
+                self._end_run(run_id, "FAILED")
+            raise
+        self._end_run(run_id, "FINISHED")
         return f"{name}/{_take(made, 'model_version', 'version')}"
+
+    def _end_run(self, run_id: str, status: str) -> None:
+        ended = {"run_id": run_id, "status": status, "end_time": round(time() * 1000)}
+        self._ask("POST", "/runs/update", ended)
 
     def _walk(self, root: str) -> Iterator[str]:
         """Yield the paths of the files below a folder, relative to it."""

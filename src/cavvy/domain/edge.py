@@ -61,15 +61,16 @@ class PathCounts(Struct, frozen=True, kw_only=True):
 
 class ModelReport(Struct, frozen=True, kw_only=True):
     """What a device does with one model: the version that it serves, perhaps on trial, the version
-    whose trial failed there (`refused`), why, and the sums over the requests to the served version.
-    `paths` is None until the first request. A rollout notes the report of a device that it has
-    counted, with the time `at` of the report.
+    whose trial failed there (`refused`), in which rollout (0 if the device does not tell), why, and
+    the sums over the requests to the served version. `paths` is None until the first request. A
+    rollout notes the report of a device that it has counted, with the time `at` of the report.
     """
 
     name: str
     serving: int = 0
     on_trial: bool = False
     refused: int = 0
+    refused_in: int = 0
     problem: str = ""
     sums: RevisionSums = RevisionSums()
     paths: PathCounts | None = None
@@ -214,6 +215,10 @@ class Rollout(Struct, frozen=True, kw_only=True):
     @property
     def number(self) -> int:
         return int(self.name.rpartition("-")[2])
+
+    def is_refused(self, report: ModelReport) -> bool:
+        """Return whether a device has refused the version, not only in an earlier rollout."""
+        return report.refused == self.to and report.refused_in in (0, self.number)
 
     def covers(self, device: EdgeDevice) -> bool:
         """Return whether the device is one of those that the rollout is for."""

@@ -46,7 +46,7 @@ _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is re
 _FEW = 4  # failed requests below which a version on trial is not refused for them
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
-_EXPORTED = ("serving", "refused", "problem")
+_EXPORTED = ("serving", "refused", "refused_in", "problem")
 _MOST_MODELS = 64  # in a report, of which the server takes no more
 _MOST_TASKS = 8  # of users, that are begun after a check-in
 _MOST_BATCHES = 16  # of samples that are sent after a check-in
@@ -161,12 +161,14 @@ class RunningModel:
         elif time.monotonic() - self._tried_since >= self._probation_s:
             self._accept(tried)
 
-    def want(self, number: int) -> bool:
-        """Return whether a version has to be fetched or tried."""
+    def want(self, number: int, rollout: int) -> bool:
+        """Return whether a version has to be fetched or tried for a rollout."""
         tried = 0 if self._tried is None else self._tried.number
         if number == self.slots.serving and self.slots.find(number) is None:
             return True  # damaged
-        return number not in (self.slots.serving, self.slots.refused, tried)
+        if self.slots.is_refused(number, rollout):
+            return False
+        return number not in (self.slots.serving, tried)
 
     def fetched(self, problem: str | None) -> None:
         """Note that a fetch has ended, perhaps with a problem, after which it is tried again
@@ -459,8 +461,9 @@ class DeviceProgram:
     def _follow_program(self, wanted: Fields) -> None:
         """Fetch another version of this program, and end for it."""
         program, number = self._program, wanted["number"]
-        if not program.want(number) or not _is_open(wanted["window"]):
+        if not program.want(number, wanted["rollout"]) or not _is_open(wanted["window"]):
             return
+        program.slots.note_rollout(wanted["rollout"])
         if program.slots.find(number) is None and (
             time.monotonic() < program.fetch_at or not self._fetch(PROGRAM, number, wanted)
         ):
@@ -482,8 +485,9 @@ class DeviceProgram:
         if model.is_first:
             return  # it serves until its trial has ended, also if the server wants another by now
         model.return_to(number)
-        if not model.want(number) or not _is_open(wanted["window"]):
+        if not model.want(number, wanted["rollout"]) or not _is_open(wanted["window"]):
             return
+        model.slots.note_rollout(wanted["rollout"])
         if model.slots.find(number) is None and (
             time.monotonic() < model.fetch_at or not self._fetch(name, number, wanted)
         ):
@@ -574,6 +578,7 @@ def _read_version(told: Fields, name: str) -> Fields:
     return {
         "name": name,
         "number": int(told["number"]),
+        "rollout": int(told.get("rollout") or 0),
         "collect_below": _read_float(told.get("collect_below")),
         "mib_per_s": _read_float(told.get("mib_per_s")),
         "window": [int(hour) for hour in told.get("window") or ()][:2],

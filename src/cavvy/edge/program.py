@@ -209,13 +209,15 @@ class ProgramVersions:
             "serving": self.number,
             "on_trial": self.on_trial,
             "refused": self.slots.refused,
+            "refused_in": self.slots.refused_in,
             "problem": self.trouble or self.slots.problem,
         }
         return [{"name": PROGRAM, **told}] if any(told.values()) else []
 
-    def want(self, number: int) -> bool:
-        """Return whether a version has to be fetched or tried."""
-        return not self.on_trial and number not in (self.number, self.slots.refused)
+    def want(self, number: int, rollout: int) -> bool:
+        """Return whether a version has to be fetched or tried for a rollout."""
+        refused = self.slots.is_refused(number, rollout)
+        return not self.on_trial and not refused and number != self.number
 
     def fetched(self, problem: str | None) -> None:
         """Note that a fetch has ended, perhaps with a problem, after which it is tried again

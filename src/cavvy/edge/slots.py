@@ -43,6 +43,11 @@ class ModelSlots:
         return int(self._state.get("refused", 0))
 
     @property
+    def refused_in(self) -> int:
+        """The rollout in which that version was refused, or 0."""
+        return int(self._state.get("refused_in", 0))
+
+    @property
     def problem(self) -> str:
         return str(self._state.get("problem", ""))
 
@@ -106,6 +111,16 @@ class ModelSlots:
             self._write(slot=other, number=instead["number"], trial=0, tries=0)
         return False
 
+    def is_refused(self, number: int, rollout: int) -> bool:
+        """Return whether a version was refused, and no newer rollout asks for it: a user who
+        rolls it out again knows that the reason has passed."""
+        return bool(number) and number == self.refused and rollout <= self.refused_in
+
+    def note_rollout(self, rollout: int) -> None:
+        """Note the rollout for which a version is fetched and tried."""
+        if rollout != self._state.get("rollout", 0):
+            self._write(rollout=rollout)
+
     def begin_trial(self, number: int) -> bool:
         """Note that a version is started on trial. Return False if it was started too often, in
         which case it is refused."""
@@ -134,8 +149,10 @@ class ModelSlots:
         self._write(trial=0, tries=0)
 
     def refuse(self, number: int, problem: str) -> None:
-        """End the trial of a version, which is not tried again."""
-        self._write(trial=0, tries=0, refused=number, problem=problem[:500])
+        """End the trial of a version, which is not tried again in this rollout."""
+        rollout = int(self._state.get("rollout", 0))
+        told = {"refused": number, "refused_in": rollout, "problem": problem[:500]}
+        self._write(trial=0, tries=0, **told)
 
     def _find_slot(self, number: int) -> str | None:
         for slot in ("a", "b"):

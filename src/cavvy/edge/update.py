@@ -36,6 +36,10 @@ _WRONG = 3  # the exit code if the version itself is not what was signed
 _SPARE_BYTES = 16 << 20  # that a fetch leaves free on the disk, for the device's other files
 
 
+class VersionWrong(ValueError):
+    """Raised if a version is not what was signed: fetching it again would not help."""
+
+
 class SignedListFetcher(FetcherInterface):  # type: ignore[misc]  # it has no types
     """Fetches the signed lists and manifests through the device's connection."""
 
@@ -197,7 +201,7 @@ def _fetch_file(
         os.unlink(part)
         if not resumed:
             break
-    raise ValueError(f"what the server sent as {wanted['path']} has another SHA-256")
+    raise VersionWrong(f"what the server sent as {wanted['path']} has another SHA-256")
 
 
 def _receive(calls: DeviceCalls, wanted: dict[str, Any], part: str, limit: float | None) -> None:
@@ -215,7 +219,7 @@ def _receive(calls: DeviceCalls, wanted: dict[str, Any], part: str, limit: float
             file.seek(have)
             for piece in read_pieces(reply):
                 if have + len(piece) > size:
-                    raise ValueError(f"the server sent more than the {size} bytes of {part}")
+                    raise VersionWrong(f"the server sent more than the {size} bytes of {part}")
                 file.write(piece)
                 have += len(piece)
                 received += len(piece)
@@ -236,7 +240,7 @@ def _list_known(slots: ModelSlots) -> dict[str, str]:
 def _check_path(path: str) -> str:
     parts = path.split("/")
     if not path or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"the manifest has the path {path!r}, which a device does not write")
+        raise VersionWrong(f"the manifest has the path {path!r}, which a device does not write")
     return path
 
 
@@ -248,13 +252,14 @@ def main(arguments: list[str]) -> int:
         clock = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
         sys.stderr.write(f"{error}; the clock of this device says {clock} UTC\n")
         return 1
-    except (ValueError, LengthOrHashMismatchError) as error:
+    except (VersionWrong, LengthOrHashMismatchError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return _WRONG
     except RepositoryError as error:
         sys.stderr.write(f"the signed lists are not trusted: {error}\n")
         return 1
-    except (OSError, DownloadError, DeviceRefused) as error:
+    # a server that lost a list, or a proxy's page in the place of one, is no fault of the version
+    except (OSError, ValueError, DownloadError, DeviceRefused) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

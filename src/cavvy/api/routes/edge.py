@@ -465,6 +465,7 @@ class _DeviceModel(Struct, frozen=True, kw_only=True):
     serving: _Count = 0
     on_trial: bool = False
     refused: _Count = 0
+    refused_in: _Count = 0
     problem: str = ""
     sums: _DeviceSums = _DeviceSums()
     paths: _Paths | None = None
@@ -570,6 +571,7 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         {
             "name": each.version.model,
             "number": each.version.number,
+            "rollout": each.rollout.number,
             "mib_per_s": each.rollout.mib_per_s,
             "window": each.rollout.window,
             "collect_below": each.rollout.collect_below,
@@ -764,6 +766,7 @@ def _read_model(told: _DeviceModel) -> ModelReport:
         serving=told.serving,
         on_trial=told.on_trial,
         refused=told.refused,
+        refused_in=told.refused_in,
         problem=told.problem[:_MOST_PROBLEM],
         sums=RevisionSums(**asdict(told.sums)),
         paths=None if told.paths is None else PathCounts(**asdict(told.paths)),
@@ -901,7 +904,7 @@ def _rollout(
         devices=len(mine),
         in_wave=count_wave(rollout, len(mine)),
         serving=sum(each.serving == rollout.to for each in told),
-        refused=sum(each.refused == rollout.to for each in told),
+        refused=sum(map(rollout.is_refused, told)),
         requests=trial.new.requests,
         errors=(
             trial.old.errors / max(1, trial.old.requests),

@@ -102,8 +102,12 @@ def decide_rollout(
     rollout = _count(rollout, [each for each in mine if each.name not in rollout.doubted])
     heard = [each for each in mine if _is_heard(each, now)]
     in_wave = [_find(each, rollout.model) for each in wave]
-    refused = [each for each in in_wave if each is not None and each.refused == rollout.to]
-    tried = [each for each in in_wave if each and rollout.to in (each.serving, each.refused)]
+    refused = [each for each in in_wave if each is not None and rollout.is_refused(each)]
+    tried = [
+        each
+        for each in in_wave
+        if each and (each.serving == rollout.to or rollout.is_refused(each))
+    ]
     alone = len(tried) == 1 and sum(each in heard for each in wave) <= 1
     if refused and (alone or len(refused) > max(1, MOST_REFUSED * len(tried))):
         why = refused[0].problem or "its trial on the device failed"
@@ -201,7 +205,7 @@ def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime
         found
         for each in heard
         if (found := _find(each, rollout.model))
-        and rollout.to in (found.serving, found.refused)
+        and (found.serving == rollout.to or rollout.is_refused(found))
         and not found.on_trial
     ]
     if len(settled) < len(heard) or not any(each.serving == rollout.to for each in settled):
