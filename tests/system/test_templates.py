@@ -75,10 +75,9 @@ STAGES = {
 
 def start(name: str, folder: Path, *arguments: str) -> str:
     """What the program says, run in a folder of its own; a warning is an error here."""
-    command = [sys.executable, "-W", "error", str(TEMPLATES / name / "train.py"), *arguments]
-    ran = subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    from tests.train.ranks import run_script
+
+    return run_script([str(TEMPLATES / name / "train.py"), *arguments], ENV, folder)
 
 
 def check(said: str, pattern: str, least: float) -> None:

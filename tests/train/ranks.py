@@ -12,6 +12,7 @@ import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import runpy
 import signal
 import sys
 import time
@@ -35,6 +36,7 @@ WARM.set_forkserver_preload(
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
+        "sklearn.datasets",
         "tests.train.programs",
     ]
 )
@@ -161,3 +163,37 @@ def _be_rank(pipe: Connection, env: dict[str, str], folder: str, work: Work, arg
         sys.exit(1)
     finally:
         pipe.close()
+
+
+def run_script(arguments: list[str], env: dict[str, str], folder: Path) -> str:
+    """What a script prints that runs in a folder, as `python -W error` would run it. Fails if it
+    ends otherwise than with 0.
+
+    `arguments` begin with the path of the script. Most of its CPU time would be its imports, which
+    the warm process has done.
+    """
+    warm_up()
+    streams = [folder / "said", folder / "errors"]
+    process = WARM.Process(target=_be_script, args=(arguments, env, folder, streams), daemon=True)
+    process.start()
+    process.join(LONGEST_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    said, errors = (each.read_text() for each in streams)
+    assert process.exitcode == 0, errors
+    return said
+
+
+def _be_script(
+    arguments: list[str], env: dict[str, str], folder: Path, streams: list[Path]
+) -> None:
+    for number, stream in enumerate(streams, 1):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    warnings.simplefilter("error")
+    sys.argv = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
