@@ -292,6 +292,31 @@ async def test_stop_retry_and_their_errors(api: Api) -> None:
     assert (await api.http.post(base + "/stop")).status_code == 200
 
 
+async def test_a_retry_with_other_resources_is_checked_and_agreed_to_anew(api: Api) -> None:
+    await api.submit("{name: j, run: 'true', resources: {cpu: 1}}")
+    base = "/v1/projects/default/jobs/j"
+
+    async def retry(resources: object, **rest: object) -> tuple[int, str]:
+        answer = await api.http.post(base + "/retry", json={"resources": resources, **rest})
+        return answer.status_code, answer.json().get("code", "")
+
+    assert await retry({"cpu": 2}) == (409, "job-not-ended")
+    await api.http.post(base + "/stop")
+    await until(lambda: _phase(api, base, "stopped"))
+    for odd in ("here", [1], {"nodes": 2}, {"run": "other"}, {"cpu": "-1"}):
+        assert await retry(odd) == (422, "invalid-task")
+    assert await retry({"cpu": 1000}) == (422, "no-offer")
+    assert (await api.http.get(base)).json()["phase"] == "stopped"
+    assert await retry({"cpu": 32}) == (402, "consent-needed")
+    assert await retry({"cpu": 32}, consent=True) == (200, "")
+    found = (await api.http.get(base)).json()
+    assert (found["task"]["resources"]["cpus_min"], found["consented"]) == (32, True)
+    await api.http.post(base + "/stop")
+    await until(lambda: _phase(api, base, "stopped"))
+    assert await retry({"cpu": 1}) == (200, "")
+    assert (await api.http.get(base)).json()["consented"] is False  # it was for the other nodes
+
+
 async def test_only_ended_jobs_are_removed(api: Api) -> None:
     await api.submit("{name: j, run: 'true', tags: {team: vision}}")
     base = "/v1/projects/default/jobs/j"

@@ -94,7 +94,20 @@ def test_a_session_is_resumed_on_another_provider_with_its_home(lab: Lab, user: 
         second.wait("kept for")
         assert second.ask("cat ~/notes/one") == "kept"
         assert second.ask("hostname") in {host.name for host in lab.hosts}
+        told = user.cli("dev", "resume", "--provider", "local", code=1)
+        assert "still has its nodes" in told
     user.cli("machines", "stop", "dev", "--yes")
+    user.settings(hosts.replace("enabled = false", "enabled = true"))
+    user.cli("server", "stop")
+    for provider, is_host in (("local", False), ("ssh", True)):
+        with terminal(user, "dev", "resume", "--provider", provider) as again:
+            again.wait("only the options of its resources apply")
+            again.wait("kept for")
+            assert again.ask("cat ~/notes/one") == "kept"
+            assert (again.ask("hostname") in {host.name for host in lab.hosts}) == is_host
+        user.cli("machines", "stop", "dev", "--yes")
+    told = user.cli("dev", "resume", "--provider", "none", code=2)
+    assert "error: dev: the catalog has no provider 'none'" in told
 
 
 def test_a_drill_is_survived_from_the_checkpoint(user: User) -> None:

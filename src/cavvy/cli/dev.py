@@ -114,7 +114,7 @@ class DevCommand(TaskCommand):
         rest = super().parse_args(ctx, args)  # `--help` ends here
         from cavvy.spec.translation import WAIT
 
-        replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT)
+        replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT, "dev")
         if ctx.params.get("file") is None and not ctx.params.get("no_devcontainer"):
             ctx.params["file"] = _find_devcontainer(Path())
         return rest
@@ -182,8 +182,8 @@ def command(
     file, the session follows the folder's devcontainer.json, if there is one.
 
     `cavvy dev resume` reconnects to the session of --machine, or if it has ended starts it again
-    with the files of its kept home (--home), on the nodes that are cheapest then. It never starts
-    a session without them.
+    with the files of its kept home (--home), on the nodes that are cheapest then. --provider,
+    --region, --gpu, --spot and --max-price say where. It never starts a session without the files.
 
     With --pool, the session takes over an idle node of the pool, such as those of the pool's min,
     and `cavvy stop` returns the node to the pool. --machine then names the session (default:
@@ -201,8 +201,9 @@ def command(
     with session() as client:
         project = project or loaded.task.project
         job, seen = _find_session(client, project, name), 0
+        resources = json.loads(options.overrides or "{}").get("resources", {})
         if job is None and home:
-            job, seen = _resume_session(client, project, name)
+            job, seen = _resume_session(client, project, name, resources, yes)
         if job is None and click.get_current_context().meta.get(_RESUMES):
             there = named(project, name)
             pool = f" --pool {loaded.task.pool}" if loaded.task.pool else ""
@@ -215,6 +216,11 @@ def command(
             made = submit_loaded(client, loaded, file, params, project, name, yes)
             job = client.job(project, made.name)
         elif not seen:
+            if resources and click.get_current_context().meta.get(_RESUMES):
+                raise CommandFailure(
+                    f"session {job.name} still has its nodes",
+                    f"`{_end_command(job)}` ends it, and then this command resumes it elsewhere",
+                )
             click.echo(f"session {job.name} is already running; the options are ignored", err=True)
         try:
             _wait(client, job, seen)
@@ -460,16 +466,30 @@ def _read_named(client: "ApiClient", row: "JobListing", name: str) -> "JobDetail
     return job if name in known and _is_session(job) else None
 
 
-def _resume_session(client: "ApiClient", project: str, name: str) -> "tuple[JobDetail | None, int]":
-    """Queue the machine's newest session with a kept home folder again. Return it, or None if there
-    is none, and the number of its last event before.
+def _resume_session(
+    client: "ApiClient", project: str, name: str, resources: dict[str, object], yes: bool
+) -> "tuple[JobDetail | None, int]":
+    """Queue the machine's newest session with a kept home folder again, with these keys of its
+    resources replaced. Return it, or None if there is none, and the number of its last event
+    before.
     """
+    from cavvy.cli.task.submission import ask_consent
+
     for row in list_jobs(client, project, ENDED, _MOST_ENDED)[0]:
         job = _read_named(client, row, name)
         if job and (_task(job).get("checkpoint") or {}).get("path") == _HOME:
             seen = client.events(project, job.id).last
-            client.retry(project, job.id)
-            click.echo(f"session {job.name} is resumed; the options are ignored", err=True)
+
+            def retry(consent: bool, session: str = job.id) -> None:
+                client.retry(project, session, resources=resources, consent=consent)
+
+            ask_consent(yes, retry, "add --yes to agree")
+            what = (
+                "; only the options of its resources apply"
+                if resources
+                else ("; the options are ignored")
+            )
+            click.echo(f"session {job.name} is resumed{what}", err=True)
             return client.job(project, job.id), seen
     return None, 0
 

@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 62  # increases with every change to the routes
+REVISION = 63  # increases with every change to the routes
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -364,11 +364,22 @@ class ApiClient:
         target = job_path(project, name)
         return self.ask(target, wire.JobRemoved, method="DELETE", retry=False, wait_s=60)
 
-    def retry(self, project: str, name: str) -> wire.JobListing:
-        """Queue a failed or stopped job again. Raises ApiError `job-not-ended`, `job-done`."""
-        return self.ask(
-            job_path(project, name) + "/retry", wire.JobListing, method="POST", retry=False
-        )
+    def retry(
+        self,
+        project: str,
+        name: str,
+        *,
+        resources: Mapping[str, object] | None = None,
+        consent: bool = False,
+    ) -> wire.JobListing:
+        """Queue a failed or stopped job again. `resources` replace keys of its task's `resources`.
+        Raises ApiError `job-not-ended`, `job-done` and, if there are such resources,
+        `invalid-task`, `no-offer`, `machine-unfit`, `policy-refused`, `consent-needed`.
+        """
+        given = Raw(encode(resources)) if resources else UNSET
+        ask = wire.RetryAsk(resources=given, consent=consent)
+        target = job_path(project, name) + "/retry"
+        return self.ask(target, wire.JobListing, ask, retry=False)
 
     def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobListing:
         """Reclaim the job's nodes as a spot market would. Raises ApiError `job-not-running`."""

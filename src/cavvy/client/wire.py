@@ -540,6 +540,16 @@ class JobRemoved(Answer, frozen=True, kw_only=True):
     kept: str = ""
 
 
+class RetryAsk(Ask, frozen=True, kw_only=True):
+    """Queues an ended job again. `resources` is a JSON object with keys of the section `resources`
+    of a task file, which replace those of the job: the job then runs elsewhere, from its newest
+    checkpoint. `consent` allows offers that cost money for these resources.
+    """
+
+    resources: Raw | UnsetType = UNSET
+    consent: bool = False
+
+
 class DrillAsk(Ask, frozen=True, kw_only=True):
     """Reclaims the nodes of a job after a notice of `notice_s` seconds, to test how the job
     reacts."""

@@ -428,9 +428,12 @@ class JobService:
 
         return await self._on_job(project, name, stop)
 
-    async def retry(self, project: str, name: str, account: str = "") -> JobRecord:
+    async def retry(
+        self, project: str, name: str, account: str = "", moved: JobRecord | None = None
+    ) -> JobRecord:
         """Queue a failed or stopped job again, with its retry counts reset, as a job of the account
-        that requests this. Raises RowNotFound, TooLate.
+        that requests this. If `moved` is given, the job gets its resources and its consent. Raises
+        RowNotFound, TooLate.
         """
 
         async def retry(job: JobRecord) -> JobRecord:
@@ -444,7 +447,7 @@ class JobService:
                     raise TooLate(text, advise_retry(missed, phases))
             now = self._clock.now()
             await self._check_group(job, now)
-            changes = retry_job(job, now, account)
+            changes = retry_job(job, now, account, moved=moved)
             written = await self._write(self._store.commit, job, changes)
             self._arrived()
             return written

@@ -22,6 +22,7 @@ from cavvy.api.routes.submission import (
     check_graph,
     check_submission,
     count_new,
+    move_job,
     rank_placements,
     submit_graph,
     submit_task,
@@ -481,10 +482,14 @@ async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wi
         "conflict",
         "project-archived",
         "policy-refused",
+        "invalid-task",
+        "no-offer",
+        "machine-unfit",
+        "consent-needed",
     ),
 )
 async def retry(
-    request: Request, app_state: AppState, project: ProjectPath, name: JobPath
+    request: Request, app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.RetryAsk
 ) -> wire.JobListing:
     await app_state.store.archive.check(project)
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
@@ -492,7 +497,8 @@ async def retry(
     new = 1 if can_retry(found) else 0
     try:
         async with count_new(app_state, project, found.user, new, what="retry"):
-            return await _row(app_state, await jobs.retry(project, name, account))
+            moved = await move_job(app_state, found, ask) if new else None
+            return await _row(app_state, await jobs.retry(project, name, account, moved))
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
         if job.removing:

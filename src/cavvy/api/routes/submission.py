@@ -62,6 +62,7 @@ from cavvy.planner.placements import Placement, PlanningContext, RankingView
 from cavvy.planner.policies import explain_image, explain_policy
 from cavvy.planner.rank import plan
 from cavvy.spec.graph import MOST_TASKS, find_fault, sort_tasks
+from cavvy.spec.overrides import apply_overrides
 from cavvy.spec.problems import nearest
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion, StoreUnusable
@@ -439,6 +440,22 @@ async def start_machine(
     return await app_state.control_plane.jobs.submit(
         task, origin, project, user=ask.user, consented=consented
     )
+
+
+async def move_job(app_state: AppState, job: JobRecord, ask: wire.RetryAsk) -> JobRecord | None:
+    """Return the ended job with the resources that a retry asks for, or None if they are its own.
+    The user must agree to their costs anew. Raises ApiProblem, SpecError.
+    """
+    if isinstance(ask.resources, msgspec.UnsetType):
+        return None
+    now = app_state.now()
+    given = msgspec.json.encode({"resources": ask.resources}).decode()
+    task = apply_overrides(job.task, given, now)
+    if task == job.task:
+        return None
+    await check_residency(app_state, task, job.origin.snapshot)
+    task, consented = await admit_task(app_state, task, now, job.user, consented=ask.consent)
+    return replace(job, task=task, consented=consented)
 
 
 async def admit_task(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from cavvy.domain.tasks import TaskSpec
     from cavvy.task_files import ReadOptions
 
+_Function = TypeVar("_Function", bound=Callable[..., None])
 # the key in the click context under which the words after `--` are stored
 _COMMAND = "cavvy.command"
+_NAME = "cavvy.command.name"
 
 as_option = click.option(
     "--as",
@@ -151,9 +153,9 @@ def _advise_command(context: click.Context, line: str) -> str:
     return f"to run a command, write it after --: `{context.command_path} -- {line}`"
 
 
-def replace_command(context: click.Context, line: str) -> None:
-    """Run this shell line instead of the task's commands."""
-    context.meta[_COMMAND] = [line]
+def replace_command(context: click.Context, line: str, name: str) -> None:
+    """Run this shell line instead of the task's commands. Messages call it `name`."""
+    context.meta[_COMMAND], context.meta[_NAME] = [line], name
 
 
 _COMPLETE = {
@@ -177,20 +179,42 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
         file, options = _read_options(file, dialect, words, _read_overrides(values))
         function(file=file, options=options, **given)
 
-    for flags, _, metavar, words in reversed(_OVERRIDES):
-        several = metavar.endswith("+")
-        wrapped = click.option(
-            flags,
-            _name(flags),
-            metavar=metavar.removesuffix(" +") or None,
-            multiple=several,
-            default=() if several else None,
-            shell_complete=_COMPLETE.get(flags),
-            help=f"{words.removesuffix('.')}; repeatable." if several else words,
-        )(wrapped)
+    for row in reversed(_OVERRIDES):
+        wrapped = _make_option(*row)(wrapped)
     kind = click.Path(allow_dash=True)
     return click.argument("file", metavar="[TASK.YAML|-]", required=False, type=kind)(
         as_option(wrapped)
+    )
+
+
+def resource_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a decorator that adds the options of `resources` to a command that takes no task file.
+    The command's function receives them as `resources`, a table with keys of the task file.
+    """
+    rows = [each for each in _OVERRIDES if each[1].startswith("resources.")]
+
+    @wraps(function)
+    def wrapped(**given: Any) -> None:
+        values = {flags: given.pop(_name(flags)) for flags, *_ in rows}
+        function(resources=_read_overrides(values).get("resources", {}), **given)
+
+    for row in reversed(rows):
+        wrapped = _make_option(*row)(wrapped)
+    return wrapped
+
+
+def _make_option(
+    flags: str, path: str, metavar: str, words: str
+) -> Callable[[_Function], _Function]:
+    several = metavar.endswith("+")
+    return click.option(
+        flags,
+        _name(flags),
+        metavar=metavar.removesuffix(" +") or None,
+        multiple=several,
+        default=() if several else None,
+        shell_complete=_COMPLETE.get(flags),
+        help=f"{words.removesuffix('.')}; repeatable." if several else words,
     )
 
 
@@ -208,11 +232,9 @@ def _read_options(
         # and its arguments.
         line = words[0] if len(words) == 1 else shlex.join(words)
         if file is None:
-            file, text, dialect = (
-                Path(words[0].split(" ")[0]).name,
-                json.dumps({"run": line}),
-                "cavvy",
-            )
+            named = click.get_current_context().meta.get(_NAME)
+            file = named or Path(words[0].split(" ")[0]).name
+            text, dialect = json.dumps({"run": line}), "cavvy"
             if "workdir" not in overrides and not _names_file(line):
                 click.echo(
                     f"note: the command starts in an empty folder; {_say_folder()}", err=True
@@ -303,7 +325,7 @@ def _read_overrides(values: dict[str, Any]) -> dict[str, Any]:
     """Return the given options as a table with the keys of a task file. Raises CommandFailure."""
     found: dict[str, Any] = {}
     for flags, path, _, _ in _OVERRIDES:
-        value = values[flags]
+        value = values.get(flags)
         if value is None or value == ():
             continue
         flag = flags.split("/")[0]

@@ -97,10 +97,22 @@ def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
 
 
 def retry_job(
-    job: JobRecord, now: datetime, account: str = "", text: str = "retried by the user"
+    job: JobRecord,
+    now: datetime,
+    account: str = "",
+    text: str = "retried by the user",
+    moved: JobRecord | None = None,
 ) -> RowChanges:
     """Queue the job again, with its retry counts reset, as a job of the account that asks. A job
-    that waited for other jobs waits for them again."""
+    that waited for other jobs waits for them again. If `moved` is given, the job gets its resources
+    and its consent.
+    """
+    if moved is not None:
+        task = replace(job.task, resources=moved.task.resources)
+        job, text = (
+            replace(job, task=task, consented=moved.consented),
+            f"{text} with other resources",
+        )
     not_before, held_until = (FAR, None) if job.after else find_hold(job.task, now)
     fresh = replace(
         job,
