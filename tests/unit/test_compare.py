@@ -147,7 +147,7 @@ def test_a_report_has_charts_and_its_sources(home: Path) -> None:
         (["a.yaml", "H100"], "one task is compared alone"),
         (["missing.yaml"], "missing.yaml"),
         (["H100", "--provider", "nowhere"], "the catalog has no provider 'nowhere'"),
-        (["H100", "--provider", "aks"], "aks is used by the provider kubernetes"),
+        (["H100", "--provider", "aks"], "clusters of aks are used by the provider kubernetes"),
         (["H100", "--region", "mars"], "nothing to compare"),
         (["H100", "--report", "r.txt"], "reports are HTML or PDF files"),
         (["H100", "--report", "/no/such/folder/r.html"], "cannot be written"),

@@ -10,15 +10,26 @@ import pytest
 from tests.unit.test_kubernetes_calls import make_provider, make_server
 from tests.unit.test_kubernetes_reading import NOW, make_node, write_config
 
+from cavvy.catalog.fit import match_offers
+from cavvy.cli.check import ProviderFinding, _require_service, _split_service
+from cavvy.cli.reach.providers import load_providers
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
-from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, read_nodes
+from cavvy.providers.kubernetes.cluster import (
+    KubernetesNode,
+    NodeMachine,
+    add_catalog,
+    name_product,
+    read_nodes,
+)
 from cavvy.providers.kubernetes.node_pools import KARPENTER
-from cavvy.providers.kubernetes.provider import MachinePrices
-from cavvy.providers.kubernetes.whoami import say_machines
+from cavvy.providers.kubernetes.pods import _rules
+from cavvy.providers.kubernetes.provider import KubernetesProvider, MachinePrices
+from cavvy.providers.kubernetes.whoami import say_machines, say_services
 from cavvy.store.snapshot.prices import list_instance, list_prices
 
 INSTANCE, REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
@@ -134,6 +145,84 @@ def test_check_tells_the_machines_of_clouds_with_price_and_network() -> None:
     ]
 
 
+GKE = {"cloud.google.com/gke-nodepool": "gpus"}
+AKS = {"kubernetes.azure.com/cluster": "MC_g_c_eastus", "accelerator": "nvidia"}
+NC24 = "Standard_NC24ads_A100_v4"
+
+
+def find_in_catalog(cloud: str, instance: str) -> Offer | None:
+    return next(iter(list_instance(cloud, instance)), None)
+
+
+def test_a_gpu_that_labels_do_not_name_is_that_of_the_machine() -> None:
+    """The labels of AKS say that a node has NVIDIA's GPUs, and not which ones."""
+    node = make_machine("azure:///x", NC24, 1, "", **AKS)
+    two = make_machine("azure:///x", NC24, 2, "", **AKS)  # time-sliced: one GPU for two pods
+    named = make_machine("azure:///x", NC24, 1, "NVIDIA-H100-PCIe", **AKS)
+    foreign = make_machine("kind://docker/x", NC24, 1, "nvidia")
+    found = add_catalog(read(node, two, named, foreign), find_in_catalog)
+    products = [(each.product, each.label, each.label_value) for each in found]
+    assert products == [
+        ("A100-80GB", INSTANCE, NC24),
+        ("nvidia", "accelerator", "nvidia"),
+        ("NVIDIA-H100-PCIe", "gpu.type", "NVIDIA-H100-PCIe"),
+        ("nvidia", "gpu.type", "nvidia"),
+    ]
+    assert [each.service for each in found] == ["aks", "aks", "aks", ""]
+    assert _rules(1, found[0])[0] == {"key": INSTANCE, "operator": "In", "values": [NC24]}
+
+
+def test_check_tells_the_services_and_the_gpus_that_nodes_do_not_report() -> None:
+    """A node that has a GPU, but no driver or device plugin, looks like a node without."""
+    label = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
+    nodes = [
+        make_machine("gce://p/z/n", "n1-standard-8", 0, **GKE, **label),
+        make_machine("gce://p/z/n", "n1-standard-8", 0, **GKE, **label),
+        make_machine("gce://p/z/n", "n1-standard-8", 1, "", **GKE, **label),
+        make_machine("azure:///x", NC24, 0, **AKS),
+        make_machine("azure:///x", "Standard_D4s_v5", 0, **AKS),
+        make_machine("gce://p/z/n", "n1-standard-8", 0),  # a user's own cluster
+    ]
+    found = add_catalog(read(*nodes), find_in_catalog)
+    assert [each.service for each in found] == ["gke", "gke", "gke", "aks", "aks", ""]
+    facts = say_services(found)
+    assert [(label, text.partition("; ")[0].partition(":")[0]) for label, text in facts] == [
+        ("service gke", "Google Kubernetes Engine"),
+        ("service aks", "Azure Kubernetes Service"),
+        ("missing accelerators", "2 nodes should have nvidia-tesla-t4, but report none"),
+        ("missing accelerators", "1 node should have 1 x A100-80GB, but reports none"),
+    ]
+    assert "gpu-driver-version=default" in facts[2][1]
+    assert "use-nvidia-gpu" in facts[3][1]
+
+
+@pytest.mark.parametrize("name", ["notcoreweave.cloud/x", "cloud.google.com/gke-nodepool.x/y"])
+def test_labels_that_only_resemble_those_of_a_service_name_none(name: str) -> None:
+    assert [each.service for each in read(make_machine("", "x", **{name: "1"}))] == [""]
+
+
+@pytest.mark.parametrize(
+    ("state", "why"), [("triage", "in the state triage, not production"), ("production", "")]
+)
+def test_a_node_of_coreweave_that_is_not_in_production_is_not_used(state: str, why: str) -> None:
+    labels = {"node.coreweave.cloud/state": state}
+    assert [each.why_not for each in read(make_machine("", "gd", 8, **labels))] == [why]
+
+
+def test_the_name_of_a_service_stands_for_the_offers_of_its_clusters(tmp_path: Path) -> None:
+    mine = {"eks.amazonaws.com/nodegroup": "g"}
+    nodes = [make_machine("aws:///r1a/i-1", "m7i.16xlarge", **mine)]
+    offers = [each for each in offer(tmp_path, nodes) if not each.accelerator_count]
+    assert {each.service for each in offers} == {"eks"}
+
+    def matches(*names: str) -> bool:
+        return bool(match_offers(offers, ResourceSpec(providers=names)).offers)
+
+    assert [matches("eks"), matches("gke", "eks"), matches("kubernetes"), matches()] == [True] * 4
+    assert not matches("gke")
+    assert not matches("")
+
+
 def test_prices_are_read_again_after_an_hour() -> None:
     catalog, at = [make_row("aws", "m7i.16xlarge", 3.2)], [NOW]
 
@@ -244,3 +333,30 @@ def test_a_missing_plugin_is_named_with_how_to_install_it(
         asyncio.run(login.proof())
     missing = "is not installed on the server's machine, and context x needs this command to log in"
     assert f"{command} {missing}" in str(caught.value)
+
+
+def test_commands_know_the_catalog_as_the_server_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, `cavvy offers` and `check` show the pods of managed clusters as free."""
+    config = write_config(tmp_path / "config", {})
+    (tmp_path / "c.toml").write_text(f'[providers.kubernetes]\nkubeconfig = "{config}"\n')
+    monkeypatch.setenv("CAVVY_CONFIG", str(tmp_path / "c.toml"))
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+    provider = load_providers(["kubernetes"])["kubernetes"]
+    assert isinstance(provider, KubernetesProvider)
+    found = provider._context.find_instance("azure", NC24)
+    assert found is not None
+    assert name_product(found) == "A100-80GB"
+    assert provider._context.list_instance("azure", NC24)
+    assert provider._context.find_instance("azure", "") is None
+
+
+def test_a_check_of_a_service_fails_without_its_nodes() -> None:
+    ready = ProviderFinding(name="kubernetes", enabled=True, facts=[("service gke", "x")])
+    assert _split_service("GKE") == ("gke", "kubernetes")
+    assert _split_service("aws") == ("", "aws")
+    assert _require_service(ready, "gke").state == "ready"
+    assert "az aks get-credentials" in _require_service(ready, "aks").problem
+    broken = replace(ready, problem="no answer")
+    assert _require_service(broken, "aks").problem == "no answer"

@@ -254,7 +254,7 @@ def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
         case Constraint.NETWORK:
             return need.network is None or _meets_network(offer, need.network)
         case Constraint.PROVIDER:
-            return not need.providers or offer.provider in need.providers
+            return not need.providers or offer.is_of(need.providers)
         case Constraint.REGION:
             return _meets_region(offer, need)
         case Constraint.PRICE:

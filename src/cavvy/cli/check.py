@@ -11,7 +11,9 @@ import click
 from cavvy.cli.reach.providers import (
     ASK_TIMEOUT_S,
     SILENT,
+    find_instance,
     foresee_node_endpoint,
+    list_instance,
     list_prices,
     load_settings,
 )
@@ -95,6 +97,7 @@ def command(
     """Show whether each provider can be used and which features it does not support.
 
     Without NAME, the configured providers are listed; with NAME, this provider is shown in detail.
+    gke, aks, eks and coreweave stand for the clusters of these services at the provider kubernetes.
     The exit code is 1 if a configured provider (or NAME) cannot be used.
 
     --live starts a small job on the cheapest on-demand machine, waits until its agent answers, ends
@@ -110,7 +113,10 @@ def command(
     if live:
         _check_live(name, max_usd, output)
         return
+    service, name = _split_service(name)
     findings = [each for each in _examine(name) if name or each.enabled or not each.test_double]
+    if service:
+        findings = [_require_service(each, service) for each in findings]
     if output == "json":
         json_out([_plain(finding) for finding in findings] if name is None else _plain(findings[0]))
     elif name is None or output == "csv":
@@ -120,6 +126,24 @@ def command(
     wanted = findings if name is not None else [finding for finding in findings if finding.enabled]
     if any(finding.state != "ready" for finding in wanted):
         raise SystemExit(1)
+
+
+def _split_service(name: str | None) -> tuple[str, str | None]:
+    """Return a cloud's Kubernetes service that stands for a provider, or "", and the provider."""
+    from cavvy.domain.offers import CLUSTER_SERVICES
+
+    service = (name or "").lower()
+    return (service, CLUSTER_SERVICES[service]) if service in CLUSTER_SERVICES else ("", name)
+
+
+def _require_service(found: ProviderFinding, service: str) -> ProviderFinding:
+    """Return the finding, with a problem if no node is run by the service."""
+    from cavvy.cli.task.unknown import explain_cluster
+
+    if found.state != "ready" or f"service {service}" in {label for label, _ in found.facts}:
+        return found
+    problem = f"no node in the contexts in use belongs to {service}: {explain_cluster(service)}"
+    return replace(found, problem=problem)
 
 
 def _policy(name: str | None) -> str:
@@ -265,6 +289,8 @@ async def _examine_one(
             server_folder=settings.home,
             agent_archive=make_archive,  # hosts try with it how they can protect themselves
             node_endpoint=node_endpoint,
+            find_instance=find_instance,
+            list_instance=list_instance,
             list_prices=list_prices,
         )
         # This code only queries the provider and launches nothing.

@@ -7,6 +7,7 @@ import click
 from cavvy.cli.reach.arguments import complete_gpus, complete_regions, providers_option
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.domain.offers import list_sellers
 from cavvy.domain.units import (
     UnitError,
     format_memory,
@@ -171,7 +172,8 @@ def _list_offers(
         listed = _match(snapshot, need, at_most, reserved, term)
         found = merge([market.complete(listed), *own]) if own else listed
     if not found.matched:
-        alone = ready or (need.providers and market.answers.keys() >= set(need.providers))
+        sellers = list_sellers(need.providers)
+        alone = ready or (sellers and market.answers.keys() >= sellers)
         _explain_nothing(snapshot, need, output, reserved, merge(own) if alone else None)
     offers = found.offers if by_price else sorted(found.offers, key=_sort_key(sort))
     offers = offers[: rows or None]
@@ -217,7 +219,7 @@ def _ask_configured(snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bo
     from cavvy.cli.task.market import ask_market
 
     listed = {provider for provider, _, _ in snapshot.regions()}
-    market = ask_market(None if ready else set(need.providers) or listed)
+    market = ask_market(None if ready else list_sellers(need.providers) or listed)
     for problem in market.list_problems(need):
         click.echo(f"note: {problem}", err=True)
     return market

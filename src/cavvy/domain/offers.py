@@ -1,5 +1,6 @@
 """An offer is one machine type in one location, with one purchase option and one price."""
 
+from collections.abc import Collection, Iterable
 from datetime import date, datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
@@ -7,6 +8,22 @@ from fractions import Fraction
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct
+
+# The Kubernetes services of clouds whose names can stand for a provider, with the provider whose
+# offers they are. Each offer names its service, because a provider can have clusters of several.
+CLUSTER_SERVICES = {
+    "aks": "kubernetes",
+    "coreweave": "kubernetes",
+    "eks": "kubernetes",
+    "gke": "kubernetes",
+}
+
+
+def list_sellers(names: Iterable[str]) -> frozenset[str]:
+    """Return the providers that may have the offers of these providers and services."""
+    return frozenset(
+        each for name in names for each in (name, CLUSTER_SERVICES.get(name)) if each is not None
+    )
 
 
 class Purchase(StrEnum):
@@ -75,10 +92,12 @@ class Offer(Struct, frozen=True, kw_only=True):
     for one host. `shared` means that several jobs share the host's devices; a job then holds only
     the devices that it requests. `owned` means that the node is one of the user's own machines or
     of an own cluster, and is not rented for the job. `by_user` means that the node runs as the Unix
-    user of the job's user, so that it is not handed on to a job of another user.
+    user of the job's user, so that it is not handed on to a job of another user. `service` is the
+    cloud's Kubernetes service that runs the node, such as gke, or "".
     """
 
     provider: str
+    service: str = ""
     credential: str = ""
     region: str
     zone: str | None = None
@@ -130,6 +149,10 @@ class Offer(Struct, frozen=True, kw_only=True):
         machine = f"{self.instance_type}:{self.accelerator_count}"
         term = f"-{self.term_months}m" if self.term_months else ""
         return f"{self.account}/{self.region}{zone}/{machine}/{self.purchase}{term}"
+
+    def is_of(self, names: Collection[str]) -> bool:
+        """Return whether `names` contains the offer's provider or Kubernetes service."""
+        return self.provider in names or (self.service in names if self.service else False)
 
     @property
     def account(self) -> str:

@@ -15,7 +15,7 @@ from cavvy.catalog.query import Constraint, OfferMatches
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.credentials import CredentialBook, split_account
 from cavvy.domain.jobs import JobRecord, PlanState
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, list_sellers
 from cavvy.domain.policies import BoundPolicy, PolicyBook
 from cavvy.domain.tasks import DEFAULT_CPUS, Objection, ResourceSpec, TaskSpec
 from cavvy.domain.units import Money, format_memory, format_rate
@@ -278,11 +278,11 @@ def _none_fits(task: TaskSpec, market: OfferedMarket, matches: OfferMatches) -> 
     if not matches.total and not market.problems:
         return Candidates(reason="no provider has an offer now; see `cavvy check`", unusable=True)
     need, names = task.resources, sorted({offer.provider for offer in market.offers})
-    wanted = need.providers or names
+    wanted = list_sellers(need.providers) or names
     if (unread := _list_silent(task, market)) and not set(wanted) & set(names):
         return Candidates(reason=f"{say_unread(unread)}; {_say_check(task, market)}", unusable=True)
     here = " and ".join(names)
-    if need.providers and not set(need.providers) & set(names):
+    if need.providers and not any(offer.is_of(need.providers) for offer in market.offers):
         asked = " and ".join(need.providers)
         return _hopeless(
             task,
@@ -315,13 +315,13 @@ def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
     """Return the providers that the task may use but whose answers were incomplete, with the
     reasons.
     """
-    asked = task.resources.providers
+    asked = list_sellers(task.resources.providers)
     return [str(each) for each in market.problems if not asked or each.provider in asked]
 
 
 def _say_check(task: TaskSpec, market: OfferedMarket) -> str:
     """Return which commands show more about the providers whose answers were incomplete."""
-    asked = task.resources.providers
+    asked = list_sellers(task.resources.providers)
     return say_checks(
         each.provider for each in market.problems if not asked or each.provider in asked
     )
@@ -339,7 +339,9 @@ def list_omissions(need: ResourceSpec, hosts: Iterable[Host]) -> list[str]:
     """
     if not need.accelerators:
         return []
-    allowed = [each for each in hosts if each.name.partition("/")[0] in need.providers]
+    allowed = [
+        each for each in hosts if each.name.partition("/")[0] in list_sellers(need.providers)
+    ]
     found = allowed if need.providers else hosts
     return [f"{host.name}: {note}" for host in found for note in host.notes]
 

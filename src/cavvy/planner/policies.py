@@ -93,7 +93,7 @@ def _is_listed(image: str, patterns: Sequence[str]) -> bool:
 
 def _explain_offer(bound: BoundPolicy, task: TaskSpec, offer: Offer) -> Objection | None:
     policy = bound.policy
-    if policy.providers and offer.provider not in policy.providers:
+    if policy.providers and not offer.is_of(policy.providers):
         return Objection(
             "resources.providers",
             f"{bound.owner} permits only the providers {_join(policy.providers)}",

@@ -26,6 +26,7 @@ from cavvy.catalog.accelerators import (
 from cavvy.client import policy_wire as wire
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.accounts import INSTALLATION, Permission
+from cavvy.domain.offers import list_sellers
 from cavvy.domain.policies import (
     BoundPolicy,
     ProjectPolicy,
@@ -149,7 +150,7 @@ def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:
     if blank := next((each for each in ask.images if " " in each), None):
         raise ApiProblem("invalid-request", f"{blank!r} cannot be the name of an image")
     known = list_known()
-    if unknown := [each for each in ask.providers if each not in known]:
+    if unknown := [each for each in ask.providers if not list_sellers((each,)) & known.keys()]:
         raise ApiProblem(
             "invalid-request",
             f"{unknown[0]!r} is not a provider",

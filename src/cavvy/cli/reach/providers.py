@@ -49,6 +49,8 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
             installation="plan",
             home=known.home / "providers",
             node_endpoint=foresee_node_endpoint(known),
+            find_instance=find_instance,
+            list_instance=list_instance,
             list_prices=list_prices,
         )
         return {
@@ -66,6 +68,18 @@ def list_prices(provider: str) -> "Sequence[Offer]":
     from cavvy.store.snapshot import prices
 
     return prices.list_prices(provider)
+
+
+def list_instance(provider: str, instance: str) -> "Sequence[Offer]":
+    """Return the catalog's offers of an instance type, the cheapest first."""
+    from cavvy.store.snapshot import prices
+
+    return prices.list_instance(provider, instance)
+
+
+def find_instance(provider: str, instance: str) -> "Offer | None":
+    """Return the catalog's cheapest offer of an instance type, or None if the type is unknown."""
+    return next(iter(list_instance(provider, instance)), None) if instance else None
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":

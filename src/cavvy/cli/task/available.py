@@ -13,7 +13,7 @@ from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.task.market import LiveMarket, ProviderAnswer, ask_market
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.domain.offers import Offer, Readiness
+from cavvy.domain.offers import Offer, Readiness, list_sellers
 from cavvy.domain.tasks import Objection, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field, replace
@@ -263,7 +263,10 @@ def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
         return "\n".join(filter(None, unknown))
     if driven:
         return _say_set_up(min(driven, key=lambda offer: offer.rate.micros_per_hour))
-    named, configured = {each for need in wanted for each in need.providers}, load_settings()
+    named, configured = (
+        {each for need in wanted for each in list_sellers(need.providers)},
+        load_settings(),
+    )
     missing = sorted(named & {*installed} - {*configured.providers})
     if missing and not fits:
         checks = ", ".join(f"`cavvy check {each}`" for each in missing)

@@ -8,7 +8,7 @@ with a commitment stay, because providers report none.
 from typing import TYPE_CHECKING
 
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_providers
-from cavvy.domain.offers import Purchase
+from cavvy.domain.offers import Purchase, list_sellers
 from cavvy.domain.values import Struct, field, replace
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def list_offers(need: "ResourceSpec") -> "Sequence[Offer]":
             names = {provider for provider, _, _ in snapshot.regions()}
     except SnapshotError as error:
         raise CommandFailure(str(error)) from error
-    market = ask_market(set(need.providers) or names)
+    market = ask_market(list_sellers(need.providers) or names)
     for problem in market.list_problems(need):
         click.echo(f"note: {problem}", err=True)
     own = [*market.match(need).values()] if market.answers else []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cavvy.cli.reach.providers import load_settings
 from cavvy.client.state import default_home
+from cavvy.domain.offers import list_sellers
 from cavvy.domain.tasks import TaskSpec
 from cavvy.sdk.files import MIB, check_files, find_parts, split_parts
 from cavvy.spec import SpecError
@@ -148,7 +149,8 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> str:
                 market = ask_market()
                 matches = [*market.match(need).values(), market.complete(found)]
                 made = plan(each, [offer for m in matches for offer in m.offers], now=now)
-                unknown = set(need.providers) - listed - set(market.answers)
+                known = {*listed, *market.answers}
+                unknown = [each for each in need.providers if not list_sellers((each,)) & known]
                 if market.list_problems(need) or made.placements or unknown:
                     return ""
                 reasons.append(say_no_offer(each, explain(matches, made)))

@@ -4,6 +4,8 @@
 
 from typing import TYPE_CHECKING
 
+from cavvy.domain.offers import list_sellers
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
@@ -34,15 +36,15 @@ _CLUSTERS = {
 
 def explain_cluster(name: str) -> str:
     """Return how to use a Kubernetes service whose name stands for a provider, or "" for other
-    names. Its machines, spot labels, networks and prices are recognized by the nodes' labels."""
+    names."""
     command = _CLUSTERS.get(name.lower())
     if command is None:
         return ""
     source = command if " as a file" in command else f"`{command}`"
     return (
-        f"{name} is used by the provider kubernetes: add the cluster to your kubeconfig "
-        f"({source}), and write `kubernetes`; `cavvy check kubernetes` then shows its machines "
-        "with their prices"
+        f"clusters of {name.lower()} are used by the provider kubernetes: add the cluster to your "
+        f"kubeconfig ({source}) and enable [providers.kubernetes]; `cavvy check {name.lower()}` "
+        "then shows its machines with their prices"
     )
 
 
@@ -74,7 +76,8 @@ def unknown_names(
             lines.append(_explain_functions(name))
             continue
         if what == "provider" and (explained := explain_cluster(name)):
-            lines.append(f"there is no provider {name!r}: {explained}.")
+            if not list_sellers((name.lower(),)) & {*providers, *(each.provider for each in live)}:
+                lines.append(f"{explained}.")
             continue
         if what == "provider" and _is_installed(name):
             lines.append(_explain_unlisted(name))

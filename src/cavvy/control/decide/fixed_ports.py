@@ -5,6 +5,7 @@ would also get the requests for the second.
 
 from collections.abc import Collection, Iterable
 
+from cavvy.domain.offers import list_sellers
 from cavvy.domain.services import HERE, ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
@@ -37,7 +38,8 @@ def _may_be_here(replica: ServiceReplica) -> bool:
 
 def list_elsewhere(task: TaskSpec, providers: Collection[str]) -> tuple[str, ...]:
     """Return the providers where the task may run, except the server's own machine."""
-    named = {each for need in task.resources.choices for each in need.providers or providers}
+    choices = task.resources.choices
+    named = {each for need in choices for each in list_sellers(need.providers) or providers}
     return tuple(sorted(named & {*providers} - {HERE}))
 
 
@@ -45,7 +47,9 @@ def keep_at(task: TaskSpec, providers: Collection[str]) -> TaskSpec:
     """Return the task, with its permitted providers restricted to `providers`."""
 
     def restrict(need: ResourceSpec) -> ResourceSpec:
-        allowed = tuple(each for each in need.providers or providers if each in providers)
+        allowed = tuple(
+            each for each in need.providers or providers if list_sellers((each,)) & {*providers}
+        )
         return replace(need, providers=allowed)
 
     restricted = (restrict(replace(each, any_of=())) for each in task.resources.choices)

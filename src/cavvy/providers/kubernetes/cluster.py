@@ -8,7 +8,7 @@ from functools import reduce
 from operator import add, ge, sub
 from typing import Any, NamedTuple
 
-from cavvy.catalog.accelerators import AcceleratorKind, Vendor, find_accelerator
+from cavvy.catalog.accelerators import AcceleratorKind, Vendor, find_accelerator, nominal_memory
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
@@ -23,8 +23,11 @@ from cavvy.providers.batch.shapes import (
     name_pool,
 )
 from cavvy.providers.kubernetes.options import Toleration
+from cavvy.providers.kubernetes.profiles import PROFILES, find_cloud, find_profile
 
 Object = Mapping[str, Any]
+# returns the offer for a provider and its instance type
+FindInstance = Callable[[str, str], Offer | None]
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", 1)}
@@ -58,17 +61,12 @@ _PRODUCTS = (
     "gpu.type",
     "accelerator",
 )
+_EXACT = _PRODUCTS[:-2]  # without the labels of users, which may also be on other nodes
 # Labels of nodes that may be preempted, with their values in lower case.
 SPOT = (
-    ("cloud.google.com/gke-spot", "true"),
-    ("cloud.google.com/gke-preemptible", "true"),
-    ("eks.amazonaws.com/capacityType", "spot"),
     ("karpenter.sh/capacity-type", "spot"),
-    ("kubernetes.azure.com/scalesetpriority", "spot"),
+    *((name, value.lower()) for profile in PROFILES for name, value in profile.spot),
 )
-# scheme of the provider IDs that a cloud's controller gives to nodes -> cloud
-_CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}
-_COREWEAVE = "coreweave.cloud"  # the end of the prefix of CoreWeave's labels
 _INSTANCE, _REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
 # The resources of RDMA networks, with the number that a pod requests; None: all of the node, which
 # only a pod with all accelerators of the node can have. CoreWeave:
@@ -154,6 +152,8 @@ class KubernetesNode(Struct, frozen=True, kw_only=True):
     machine: NodeMachine = _UNKNOWN
     claim: DeviceClaim | None = None  # set if pods claim the accelerators; see `device_claims`
     rate: HourlyRate = _FREE  # the price of the whole machine; 0 if unknown
+    service: str = ""  # the name of the cloud's Kubernetes service; "" if it has no profile
+    unseen: str = ""  # accelerators that the node should have, but does not report
     rdma: str = ""  # the resource of the RDMA network; "" if there is none
     rdma_count: int = 0  # how many of it a pod requests that uses all accelerators
 
@@ -214,6 +214,58 @@ def read_nodes(
     return found
 
 
+def add_catalog(nodes: Sequence[KubernetesNode], find: FindInstance) -> list[KubernetesNode]:
+    """Return the nodes, with what the catalog knows of their machines. Accelerators whose labels
+    name no known accelerator, such as `accelerator=nvidia` on AKS, get the name that the machine's
+    type has in the catalog; pods then select this type. A node without the accelerators of its type
+    is marked as such. May block.
+    """
+    found = {
+        node.machine: find(node.machine.cloud, node.machine.instance)
+        for node in nodes
+        if node.machine.cloud and not node.claim
+    }
+    return [_add_catalog(node, found.get(node.machine)) for node in nodes]
+
+
+def _add_catalog(node: KubernetesNode, machine: Offer | None) -> KubernetesNode:
+    if machine is None or machine.accelerator is None:
+        return node
+    name, count = name_product(machine), machine.accelerator_count
+    if not node.resource:
+        return replace(node, unseen=node.unseen or f"{count} x {name}")
+    whole = node.resource == find_resource(name) and node.shape.gpus == count
+    if not whole or (node.product and find_accelerator(node.product)):
+        return node
+    return replace(
+        node,
+        product=name,
+        label=_INSTANCE,
+        label_value=node.machine.instance,
+        shape=replace(node.shape, gpu=name),
+    )
+
+
+def name_product(machine: Offer) -> str:
+    """Return the name of a machine's accelerators, with their memory if there are several models of
+    this name, such as A100-80GB. Returns "" without accelerators.
+    """
+    name, memory_mib = machine.accelerator or "", machine.accelerator_memory_mib
+    known = find_accelerator(name)
+    if known is None or not memory_mib or nominal_memory(known.accelerator, None):
+        return name
+    return f"{name}-{round(memory_mib / 1024)}GB"
+
+
+def share_service(nodes: Sequence[KubernetesNode]) -> list[KubernetesNode]:
+    """Return the nodes of a context, all with the service that labels some of them: also hosts that
+    joined such a cluster, and nodes that a pool can add.
+    """
+    found = {node.service for node in nodes if node.service}
+    service = found.pop() if len(found) == 1 else ""
+    return [replace(node, service=node.service or service) for node in nodes]
+
+
 def list_labels(nodes: Iterable[Object]) -> Iterator[str]:
     """Yield the names of the nodes' labels."""
     return (name for node in nodes for name in node["metadata"].get("labels") or {})
@@ -272,11 +324,7 @@ def _read_node(
 
 
 def _read_machine(node: Object) -> NodeMachine:
-    labels = node["metadata"].get("labels") or {}
-    scheme, _, _ = str((node.get("spec") or {}).get("providerID") or "").partition("://")
-    cloud = _CLOUDS.get(scheme, "")
-    if any(name.partition("/")[0].endswith(_COREWEAVE) for name in labels):
-        cloud = "coreweave"
+    labels, cloud = node["metadata"].get("labels") or {}, find_cloud(node)
     if not (cloud and labels.get(_INSTANCE)):
         return _UNKNOWN
     return NodeMachine(cloud, labels[_INSTANCE], labels.get(_REGION, ""))
@@ -298,7 +346,10 @@ def _read_part(node: Object, pods: Sequence[Object], resource: str, why_not: str
     given = status.get("allocatable") or {}
     has = {name: int(read_quantity(given.get(name, 0))) for name in _RDMA}
     rdma = next((name for name in _RDMA if resource and has[name]), "")
+    profile = find_profile(labels)
     return KubernetesNode(
+        service=profile.name if profile else "",
+        unseen="" if resource else next((labels[name] for name in _EXACT if labels.get(name)), ""),
         rdma=rdma,
         rdma_count=(_RDMA[rdma] or has[rdma]) if rdma else 0,
         name=node["metadata"]["name"],
@@ -382,6 +433,11 @@ def _why_not(node: Object, borne: Sequence[Toleration], accelerated: bool) -> st
     ready = conditions.get("Ready", {})
     if ready.get("status") != "True":
         return f"not ready: {ready.get('reason') or 'unknown'}"
+    labels = node["metadata"].get("labels") or {}
+    if (profile := find_profile(labels)) and profile.states[0] in labels:
+        state = labels[profile.states[0]]
+        if state != profile.states[1]:
+            return f"in the state {state}, not {profile.states[1]}"
     if node["spec"].get("unschedulable"):
         return "cordoned"
     for taint in node["spec"].get("taints") or ():
@@ -445,6 +501,7 @@ def list_offers(
         )
         prices = _price(alike, gpu_rate(alike[0].product), node_rate)
         for offer in _list_parts(alike, location, prices, waits=waits):
+            offer = replace(offer, service=alike[0].service)
             known = offers.get(offer.key, offer)
             offers[offer.key] = max(known, offer, key=lambda each: each.capacity or 0)
     return list(offers.values())

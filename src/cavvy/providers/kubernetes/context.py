@@ -26,8 +26,10 @@ from cavvy.providers.kubernetes import pods, status
 from cavvy.providers.kubernetes.bundle import make_bundle
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
 from cavvy.providers.kubernetes.cluster import (
+    FindInstance,
     KubernetesNode,
     ResourceAmount,
+    add_catalog,
     count_fitting,
     list_labels,
     nodes_for,
@@ -35,6 +37,7 @@ from cavvy.providers.kubernetes.cluster import (
     promise,
     read_nodes,
     read_quantity,
+    share_service,
 )
 from cavvy.providers.kubernetes.device_claims import (
     GROUP,
@@ -47,7 +50,6 @@ from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.kueue import explain_wait, find_kueue, is_gated, probe_queue
 from cavvy.providers.kubernetes.node_pools import (
     LISTS,
-    FindInstance,
     PoolTemplate,
     make_nodes,
     read_declared,
@@ -139,8 +141,9 @@ class ClusterContext:
             names = devices.list_nodes()
             live = read_nodes(raw, everybody, options.selector, options.tolerations, names)
             live = add_devices(live, devices)
+            live = await asyncio.to_thread(add_catalog, live, self._terms.find_instance)
             pools = make_nodes(await self._list_pools(), options.selector, options.tolerations)
-            self._nodes = (now, [*live, *pools])
+            self._nodes = (now, share_service([*live, *pools]))
             # nodes that an autoscaler adds may have other labels
             self.labels = frozenset() if pools else frozenset(list_labels(raw))
         return self._nodes[1]

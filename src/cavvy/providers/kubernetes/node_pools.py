@@ -6,7 +6,7 @@ node will have. Pools come from Karpenter (NodePool), GKE (ComputeClass), the Cl
 with the annotations of the cluster autoscaler), and the file in the setting `pools`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,17 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.kubernetes.cluster import (
+    FindInstance,
     KubernetesNode,
     NodeMachine,
     find_resource,
+    name_product,
     read_nodes,
 )
 from cavvy.providers.kubernetes.options import Toleration
+from cavvy.providers.kubernetes.profiles import PROFILES
 
 Object = Mapping[str, Any]
-# returns the offer for a provider and its instance type
-FindInstance = Callable[[str, str], Offer | None]
 
 KARPENTER, COMPUTE_CLASSES = "karpenter.sh/v1/nodepools", "cloud.google.com/v1/computeclasses"
 MACHINES = ("cluster.x-k8s.io/v1beta1/machinedeployments", "cluster.x-k8s.io/v1beta1/machinepools")
@@ -34,11 +35,7 @@ LISTS = (KARPENTER, COMPUTE_CLASSES, *MACHINES)
 _INSTANCE, _CAPACITY = "node.kubernetes.io/instance-type", "karpenter.sh/capacity-type"
 _CLOUDS = {"karpenter.k8s.aws": "aws", "eks.amazonaws.com": "aws", "karpenter.azure.com": "azure"}
 # The labels that managed Kubernetes gives to the nodes of a pool, and those of its spot nodes.
-_POOL_LABELS = {
-    "gcp": ("cloud.google.com/gke-nodepool", {"cloud.google.com/gke-spot": "true"}),
-    "aws": ("eks.amazonaws.com/nodegroup", {"eks.amazonaws.com/capacityType": "SPOT"}),
-    "azure": ("kubernetes.azure.com/agentpool", {"kubernetes.azure.com/scalesetpriority": "spot"}),
-}
+_POOL_LABELS = {each.cloud: (each.pool, dict(each.spot[:1])) for each in PROFILES if each.pool}
 # https://github.com/kubernetes/autoscaler/tree/master/cluster-autoscaler/cloudprovider/clusterapi
 _SCALING = "capacity.cluster-autoscaler.kubernetes.io/"
 # The assumed fractions of a machine's CPUs and memory that pods can use. The system needs the rest.
@@ -73,7 +70,7 @@ def make_nodes(
             "status": {**ready, **resources},
         }
         for made in read_nodes([node], (), selector, borne):
-            made = replace(made, pool=each.pool, machine=each.machine)
+            made = replace(made, pool=each.pool, machine=each.machine, unseen="")
             if each.rule is not None and made.resource:
                 label, value = each.rule
                 shape = replace(made.shape, gpu=each.product)
@@ -200,7 +197,7 @@ def _make_template(
         resources=resources,
         taints=taints,
         rule=rule,
-        product=machine.accelerator or "",
+        product=name_product(machine),
         machine=NodeMachine(machine.provider, machine.instance_type),
     )
 

@@ -24,6 +24,7 @@ from cavvy.providers.kubernetes.pods import (
     make_resources,
 )
 from cavvy.providers.kubernetes.policy import CLUSTER, Right, list_rights
+from cavvy.providers.kubernetes.profiles import PLUGIN, PROFILES
 from cavvy.providers.kubernetes.quota import list_quotas
 
 # The rights without which Cavvy cannot run or remove any gang. All other rights are optional.
@@ -40,6 +41,7 @@ _EXEC = {
     "create pods/exec",
     "get pods/exec",
 }  # which of these rights is needed depends on the cluster's version
+SERVICE = "service"
 _TRIAL = "cavvy-check"
 # Errors that mean that the API server refuses every pod in this namespace with these settings.
 # Other refusals may depend on a task's image and size.
@@ -107,7 +109,7 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
         if node.resource
     ]
     facts.append(("accelerators", say_accelerators(gpus)))
-    facts += say_machines(nodes)
+    facts += [*say_services(nodes), *say_machines(nodes)]
     for node in pools:
         what = f"{node.shape.gpus} x {node.product}" if node.resource else "no accelerators"
         text = node.why_not or f"can add nodes with {what}, {node.shape.cpus} CPUs"
@@ -122,6 +124,31 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
                     f"{node.broken} of {node.shape.gpus} {node.resource} are unhealthy",
                 )
             )
+    return facts
+
+
+def say_services(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
+    """Return the clouds' Kubernetes services that run the nodes, and what their nodes with
+    accelerators lack. The labels are `service NAME`."""
+    facts = []
+    for profile in PROFILES:
+        mine = [node for node in nodes if node.service == profile.name]
+        if not mine:
+            continue
+        text = f"{profile.title}; machines have the prices of {profile.cloud}"
+        if spot := sum(node.spot for node in mine):
+            text += f"; {format_count(spot, 'spot node')}"
+        facts.append((f"{SERVICE} {profile.name}", text))
+    for (unseen, service), count in Counter(
+        (node.unseen, node.service) for node in nodes if node.unseen
+    ).items():
+        plugin = next((each.plugin for each in PROFILES if each.name == service), PLUGIN)
+        many = count != 1
+        text = (
+            f"{format_count(count, 'node')} should have {unseen}, but report{'' if many else 's'} "
+            f"none: {plugin}"
+        )
+        facts.append(("missing accelerators", text))
     return facts
 
 
