@@ -8,8 +8,9 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
-from tests.contract.replica_stand_in import ReplicaStandIn, Seen
+from tests.contract.replica_stand_in import Act, ReplicaStandIn, Seen
 
 _CACHED = 2  # tokens of each prompt that the engine had in its cache
 
@@ -21,6 +22,10 @@ class EngineStandIn(ReplicaStandIn):
     split: int = 0  # bytes of each chunk of a stream; 0: an event is a chunk
     speaks: str = "vllm"  # the variant of the answers
     mute: bool = False  # it answers only when `release` is set
+    made: list[str] = field(default_factory=list)  # the IDs of its responses
+
+    def _find(self, path: str) -> "Act":
+        return self._do_response if path.startswith("/v1/responses/") else super()._find(path)
 
     def _count(self, asked: dict[str, Any]) -> tuple[int, int]:
         prompt = len(json.dumps(asked.get("messages") or asked.get("input") or "").split())
@@ -73,6 +78,9 @@ class EngineStandIn(ReplicaStandIn):
 
     async def _do_responses(self, request: Seen, _: dict[str, str], reader, writer) -> bool:
         asked = json.loads(request.body)
+        last = asked.get("previous_response_id")
+        if last is not None and last not in self.made:
+            return self._miss(writer, last)
         prompt, made = self._count(asked)
         text = {"type": "output_text", "text": "word " * made, "annotations": []}
         item = {"type": "message", "id": "m-1", "role": "assistant", "status": "completed"}
@@ -81,8 +89,10 @@ class EngineStandIn(ReplicaStandIn):
             "input_tokens_details": {"cached_tokens": min(prompt, _CACHED)},
             "output_tokens_details": {"reasoning_tokens": 0},
         }
+        made_id = f"resp_{self.name}-{uuid4().hex}"
+        self.made.append(made_id)
         whole = {
-            **{"id": "r-1", "object": "response", "created_at": 1, "model": asked["model"]},
+            **{"id": made_id, "object": "response", "created_at": 1, "model": asked["model"]},
             **{"status": "completed", "output": [{**item, "content": [text]}]},
             **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
             **{"usage": usage, "metadata": {"usage": "none"}},
@@ -100,6 +110,17 @@ class EngineStandIn(ReplicaStandIn):
             for number, (name, data) in enumerate(events)
         ]
         return await self._stream(reader, writer, lines)
+
+    async def _do_response(self, request: Seen, _: dict[str, str], reader, writer) -> bool:
+        """Read, cancel or delete a response, which only this engine has."""
+        asked = request.path.split("/")[3].partition("?")[0]
+        if asked not in self.made:
+            return self._miss(writer, asked)
+        return self._answer(writer, {"id": asked, "object": "response", "output": []})
+
+    def _miss(self, writer, response_id: str) -> bool:
+        error = {"message": f"Response with id '{response_id}' not found.", "code": 404}
+        return self._answer(writer, {"error": error}, b"404 Not Found")
 
     async def _do_embeddings(self, request: Seen, _: dict[str, str], reader, writer) -> bool:
         asked = json.loads(request.body)

@@ -189,7 +189,7 @@ def test_routes_that_name_no_model_are_explained(gateway: GatewayProcess) -> Non
     for method, path, status in (
         ("GET", "/v1/chat/completions", 405),
         ("PUT", "/site/v1/tokenize", 405),
-        ("GET", "/v1/responses/resp_1", 404),
+        ("PUT", "/v1/responses/resp_1", 404),
         ("POST", "/site/v1/assistants", 404),
         ("POST", "/v1/chat/completions/", 404),
     ):
@@ -200,6 +200,75 @@ def test_routes_that_name_no_model_are_explained(gateway: GatewayProcess) -> Non
         assert reply.headers.get("allow") == ("POST, OPTIONS" if status == 405 else None)
     other = ask(gateway.port, "GET", "/nothing", b"", host="any.example").json
     assert other["error"]["message"] == "no service has this host name and path"
+
+
+@pytest.fixture
+def other(engine: EngineStandIn, gateway: GatewayProcess) -> Iterator[EngineStandIn]:
+    """A second replica of `llm` and of `limited`."""
+    made = EngineStandIn("e2")
+    made.start()
+    for name in ("llm", "limited"):
+        gateway.set_replicas(name, [engine, made], rate_micros=10**12)
+    yield made
+    set_replicas(gateway, engine)
+    made.stop()
+
+
+@pytest.mark.parametrize("split", [0, 5])
+def test_a_response_is_continued_and_read_where_it_was_made(
+    client: Any, engine: EngineStandIn, other: EngineStandIn, split: int
+) -> None:
+    engine.split = other.split = split
+    first = [client.responses.create(model="org/tiny", input="a") for _ in range(4)]
+    streams = [
+        next(iter(client.responses.create(model="org/tiny", input="a", stream=True))).response
+        for _ in range(4)
+    ]
+    made = [each.id for each in (*first, *streams)]
+    assert {"resp_e1", "resp_e2"} == {each.rpartition("-")[0] for each in made}
+    for each in made * 2:
+        assert client.responses.retrieve(each).id == each
+        more = client.responses.create(model="org/tiny", input="b", previous_response_id=each)
+        assert more.id.rpartition("-")[0] == each.rpartition("-")[0]
+    client.responses.cancel(made[0])
+    client.responses.delete(made[-1])
+    assert list(client.responses.input_items.list(made[0])) == []
+
+
+def test_a_response_is_found_by_those_who_may_call_its_service(
+    client: Any, connect: Connect, other: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    with_key = connect("/v1", api_key="one")
+    made = [with_key.responses.create(model="limited", input="a").id for _ in range(2)]
+    for each in made:
+        assert with_key.responses.retrieve(each).id == each
+        with pytest.raises(openai.NotFoundError, match="no replica is known to hold"):
+            client.responses.retrieve(each)
+        with pytest.raises(openai.AuthenticationError):
+            connect("/v1", api_key="cavvysvc_wrong").responses.retrieve(each)
+    for odd in ("resp_", "..%2f..%2fmetrics", "x" * 4000, "%00", "resp_e2-0/../../files"):
+        reply = ask(gateway.port, "GET", f"/v1/responses/{odd}", b"", host="any.example")
+        assert (reply.status, reply.json["error"]["type"]) == (404, "invalid_request_error")
+    for name in ("compact", "input_tokens"):
+        reply = ask(gateway.port, "GET", f"/v1/responses/{name}", b"", host="any.example")
+        assert reply.status == 405
+
+
+def test_a_response_whose_replica_has_ended_is_unknown_to_the_others(
+    client: Any, engine: EngineStandIn, other: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    made = [client.responses.create(model="org/tiny", input="a").id for _ in range(4)]
+    lost = next(each for each in made if each.startswith("resp_e2"))
+    gateway.set_replicas("llm", [engine], rate_micros=10**12)
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        client.responses.create(model="org/tiny", input="b", previous_response_id=lost)
+    for odd in (None, 5, [lost], "x" * 10_000, {"id": lost}):
+        body = {"model": "org/tiny", "input": "b", "previous_response_id": odd}
+        reply = ask(
+            gateway.port, "POST", "/v1/responses", json.dumps(body).encode(), host="any.example"
+        )
+        assert reply.status in (200, 404, 502)
+    assert gateway.process.poll() is None
 
 
 def test_odd_bodies_get_a_clear_answer(gateway: GatewayProcess) -> None:

@@ -13,7 +13,7 @@ from tests.waits import START_S
 pytestmark = pytest.mark.system
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-llm"
 FOLDER = CACHE / "llm"
-INSTALL = f"pip install --target {FOLDER} -r examples/serve-llm/requirements.txt"
+INSTALL = f"pip install --no-deps --target {FOLDER} -r examples/serve-llm/requirements.txt"
 
 
 def find_packages() -> str:

@@ -88,6 +88,8 @@ class Exchange:
     prompt: Prompt | None = None  # by which the replica is chosen
     visit: Visit | None = None  # of the prompt, at the replica that has it
     model: str | None = None  # that the body names, as far as it was read
+    response_id = ""  # of a response that a replica has made, which the request continues or reads
+    holder: object | None = None  # the pool of the replica that holds this response
     adapter = ""  # the adapter among the service's models, if the replica must have loaded it
     is_cut = False  # only the beginning of the body was read
     fields = b""  # members of JSON that the engine gets at the beginning of the body
@@ -227,7 +229,8 @@ class Exchange:
         """Return whether the request is bound, which means that some replicas must not serve it.
         Later requests may start before a bound request.
         """
-        return self.avoid is not None or bool(self.places or self.adapter)
+        held = self.avoid is not None or self.holder is not None
+        return held or bool(self.places or self.adapter)
 
     def read_body(self) -> bytes | None:
         """Return the body if it has arrived and is held as a whole. Raises HeadError."""

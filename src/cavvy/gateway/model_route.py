@@ -23,6 +23,8 @@ from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.model_list import MODEL, MODELS, answer_rows, describe_model
 from cavvy.gateway.other_origins import is_preflight, may_call, write_permission
 from cavvy.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer
+from cavvy.gateway.response_holders import PATH as RESPONSE
+from cavvy.gateway.response_holders import read_response_id
 from cavvy.gateway.seams import ClientRequest, OpenRequest
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.upload_form import find_boundary
@@ -30,7 +32,7 @@ from cavvy.gateway.upload_form import find_boundary
 _PATH = re.compile(rb"(?:/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?))?(/v1/[^?]*)")
 # the routes for files and batches
 _STORED = re.compile(rb"/v1/(?:files|batches)(?:/[^/]+(?:/(?:content|cancel))?)?/?")
-_STORED_METHODS = (b"GET", b"HEAD", b"POST", b"DELETE", b"OPTIONS")
+_STORED_METHODS = (b"GET", b"HEAD", b"POST", b"DELETE", b"OPTIONS")  # also of responses
 _CALLS = frozenset(
     {
         b"/v1/audio/speech",
@@ -97,7 +99,7 @@ def read_model_path(head: RequestHead) -> ModelPath | None:
         return None
     if found[2] == MODELS or found[2].startswith(MODEL):
         handled = head.method in (b"GET", b"HEAD", b"OPTIONS")
-    elif _STORED.fullmatch(found[2]):
+    elif _STORED.fullmatch(found[2]) or RESPONSE.fullmatch(found[2]):
         handled = head.method in _STORED_METHODS
     else:
         handled = found[2] in _CALLS and head.method in (b"POST", b"OPTIONS")
@@ -116,7 +118,7 @@ def explain_path(head: RequestHead) -> OwnAnswer | None:
         allowed = b"Allow: POST, OPTIONS\r\n"
         return OwnAnswer(405, AnswerCode.BAD_REQUEST, "this route takes POST only", fields=allowed)
     why = "this route is none that finds its service by the `model` of the body"
-    hint = "put the service's path before /v1, such as /PROJECT/SERVICE/v1/responses/ID"
+    hint = "put the service's path before /v1: /PROJECT/SERVICE/v1/..."
     return OwnAnswer(404, AnswerCode.NO_SERVICE, f"{why}; {hint}")
 
 
@@ -181,6 +183,8 @@ class ModelRoutes:
             return _UNKNOWN_KEY
         if _STORED.fullmatch(at.path):
             return self._open_file(request, at, reach, clock)
+        if RESPONSE.fullmatch(at.path):
+            return self._open_response(request, at, reach)
         if head.method != b"POST":
             return self._describe(at, reach)
         if shares and not reach.known:  # the body is not read
@@ -217,6 +221,24 @@ class ModelRoutes:
         if reach.known and any(each.keys for each in found):
             return []  # the model's service does not know the key
         return [each for each in found if not each.keys]
+
+    def _open_response(
+        self, request: ClientRequest, at: ModelPath, reach: _Reach
+    ) -> OpenRequest | Answer:
+        """Open a request for a response that a replica has made: at the service whose replica holds
+        it, or at the only service that the request may call."""
+        open_ones = (each for each in self._keyless if each.route.project in reach.projects)
+        services = [*(each for each in reach.known if each.route.models), *open_ones]
+        if not services and self._may_need_key:
+            return OwnAnswer(401, AnswerCode.NO_KEY, _say_keyless(at))
+        made = read_response_id(at.path)
+        found = [each for each in services if each.holds_response(made)] or services
+        if len(found) != 1:
+            where = f"ask its service, such as at {at.root or '/PROJECT'}/SERVICE/v1/responses/ID"
+            text = f"no replica is known to hold the response {made[:80]!r}; {where}"
+            return OwnAnswer(404, AnswerCode.NO_OBJECT, text)
+        request.target = request.below = request.head.target[len(at.root) :]
+        return self.admit(request, found[0])
 
     def _open_file(
         self, request: ClientRequest, at: ModelPath, reach: _Reach, clock: float

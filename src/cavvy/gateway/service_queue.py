@@ -169,6 +169,9 @@ class ServiceQueue:
             self.refuse()
             exchange.sink.answer(refused)
             return
+        if exchange.response_id:
+            holder = self._find_holder(exchange.response_id)
+            exchange.holder = holder if holder and holder.lies_in(exchange.places) else None
         self.counters.record_arrival(_count_tokens(exchange))
         if exchange.places:
             self._bound.add(exchange.places, exchange.arrived_at)
@@ -221,6 +224,14 @@ class ServiceQueue:
         if self._by_key and self.route.routing is not None:
             exchange.find_key(self.route.routing)
         return True
+
+    def holds_response(self, response_id: str) -> bool:
+        """Return whether a ready replica is known to hold the response."""
+        return self._find_holder(response_id) is not None
+
+    def _find_holder(self, response_id: str) -> ReplicaPool | None:
+        name = self.engine.holders.find(response_id)
+        return next((pool for pool in self._replicas if pool.address.id == name), None)
 
     def _find_adapter(self, exchange: Exchange) -> OwnAnswer | None:
         """Find the adapter of a request among the service's models. Return the answer to a request
@@ -481,6 +492,7 @@ class ServiceQueue:
         self.counters = old.counters
         limits_s, self.engine.times = self.engine.times.limits_s, old.engine.times
         self.engine.times.limits_s = limits_s
+        self.engine.holders = old.engine.holders
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
         if old.batches is not None:
@@ -656,6 +668,10 @@ class ServiceQueue:
         if exchange.avoid is not None:
             pairs = zip(loads, self._replicas, strict=True)
             loads = [FULL if self._avoids(exchange, pool) else load for load, pool in pairs]
+        holder = exchange.holder
+        if isinstance(holder, ReplicaPool) and not holder.draining:
+            pairs = zip(loads, self._replicas, strict=True)
+            loads = [load if pool is holder else FULL for load, pool in pairs]
         if exchange.places or exchange.adapter:
             pairs = zip(loads, self._replicas, strict=True)
             permitted = [load if pool.permits(exchange) else FULL for load, pool in pairs]

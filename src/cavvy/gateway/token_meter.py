@@ -30,6 +30,7 @@ from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.gateway.rates import make_plain
+from cavvy.gateway.response_holders import ResponseHolders, ResponseIdReader, read_response_id
 from cavvy.gateway.seams import ResponseSink
 from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
 from cavvy.gateway.work import ReplicaWork
@@ -54,6 +55,7 @@ class TokenRoute(Struct, frozen=True, kw_only=True):
     name: bytes = USAGE  # the key that states tokens
     token: bytes = b'"delta"'
     asks: bool = False  # whether streams state their usage only if the request asks for it
+    holds: bool = False  # whether the replica keeps what it has answered
 
 
 _USAGE_ONLY = TokenRoute()
@@ -65,7 +67,7 @@ _OTHER = TokenRoute(token=b"data:")  # an event is a token
 _ROUTES = {
     b"/chat/completions": _CHAT,
     b"/completions": _TEXT,
-    b"/responses": TokenRoute(token=b'.delta"'),
+    b"/responses": TokenRoute(token=b'.delta"', holds=True),
     b"/messages": TokenRoute(token=b'"content_block_delta"'),
     b"/completion": _LLAMA,
     b"/infill": _LLAMA,
@@ -94,6 +96,7 @@ class _EngineRequest(Struct, frozen=True):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     n: Any = None
+    previous_response_id: Any = None
 
     @property
     def completion(self) -> int:
@@ -163,11 +166,14 @@ class EngineTerms:
         self.limited = any(key.tokens_per_min is not None for key in route.keys)
         self.times = AnswerTimes()
         self.asks_usage = True  # of streams, because the engine has not refused to state it
+        self.holders = ResponseHolders()
 
 
 def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: str = "") -> None:
     """Count the tokens of a request if its target is a route of engines, or any route if tokens are
-    limited: engines have further routes for prompts, such as vLLM's `/invocations`."""
+    limited: engines have further routes for prompts, such as vLLM's `/invocations`. A request for a
+    response that a replica keeps gets the ID of this response."""
+    exchange.response_id = read_response_id(target)
     if exchange.head.method != b"POST":
         return
     route = ROUTES.get(make_plain(target).partition(b"?")[0], _OTHER if engine.limited else None)
@@ -192,6 +198,7 @@ class TokenMeter:
         self._ready = self._wanted = False
         self._asks_stream = False
         self._work: ReplicaWork | None = None  # of the replica that computes the prompt of a stream
+        self._replica = ""  # that has the request
         self._former: tuple[bytes, list[bytes]] | None = None  # head and body without the question
         self._withdrawn = False
         self._whole: tuple[bytes, list[bytes]] | None = None  # if it may be sent again unchanged
@@ -207,6 +214,7 @@ class TokenMeter:
         self._count: TokenCount | None = None
         self._first: FirstToken | None = None
         self._reader = UsageReader(self._route.name)
+        self._id_reader = ResponseIdReader() if self._route.holds else None
         self._counted = TokenUse()
         self._reads = self._streams = False
         self._delivered = 0  # tokens since the last statement of the engine
@@ -258,6 +266,7 @@ class TokenMeter:
             again = self._repeats and exchange.blames
             self._whole = None if again else (exchange.out_head, list(exchange.held))
         self._begin_try()
+        self._replica = work.replica
         if self._asks_stream:
             self._end_prompt()
             self._work = work
@@ -389,6 +398,8 @@ class TokenMeter:
         self._model = self._name_model(asked.model)
         self._completion = asked.completion
         self._asks_stream = asked.stream is True
+        if self._route.holds and isinstance(asked.previous_response_id, str):
+            exchange.response_id = asked.previous_response_id
         if asked.stream is not True or asked.stream_options is not msgspec.UNSET:
             return
         if self._route.asks and self._engine.asks_usage:
@@ -420,6 +431,10 @@ class TokenMeter:
         if not self._reads:
             return data
         self._seen += len(data)
+        if self._id_reader is not None and (made := self._id_reader.feed(data)) is not None:
+            self._id_reader = None
+            if made:
+                self._engine.holders.add(made, self._replica)
         waits = self._streams and self._first is None
         if waits and self._work is not None and self._route.token in data:
             exchange, work = self._exchange, self._work

@@ -292,11 +292,19 @@ class ReplicaPool:
 
     def permits(self, exchange: Exchange) -> bool:
         """Return whether the exchange may be served by this replica, because the replica has all
-        the places that the exchange requires, and a slot for its adapter.
+        the places that the exchange requires, and a slot for its adapter. Until the replica ends
+        that holds the response of the exchange, no other may serve it.
         """
+        holder = exchange.holder
+        if isinstance(holder, ReplicaPool) and holder is not self and not holder.draining:
+            return False
         if exchange.adapter and self.adapters is not None:
             return exchange.places <= self._places and self.adapters.takes(exchange.adapter)
         return exchange.places <= self._places
+
+    def lies_in(self, places: frozenset[str]) -> bool:
+        """Return whether the replica is in all of these places."""
+        return places <= self._places
 
     def start(self, exchange: Exchange) -> None:
         """Send the exchange, which has one of the slots, to the replica. If the replica has to load

@@ -78,6 +78,11 @@ class ReplicaWork:
             known = self._counts[key] = self._kept.find(*self._name, key)
         known[0] += 1
 
+    @property
+    def replica(self) -> str:
+        """The ID of the replica."""
+        return self._name[1]
+
     def __bool__(self) -> bool:
         """Return whether any request has started."""
         return bool(self._by_key)
