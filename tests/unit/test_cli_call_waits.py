@@ -33,6 +33,23 @@ def make_service(**facts: Any) -> ServedView:
     return ServedView(**{**known, **facts})
 
 
+def make_replica(reason: str, start_s: dict[str, float]) -> ReplicaView:
+    return ReplicaView(
+        job="a",
+        number=3,
+        revision=1,
+        state="starting",
+        reason=reason,
+        place="local",
+        port=43071,
+        ordered_at=datetime(2026, 1, 2, tzinfo=UTC),
+        ready_at=None,
+        ended_at=None,
+        in_flight=None,
+        start_s=start_s,
+    )
+
+
 def test_each_new_reason_of_a_wait_is_said_once() -> None:
     starting = make_service(state="starting", ready=0, problem="an earlier one")
     failing = make_service(state="failing", ready=0, problem="the task ended with exit code 3")
@@ -46,26 +63,22 @@ def test_each_new_reason_of_a_wait_is_said_once() -> None:
 
 
 def test_a_program_that_does_not_answer_is_told_its_port() -> None:
-    at = datetime(2026, 1, 2, tzinfo=UTC)
-    replica = ReplicaView(
-        job="a",
-        number=3,
-        revision=1,
-        state="starting",
-        reason="",
-        place="local",
-        port=43071,
-        ordered_at=at,
-        ready_at=None,
-        ended_at=None,
-        in_flight=None,
-        start_s={"queue": 0.1, "prepare": 0.2},
-    )
+    replica = make_replica(reason="", start_s={"queue": 0.1, "prepare": 0.2})
     found = make_service(state="starting", ready=0, replicas=[replica])
     answered = iter([False, True])
     assert list(list_waits(lambda: found, lambda: next(answered))) == [
         "still waiting; service echo is starting; the program of replica 3 runs, but does not answer "
         "on port 43071 (PORT); see `cavvy logs a`"
+    ]
+
+
+def test_the_step_of_a_start_is_said() -> None:
+    replica = make_replica(reason="starts at local: the setup has not ended yet", start_s={})
+    found = make_service(state="starting", ready=0, replicas=[replica])
+    answered = iter([False, True])
+    assert list(list_waits(lambda: found, lambda: next(answered))) == [
+        "still waiting; service echo is starting; replica 3 starts at local: the setup has not "
+        "ended yet"
     ]
 
 

@@ -119,6 +119,8 @@ def _why_waiting(found: "ServedView") -> str:
     if found.state == "failing":
         return f"{text}: {found.problem}"
     for each in found.replicas:
+        if each.ended_at is None and each.reason and "prepare" not in each.start_s:
+            return f"{text}; replica {each.number} {each.reason}"
         if each.ready_at is None and each.ended_at is None and "prepare" in each.start_s:
             text += f"; the program of replica {each.number} runs, but does not answer on port "
             return f"{text}{each.port} (PORT); see `cavvy logs {each.job}`"
