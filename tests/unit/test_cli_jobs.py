@@ -719,6 +719,11 @@ def test_an_unknown_command_names_its_neighbour() -> None:
         ("data ls", "`cavvy data` has no command 'ls'", "expected convert"),
         ("secret rm", "NAME is missing", "`cavvy secret delete --help` shows the usage"),
         ("pool remove", "NAME is missing", "`cavvy pool list` lists pools"),
+        (
+            "machines list stop",
+            "`cavvy machines list` takes no argument 'stop'",
+            "the command is `cavvy machines",
+        ),
         ("machines ls -x", "there is no option -x", "`cavvy machines --help`"),
         ("estimate no.py", "TRAIN.PY: file 'no.py' does not exist", "`cavvy estimate --help`"),
         ("estimate -m no", "TRAIN.PY: there is no module 'no'", "`cavvy estimate --help`"),

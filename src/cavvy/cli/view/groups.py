@@ -10,12 +10,14 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 
 SAME = (("list", "ls"), ("rm", "delete", "remove"))
+_LISTS = "cavvy.lists"  # in the context: the group was called with `list` to list by itself
 
 
 class CommandGroup(click.Group):
     """A group of commands. The error for a command that does not exist names the commands of the
     group. A group with a command `list` that needs no argument lists when it is called alone; a
-    group that can only be called alone lists with `list`, too. Words of SAME call the same command.
+    group that can only be called alone lists with `list`, too, and then takes no command. Words of
+    SAME call the same command.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -23,6 +25,7 @@ class CommandGroup(click.Group):
             if args and args[0] in words and args[0] not in self.commands:
                 called = [word for word in words if word in self.commands]
                 if called or (words[0] == "list" and self.invoke_without_command):
+                    ctx.meta[_LISTS] = not called
                     args = [*called, *args[1:]]
         own = {option for param in self.get_params(ctx) for option in param.opts}
         if self._lists_alone() and (not args or (args[0][:1] == "-" and args[0] not in own)):
@@ -36,6 +39,10 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and ctx.meta.get(_LISTS):
+            hint = f"the command is `{ctx.command_path} {args[0]}`"
+            message = f"`{ctx.command_path} list` takes no argument {args[0]!r}"
+            raise CommandFailure(message, hint if args[0] in self.commands else "leave it out", 2)
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             from cavvy.spec.problems import listed
 
