@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from tests.api.api_state import TOKEN, Api, open_api
 from tests.api.team import OWN, PARENTS, Team, make_team
 
@@ -289,7 +290,7 @@ def test_no_body_of_an_agent_is_decoded_before_the_token_of_its_gang_is_checked(
     async def early(ask: StopAsk) -> None: ...
 
     with pytest.raises(TypeError, match="/v1/early"):
-        RouteGroup("agent").post("/v1/early", "Too early.", rule=GANG)(early)
+        RouteGroup("agent").post("/v1/early", rule=GANG)(early)
 
 
 def test_every_route_that_changes_something_is_in_the_list() -> None:
@@ -550,3 +551,18 @@ async def _check_owner(api: Api) -> None:
     me = (await api.http.get("/v1/whoami")).json()
     assert (me["account"], me["scopes"]) == (None, None)
     assert [each["name"] for each in (await api.http.get("/v1/projects")).json()] == ["anything"]
+
+
+def test_the_docstring_of_a_route_is_its_documentation() -> None:
+    async def get() -> None:
+        """Get a thing
+        of two lines.
+
+        More of it.
+        """
+
+    router = RouteGroup("things")
+    router.get("/v1/things", rule=GANG)(get)
+    (route,) = router.routes
+    assert isinstance(route, APIRoute)
+    assert (route.summary, route.description) == ("Get a thing of two lines.", "More of it.")

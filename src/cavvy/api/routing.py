@@ -5,11 +5,13 @@ A route receives what its parameters name: `request`, `app_state`, `principal` (
 request), `projects` (whose rows the request may read, for rules of `in_query`) and `ask` (the body,
 decoded to its type). All other parameters are FastAPI's. A route returns the body of its answer, or
 None for an answer without a body. A route that returns a `Response` documents its body by `answer`.
+The first paragraph of a route's docstring is its summary in the OpenAPI document, and the rest its
+description.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getdoc, signature
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack, cast
 
 from fastapi import APIRouter, Query
@@ -57,38 +59,39 @@ class RouteGroup:
         return self._router.routes
 
     def get(
-        self, path: str, summary: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
+        self, path: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
     ) -> Callable[[Route], Route]:
-        return self._register("GET", path, summary, rule, options)
+        return self._register("GET", path, rule, options)
 
     def post(
-        self, path: str, summary: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
+        self, path: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
     ) -> Callable[[Route], Route]:
-        return self._register("POST", path, summary, rule, options)
+        return self._register("POST", path, rule, options)
 
     def put(
-        self, path: str, summary: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
+        self, path: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
     ) -> Callable[[Route], Route]:
-        return self._register("PUT", path, summary, rule, options)
+        return self._register("PUT", path, rule, options)
 
     def delete(
-        self, path: str, summary: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
+        self, path: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
     ) -> Callable[[Route], Route]:
-        return self._register("DELETE", path, summary, rule, options)
+        return self._register("DELETE", path, rule, options)
 
     def options(
-        self, path: str, summary: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
+        self, path: str, *, rule: RouteRule, **options: Unpack[RouteOptions]
     ) -> Callable[[Route], Route]:
-        return self._register("OPTIONS", path, summary, rule, options)
+        return self._register("OPTIONS", path, rule, options)
 
     def _register(
-        self, method: str, path: str, summary: str, rule: RouteRule, options: RouteOptions
+        self, method: str, path: str, rule: RouteRule, options: RouteOptions
     ) -> Callable[[Route], Route]:
         def register(route: Route) -> Route:
             shape = signature(route)
             asked, returned = shape.parameters.get("ask"), shape.return_annotation
             if asked is not None and rule in (GANG, MACHINE):
                 raise TypeError(f"{path}: the route must check the token before it reads a body")
+            summary, rest = _read_docstring(route)
             described = document(
                 summary,
                 rule=rule,
@@ -101,10 +104,17 @@ class RouteGroup:
                 headers=options.get("headers", ()),
             )
             endpoint = _make_endpoint(route, shape, rule, options)
+            endpoint.__doc__ = rest  # FastAPI reads the description from it
             self._router.add_api_route(path, endpoint, methods=[method], **described)
             return route
 
         return register
+
+
+def _read_docstring(route: Callable[..., object]) -> tuple[str, str]:
+    """Return the first paragraph, on one line, and the rest."""
+    summary, _, rest = (getdoc(route) or route.__name__).partition("\n\n")
+    return " ".join(summary.split()), rest
 
 
 def _make_endpoint(

@@ -54,8 +54,9 @@ TokenPath = Annotated[str, Path(max_length=63)]
 RolePath = Annotated[Role, Path()]
 
 
-@router.get("/whoami", "The caller's account, roles and token.", rule=SIGNED_IN)
+@router.get("/whoami", rule=SIGNED_IN)
 async def whoami(principal: Principal) -> wire.WhoAmIView:
+    """The caller's account, roles and token."""
     token, name = principal.token, principal.account or ""
     roles = [
         wire.RoleView(account=name, project=project, role=role)
@@ -76,15 +77,15 @@ async def whoami(principal: Principal) -> wire.WhoAmIView:
 # Accounts
 
 
-@router.get("/accounts", "List all accounts.", rule=on_installation(Permission.MANAGE))
+@router.get("/accounts", rule=on_installation(Permission.MANAGE))
 async def list_accounts(app_state: AppState) -> list[wire.AccountView]:
+    """List all accounts."""
     found = await app_state.store.accounts()
     return [view(wire.AccountView, each) for each in found]
 
 
 @router.post(
     "/accounts",
-    "Add an account of a person or a service. A new account has no roles.",
     rule=on_installation(Permission.MANAGE),
     status=201,
     when={NameConflict: "name-taken"},
@@ -92,6 +93,7 @@ async def list_accounts(app_state: AppState) -> list[wire.AccountView]:
 async def add_account(
     request: Request, app_state: AppState, ask: wire.AccountAsk
 ) -> wire.AccountView:
+    """Add an account of a person or a service. A new account has no roles."""
     if not ACCOUNT_NAME.fullmatch(ask.name):
         told = "must have 1 to 63 characters from a-z, 0-9 and . _ @ + -"
         raise ApiProblem("invalid-request", f"`name` {told}, not {ask.name!r}")
@@ -105,33 +107,35 @@ async def add_account(
 
 @router.put(
     "/accounts/{account}/disabled",
-    "Disable an account: its tokens are refused, and it cannot sign in. The account "
-    "keeps its roles. Its running jobs and its services continue; nothing else of it starts.",
     rule=on_installation(Permission.MANAGE),
     when={RowNotFound: "account-not-found"},
 )
 async def disable_account(app_state: AppState, account: AccountPath) -> None:
+    """Disable an account: its tokens are refused, and it cannot sign in. The account keeps its
+    roles. Its running jobs and its services continue; nothing else of it starts.
+    """
     await app_state.store.disable_account(account, app_state.now())
 
 
 @router.delete(
     "/accounts/{account}/disabled",
-    "Enable an account again.",
     rule=on_installation(Permission.MANAGE),
     when={RowNotFound: "account-not-found"},
 )
 async def enable_account(app_state: AppState, account: AccountPath) -> None:
+    """Enable an account again."""
     await app_state.store.disable_account(account, None)
 
 
 @router.delete(
     "/accounts/{account}",
-    "Remove an account with its tokens and roles. Its running jobs and its services continue; "
-    "nothing else of it starts.",
     rule=on_installation(Permission.MANAGE),
     when={RowNotFound: "account-not-found"},
 )
 async def remove_account(request: Request, app_state: AppState, account: AccountPath) -> None:
+    """Remove an account with its tokens and roles. Its running jobs and its services continue;
+    nothing else of it starts.
+    """
     store = app_state.store
     lost = [each for each in await store.roles() if each.account == account and not each.trust]
     note_change(request, before={"roles": [f"{each.role} {each.project}".strip() for each in lost]})
@@ -141,19 +145,16 @@ async def remove_account(request: Request, app_state: AppState, account: Account
 # Tokens
 
 
-@router.get(
-    "/tokens",
-    "List the caller's tokens, without their secrets. Admins of the installation can list the "
-    "tokens of all accounts, or of one account.",
-    rule=SIGNED_IN,
-    errors=("role-needed",),
-)
+@router.get("/tokens", rule=SIGNED_IN, errors=("role-needed",))
 async def list_tokens(
     request: Request,
     app_state: AppState,
     principal: Principal,
     account: Annotated[str | None, Query(max_length=63)] = None,
 ) -> list[wire.TokenView]:
+    """List the caller's tokens, without their secrets. Admins of the installation can list the
+    tokens of all accounts, or of one account.
+    """
     if not _manages_accounts(principal):
         if account not in (None, principal.account):
             require(request, Permission.MANAGE, INSTALLATION)
@@ -169,8 +170,6 @@ async def list_tokens(
 
 @router.post(
     "/tokens",
-    "Create a token. The answer contains the token's secret, which cannot be read again. "
-    "Admins of the installation can create tokens for every account.",
     rule=SIGNED_IN,
     status=201,
     errors=("role-needed", "scope-needed", "account-not-found"),
@@ -178,6 +177,9 @@ async def list_tokens(
 async def add_token(
     request: Request, app_state: AppState, principal: Principal, ask: wire.TokenAsk
 ) -> wire.TokenMade:
+    """Create a token. The answer contains the token's secret, which cannot be read again. Admins of
+    the installation can create tokens for every account.
+    """
     _check_token(ask)
     account = ask.account or principal.account
     if account is None:
@@ -214,14 +216,11 @@ async def add_token(
     return wire.TokenMade(token=secret, view=_token_view(token))
 
 
-@router.delete(
-    "/tokens/{token}",
-    "Revoke a token. Admins of the installation can revoke any token; other callers can revoke "
-    "only their own. A token with limits can revoke only itself.",
-    rule=SIGNED_IN,
-    when={RowNotFound: "token-not-found"},
-)
+@router.delete("/tokens/{token}", rule=SIGNED_IN, when={RowNotFound: "token-not-found"})
 async def revoke_token(app_state: AppState, principal: Principal, token: TokenPath) -> None:
+    """Revoke a token. Admins of the installation can revoke any token; other callers can revoke
+    only their own. A token with limits can revoke only itself.
+    """
     own = principal.token is not None and principal.token.id == token
     if principal.is_limited and not own:
         raise RowNotFound(f"no token {token}")
@@ -265,8 +264,9 @@ def _token_view(token: AccountToken) -> wire.TokenView:
 # Projects
 
 
-@router.get("/projects", "List the projects in which the caller has a role.", rule=SIGNED_IN)
+@router.get("/projects", rule=SIGNED_IN)
 async def list_projects(app_state: AppState, principal: Principal) -> list[wire.ProjectView]:
+    """List the projects in which the caller has a role."""
     rows = {each.name: each for each in await app_state.store.projects()}
     rows = {**{name: Project(name=name) for name in principal.roles if name}, **rows}
     seen = {
@@ -286,15 +286,12 @@ async def list_projects(app_state: AppState, principal: Principal) -> list[wire.
 
 
 @router.post(
-    "/projects",
-    "Create a project, below another project or at the top level.",
-    rule=in_body(Permission.MANAGE),
-    status=201,
-    when={NameConflict: "name-taken"},
+    "/projects", rule=in_body(Permission.MANAGE), status=201, when={NameConflict: "name-taken"}
 )
 async def add_project(
     request: Request, app_state: AppState, principal: Principal, ask: wire.ProjectAsk
 ) -> wire.ProjectView:
+    """Create a project, below another project or at the top level."""
     require(request, Permission.MANAGE, ask.parent or INSTALLATION)
     if not PROJECT_NAME.fullmatch(ask.name):
         told = "must have 1 to 63 characters from a-z, 0-9 and -"
@@ -319,65 +316,59 @@ async def add_project(
 # Roles
 
 
-@router.get(
-    "/roles",
-    "List the roles that apply in all projects.",
-    rule=on_installation(Permission.MANAGE),
-)
+@router.get("/roles", rule=on_installation(Permission.MANAGE))
 async def list_installation_roles(app_state: AppState) -> list[wire.RoleView]:
+    """List the roles that apply in all projects."""
     return await _list_roles(app_state, INSTALLATION)
 
 
 @router.put(
     "/roles/{account}/{role}",
-    "Grant a role in all projects.",
     rule=on_installation(Permission.MANAGE),
     errors=("account-not-found",),
 )
 async def grant_everywhere(request: Request, account: AccountPath, role: RolePath) -> None:
+    """Grant a role in all projects."""
     await _grant(request, INSTALLATION, account, role)
 
 
 @router.delete(
     "/roles/{account}/{role}",
-    "Revoke a role that applies in all projects.",
     rule=on_installation(Permission.MANAGE),
     when={RowNotFound: "role-not-found"},
 )
 async def revoke_everywhere(request: Request, account: AccountPath, role: RolePath) -> None:
+    """Revoke a role that applies in all projects."""
     await _revoke(request, INSTALLATION, account, role)
 
 
-@router.get(
-    "/projects/{project}/roles",
-    "List the roles that were granted in a project, without inherited roles.",
-    rule=in_path(Permission.MANAGE),
-)
+@router.get("/projects/{project}/roles", rule=in_path(Permission.MANAGE))
 async def list_project_roles(app_state: AppState, project: ProjectPath) -> list[wire.RoleView]:
+    """List the roles that were granted in a project, without inherited roles."""
     return await _list_roles(app_state, project)
 
 
 @router.put(
     "/projects/{project}/roles/{account}/{role}",
-    "Grant a role in a project and its subprojects.",
     rule=in_path(Permission.MANAGE),
     errors=("account-not-found",),
 )
 async def grant(
     request: Request, project: ProjectPath, account: AccountPath, role: RolePath
 ) -> None:
+    """Grant a role in a project and its subprojects."""
     await _grant(request, project, account, role)
 
 
 @router.delete(
     "/projects/{project}/roles/{account}/{role}",
-    "Revoke a role that was granted in a project.",
     rule=in_path(Permission.MANAGE),
     when={RowNotFound: "role-not-found"},
 )
 async def revoke(
     request: Request, project: ProjectPath, account: AccountPath, role: RolePath
 ) -> None:
+    """Revoke a role that was granted in a project."""
     await _revoke(request, project, account, role)
 
 

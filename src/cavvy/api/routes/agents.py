@@ -118,14 +118,9 @@ class ExecAnswer(Answer, frozen=True, kw_only=True):
     """Confirms that the output was accepted."""
 
 
-@router.post(
-    "/claim",
-    "Claim a rank of a gang.",
-    rule=GANG,
-    ask=ClaimAsk,
-    errors=("claimed", "agent-protocol"),
-)
+@router.post("/claim", rule=GANG, ask=ClaimAsk, errors=("claimed", "agent-protocol"))
 async def claim(request: Request) -> ClaimAnswer:
+    """Claim a rank of a gang."""
     app_state, protocol = _speak(request), _version(request)
     ask = await read(request, ClaimAsk)
     once = app_state.tokens.check_claim(request, ask.gang, ask.rank)
@@ -143,14 +138,9 @@ async def claim(request: Request) -> ClaimAnswer:
             raise ApiProblem("claimed", reason)
 
 
-@router.post(
-    "/messages",
-    "Send an agent's messages.",
-    rule=GANG,
-    ask=ReportedBatch,
-    errors=("claimed", "agent-protocol"),
-)
+@router.post("/messages", rule=GANG, ask=ReportedBatch, errors=("claimed", "agent-protocol"))
 async def messages(request: Request) -> MessagesAnswer:
+    """Send an agent's messages."""
     app_state = _speak(request)
     body = await read_own_bytes(request, _MESSAGES_LIMIT)
     parse = partial(read_batch, body, app_state.now(), ReportedBatch, most=_MOST_MESSAGES)
@@ -169,16 +159,11 @@ async def messages(request: Request) -> MessagesAnswer:
     return MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every)
 
 
-@router.post(
-    "/log",
-    "Append output to a rank's log.",
-    rule=GANG,
-    sends=True,
-    errors=("gang-not-found", "disk-full"),
-)
+@router.post("/log", rule=GANG, sends=True, errors=("gang-not-found", "disk-full"))
 async def log(
     request: Request, gang: GangQuery, rank: RankQuery, offset: BytesQuery, lost: BytesQuery = 0
 ) -> LogAnswer:
+    """Append output to a rank's log."""
     app_state, attempt = await enter_attempt(request, gang, rank)
     # A rank reports its end after it has sent its whole log.
     if attempt.phase is AttemptPhase.KEPT:
@@ -192,12 +177,7 @@ async def log(
     return LogAnswer(offset=wanted)
 
 
-@router.get(
-    "/orders",
-    "Wait for an order to a rank, or for commands that the rank must run.",
-    rule=GANG,
-    errors=("gang-not-found",),
-)
+@router.get("/orders", rule=GANG, errors=("gang-not-found",))
 async def orders(
     request: Request,
     gang: GangQuery,
@@ -205,6 +185,7 @@ async def orders(
     after: PositionQuery = 0,
     wait_s: PatienceQuery = 0,
 ) -> OrdersAnswer:
+    """Wait for an order to a rank, or for commands that the rank must run."""
     app_state = await enter(request, gang, rank)
     told = app_state.execs.untold(gang, rank) or app_state.peers.expects(gang, rank)
     wait = 0 if told else min(wait_s, _LONGEST_WAIT_S)
@@ -227,16 +208,13 @@ def _ask_for(made: JobExec) -> ExecWanted:
     )
 
 
-@router.get(
-    "/execs/{exec_id}",
-    "Get a command that a user wants to run. The server to which the node's agent is "
-    "connected calls this route.",
-    rule=GANG,
-    errors=("gang-not-found", "exec-not-found"),
-)
+@router.get("/execs/{exec_id}", rule=GANG, errors=("gang-not-found", "exec-not-found"))
 async def exec_wanted(
     request: Request, exec_id: ExecPath, gang: GangQuery, rank: RankQuery
 ) -> ExecWanted:
+    """Get a command that a user wants to run. The server to which the node's agent is connected
+    calls this route.
+    """
     app_state = await enter(request, gang, rank)
     if (version := _version(request)) < EQUIPPED:
         app_state.execs.refuse_sessions(gang, rank, version)
@@ -247,12 +225,7 @@ async def exec_wanted(
 
 
 @router.post(
-    "/execs/{exec_id}",
-    "Send the output of a command that a user runs in the environment of the work.",
-    rule=GANG,
-    answer=ExecAnswer,
-    sends=True,
-    errors=("gang-not-found",),
+    "/execs/{exec_id}", rule=GANG, answer=ExecAnswer, sends=True, errors=("gang-not-found",)
 )
 async def exec_output(
     request: Request,
@@ -263,6 +236,7 @@ async def exec_output(
     offset: BytesQuery = 0,
     exit_code: Annotated[int | None, Query(ge=-(1 << 31), lt=1 << 31)] = None,
 ) -> Response:
+    """Send the output of a command that a user runs in the environment of the work."""
     app_state = await enter(request, gang, rank)
     data = await read_bytes(request, _LOG_LIMIT)
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
@@ -284,13 +258,7 @@ class ExecInput(Answer, frozen=True, kw_only=True):
     end: bool
 
 
-@router.get(
-    "/execs/{exec_id}/input",
-    "Get input for a user's remote session. The input of a command ends when the user disconnects.",
-    rule=GANG,
-    answer=ExecInput,
-    errors=("gang-not-found",),
-)
+@router.get("/execs/{exec_id}/input", rule=GANG, answer=ExecInput, errors=("gang-not-found",))
 async def exec_input(
     request: Request,
     exec_id: ExecPath,
@@ -299,6 +267,9 @@ async def exec_input(
     offset: PositionQuery = 0,
     wait_s: PatienceQuery = 0,
 ) -> Response:
+    """Get input for a user's remote session. The input of a command ends when the user
+    disconnects.
+    """
     app_state = await enter(request, gang, rank)
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
         return await app_state.peers.pass_on(request, keeper)
@@ -311,13 +282,13 @@ async def exec_input(
 
 @router.post(
     "/blobs/pack",
-    "Get small blobs of a working folder, as many as fit into one pack.",
     rule=GANG,
     ask=BlobsAsk,
     gives=True,
     errors=("gang-not-found", "too-large", "too-slow"),
 )
 async def blob_pack(request: Request, gang: GangQuery) -> Response:
+    """Get small blobs of a working folder, as many as fit into one pack."""
     app_state, attempt = await enter_attempt(request, gang)
     ask = await read(request, BlobsAsk)
     parts = await _folder_parts(app_state, attempt)
@@ -327,16 +298,11 @@ async def blob_pack(request: Request, gang: GangQuery) -> Response:
     return Response(await to_thread(gather, stores), media_type="application/octet-stream")
 
 
-@router.get(
-    "/blobs/{blob}",
-    "Get a blob of a working folder.",
-    rule=GANG,
-    gives=True,
-    errors=("blob-not-found",),
-)
+@router.get("/blobs/{blob}", rule=GANG, gives=True, errors=("blob-not-found",))
 async def blob(
     request: Request, blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], gang: GangQuery
 ) -> Response:
+    """Get a blob of a working folder."""
     app_state, attempt = await enter_attempt(request, gang)
     try:
         return await _send_blob(app_state, attempt, blob)

@@ -21,12 +21,10 @@ router = RouteGroup("jobs", "/v1")
 
 
 @router.get(
-    "/projects/{project}/arrays/{name}",
-    "Get an array or a group with its jobs.",
-    rule=in_path(Permission.VIEW),
-    errors=("job-not-found",),
+    "/projects/{project}/arrays/{name}", rule=in_path(Permission.VIEW), errors=("job-not-found",)
 )
 async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array_wire.ArrayDetail:
+    """Get an array or a group with its jobs."""
     array = await _find(app_state, project, name)
     members = await app_state.store.arrays.members(array.id)
     task = (await app_state.store.job(members[0].job.id)).task if members else None
@@ -68,13 +66,13 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
 
 @router.post(
     "/projects/{project}/arrays/{name}/stop",
-    "Stop all jobs of an array.",
     rule=in_path(Permission.RUN),
     errors=("job-not-found",),
 )
 async def stop(
     app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
 ) -> wire.JobListing:
+    """Stop all jobs of an array."""
     array = await _find(app_state, project, name)
     jobs = app_state.control_plane.jobs
     return views.array_row(await jobs.stop_array(project, array.id, ask.reason))
@@ -82,13 +80,13 @@ async def stop(
 
 @router.post(
     "/projects/{project}/arrays/{name}/retry",
-    "Queue all failed and stopped jobs of an array again.",
     rule=in_path(Permission.RUN),
     errors=("job-not-found", "project-archived", "policy-refused"),
 )
 async def retry(
     request: Request, app_state: AppState, project: ProjectPath, name: JobPath
 ) -> wire.JobListing:
+    """Queue all failed and stopped jobs of an array again."""
     await app_state.store.archive.check(project)
     array = await _find(app_state, project, name)
     account = principal_of(request).account or ""
@@ -101,11 +99,11 @@ async def retry(
 
 @router.delete(
     "/projects/{project}/arrays/{name}",
-    "Delete all jobs of an array, which must have ended; their bills stay.",
     rule=in_path(Permission.RUN),
     errors=("job-not-found", "job-not-ended", "conflict"),
 )
 async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.JobRemoved:
+    """Delete all jobs of an array, which must have ended; their bills stay."""
     array = await _find(app_state, project, name)
     try:
         removed = await app_state.control_plane.jobs.remove_array(project, array.id)

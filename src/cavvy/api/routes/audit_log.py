@@ -17,13 +17,7 @@ from cavvy.domain.audit import AuditOutcome
 router = RouteGroup("audit log")
 
 
-@router.get(
-    "/v1/audit-log",
-    "Get records of changes and refusals in the caller's projects, ordered by number: the "
-    "oldest records after `after` or, with `newest`, the newest records. The hashes can be "
-    "checked only if all records are visible.",
-    rule=in_query(Permission.AUDIT),
-)
+@router.get("/v1/audit-log", rule=in_query(Permission.AUDIT))
 async def read_log(
     request: Request,
     app_state: AppState,
@@ -35,6 +29,10 @@ async def read_log(
     newest: bool = False,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> wire.AuditLogPage:
+    """Get records of changes and refusals in the caller's projects, ordered by number: the oldest
+    records after `after` or, with `newest`, the newest records. The hashes can be checked only if
+    all records are visible.
+    """
     found = await app_state.store.audit_records(
         filter_projects(request, Permission.AUDIT, project),
         account=account,

@@ -33,30 +33,27 @@ _in_thread = StorageThreads(64, "blobs").run_to_its_end
 router = RouteGroup("blobs", prefix="/v1/projects/{project}/blobs")
 
 
-@router.post(
-    "/missing",
-    "List the blobs that the server does not have.",
-    rule=in_path(Permission.RUN),
-    limit=_NAMES_LIMIT,
-)
+@router.post("/missing", rule=in_path(Permission.RUN), limit=_NAMES_LIMIT)
 async def missing(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.BlobsAsk
 ) -> wire.BlobsMissing:
+    """List the blobs that the server does not have."""
     note_reading(request)
     return wire.BlobsMissing(
         missing=await _in_thread(app_state.blobs.of(project).missing, ask.blobs)
     )
 
 
-@router.put(  # must be registered before the route whose path matches any name
+@router.put(
     "/pack",
-    "Upload a pack of small blobs (at most 256 KiB each, 8 MiB in all). Each blob is sent as "
-    "its SHA-256, its size, a newline and its bytes.",
     rule=in_path(Permission.RUN),
     sends=True,
     errors=("blob-mismatch", "too-large", "too-slow", "disk-full"),
 )
 async def put_pack(request: Request, app_state: AppState, project: ProjectPath) -> wire.BlobsStored:
+    """Upload a pack of small blobs (at most 256 KiB each, 8 MiB in all). Each blob is sent as its
+    SHA-256, its size, a newline and its bytes.
+    """
     body = b"".join([part async for part in stream_bytes(request, PACK_BYTES)])
     try:
         blobs = read_pack(body)
@@ -75,7 +72,6 @@ async def put_pack(request: Request, app_state: AppState, project: ProjectPath) 
 
 @router.put(
     "/{blob}",
-    "Upload a blob.",
     rule=in_path(Permission.RUN),
     sends=True,
     errors=("blob-mismatch", "too-large", "disk-full"),
@@ -86,6 +82,7 @@ async def put(
     project: ProjectPath,
     blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
 ) -> None:
+    """Upload a blob."""
     await take_blob(
         request,
         app_state.blobs.of(project).writer(blob),
@@ -94,11 +91,7 @@ async def put(
 
 
 @router.get(
-    "/{blob}",
-    "Download a blob, or its bytes from an offset on.",
-    rule=in_path(Permission.RUN),
-    gives=True,
-    when={RowNotFound: "blob-not-found"},
+    "/{blob}", rule=in_path(Permission.RUN), gives=True, when={RowNotFound: "blob-not-found"}
 )
 async def get(
     request: Request,
@@ -106,6 +99,7 @@ async def get(
     project: ProjectPath,
     blob: Annotated[str, Path(pattern="^[0-9a-f]{64}$")],
 ) -> Response:
+    """Download a blob, or its bytes from an offset on."""
     return await send_blob(app_state.blobs.of(project), blob, request.headers.get("range", ""))
 
 

@@ -16,16 +16,11 @@ from cavvy.api.rules import OPEN
 router = RouteGroup("agent", prefix="/boot/v1")
 
 
-@router.get(
-    "/{digest}",
-    "Get a file that a starting node needs, by its hash.",
-    rule=OPEN,
-    gives=True,
-    errors=("blob-not-found",),
-)
+@router.get("/{digest}", rule=OPEN, gives=True, errors=("blob-not-found",))
 async def fetch(
     app_state: AppState, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> Response:
+    """Get a file that a starting node needs, by its hash."""
     downloads = app_state.downloads
     path = await to_thread(downloads.find, digest) if downloads is not None else None
     if path is None:

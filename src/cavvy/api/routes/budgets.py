@@ -39,23 +39,18 @@ _MOST_PERCENT = 1000
 _LONGEST = 2000  # characters of a text
 
 
-@router.get(
-    "/budgets",
-    "List the budgets with this month's spending and a forecast. Budgets of all "
-    "projects are listed only for callers who may see the costs of all projects.",
-    rule=in_query(Permission.SPENDING),
-)
+@router.get("/budgets", rule=in_query(Permission.SPENDING))
 async def list_budgets(app_state: AppState, projects: ProjectFilter) -> list[wire.BudgetView]:
+    """List the budgets with this month's spending and a forecast. Budgets of all projects are
+    listed only for callers who may see the costs of all projects.
+    """
     found = await app_state.store.budgets.list()
     return [await _view(app_state, each) for each in found if is_visible(each.project, projects)]
 
 
-@router.put(
-    "/budgets/{name}",
-    "Set a budget. A pending request for a new amount is deleted.",
-    rule=on_installation(Permission.MANAGE),
-)
+@router.put("/budgets/{name}", rule=on_installation(Permission.MANAGE))
 async def put(request: Request, app_state: AppState, name: NamePath, ask: wire.BudgetAsk) -> None:
+    """Set a budget. A pending request for a new amount is deleted."""
     _check(ask)
     before = await _find(app_state, name)
     budget = view(
@@ -73,12 +68,10 @@ async def put(request: Request, app_state: AppState, name: NamePath, ask: wire.B
 
 
 @router.delete(
-    "/budgets/{name}",
-    "Delete a budget.",
-    rule=on_installation(Permission.MANAGE),
-    errors=("budget-not-found",),
+    "/budgets/{name}", rule=on_installation(Permission.MANAGE), errors=("budget-not-found",)
 )
 async def delete(request: Request, app_state: AppState, name: NamePath) -> None:
+    """Delete a budget."""
     note_change(request, before=_facts(await _get(app_state, name)), after=None)
     await app_state.store.budgets.delete(name)
     app_state.control_plane.budgets.expire()
@@ -86,8 +79,6 @@ async def delete(request: Request, app_state: AppState, name: NamePath) -> None:
 
 @router.post(
     "/projects/{project}/budgets/{name}/request",
-    "Request a new amount for a budget of the project. For a budget without a "
-    "project, the request needs the permission to see the costs of all projects.",
     rule=in_path(Permission.RUN),
     errors=("budget-not-found", "conflict"),
 )
@@ -98,6 +89,9 @@ async def request_amount(
     name: NamePath,
     ask: wire.BudgetRequestAsk,
 ) -> None:
+    """Request a new amount for a budget of the project. For a budget without a project, the request
+    needs the permission to see the costs of all projects.
+    """
     budget = await _get(app_state, name)
     if budget.project != project and (budget.project or not _sees_all(request)):
         raise _missing(name)
@@ -114,13 +108,13 @@ async def request_amount(
 
 @router.post(
     "/budgets/{name}/approve",
-    "Approve the pending request for a new amount, if that amount is `limit_micros`.",
     rule=on_installation(Permission.MANAGE),
     errors=("budget-not-found", "nothing-requested", "conflict"),
 )
 async def approve(
     request: Request, app_state: AppState, name: NamePath, ask: wire.BudgetApprovalAsk
 ) -> None:
+    """Approve the pending request for a new amount, if that amount is `limit_micros`."""
     budget = await _get(app_state, name)
     if budget.request is None:
         raise ApiProblem("nothing-requested", f"no new amount has been requested for {name}")

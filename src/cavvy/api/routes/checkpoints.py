@@ -79,13 +79,9 @@ class CommitAnswer(Answer, frozen=True, kw_only=True):
     missing: list[str] = field(default_factory=list)
 
 
-@router.get(
-    "/checkpoints/latest",
-    "Get the newest checkpoint of the gang's job.",
-    rule=GANG,
-    errors=("gang-not-found",),
-)
+@router.get("/checkpoints/latest", rule=GANG, errors=("gang-not-found",))
 async def latest(request: Request, gang: GangQuery) -> LatestAnswer:
+    """Get the newest checkpoint of the gang's job."""
     app_state = await enter(request, gang)
     found = await told(app_state.control_plane.checkpoints.latest(gang))
     if found is None:
@@ -102,14 +98,9 @@ async def latest(request: Request, gang: GangQuery) -> LatestAnswer:
     return LatestAnswer(checkpoint=held)
 
 
-@router.post(
-    "/blobs/missing",
-    "Ask which files of the next checkpoint must be sent.",
-    rule=GANG,
-    ask=BlobsAsk,
-    errors=("gang-not-found",),
-)
+@router.post("/blobs/missing", rule=GANG, ask=BlobsAsk, errors=("gang-not-found",))
 async def missing(request: Request, gang: GangQuery) -> BlobsMissing:
+    """Ask which files of the next checkpoint must be sent."""
     app_state = await enter(request, gang)
     ask = await read(request, BlobsAsk, _LIST_LIMIT)
     missing = await told(app_state.control_plane.checkpoints.missing(gang, ask.blobs))
@@ -119,8 +110,6 @@ async def missing(request: Request, gang: GangQuery) -> BlobsMissing:
 
 @router.put(
     "/blobs/{blob}",
-    "Send a file of the next checkpoint: the whole file or, if `size` gives its size, the part "
-    "that starts at `offset`.",
     rule=GANG,
     sends=True,
     errors=("gang-not-found", "too-large", "too-slow", "disk-full"),
@@ -133,6 +122,9 @@ async def put(
     offset: BytesQuery = 0,
     size: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
 ) -> PartAnswer:
+    """Send a file of the next checkpoint: the whole file or, if `size` gives its size, the part
+    that starts at `offset`.
+    """
     app_state = await enter(request, gang)
     blobs = await app_state.control_plane.checkpoints.blobs(gang)
     if size is None:
@@ -143,13 +135,13 @@ async def put(
 
 @router.post(
     "/checkpoints",
-    "Commit a checkpoint whose files were sent.",
     rule=GANG,
     ask=CommitAsk,
     errors=("claimed", "disk-full"),
     when={InvalidManifest: "invalid-request"},
 )
 async def commit(request: Request) -> CommitAnswer:
+    """Commit a checkpoint whose files were sent."""
     ask = decode_body(await read_own_bytes(request, _LIST_LIMIT), CommitAsk)
     app_state = await enter(request, ask.gang, ask.rank)
     asked = app_state.control_plane.checkpoints.commit(

@@ -20,12 +20,9 @@ router = RouteGroup("credentials", prefix="/v1/projects/{project}/credentials")
 ProviderPath = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)]
 
 
-@router.get(
-    "",
-    "List the providers for which a project has its own credential.",
-    rule=in_path(Permission.RUN),
-)
+@router.get("", rule=in_path(Permission.RUN))
 async def list_own(app_state: AppState, project: ProjectPath) -> list[wire.CredentialRow]:
+    """List the providers for which a project has its own credential."""
     problems = app_state.credentials.problems
     found = [
         wire.CredentialRow(
@@ -41,8 +38,6 @@ async def list_own(app_state: AppState, project: ProjectPath) -> list[wire.Crede
 
 @router.put(
     "/{provider}",
-    "Set a project's credential for a provider, after the server has tested it. The "
-    "credential also applies to the projects below this one.",
     rule=in_path(Permission.MANAGE),
     errors=("credential-in-use", "provider-refused", "provider-unreachable"),
 )
@@ -53,6 +48,9 @@ async def put(
     provider: ProviderPath,
     ask: wire.CredentialAsk,
 ) -> None:
+    """Set a project's credential for a provider, after the server has tested it. The credential
+    also applies to the projects below this one.
+    """
     after = {"settings": sorted(ask.settings), "keys": sorted(ask.keys)}
     note_change(request, after={"provider": provider, **after})
     content = CredentialContent(settings=ask.settings, keys=ask.keys)
@@ -61,7 +59,6 @@ async def put(
 
 @router.delete(
     "/{provider}",
-    "Remove a project's credential for a provider, if no running machine uses it.",
     rule=in_path(Permission.MANAGE),
     errors=("credential-in-use", "provider-unreachable"),
     when={RowNotFound: "credential-not-found"},
@@ -69,5 +66,6 @@ async def put(
 async def delete(
     request: Request, app_state: AppState, project: ProjectPath, provider: ProviderPath
 ) -> None:
+    """Remove a project's credential for a provider, if no running machine uses it."""
     note_change(request, before={"provider": provider})
     await app_state.credentials.remove(project, provider)

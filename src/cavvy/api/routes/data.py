@@ -125,13 +125,9 @@ class DepositAnswer(Answer, frozen=True, kw_only=True):
     again_s: float  # the agent repeats the request after this many seconds
 
 
-@router.get(
-    "/deposit",
-    "Get signed uploads for the results of ended work.",
-    rule=GANG,
-    errors=("gang-not-found",),
-)
+@router.get("/deposit", rule=GANG, errors=("gang-not-found",))
 async def deposit(request: Request, gang: GangQuery, rank: RankQuery) -> DepositAnswer:
+    """Get signed uploads for the results of ended work."""
     app_state = await enter(request, gang, rank)
     signed = await app_state.control_plane.deposits.sign(gang, rank)
     return DepositAnswer(
@@ -142,10 +138,11 @@ async def deposit(request: Request, gang: GangQuery, rank: RankQuery) -> Deposit
     )
 
 
-@router.get("/inputs/{index}", "List an input's files.", rule=GANG, errors=_ERRORS)
+@router.get("/inputs/{index}", rule=GANG, errors=_ERRORS)
 async def page(
     request: Request, index: IndexPath, gang: GangQuery, after: PathQuery = ""
 ) -> InputAnswer:
+    """List an input's files."""
     app_state = await enter(request, gang)
     found = await told(app_state.control_plane.data.page(gang, index, after))
     files = [
@@ -187,51 +184,39 @@ Input = Annotated[SignedObjects, Depends(open_input)]
 Output = Annotated[SignedObjects, Depends(open_output)]
 
 
-@router.get(
-    "/inputs/{index}/signed",
-    "Get a new signed request that reads a file of an input.",
-    rule=GANG,
-    errors=_ERRORS,
-)
+@router.get("/inputs/{index}/signed", rule=GANG, errors=_ERRORS)
 async def signed(objects: Input, path: PathQuery = "") -> SignedAnswer:
+    """Get a new signed request that reads a file of an input."""
     return signed_answer(await told(in_thread(objects.sign_get, path)))
 
 
-@router.get(
-    "/checkpoint/{blob}",
-    "Get a signed request that reads a checkpoint's file.",
-    rule=GANG,
-    errors=_CHECKPOINT_ERRORS,
-)
+@router.get("/checkpoint/{blob}", rule=GANG, errors=_CHECKPOINT_ERRORS)
 async def signed_checkpoint(
     objects: Annotated[SignedObjects, Depends(open_checkpoint)],
 ) -> SignedAnswer:
+    """Get a signed request that reads a checkpoint's file."""
     return signed_answer(await told(in_thread(objects.sign_get)))
 
 
-@router.get(
-    "/inputs/{index}/bytes", "Get a part of an input's file.", rule=GANG, gives=True, errors=_ERRORS
-)
+@router.get("/inputs/{index}/bytes", rule=GANG, gives=True, errors=_ERRORS)
 async def piece(
     objects: Input,
     offset: BytesQuery,
     length: Annotated[int, Query(ge=1, le=LARGEST)],
     path: PathQuery = "",
 ) -> Response:
+    """Get a part of an input's file."""
     data = await told(in_thread(objects.read, path, offset, length))
     return Response(data, media_type="application/octet-stream")
 
 
 @router.put(
-    "/outputs/{index}/bytes",
-    "Send a part of an output's file.",
-    rule=GANG,
-    sends=True,
-    errors=(*_ERRORS, "too-large", "too-slow"),
+    "/outputs/{index}/bytes", rule=GANG, sends=True, errors=(*_ERRORS, "too-large", "too-slow")
 )
 async def put(
     request: Request, objects: Output, offset: BytesQuery, size: BytesQuery, path: PathQuery = ""
 ) -> MovedAnswer:
+    """Send a part of an output's file."""
     data = await read_bytes(request, _PIECE)
     await told(in_thread(objects.write, path, offset, size, data))
     return MovedAnswer()
@@ -240,6 +225,7 @@ async def put(
 async def begin(
     uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: UploadAsk
 ) -> UploadAnswer:
+    """Start the upload of a file."""
     how = await uploads.begin(gang, objects, ask.path, ask.size)
     return UploadAnswer(upload=how.upload, part_bytes=how.part_bytes, relay=how.relay)
 
@@ -247,12 +233,14 @@ async def begin(
 async def part(
     uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: PartAsk
 ) -> SignedAnswer:
+    """Get a signed request that sends one part of a file."""
     return signed_answer(await in_thread(objects.sign_part, ask.path, ask.upload, ask.part))
 
 
 async def complete(
     uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: CompleteAsk
 ) -> MovedAnswer:
+    """Complete a file's upload."""
     await uploads.complete(objects, ask.path, ask.upload, ask.tags, ask.size)
     return MovedAnswer()
 
@@ -260,6 +248,7 @@ async def complete(
 async def abort(
     uploads: UnfinishedUploads, gang: str, objects: SignedObjects, ask: AbortAsk
 ) -> MovedAnswer:
+    """Abandon a file's upload."""
     await uploads.abort(objects, ask.path, ask.upload)
     return MovedAnswer()
 
@@ -268,7 +257,6 @@ def _add_upload(
     route: str,
     act: Callable[[UnfinishedUploads, str, SignedObjects, Any], Awaitable[Answer]],
     ask: type[Struct],
-    summary: str,
 ) -> None:
     """Add two routes for one step of an upload: one for files of outputs, and one for files of
     checkpoints."""
@@ -285,16 +273,16 @@ def _add_upload(
             uploads = app_state_of(request).control_plane.uploads
             return reply(await told(act(uploads, gang, objects, asked)))
 
-        endpoint.__name__ = act.__name__
+        endpoint.__name__, endpoint.__doc__ = act.__name__, act.__doc__
         answer = act.__annotations__["return"]
-        add = router.post(prefix + route, summary, rule=GANG, ask=ask, answer=answer, errors=errors)
+        add = router.post(prefix + route, rule=GANG, ask=ask, answer=answer, errors=errors)
         add(endpoint)
 
 
-_add_upload("", begin, UploadAsk, "Start the upload of a file.")
-_add_upload("/parts", part, PartAsk, "Get a signed request that sends one part of a file.")
-_add_upload("/complete", complete, CompleteAsk, "Complete a file's upload.")
-_add_upload("/abort", abort, AbortAsk, "Abandon a file's upload.")
+_add_upload("", begin, UploadAsk)
+_add_upload("/parts", part, PartAsk)
+_add_upload("/complete", complete, CompleteAsk)
+_add_upload("/abort", abort, AbortAsk)
 
 
 async def told(asked: Awaitable[T]) -> T:

@@ -80,7 +80,6 @@ router = RouteGroup("edge")
 
 @router.post(
     "/v1/projects/{project}/edge/tokens",
-    "Create a token with which devices enrol.",
     rule=in_path(Permission.OPERATE),
     status=201,
     errors=("no-joining",),
@@ -89,6 +88,7 @@ router = RouteGroup("edge")
 async def invite(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.EnrolmentAsk
 ) -> wire.EnrolmentView:
+    """Create a token with which devices enrol."""
     if not 1 <= ask.count <= _MOST_DEVICES:
         raise ApiProblem("invalid-request", f"`count` must be 1 to {_MOST_DEVICES:,}")
     if not 0 < ask.valid_s <= _LONGEST.total_seconds():
@@ -110,39 +110,39 @@ async def invite(
     return wire.EnrolmentView(command=command, token=full, expires_at=made.expires_at)
 
 
-@router.get("/v1/edge/devices", "List the devices.", rule=in_query(Permission.VIEW))
+@router.get("/v1/edge/devices", rule=in_query(Permission.VIEW))
 async def list_devices(app_state: AppState, projects: ProjectFilter) -> list[wire.DeviceView]:
+    """List the devices."""
     now = app_state.now()
     return [_device(each, now) for each in await app_state.control_plane.edge.devices(projects)]
 
 
 @router.get(
     "/v1/projects/{project}/edge/devices/{name}",
-    "Get one device.",
     rule=in_path(Permission.VIEW),
     when={RowNotFound: "device-not-found"},
 )
 async def get_device(
     app_state: AppState, project: ProjectPath, name: _DevicePath
 ) -> wire.DeviceView:
+    """Get one device."""
     found = await app_state.control_plane.edge.device(project, name)
     return _device(found, app_state.now())
 
 
 @router.delete(
     "/v1/projects/{project}/edge/devices/{name}",
-    "Refuse a device from now on.",
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "device-not-found"},
 )
 async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -> wire.RetiredView:
+    """Refuse a device from now on."""
     found = await app_state.control_plane.edge.retire(project, name)
     return wire.RetiredView(secrets={secret: list(names) for secret, names in found.items()})
 
 
 @router.post(
     "/v1/projects/{project}/edge/devices/{name}/tasks",
-    "Ask a device for its log, or to run a command, at its next check-in.",
     rule=in_path(Permission.OPERATE),
     status=201,
     when={RowNotFound: "device-not-found"},
@@ -154,6 +154,7 @@ async def ask_task(
     name: _DevicePath,
     ask: wire.DeviceTaskAsk,
 ) -> wire.DeviceTaskView:
+    """Ask a device for its log, or to run a command, at its next check-in."""
     edge = app_state.control_plane.edge
     device = await edge.device(project, name)
     if sum(map(len, ask.command)) > _MOST_COMMAND or any("\0" in each for each in ask.command):
@@ -176,7 +177,6 @@ async def ask_task(
 
 @router.get(
     "/v1/projects/{project}/edge/devices/{name}/tasks/{task_id}",
-    "Get what a device answered, after a change or `wait_s` seconds.",
     rule=in_path(Permission.OPERATE),
     errors=("device-not-found",),
 )
@@ -187,6 +187,7 @@ async def get_task(
     task_id: Annotated[str, Path(max_length=64)],
     wait_s: WaitQuery = 0,
 ) -> wire.DeviceTaskView:
+    """Get what a device answered, after a change or `wait_s` seconds."""
     tasks = app_state.control_plane.edge.tasks
     with app_state.watch.listen([f"edge-task:{task_id}"], wait_s) as listener:
         found = tasks.find(project, name, task_id, app_state.now())
@@ -198,8 +199,9 @@ async def get_task(
     return view(wire.DeviceTaskView, found)
 
 
-@router.get("/v1/models", "List the published models.", rule=in_query(Permission.VIEW))
+@router.get("/v1/models", rule=in_query(Permission.VIEW))
 async def list_models(app_state: AppState, projects: ProjectFilter) -> list[wire.ModelView]:
+    """List the published models."""
     found = await app_state.control_plane.edge.models(projects)
     labels: dict[tuple[str, str], list[str]] = {}
     for (project, _, label), each in find_labels(found).items():
@@ -209,7 +211,6 @@ async def list_models(app_state: AppState, projects: ProjectFilter) -> list[wire
 
 @router.post(
     "/v1/projects/{project}/models",
-    "Publish the next version of a model, from a snapshot that was uploaded before.",
     rule=in_path(Permission.RUN),
     status=201,
     when={
@@ -221,6 +222,7 @@ async def list_models(app_state: AppState, projects: ProjectFilter) -> list[wire
 async def publish(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.ModelAsk
 ) -> wire.ModelView:
+    """Publish the next version of a model, from a snapshot that was uploaded before."""
     await app_state.store.archive.check(project)
     blobs = app_state.blobs.of(project)
     files = await app_state.control_plane.edge.list_files(blobs, ask.snapshot, ask.below)
@@ -242,13 +244,13 @@ async def publish(
 
 @router.post(
     "/v1/projects/{project}/edge/keys",
-    "Replace the keys that sign the project's models. Devices follow at their next update.",
     rule=in_path(Permission.MANAGE),
     when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
 )
 async def rotate_keys(
     request: Request, app_state: AppState, project: ProjectPath
 ) -> wire.SigningKeysView:
+    """Replace the keys that sign the project's models. Devices follow at their next update."""
     edge = app_state.control_plane.edge
     await app_state.store.archive.check(project)
     note_change(request, after={"keys": "replaced"})
@@ -261,7 +263,6 @@ async def rotate_keys(
 
 @router.put(
     "/v1/projects/{project}/models/{name}/labels/{label}",
-    "Move a label, such as production, to a version of a model.",
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
 )
@@ -273,6 +274,7 @@ async def promote(
     label: Annotated[str, Path(max_length=63)],
     ask: wire.PromoteAsk,
 ) -> wire.PromotedView:
+    """Move a label, such as production, to a version of a model."""
     await app_state.store.archive.check(project)
     edge, before = app_state.control_plane.edge, None
     with suppress(RowNotFound):
@@ -284,7 +286,6 @@ async def promote(
 
 @router.delete(
     "/v1/projects/{project}/models/{name}/labels/{label}",
-    "Take a label from a model. Devices and services keep the version that they have.",
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "model-not-found"},
 )
@@ -295,6 +296,7 @@ async def unlabel(
     name: _DevicePath,
     label: Annotated[str, Path(max_length=63)],
 ) -> wire.PromotedView:
+    """Take a label from a model. Devices and services keep the version that they have."""
     await app_state.store.archive.check(project)
     edge = app_state.control_plane.edge
     holder = await edge.find_labelled(project, name, label)
@@ -303,8 +305,9 @@ async def unlabel(
     return wire.PromotedView(name="", former=former.name)
 
 
-@router.get("/v1/rollouts", "List the rollouts, newest first.", rule=in_query(Permission.VIEW))
+@router.get("/v1/rollouts", rule=in_query(Permission.VIEW))
 async def list_rollouts(app_state: AppState, projects: ProjectFilter) -> list[wire.RolloutView]:
+    """List the rollouts, newest first."""
     edge = app_state.control_plane.edge
     devices = await edge.devices(projects)
     found = sorted(await edge.rollouts(projects), key=lambda each: each.created_at, reverse=True)
@@ -316,7 +319,6 @@ async def list_rollouts(app_state: AppState, projects: ProjectFilter) -> list[wi
 
 @router.post(
     "/v1/projects/{project}/rollouts",
-    "Bring a version of a model to devices, wave by wave.",
     rule=in_path(Permission.OPERATE),
     status=201,
     when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
@@ -324,6 +326,7 @@ async def list_rollouts(app_state: AppState, projects: ProjectFilter) -> list[wi
 async def deploy(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.RolloutAsk
 ) -> wire.RolloutView:
+    """Bring a version of a model to devices, wave by wave."""
     _check_rollout(ask)
     await app_state.store.archive.check(project)
     now, edge = app_state.now(), app_state.control_plane.edge
@@ -359,7 +362,6 @@ async def deploy(
 
 @router.post(
     "/v1/projects/{project}/rollouts/{name}/halt",
-    "Take a version back from the devices of a rollout.",
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "rollout-not-found"},
 )
@@ -370,17 +372,14 @@ async def halt(
     name: Annotated[str, Path(max_length=80)],
     ask: wire.HaltAsk,
 ) -> wire.RolloutView:
+    """Take a version back from the devices of a rollout."""
     reason = ask.reason[:200] or f"halted by {name_user(request, '') or 'a user'}"
     note_change(request, after={"rollout": name, "reason": reason})
     edge = app_state.control_plane.edge
     return _rollout(await edge.halt(project, name, reason), await edge.devices(project))
 
 
-@router.get(
-    "/v1/projects/{project}/edge/samples",
-    "List requests of a model whose answers were uncertain, oldest first.",
-    rule=in_path(Permission.RUN),
-)
+@router.get("/v1/projects/{project}/edge/samples", rule=in_path(Permission.RUN))
 async def list_samples(
     app_state: AppState,
     project: ProjectPath,
@@ -388,6 +387,7 @@ async def list_samples(
     residency: Annotated[str, Query(max_length=63)] = "",
     after: Annotated[str, Query(max_length=120)] = "",
 ) -> wire.SamplesView:
+    """List requests of a model whose answers were uncertain, oldest first."""
     received, _, rest = after.partition(".")
     number, _, device = rest.partition(".")
     if after and not all(each.isdecimal() and len(each) < 19 for each in (received, number)):
@@ -485,14 +485,9 @@ class _CheckIn(Struct, frozen=True, kw_only=True):
     agent: str = ""
 
 
-@router.get(
-    "/edge/v1/script",
-    "Get the script that enrols a device and runs its program.",
-    rule=OPEN,
-    gives=True,
-    errors=("no-joining",),
-)
+@router.get("/edge/v1/script", rule=OPEN, gives=True, errors=("no-joining",))
 async def script(app_state: AppState) -> Response:
+    """Get the script that enrols a device and runs its program."""
     address, downloads = _find_address(app_state), app_state.downloads
     assert downloads is not None  # there is an address
     bundle = await to_thread(lambda: downloads.put(pack_device()))
@@ -502,7 +497,6 @@ async def script(app_state: AppState) -> Response:
 
 @router.post(
     "/edge/v1/enrol",
-    "Enrol a device by a token.",
     rule=MACHINE,
     sends=True,
     gives=True,
@@ -510,6 +504,7 @@ async def script(app_state: AppState) -> Response:
     when={EnrolmentRefused: "enrolment-refused"},
 )
 async def enrol(request: Request, app_state: AppState) -> Response:
+    """Enrol a device by a token."""
     project, _, token = _read_bearer(request).partition(".")
     edge = app_state.control_plane.edge
     await edge.read_invitation(project, token)  # before the body is read
@@ -520,14 +515,14 @@ async def enrol(request: Request, app_state: AppState) -> Response:
     return _json({**told, "allow_exec": device.allow_exec})
 
 
-@router.get("/edge/v1/nonce", "Get a text to sign.", rule=OPEN, gives=True)
+@router.get("/edge/v1/nonce", rule=OPEN, gives=True)
 async def nonce(app_state: AppState) -> Response:
+    """Get a text to sign."""
     return _json({"nonce": _issue(app_state, "nonce", _NONCE_VALID)})
 
 
 @router.post(
     "/edge/v1/token",
-    "Exchange a signature for a token of a day.",
     rule=OPEN,
     sends=True,
     gives=True,
@@ -535,6 +530,7 @@ async def nonce(app_state: AppState) -> Response:
     when={EnrolmentRefused: "enrolment-refused"},
 )
 async def token(request: Request, app_state: AppState) -> Response:
+    """Exchange a signature for a token of a day."""
     asked = await read(request, _Proof, _BODY)
     if _read_issued(app_state, asked.nonce) != "nonce":
         raise ApiProblem("unauthorised", "the signed text is not one of this server, or too old")
@@ -547,7 +543,6 @@ async def token(request: Request, app_state: AppState) -> Response:
 
 @router.post(
     "/edge/v1/check-in",
-    "Report what a device does, and get what it is to serve.",
     rule=MACHINE,
     sends=True,
     gives=True,
@@ -555,6 +550,7 @@ async def token(request: Request, app_state: AppState) -> Response:
     when={EnrolmentRefused: "enrolment-refused"},
 )
 async def check_in(request: Request, app_state: AppState) -> Response:
+    """Report what a device does, and get what it is to serve."""
     project, name = _identify(request, app_state)
     asked = await read(request, _CheckIn, _BODY)
     now = app_state.now()
@@ -595,7 +591,6 @@ async def check_in(request: Request, app_state: AppState) -> Response:
 
 @router.post(
     "/edge/v1/tasks/{task_id}",
-    "Send the output of what a user asked of this device.",
     rule=MACHINE,
     sends=True,
     status=204,
@@ -605,6 +600,7 @@ async def check_in(request: Request, app_state: AppState) -> Response:
 async def end_task(
     request: Request, app_state: AppState, task_id: Annotated[str, Path(max_length=64)]
 ) -> Response:
+    """Send the output of what a user asked of this device."""
     project, name = _identify(request, app_state)
     edge = app_state.control_plane.edge
     await edge.find(project, name)
@@ -617,7 +613,6 @@ async def end_task(
 
 @router.post(
     "/edge/v1/samples",
-    "Store requests whose answers were uncertain. A sample that is sent again is stored once.",
     rule=MACHINE,
     sends=True,
     status=204,
@@ -625,6 +620,7 @@ async def end_task(
     when={EnrolmentRefused: "enrolment-refused"},
 )
 async def add_samples(request: Request, app_state: AppState) -> Response:
+    """Store requests whose answers were uncertain. A sample that is sent again is stored once."""
     project, name = _identify(request, app_state)
     asked = await read(request, _Samples, _BODY)
     rows = [
@@ -637,7 +633,6 @@ async def add_samples(request: Request, app_state: AppState) -> Response:
 
 @router.get(
     "/edge/v1/metadata/{file}",
-    "Get a signed list of models. `root.json` is the newest list of keys.",
     rule=MACHINE,
     gives=True,
     when={EnrolmentRefused: "enrolment-refused", RowNotFound: "not-found"},
@@ -645,6 +640,7 @@ async def add_samples(request: Request, app_state: AppState) -> Response:
 async def metadata(
     request: Request, app_state: AppState, file: Annotated[str, Path(max_length=80)]
 ) -> Response:
+    """Get a signed list of models. `root.json` is the newest list of keys."""
     project, name = _identify(request, app_state)
     edge = app_state.control_plane.edge
     await edge.find(project, name)
@@ -657,7 +653,6 @@ async def metadata(
 
 @router.get(
     "/edge/v1/manifests/{model}/{number}",
-    "Get the description of a model version, whose hash a signed list has.",
     rule=MACHINE,
     gives=True,
     when={EnrolmentRefused: "enrolment-refused", RowNotFound: "model-not-found"},
@@ -668,6 +663,7 @@ async def manifest(
     model: Annotated[str, Path(max_length=63)],
     number: Annotated[str, Path(max_length=20)],
 ) -> Response:
+    """Get the description of a model version, whose hash a signed list has."""
     project, name = _identify(request, app_state)
     found = await app_state.control_plane.edge.manifest_for(project, name, model, number)
     return Response(found, media_type="application/json")
@@ -675,7 +671,6 @@ async def manifest(
 
 @router.get(
     "/edge/v1/files/{digest}",
-    "Get a file of a published model, or a range of it, by its SHA-256.",
     rule=MACHINE,
     gives=True,
     when={EnrolmentRefused: "enrolment-refused", RowNotFound: "blob-not-found"},
@@ -685,6 +680,7 @@ async def file(
     app_state: AppState,
     digest: Annotated[str, Path(max_length=64)],
 ) -> Response:
+    """Get a file of a published model, or a range of it, by its SHA-256."""
     project, name = _identify(request, app_state)
     await app_state.control_plane.edge.check_file(project, name, digest)
     return await send_blob(app_state.blobs.of(project), digest, request.headers.get("range", ""))

@@ -33,7 +33,6 @@ _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 @router.post(
     "",
-    "Run a command in the environment of a running job.",
     rule=in_path(Permission.RUN),
     status=201,
     errors=("job-not-found", "job-not-running", "agent-elsewhere"),
@@ -47,8 +46,10 @@ async def start(
     user: AccessQuery = "",
     program: AccessQuery = "",
 ) -> wire.ExecStarted:
-    """`user` and `program` are shown in the job's events: who opens a session, and with which
-    command of Cavvy. An account's name replaces `user`.
+    """Run a command in the environment of a running job.
+
+    `user` and `program` are shown in the job's events: who opens a session, and with which command
+    of Cavvy. An account's name replaces `user`.
     """
     who = name_user(request, user) or "a user"
     if (
@@ -81,7 +82,6 @@ async def start(
 
 @router.get(
     "/{exec_id}",
-    "Get a part of a command's output; at the end of the output, a header has the exit code.",
     rule=in_path(Permission.RUN),
     gives=True,
     headers=("Cavvy-Exit-Code",),
@@ -96,6 +96,7 @@ async def output(
     offset: PositionQuery = 0,
     wait_s: WaitQuery = 0,
 ) -> Response:
+    """Get a part of a command's output; at the end of the output, a header has the exit code."""
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
         return await app_state.peers.pass_on(request, keeper)
     job = await _find(app_state, project, name)
@@ -130,8 +131,6 @@ async def output(
 
 @router.post(
     "/{exec_id}/input",
-    "Send input to a user's session on a node. `end` ends a session or a command, as a closed "
-    "terminal does.",
     rule=in_path(Permission.RUN),
     answer=wire.InputTaken,
     sends=True,
@@ -146,7 +145,10 @@ async def give(
     offset: PositionQuery = 0,
     end: bool = False,
 ) -> Response:
-    """Accept input. The answer contains the offset of the next expected byte. The client's next
+    """Send input to a user's session on a node. `end` ends a session or a command, as a closed
+    terminal does.
+
+    Accept input. The answer contains the offset of the next expected byte. The client's next
     request must begin with the byte at the offset in the answer.
     """
     note_reading(request)  # the session is recorded once, not each key press

@@ -36,7 +36,6 @@ _FIRST_YEAR = 1971
 
 @router.get(
     "/projects/{project}/jobs/{name}/figures",
-    "Get what the job's nodes measured and its program reported, over time.",
     rule=in_path(Permission.VIEW),
     errors=("job-not-found", "invalid-request"),
 )
@@ -65,6 +64,7 @@ async def figures(
     ] = None,
     points: Points = 300,
 ) -> wire.JobFigures:
+    """Get what the job's nodes measured and its program reported, over time."""
     _check_years(since, until)
     job = await find_job(app_state, project, name)
     end = until or (job.ended_at or app_state.now()) + timedelta(minutes=1)
@@ -88,7 +88,6 @@ async def figures(
 
 @service_router.get(
     "/projects/{project}/services/{name}/figures",
-    "Get the traffic, queue and replicas of a service over time.",
     rule=in_path(Permission.VIEW),
     errors=("invalid-request",),
     when={RowNotFound: "service-not-found"},
@@ -101,6 +100,7 @@ async def service_figures(
     until: Annotated[AwareDatetime | None, Query(description="By default, now.")] = None,
     points: Points = 300,
 ) -> wire.JobFigures:
+    """Get the traffic, queue and replicas of a service over time."""
     _check_years(since, until)
     service = await app_state.store.services.get(project, name)
     end = until or app_state.now() + timedelta(minutes=1)

@@ -28,8 +28,9 @@ _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
 router = RouteGroup("fleet", prefix="/v1")
 
 
-@router.get("/nodes", "List the nodes that run or are billed now.", rule=in_query(Permission.VIEW))
+@router.get("/nodes", rule=in_query(Permission.VIEW))
 async def nodes(app_state: AppState, projects: ProjectFilter) -> list[wire.NodeListing]:
+    """List the nodes that run or are billed now."""
     allocations = {
         (allocation.gang, allocation.rank): allocation
         for allocation in await app_state.store.allocations()
@@ -47,10 +48,9 @@ async def nodes(app_state: AppState, projects: ProjectFilter) -> list[wire.NodeL
     return rows
 
 
-@router.post(
-    "/down", "Stop all unfinished jobs and remove their nodes.", rule=in_body(Permission.OPERATE)
-)
+@router.post("/down", rule=in_body(Permission.OPERATE))
 async def down(request: Request, app_state: AppState, ask: wire.DownAsk) -> wire.CleanupReport:
+    """Stop all unfinished jobs and remove their nodes."""
     require(request, Permission.OPERATE, ask.project or INSTALLATION)
     note_project(request, ask.project)
     note_reading(request, ask.dry_run)
@@ -89,13 +89,11 @@ async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSum
             await control_plane.jobs.stop(attempt.project, attempt.job_id, release=True)
 
 
-@router.post(
-    "/gc",
-    "Find nodes of this installation that belong to no unfinished job, and unfinished uploads "
-    "of attempts that have ended. Without `dry_run`, also remove these nodes and uploads.",
-    rule=on_installation(Permission.OPERATE),
-)
+@router.post("/gc", rule=on_installation(Permission.OPERATE))
 async def gc(request: Request, app_state: AppState, ask: wire.GcAsk) -> wire.CleanupReport:
+    """Find nodes of this installation that belong to no unfinished job, and unfinished uploads of
+    attempts that have ended. Without `dry_run`, also remove these nodes and uploads.
+    """
     note_reading(request, ask.dry_run)
     return wire.CleanupReport(
         found=_gangs(await app_state.control_plane.garbage_collector.sweep(remove=not ask.dry_run))

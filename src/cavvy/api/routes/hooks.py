@@ -34,8 +34,6 @@ HookPath = Annotated[
 
 @router.post(
     "/{owner}/{name}/{hook}",
-    "Accept a request that another system has signed with the secret of a webhook, and add its "
-    "calls to the queue of the service.",
     rule=OPEN,
     answer=DeliveryView,
     status=202,
@@ -45,6 +43,9 @@ HookPath = Annotated[
 async def deliver(
     request: Request, app_state: AppState, owner: OwnerPath, name: ServicePath, hook: HookPath
 ) -> Response:
+    """Accept a request that another system has signed with the secret of a webhook, and add its
+    calls to the queue of the service.
+    """
     note_reading(request)  # the queued calls are the record
     address = request.client.host if request.client else ""
     webhook = f"{owner}/{name}/{hook}"
@@ -70,9 +71,6 @@ async def deliver(
 
 @router.options(
     "/{owner}/{name}/{hook}",
-    "Permit a sender of CloudEvents to send to a webhook, if the sender asks for permission "
-    "first. Existing and missing webhooks give the same answer; only signed requests are "
-    "accepted.",
     rule=OPEN,
     errors=("too-many-deliveries",),
     headers=("Allow", ALLOWED_ORIGIN, ALLOWED_RATE),
@@ -80,6 +78,9 @@ async def deliver(
 async def permit(
     request: Request, app_state: AppState, owner: OwnerPath, name: ServicePath, hook: HookPath
 ) -> Response:
+    """Permit a sender of CloudEvents to send to a webhook, if the sender asks for permission first.
+    Existing and missing webhooks give the same answer; only signed requests are accepted.
+    """
     note_reading(request)
     address = request.client.host if request.client else ""
     try:

@@ -18,7 +18,6 @@ from cavvy.api.audit import note_change, note_reading
 from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import (
-    MOST_RANKED,
     check_graph,
     check_submission,
     count_new,
@@ -100,7 +99,6 @@ SUBMISSION_ERRORS = (
 
 @router.post(
     "/projects/{project}/jobs",
-    "Submit a task.",
     rule=in_path(Permission.RUN),
     answer=wire.Submitted,
     status=201,
@@ -114,6 +112,7 @@ async def submit(
     ask: wire.SubmitRequest,
     key: KeyHeader = None,
 ) -> Response:
+    """Submit a task."""
     ask = structs.replace(ask, user=name_user(request, ask.user))
 
     def announce(job_id: str, task: TaskSpec) -> None:
@@ -128,7 +127,6 @@ async def submit(
 
 @router.post(
     "/projects/{project}/job-graphs",
-    "Submit several tasks, which may wait for each other, or none of them.",
     rule=in_path(Permission.RUN),
     answer=list[wire.Submitted],
     status=201,
@@ -138,6 +136,7 @@ async def submit(
 async def submit_several(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.GraphRequest
 ) -> Response:
+    """Submit several tasks, which may wait for each other, or none of them."""
     tasks = [structs.replace(each, user=name_user(request, each.user)) for each in ask.tasks]
     noted = list[dict[str, str]]()
 
@@ -166,8 +165,6 @@ def _submitted(job: JobRecord | StoredArray, *, created: bool) -> wire.Submitted
 
 @router.post(
     "/projects/{project}/job-check",
-    "Apply the checks of a submission without a submission. Only the files of the working "
-    "folder are not checked.",
     rule=in_path(Permission.RUN),
     errors=(
         "invalid-task",
@@ -186,6 +183,9 @@ async def check(
     ask: wire.SubmitRequest,
     placements: PlacementsQuery = 0,
 ) -> wire.SubmissionCheck:
+    """Apply the checks of a submission without a submission. Only the files of the working folder
+    are not checked.
+    """
     note_reading(request)
     ask = structs.replace(ask, user=name_user(request, ask.user))
     task, price = await check_submission(app_state, project, ask)
@@ -195,8 +195,6 @@ async def check(
 
 @router.post(
     "/projects/{project}/job-graph-check",
-    "Apply the checks of a submission of several tasks without a submission. The best offers are "
-    f"only those of the first {MOST_RANKED} tasks.",
     rule=in_path(Permission.RUN),
     errors=SUBMISSION_ERRORS,
     limit="server.request_mib",
@@ -208,6 +206,9 @@ async def check_several(
     ask: wire.GraphRequest,
     placements: PlacementsQuery = 0,
 ) -> list[wire.SubmissionCheck]:
+    """Apply the checks of a submission of several tasks without a submission. The best offers are
+    only those of the first 20 tasks.
+    """
     note_reading(request)
     tasks = [structs.replace(each, user=name_user(request, each.user)) for each in ask.tasks]
     found = await check_graph(app_state, project, structs.replace(ask, tasks=tasks))
@@ -225,11 +226,7 @@ def _view_check(task: TaskSpec, price: str, ranked: Sequence[Placement]) -> wire
     )
 
 
-@router.get(
-    "/jobs",
-    "List the jobs of all projects, newest first.",
-    rule=in_query(Permission.VIEW),
-)
+@router.get("/jobs", rule=in_query(Permission.VIEW))
 async def list_all(
     request: Request,
     app_state: AppState,
@@ -238,16 +235,13 @@ async def list_all(
     limit: LimitQuery = 50,
     arrays: ArraysQuery = False,
 ) -> wire.JobPage:
+    """List the jobs of all projects, newest first."""
     projects = filter_projects(request, Permission.VIEW)
     page = await _page(app_state, projects, phase, cursor, limit, arrays=arrays)
     return await _add_places(request, app_state, page)
 
 
-@router.get(
-    "/projects/{project}/jobs",
-    "List a project's jobs, newest first.",
-    rule=in_path(Permission.VIEW),
-)
+@router.get("/projects/{project}/jobs", rule=in_path(Permission.VIEW))
 async def list_some(
     request: Request,
     app_state: AppState,
@@ -257,15 +251,12 @@ async def list_some(
     limit: LimitQuery = 50,
     arrays: ArraysQuery = False,
 ) -> wire.JobPage:
+    """List a project's jobs, newest first."""
     page = await _page(app_state, project, phase, cursor, limit, arrays=arrays)
     return await _add_places(request, app_state, page)
 
 
-@router.get(
-    "/job-search",
-    "Search jobs by user, name, place, accelerator, tag and time; sorted, in pages by number.",
-    rule=in_query(Permission.VIEW),
-)
+@router.get("/job-search", rule=in_query(Permission.VIEW))
 async def search(
     request: Request,
     app_state: AppState,
@@ -283,6 +274,7 @@ async def search(
     offset: Annotated[int, Query(ge=0, le=_MOST_SKIPPED)] = 0,
     limit: LimitQuery = 50,
 ) -> wire.JobMatches:
+    """Search jobs by user, name, place, accelerator, tag and time; sorted, in pages by number."""
     wanted = JobSearch(
         projects=projects,
         phases=phase or (),
@@ -331,10 +323,7 @@ async def _page(
 
 
 @router.get(
-    "/projects/{project}/jobs/{name}",
-    "Get one job with its attempts and nodes.",
-    rule=in_path(Permission.VIEW),
-    errors=("job-not-found",),
+    "/projects/{project}/jobs/{name}", rule=in_path(Permission.VIEW), errors=("job-not-found",)
 )
 async def get(
     request: Request,
@@ -343,6 +332,7 @@ async def get(
     name: JobPath,
     session: SessionQuery = False,
 ) -> wire.JobDetail:
+    """Get one job with its attempts and nodes."""
     job = await find_job(app_state, project, name, session=session)
     attempts = [
         (attempt, await app_state.store.nodes(attempt.id))
@@ -367,7 +357,6 @@ async def _read_energy(app_state: AppState, attempts: Sequence[Attempt]) -> wire
 
 @router.get(
     "/projects/{project}/jobs/{name}/events",
-    "List a job's events, each with its reason.",
     rule=in_path(Permission.VIEW),
     errors=("job-not-found",),
 )
@@ -378,6 +367,7 @@ async def events(
     after: PositionQuery = 0,
     wait_s: WaitQuery = 0,
 ) -> wire.EventPage:
+    """List a job's events, each with its reason."""
     job = await find_job(app_state, project, name)
     with app_state.watch.listen([job.id], wait_s) as listener:
         found = await app_state.store.events(job.id, after, _EVENTS_AT_ONCE)
@@ -396,11 +386,11 @@ async def events(
 
 @router.get(
     "/projects/{project}/jobs/{name}/cost",
-    "Get a job's cost and its time by phase.",
     rule=in_path(Permission.SPENDING),
     errors=("job-not-found",),
 )
 async def cost(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.CostView:
+    """Get a job's cost and its time by phase."""
     job = await find_job(app_state, project, name)
     attempts = await app_state.store.attempts(job.id)
     charges = await app_state.store.charges(job.id)
@@ -410,16 +400,14 @@ async def cost(app_state: AppState, project: ProjectPath, name: JobPath) -> wire
 
 
 @router.get(
-    "/projects/{project}/audit",
-    "Compare the bills of one job, or of the newest jobs, with the providers' own records.",
-    rule=in_path(Permission.SPENDING),
-    errors=("job-not-found",),
+    "/projects/{project}/audit", rule=in_path(Permission.SPENDING), errors=("job-not-found",)
 )
 async def audit(
     app_state: AppState,
     project: ProjectPath,
     job: Annotated[str | None, Query(max_length=80)] = None,
 ) -> wire.AuditReport:
+    """Compare the bills of one job, or of the newest jobs, with the providers' own records."""
     if job is None:
         page = await app_state.store.list_jobs(project, limit=_AUDITED)
         names = {summary.id: summary.name for summary in page.jobs}
@@ -431,35 +419,32 @@ async def audit(
     return wire.AuditReport(bills=rows, problems=[str(each) for each in silent])
 
 
-@router.get(
-    "/projects/{project}/cost", "Get a project's spending.", rule=in_path(Permission.SPENDING)
-)
+@router.get("/projects/{project}/cost", rule=in_path(Permission.SPENDING))
 async def project_cost(
     app_state: AppState, project: ProjectPath, since: AwareDatetime | None = None
 ) -> wire.ProjectCost:
+    """Get a project's spending."""
     spent = await app_state.store.spent(project, since)
     return wire.ProjectCost(project=project, since=since, total_micros=spent.micros)
 
 
 @router.post(
-    "/projects/{project}/jobs/{name}/stop",
-    "Stop a job.",
-    rule=in_path(Permission.RUN),
-    errors=("job-not-found",),
+    "/projects/{project}/jobs/{name}/stop", rule=in_path(Permission.RUN), errors=("job-not-found",)
 )
 async def stop(
     app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
 ) -> wire.JobListing:
+    """Stop a job."""
     return await _row(app_state, await app_state.control_plane.jobs.stop(project, name, ask.reason))
 
 
 @router.delete(
     "/projects/{project}/jobs/{name}",
-    "Delete an ended job with its events, log and checkpoints; its bill stays.",
     rule=in_path(Permission.RUN),
     errors=("job-not-found", "job-not-ended", "conflict"),
 )
 async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.JobRemoved:
+    """Delete an ended job with its events, log and checkpoints; its bill stays."""
     try:
         job, removed = await app_state.control_plane.jobs.remove(project, name)
     except RowNotFound:
@@ -473,7 +458,6 @@ async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wi
 
 @router.post(
     "/projects/{project}/jobs/{name}/retry",
-    "Queue an ended job again.",
     rule=in_path(Permission.RUN),
     errors=(
         "job-not-found",
@@ -491,6 +475,7 @@ async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wi
 async def retry(
     request: Request, app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.RetryAsk
 ) -> wire.JobListing:
+    """Queue an ended job again."""
     await app_state.store.archive.check(project)
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
     found = await find_job(app_state, project, name)  # says why a removed job is gone
@@ -515,13 +500,13 @@ async def retry(
 
 @router.post(
     "/projects/{project}/jobs/{name}/drill/preempt",
-    "Reclaim the job's nodes as a provider would.",
     rule=in_path(Permission.RUN),
     errors=("job-not-found", "job-not-running"),
 )
 async def drill(
     app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.DrillAsk
 ) -> wire.JobListing:
+    """Reclaim the job's nodes as a provider would."""
     if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
         raise ApiProblem(
             "invalid-request",

@@ -29,13 +29,13 @@ router = RouteGroup("fleet")
 
 @router.post(
     "/v1/invitations",
-    "Create commands that join a machine; one of them must be run on that machine.",
     rule=on_installation(Permission.OPERATE),
     status=201,
     errors=("no-joining",),
     when={Refused: "join-refused"},
 )
 async def invite(app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationView:
+    """Create commands that join a machine; one of them must be run on that machine."""
     if not 0 < ask.valid_s <= _LONGEST_H * 3600:
         raise ApiProblem(
             "invalid-request", f"`valid_s` must be more than 0 and at most {_LONGEST_H} hours"
@@ -58,19 +58,18 @@ async def invite(app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationVie
     return view(wire.InvitationView, made)
 
 
-@router.get("/v1/joined", "List the machines that joined.", rule=on_installation(Permission.VIEW))
+@router.get("/v1/joined", rule=on_installation(Permission.VIEW))
 async def machines(app_state: AppState) -> list[wire.MachineRow]:
+    """List the machines that joined."""
     serving = _joinable(app_state)
     return [view(wire.MachineRow, each) for one in serving for each in await one.machines()]
 
 
 @router.delete(
-    "/v1/joined/{name}",
-    "Dismiss a machine: its work ends, and its token becomes invalid.",
-    rule=on_installation(Permission.OPERATE),
-    errors=("machine-not-found",),
+    "/v1/joined/{name}", rule=on_installation(Permission.OPERATE), errors=("machine-not-found",)
 )
 async def dismiss(app_state: AppState, name: Annotated[str, Path(max_length=63)]) -> None:
+    """Dismiss a machine: its work ends, and its token becomes invalid."""
     for serving in _joinable(app_state):
         try:
             await serving.dismiss(name)
@@ -80,22 +79,15 @@ async def dismiss(app_state: AppState, name: Annotated[str, Path(max_length=63)]
     raise ApiProblem("machine-not-found", f"no machine {name} has joined")
 
 
-@router.get(
-    "/nodes/v1/{provider}/script",
-    "Get the script that joins a machine.",
-    rule=OPEN,
-    gives=True,
-    when={Refused: "no-joining"},
-)
+@router.get("/nodes/v1/{provider}/script", rule=OPEN, gives=True, when={Refused: "no-joining"})
 async def script(app_state: AppState, provider: ProviderPath) -> Response:
+    """Get the script that joins a machine."""
     text = await _serving(app_state, provider).script()
     return Response(text, media_type="text/x-shellscript")
 
 
 @router.post(
     "/nodes/v1/{provider}/{call}",
-    "Pass a call to the provider of a joined machine. The caller is the machine, or another "
-    "server that asks about the machine.",
     rule=MACHINE,
     sends=True,
     gives=True,
@@ -108,6 +100,9 @@ async def answer(
     provider: ProviderPath,
     call: Annotated[str, Path(max_length=63)],
 ) -> Response:
+    """Pass a call to the provider of a joined machine. The caller is the machine, or another server
+    that asks about the machine.
+    """
     signature = passed_token(request.scope)
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if signature is None and (kind != "Bearer" or not token):

@@ -25,11 +25,7 @@ _LAST = 2**63 - 1  # the largest number that the databases can store
 _MOST_DIMENSIONS = 4
 
 
-@router.get(
-    "/ledger/sums",
-    "Get the spending in a period, summed by any dimensions.",
-    rule=in_query(Permission.SPENDING),
-)
+@router.get("/ledger/sums", rule=in_query(Permission.SPENDING))
 async def sums(
     app_state: AppState,
     projects: ProjectFilter,
@@ -44,6 +40,7 @@ async def sums(
     since: AwareDatetime | None = None,
     until: AwareDatetime | None = None,
 ) -> list[wire.LedgerSumView]:
+    """Get the spending in a period, summed by any dimensions."""
     dimensions = _read_dimensions(by)
     which = LedgerFilter(projects=projects, since=since, until=until)
     rows = await app_state.store.sum_ledger(which, dimensions)
@@ -81,11 +78,7 @@ def _read_dimensions(by: str) -> list[str]:
     return names
 
 
-@router.get(
-    "/ledger",
-    "List the ledger entries that overlap a period, ordered by number.",
-    rule=in_query(Permission.SPENDING),
-)
+@router.get("/ledger", rule=in_query(Permission.SPENDING))
 async def entries(
     app_state: AppState,
     projects: ProjectFilter,
@@ -93,6 +86,7 @@ async def entries(
     until: AwareDatetime | None = None,
     after: Annotated[int, Query(ge=0, le=_LAST)] = 0,
 ) -> list[wire.LedgerEntryView]:
+    """List the ledger entries that overlap a period, ordered by number."""
     which = LedgerFilter(projects=projects, since=since, until=until)
     store = app_state.store
     lines = await store.ledger_lines(which, after=after, limit=wire.PAGE)

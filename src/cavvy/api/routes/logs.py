@@ -41,7 +41,6 @@ OnlyQuery = Annotated[bool, Query(description="Do not continue with the logs of 
 
 @router.get(
     "/projects/{project}/jobs/{name}/logs",
-    "Get a part of a rank's log; the headers contain the position of the next part.",
     rule=in_path(Permission.VIEW),
     gives=True,
     headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over", "Cavvy-Log-Times"),
@@ -60,6 +59,7 @@ async def logs(
     times: TimesQuery = False,
     only: OnlyQuery = False,
 ) -> Response:
+    """Get a part of a rank's log; the headers contain the position of the next part."""
     job = await find_job(app_state, project, name)
     # a reader that waits may also wait for an attempt that has not begun
     most = job.last_number + 1 if wait_s and not (only and job.phase in JOB_ENDS) else job.attempt

@@ -26,8 +26,9 @@ MachinePath = Annotated[str, Path(max_length=63)]
 router = RouteGroup("machines", prefix="/v1")
 
 
-@router.get("/machines", "Named machines.", rule=in_query(Permission.VIEW))
+@router.get("/machines", rule=in_query(Permission.VIEW))
 async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.MachineView]:
+    """Named machines."""
     return [
         views.machine_view(each) for each in await app_state.control_plane.machines.list(projects)
     ]
@@ -35,17 +36,16 @@ async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.Ma
 
 @router.get(
     "/projects/{project}/machines/{name}",
-    "Get one named machine.",
     rule=in_path(Permission.VIEW),
     when={RowNotFound: "machine-not-found"},
 )
 async def get(app_state: AppState, project: ProjectPath, name: MachinePath) -> wire.MachineView:
+    """Get one named machine."""
     return views.machine_view(await app_state.control_plane.machines.get(project, name))
 
 
 @router.post(
     "/projects/{project}/machines/{name}/start",
-    "Start a stopped machine again, with a job that does no work.",
     rule=in_path(Permission.RUN),
     status=201,
     when={RowNotFound: "machine-not-found"},
@@ -58,6 +58,7 @@ async def start(
     name: MachinePath,
     ask: wire.MachineStartAsk,
 ) -> wire.Submitted:
+    """Start a stopped machine again, with a job that does no work."""
     ask = structs.replace(ask, user=name_user(request, ask.user))
     await app_state.control_plane.machines.get(project, name)
     job = await start_machine(app_state, project, name, ask)
@@ -66,24 +67,24 @@ async def start(
 
 @router.post(
     "/projects/{project}/machines/{name}/stop",
-    "Stop a machine's jobs and release its nodes.",
     rule=in_path(Permission.RUN),
     when={RowNotFound: "machine-not-found"},
 )
 async def stop(app_state: AppState, project: ProjectPath, name: MachinePath) -> wire.MachineView:
+    """Stop a machine's jobs and release its nodes."""
     await app_state.control_plane.machines.get(project, name)
     return views.machine_view(await app_state.control_plane.machines.stop(project, name))
 
 
 @router.post(
     "/projects/{project}/machines/{name}/keep",
-    "Set how long a machine is kept while it has no work.",
     rule=in_path(Permission.RUN),
     when={RowNotFound: "machine-not-found", MachineStopped: "machine-stopped"},
 )
 async def keep(
     app_state: AppState, project: ProjectPath, name: MachinePath, ask: wire.MachineKeepAsk
 ) -> wire.MachineView:
+    """Set how long a machine is kept while it has no work."""
     if not 0 < ask.keep_s <= _LONGEST_H * 3600:
         text = f"`keep_s` must be more than 0 and at most {_LONGEST_H} hours"
         raise ApiProblem("invalid-request", text)
@@ -94,10 +95,10 @@ async def keep(
 
 @router.delete(
     "/projects/{project}/machines/{name}",
-    "Delete a stopped machine from the list of machines.",
     rule=in_path(Permission.RUN),
     when={RowNotFound: "machine-not-found", MachineInUse: "machine-in-use"},
 )
 async def delete(app_state: AppState, project: ProjectPath, name: MachinePath) -> None:
+    """Delete a stopped machine from the list of machines."""
     await app_state.control_plane.machines.get(project, name)
     await app_state.control_plane.machines.forget(project, name)

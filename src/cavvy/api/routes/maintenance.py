@@ -42,10 +42,9 @@ _NAME = pattern(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 router = RouteGroup("fleet", prefix="/v1")
 
 
-@router.get(
-    "/hosts", "List the server's own hosts, and who holds what.", rule=in_query(Permission.VIEW)
-)
+@router.get("/hosts", rule=in_query(Permission.VIEW))
 async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.HostView]:
+    """List the server's own hosts, and who holds what."""
     if projects is not None and not projects:
         return []
     found = await app_state.control_plane.maintenance.list()
@@ -61,23 +60,15 @@ async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.Ho
     return [_view(app_state, each, projects, reserved, ends) for each in found]
 
 
-@router.post(
-    "/hosts/cordon",
-    "Place no new work on an own host. Running work goes on.",
-    rule=on_installation(Permission.OPERATE),
-    when=_NO_NODE,
-)
+@router.post("/hosts/cordon", rule=on_installation(Permission.OPERATE), when=_NO_NODE)
 async def cordon(request: Request, app_state: AppState, ask: wire.CordonAsk) -> wire.HostView:
+    """Place no new work on an own host. Running work goes on."""
     return await _cordon(request, app_state, ask, None)
 
 
-@router.post(
-    "/hosts/drain",
-    "Cordon an own host, and let its work leave within a time.",
-    rule=on_installation(Permission.OPERATE),
-    when=_NO_NODE,
-)
+@router.post("/hosts/drain", rule=on_installation(Permission.OPERATE), when=_NO_NODE)
 async def drain(request: Request, app_state: AppState, ask: wire.DrainAsk) -> wire.HostView:
+    """Cordon an own host, and let its work leave within a time."""
     if not 0 <= ask.within_s <= _LONGEST.total_seconds():
         raise ApiProblem(
             "invalid-request",
@@ -87,33 +78,25 @@ async def drain(request: Request, app_state: AppState, ask: wire.DrainAsk) -> wi
     return await _cordon(request, app_state, ask, timedelta(seconds=ask.within_s))
 
 
-@router.post(
-    "/hosts/uncordon",
-    "Place work on an own host again. Work that was told to leave leaves.",
-    rule=on_installation(Permission.OPERATE),
-    when=_NO_NODE,
-)
+@router.post("/hosts/uncordon", rule=on_installation(Permission.OPERATE), when=_NO_NODE)
 async def uncordon(request: Request, app_state: AppState, ask: wire.UncordonAsk) -> wire.HostView:
+    """Place work on an own host again. Work that was told to leave leaves."""
     note_change(request, after={"node": ask.node, "state": "ready"})
     status = await app_state.control_plane.maintenance.uncordon(ask.node)
     return _view(app_state, status, None)
 
 
-@router.get(
-    "/reservations",
-    "List the reservations of own hosts that have not ended.",
-    rule=in_query(Permission.VIEW),
-)
+@router.get("/reservations", rule=in_query(Permission.VIEW))
 async def list_reservations(
     app_state: AppState, projects: ProjectFilter
 ) -> list[wire.ReservationView]:
+    """List the reservations of own hosts that have not ended."""
     found = await app_state.control_plane.reservations.list()
     return [_reservation(each) for each in found if is_visible(each.project, projects)]
 
 
 @router.post(
     "/reservations",
-    "Reserve own hosts or GPUs for a project.",
     rule=on_installation(Permission.OPERATE),
     status=201,
     when={
@@ -125,6 +108,7 @@ async def list_reservations(
 async def add_reservation(
     request: Request, app_state: AppState, ask: wire.ReservationAsk
 ) -> wire.ReservationView:
+    """Reserve own hosts or GPUs for a project."""
     _check_text("reason", ask.reason)
     _check_text("user", ask.user)
     if ask.name and not _NAME.fullmatch(ask.name):
@@ -164,13 +148,13 @@ async def add_reservation(
 
 @router.delete(
     "/reservations/{name}",
-    "Give what is reserved back.",
     rule=on_installation(Permission.OPERATE),
     when={RowNotFound: "reservation-not-found"},
 )
 async def delete_reservation(
     app_state: AppState, name: Annotated[str, Path(max_length=63)]
 ) -> None:
+    """Give what is reserved back."""
     await app_state.control_plane.reservations.remove(name)
 
 

@@ -18,12 +18,9 @@ _RUNS = 60  # number of simulated runs for each answer
 router = RouteGroup("markets", prefix="/v1")
 
 
-@router.get(
-    "/markets",
-    "List the observations about each offer that was ever used.",
-    rule=on_installation(Permission.VIEW),
-)
+@router.get("/markets", rule=on_installation(Permission.VIEW))
 async def markets(app_state: AppState) -> list[wire.MarketListing]:
+    """List the observations about each offer that was ever used."""
     history = app_state.control_plane.advisor.history
     knowledge = await history.knowledge(list(await history.standings())[:_MARKETS])
     found = sorted(knowledge.standings.items())
@@ -32,12 +29,13 @@ async def markets(app_state: AppState) -> list[wire.MarketListing]:
 
 @router.get(
     "/projects/{project}/jobs/{name}/forecast",
-    "Get the forecast remaining cost of a job with a deadline, and the probability "
-    "that the job ends in time.",
     rule=in_path(Permission.VIEW),
     errors=("job-not-found",),
 )
 async def forecast(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.ForecastView:
+    """Get the forecast remaining cost of a job with a deadline, and the probability that the job
+    ends in time.
+    """
     job = await find_job(app_state, project, name)
     if job.phase in JOB_ENDS:
         return wire.ForecastView(runs=0, reason="the job has ended")

@@ -33,15 +33,11 @@ _NAMES_SPARE = 10_000  # names of jobs that have ended, and are kept for now
 _RESULTS = {"answered": "answered", "lost": "lost", "refused": "unserved"}
 
 
-@router.get(
-    "/metrics",
-    "The server's figures in Prometheus' text format. Without a project, figures of all projects "
-    "whose costs the caller may see.",
-    rule=in_query(Permission.SPENDING),
-    gives=True,
-    errors=("extra-missing",),
-)
+@router.get("/metrics", rule=in_query(Permission.SPENDING), gives=True, errors=("extra-missing",))
 async def metrics(request: Request, app_state: AppState, projects: ProjectFilter) -> Response:
+    """The server's figures in Prometheus' text format. Without a project, figures of all projects
+    whose costs the caller may see.
+    """
     try:
         load_client()
     except MetricsMissing as error:

@@ -28,25 +28,20 @@ _MOST = 50  # targets of a project; each event is stored once for each of them
 _MISSING: dict[type[Exception], str] = {RowNotFound: "notice-not-found"}
 
 
-@router.get(
-    "",
-    "List where a project's notices are sent.",
-    rule=in_path(Permission.RUN),
-)
+@router.get("", rule=in_path(Permission.RUN))
 async def list_targets(app_state: AppState, project: ProjectPath) -> list[wire.NoticeRow]:
+    """List where a project's notices are sent."""
     found = await app_state.store.notices.targets(project)
     return [view(wire.NoticeRow, each, events=list(each.events)) for each in found]
 
 
-@router.put(
-    "/{name}",
-    "Set where notices are sent. Members may do this for their own jobs; for all jobs, the caller "
-    "must be an operator.",
-    rule=in_path(Permission.RUN),
-)
+@router.put("/{name}", rule=in_path(Permission.RUN))
 async def put(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.NoticeAsk
 ) -> None:
+    """Set where notices are sent. Members may do this for their own jobs; for all jobs, the caller
+    must be an operator.
+    """
     _require_own(request, project, ask.user)
     known = {each.name: each for each in await app_state.store.notices.targets(project)}
     before = known.get(name)
@@ -73,16 +68,11 @@ async def put(
     app_state.control_plane.hint(notice_key(project, name))
 
 
-@router.delete(
-    "/{name}",
-    "Send no more notices to a target, and delete those that wait.",
-    rule=in_path(Permission.RUN),
-    errors=("notice-not-found",),
-    when=_MISSING,
-)
+@router.delete("/{name}", rule=in_path(Permission.RUN), errors=("notice-not-found",), when=_MISSING)
 async def delete(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath
 ) -> None:
+    """Send no more notices to a target, and delete those that wait."""
     target = await app_state.store.notices.target(project, name)
     _require_own(request, project, target.user)
     note_change(request, before=_facts(target), after=None)
@@ -90,15 +80,12 @@ async def delete(
 
 
 @router.post(
-    "/{name}/test",
-    "Send a test message to a target, and wait for the answer of the receiver.",
-    rule=in_path(Permission.RUN),
-    errors=("notice-not-found",),
-    when=_MISSING,
+    "/{name}/test", rule=in_path(Permission.RUN), errors=("notice-not-found",), when=_MISSING
 )
 async def send_test(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath
 ) -> wire.NoticeTest:
+    """Send a test message to a target, and wait for the answer of the receiver."""
     target = await app_state.store.notices.target(project, name)
     _require_own(request, project, target.user)
     sender = app_state.control_plane.notices

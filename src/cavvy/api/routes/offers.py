@@ -31,11 +31,7 @@ router = RouteGroup("markets", prefix="/v1")
 
 
 @router.get(
-    "/projects/{project}/offers",
-    "List the offers that the project's jobs can use now and, unless `ready` is set, the list "
-    "prices of the catalog; the cheapest place of each machine type, cheapest first.",
-    rule=in_path(Permission.VIEW),
-    errors=("invalid-request",),
+    "/projects/{project}/offers", rule=in_path(Permission.VIEW), errors=("invalid-request",)
 )
 async def offers(
     app_state: AppState,
@@ -47,6 +43,9 @@ async def offers(
     ready: bool = False,
     limit: Annotated[int, Query(ge=1, le=_MOST)] = _MOST,
 ) -> wire.OfferPage:
+    """List the offers that the project's jobs can use now and, unless `ready` is set, the list
+    prices of the catalog; the cheapest place of each machine type, cheapest first.
+    """
     try:
         accelerators = parse_accelerator(gpu) if gpu else ()
     except NeedError as error:

@@ -50,59 +50,43 @@ _RATES = ("quota_micros_per_hour", "max_micros_per_hour", "user_micros_per_hour"
 _ACCELERATORS = ("quota_accelerators", "max_accelerators", "user_accelerators")
 
 
-@router.get(
-    "/projects/{project}/policy",
-    "List the policies that apply to a project's jobs, with the project's own policy last.",
-    rule=in_path(Permission.VIEW),
-)
+@router.get("/projects/{project}/policy", rule=in_path(Permission.VIEW))
 async def list_policies(app_state: AppState, project: ProjectPath) -> list[wire.ProjectPolicyView]:
+    """List the policies that apply to a project's jobs, with the project's own policy last."""
     return [_view(each) for each in await _find(app_state, project)]
 
 
-@router.get(
-    "/policy",
-    "List the policy of the installation, if it has one.",
-    rule=on_installation(Permission.VIEW),
-)
+@router.get("/policy", rule=on_installation(Permission.VIEW))
 async def list_general(app_state: AppState) -> list[wire.ProjectPolicyView]:
+    """List the policy of the installation, if it has one."""
     return [_view(each) for each in await _find(app_state, INSTALLATION)]
 
 
-@router.put(
-    "/projects/{project}/policy",
-    "Set the policy of a project, which also applies to all subprojects. Fields that the request "
-    "does not contain keep their values.",
-    rule=in_path(Permission.MANAGE),
-)
+@router.put("/projects/{project}/policy", rule=in_path(Permission.MANAGE))
 async def put(request: Request, project: ProjectPath, ask: wire.PolicyAsk) -> None:
+    """Set the policy of a project, which also applies to all subprojects. Fields that the request
+    does not contain keep their values.
+    """
     await _change(request, project, ask)
 
 
-@router.put(
-    "/policy",
-    "Set the policy of the installation, which applies to all projects. Fields that the request "
-    "does not contain keep their values.",
-    rule=on_installation(Permission.MANAGE),
-)
+@router.put("/policy", rule=on_installation(Permission.MANAGE))
 async def put_general(request: Request, ask: wire.PolicyAsk) -> None:
+    """Set the policy of the installation, which applies to all projects. Fields that the request
+    does not contain keep their values.
+    """
     await _change(request, INSTALLATION, ask)
 
 
-@router.delete(
-    "/projects/{project}/policy",
-    "Delete the policy of a project; the policies of its parent projects still apply.",
-    rule=in_path(Permission.MANAGE),
-)
+@router.delete("/projects/{project}/policy", rule=in_path(Permission.MANAGE))
 async def delete(request: Request, project: ProjectPath) -> None:
+    """Delete the policy of a project; the policies of its parent projects still apply."""
     await _put(request, project, None)
 
 
-@router.delete(
-    "/policy",
-    "Delete the policy of the installation.",
-    rule=on_installation(Permission.MANAGE),
-)
+@router.delete("/policy", rule=on_installation(Permission.MANAGE))
 async def delete_general(request: Request) -> None:
+    """Delete the policy of the installation."""
     await _put(request, INSTALLATION, None)
 
 

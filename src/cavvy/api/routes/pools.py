@@ -32,30 +32,31 @@ PoolPath = Annotated[str, Path(max_length=63)]
 _STARTING = (AttemptPhase.LAUNCHING, AttemptPhase.BOOTING)
 
 
-@router.get("/pools", "List the pools.", rule=in_query(Permission.VIEW))
+@router.get("/pools", rule=in_query(Permission.VIEW))
 async def list_all(app_state: AppState, projects: ProjectFilter) -> list[wire.PoolView]:
+    """List the pools."""
     return [_view(each) for each in await app_state.control_plane.node_pools.list(projects)]
 
 
 @router.get(
     "/projects/{project}/pools/{name}",
-    "Get one pool.",
     rule=in_path(Permission.VIEW),
     when={RowNotFound: "pool-not-found"},
 )
 async def get(app_state: AppState, project: ProjectPath, name: PoolPath) -> wire.PoolView:
+    """Get one pool."""
     return _view(await app_state.control_plane.node_pools.get(project, name))
 
 
 @router.post(
     "/projects/{project}/pools",
-    "Create the pool that the file describes, or change the pool of this name.",
     rule=in_path(Permission.OPERATE),
     errors=("invalid-pool", "consent-needed"),
 )
 async def apply(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.PoolAsk
 ) -> wire.PoolView:
+    """Create the pool that the file describes, or change the pool of this name."""
     try:
         async with app_state.parsing:
             pool = await to_thread(read_pool, ask.text, file=ask.path, project=project)
@@ -74,23 +75,23 @@ async def apply(
 
 @router.delete(
     "/projects/{project}/pools/{name}",
-    "Remove a pool, whose idle nodes are then removed.",
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "pool-not-found", PoolInUse: "pool-in-use"},
 )
 async def delete(app_state: AppState, project: ProjectPath, name: PoolPath) -> None:
+    """Remove a pool, whose idle nodes are then removed."""
     await app_state.control_plane.node_pools.remove(project, name)
 
 
 @router.get(
     "/projects/{project}/pools/{name}/shape",
-    "Get what each node that the pool can have now has at least.",
     rule=in_path(Permission.VIEW),
     when={RowNotFound: "pool-not-found"},
 )
 async def get_shape(
     app_state: AppState, project: ProjectPath, name: PoolPath
 ) -> wire.PoolShapeView:
+    """Get what each node that the pool can have now has at least."""
     pool = await app_state.store.node_pools.get(project, name)
     need = pool.resources.choices[0]
     wanted = need.accelerators[0] if need.accelerators else None
@@ -111,13 +112,13 @@ async def get_shape(
 
 @router.get(
     "/projects/{project}/pools/{name}/nodes",
-    "List the nodes that another cluster has ordered from the pool.",
     rule=in_path(Permission.VIEW),
     when={RowNotFound: "pool-not-found"},
 )
 async def list_nodes(
     app_state: AppState, project: ProjectPath, name: PoolPath
 ) -> list[wire.ClusterNodeView]:
+    """List the nodes that another cluster has ordered from the pool."""
     pool = await app_state.store.node_pools.get(project, name)
     nodes = await app_state.control_plane.node_pools.list_nodes(pool)
     return [_view_node(pool, each) for each in nodes]
@@ -125,13 +126,13 @@ async def list_nodes(
 
 @router.post(
     "/projects/{project}/pools/{name}/nodes",
-    "Start nodes, which another cluster names, and return all nodes that it has ordered.",
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "pool-not-found", NotOfCluster: "pool-unfit"},
 )
 async def order_nodes(
     app_state: AppState, project: ProjectPath, name: PoolPath, ask: wire.ClusterNodesAsk
 ) -> list[wire.ClusterNodeView]:
+    """Start nodes, which another cluster names, and return all nodes that it has ordered."""
     await app_state.store.archive.check(project)
     if len(ask.nodes) > MOST_NODES:
         raise ApiProblem("invalid-request", f"{len(ask.nodes):,} nodes are too many")
@@ -143,13 +144,13 @@ async def order_nodes(
 
 @router.post(
     "/projects/{project}/pools/{name}/nodes/release",
-    "Give nodes of another cluster back, and return the nodes that are left.",
     rule=in_path(Permission.OPERATE),
     when={RowNotFound: "pool-not-found"},
 )
 async def release_nodes(
     app_state: AppState, project: ProjectPath, name: PoolPath, ask: wire.ClusterNodesAsk
 ) -> list[wire.ClusterNodeView]:
+    """Give nodes of another cluster back, and return the nodes that are left."""
     await app_state.control_plane.node_pools.release_nodes(project, name, ask.nodes)
     return await list_nodes(app_state, project, name)
 

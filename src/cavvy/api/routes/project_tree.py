@@ -23,7 +23,6 @@ router = RouteGroup("accounts", prefix="/v1/projects/{project}")
 
 @router.post(
     "/move",
-    "Move a project and its subprojects below another project or to the top level.",
     rule=in_path(Permission.MANAGE),
     errors=("policy-lifted", "project-archived", "project-budgets"),
     when={RowNotFound: "project-not-found", NameConflict: "project-loop"},
@@ -31,8 +30,10 @@ router = RouteGroup("accounts", prefix="/v1/projects/{project}")
 async def move_project(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.ProjectMove
 ) -> wire.ProjectView:
-    """Move the project. The caller must be an admin of the new parent and of the old parent. After
-    the move, the old parent's roles and policies no longer apply to the project.
+    """Move a project and its subprojects below another project or to the top level.
+
+    Move the project. The caller must be an admin of the new parent and of the old parent. After the
+    move, the old parent's roles and policies no longer apply to the project.
     """
     former = await _find(app_state, project)
     require_above(request, former.parent, f"move {project}")
@@ -50,16 +51,13 @@ async def move_project(
     )
 
 
-@router.post(
-    "/archive",
-    "Archive a project and its subprojects: nothing new starts in them, and all their data "
-    "stays readable.",
-    rule=in_path(Permission.MANAGE),
-    errors=("project-busy",),
-)
+@router.post("/archive", rule=in_path(Permission.MANAGE), errors=("project-busy",))
 async def archive(
     request: Request, app_state: AppState, project: ProjectPath, ask: wire.ProjectArchiveAsk
 ) -> wire.ProjectView:
+    """Archive a project and its subprojects: nothing new starts in them, and all their data stays
+    readable.
+    """
     found = await _find(app_state, project)
     parents = {each.name: each.parent for each in await app_state.store.projects()}
     names, now = list_below(project, parents), app_state.now()
@@ -73,13 +71,9 @@ async def archive(
     return wire.ProjectView(name=project, parent=found.parent, roles=roles, archived_at=at)
 
 
-@router.delete(
-    "/archive",
-    "Unarchive a project, with the subprojects that were archived at the same time.",
-    rule=in_path(Permission.MANAGE),
-    errors=("project-archived",),
-)
+@router.delete("/archive", rule=in_path(Permission.MANAGE), errors=("project-archived",))
 async def unarchive(request: Request, app_state: AppState, project: ProjectPath) -> None:
+    """Unarchive a project, with the subprojects that were archived at the same time."""
     note_change(request, after={"archived": None})
     await app_state.store.archive.lift(project)
 

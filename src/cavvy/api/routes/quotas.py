@@ -20,12 +20,11 @@ from cavvy.providers.base import ProviderError
 router = RouteGroup("fleet", prefix="/v1")
 
 
-@router.get(
-    "/quotas", "List the account's quotas at the providers.", rule=on_installation(Permission.VIEW)
-)
+@router.get("/quotas", rule=on_installation(Permission.VIEW))
 async def quotas(
     app_state: AppState, provider: Annotated[str | None, Query(max_length=63)] = None
 ) -> wire.QuotaReport:
+    """List the account's quotas at the providers."""
     pool = app_state.control_plane.pool
     names = sorted(pool.providers) if provider is None else [provider]
     if provider is not None and provider not in pool.providers:

@@ -24,24 +24,21 @@ router = RouteGroup("jobs", prefix="/v1")
 NamePath = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=63)]
 
 
-@router.get(
-    "/projects/{project}/recipes",
-    "List the task files that the project's members share.",
-    rule=in_path(Permission.VIEW),
-)
+@router.get("/projects/{project}/recipes", rule=in_path(Permission.VIEW))
 async def list_recipes(app_state: AppState, project: ProjectPath) -> list[wire.RecipeView]:
+    """List the task files that the project's members share."""
     return [view(wire.RecipeView, each) for each in await app_state.store.recipes(project)]
 
 
 @router.put(
     "/projects/{project}/recipes/{name}",
-    "Share a task file with the project's members.",
     rule=in_path(Permission.RUN),
     errors=("invalid-task", "too-large"),
 )
 async def put(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.RecipeAsk
 ) -> None:
+    """Share a task file with the project's members."""
     if len(ask.text) > _LONGEST:
         raise ApiProblem("too-large", f"the recipe has more than {_LONGEST:,} characters")
     async with app_state.parsing:
@@ -60,12 +57,10 @@ async def put(
 
 
 @router.delete(
-    "/projects/{project}/recipes/{name}",
-    "Delete a recipe.",
-    rule=in_path(Permission.RUN),
-    errors=("recipe-not-found",),
+    "/projects/{project}/recipes/{name}", rule=in_path(Permission.RUN), errors=("recipe-not-found",)
 )
 async def delete(app_state: AppState, project: ProjectPath, name: NamePath) -> None:
+    """Delete a recipe."""
     try:
         await app_state.store.delete_recipe(project, name)
     except RowNotFound:

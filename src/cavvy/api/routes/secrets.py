@@ -27,26 +27,21 @@ router = RouteGroup("secrets", prefix="/v1")
 NamePath = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 
-@router.get(
-    "/projects/{project}/secrets",
-    "List the names of a project's secrets.",
-    rule=in_path(Permission.RUN),
-)
+@router.get("/projects/{project}/secrets", rule=in_path(Permission.RUN))
 async def list_names(app_state: AppState, project: ProjectPath) -> wire.SecretList:
+    """List the names of a project's secrets."""
     found = await app_state.store.secrets(project)
     rows = [view(wire.SecretRow, secret) for secret in found]
     return wire.SecretList(secrets=rows)
 
 
 @router.put(
-    "/projects/{project}/secrets/{name}",
-    "Set a secret.",
-    rule=in_path(Permission.OPERATE),
-    errors=("too-large",),
+    "/projects/{project}/secrets/{name}", rule=in_path(Permission.OPERATE), errors=("too-large",)
 )
 async def put(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.SecretAsk
 ) -> None:
+    """Set a secret."""
     try:
         check_secret(name)
     except WrongValue as error:
@@ -71,34 +66,27 @@ async def put(
 
 @router.delete(
     "/projects/{project}/secrets/{name}",
-    "Delete a secret.",
     rule=in_path(Permission.OPERATE),
     errors=("secret-not-found",),
 )
 async def delete(app_state: AppState, project: ProjectPath, name: NamePath) -> None:
+    """Delete a secret."""
     try:
         await app_state.store.delete_secret(project, name)
     except RowNotFound:
         raise ApiProblem("secret-not-found", f"project {project} has no secret {name}") from None
 
 
-@router.get(
-    "/secret-keys",
-    "List the keys that encrypt secrets, with the number of secrets for each key.",
-    rule=on_installation(Permission.MANAGE),
-)
+@router.get("/secret-keys", rule=on_installation(Permission.MANAGE))
 async def list_used(app_state: AppState) -> list[credential_wire.SecretKeyRow]:
+    """List the keys that encrypt secrets, with the number of secrets for each key."""
     found = await list_keys(app_state.store, app_state.sealer, app_state.file_keys)
     return [view(credential_wire.SecretKeyRow, each) for each in found]
 
 
-@router.post(
-    "/secret-keys/rotate",
-    "Create a new key, unless the settings name a key, and encrypt all secrets again.",
-    rule=on_installation(Permission.MANAGE),
-    errors=("disk-full",),
-)
+@router.post("/secret-keys/rotate", rule=on_installation(Permission.MANAGE), errors=("disk-full",))
 async def rotate(request: Request, app_state: AppState) -> credential_wire.RotationView:
+    """Create a new key, unless the settings name a key, and encrypt all secrets again."""
     note_change(request, after={"new_key": app_state.sealer.keys.renewable})
     done = await rotate_key(app_state.store, app_state.sealer, app_state.file_keys)
     unreadable = [

@@ -24,14 +24,16 @@ _LEAST_SPACE = 256 * 1024
 router = RouteGroup("server")
 
 
-@router.get("/v1/health", "Check that the server and its database answer.", rule=OPEN)
+@router.get("/v1/health", rule=OPEN)
 async def health(app_state: AppState) -> wire.Health:
+    """Check that the server and its database answer."""
     await app_state.store.installation()
     return wire.Health(status="ok")
 
 
-@router.get("/v1/server", "Get this server's properties and state.", rule=SIGNED_IN)
+@router.get("/v1/server", rule=SIGNED_IN)
 async def server(app_state: AppState, principal: Principal) -> wire.ServerView:
+    """Get this server's properties and state."""
     visible = list_visible(principal, Permission.VIEW)
     counts = await app_state.store.count_jobs(visible, set(JobPhase) - JOB_ENDS)
     inside = decide(principal, Permission.VIEW, INSTALLATION) is Verdict.ALLOWED
@@ -75,10 +77,7 @@ def _find_problem(app_state: AppState, inside: bool) -> str:
     return f"services cannot be reached: {reason}" if reason else ""
 
 
-@router.post(
-    "/v1/server/stop",
-    "Stop the server; nodes and their work continue.",
-    rule=on_installation(Permission.OPERATE),
-)
+@router.post("/v1/server/stop", rule=on_installation(Permission.OPERATE))
 async def stop(app_state: AppState) -> None:
+    """Stop the server; nodes and their work continue."""
     app_state.stop()

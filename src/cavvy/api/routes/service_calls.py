@@ -40,7 +40,6 @@ CallStateQuery = Annotated[Literal["waiting", "done", "dead"], Query(description
 
 @router.post(
     "",
-    "Add a call to the queue of a service. If a call with this ID exists, no call is added.",
     rule=in_path(Permission.RUN),
     answer=wire.QueuedCallView,
     status=201,
@@ -55,6 +54,7 @@ async def submit(
     name: ServicePath,
     ask: wire.QueuedCallAsk,
 ) -> Response:
+    """Add a call to the queue of a service. If a call with this ID exists, no call is added."""
     _check(ask)
     now = app_state.now()
     note_change(request, after={"call": ask.id, "path": ask.path})
@@ -78,12 +78,7 @@ async def submit(
     return reply(_view(found), 201 if new else 200)
 
 
-@router.get(
-    "",
-    "List calls of a service by ID, and count the calls in each state.",
-    rule=in_path(Permission.RUN),
-    when={RowNotFound: "service-not-found"},
-)
+@router.get("", rule=in_path(Permission.RUN), when={RowNotFound: "service-not-found"})
 async def list_calls(
     app_state: AppState,
     project: ProjectPath,
@@ -92,6 +87,7 @@ async def list_calls(
     after: Annotated[str, Query(max_length=128)] = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> wire.CallQueueView:
+    """List calls of a service by ID, and count the calls in each state."""
     kind = None if state is None else CallState(state)
     found, counts = await _calls(app_state).list(project, name, kind, after, limit)
     running = _calls(app_state).list_running(project, name) or frozenset()
@@ -99,51 +95,35 @@ async def list_calls(
     return wire.CallQueueView(calls=[_view(each, running) for each in found], counts=shown)
 
 
-@router.get(
-    "/{call}",
-    "Get one call with its result.",
-    rule=in_path(Permission.RUN),
-    when={RowNotFound: "call-not-found"},
-)
+@router.get("/{call}", rule=in_path(Permission.RUN), when={RowNotFound: "call-not-found"})
 async def get(
     app_state: AppState, project: ProjectPath, name: ServicePath, call: CallPath
 ) -> wire.QueuedResultView:
+    """Get one call with its result."""
     found, body = await _calls(app_state).get(project, name, call)
     running = _calls(app_state).list_running(project, name) or frozenset()
     return wire.QueuedResultView(call=_view(found, running), body=body)
 
 
-@router.post(
-    "/retry",
-    "Send all dead calls of a service again.",
-    rule=in_path(Permission.RUN),
-    when={RowNotFound: "service-not-found"},
-)
+@router.post("/retry", rule=in_path(Permission.RUN), when={RowNotFound: "service-not-found"})
 async def retry_all(app_state: AppState, project: ProjectPath, name: ServicePath) -> wire.CallCount:
+    """Send all dead calls of a service again."""
     return wire.CallCount(calls=await _calls(app_state).retry(project, name, None))
 
 
-@router.post(
-    "/{call}/retry",
-    "Send a dead call again.",
-    rule=in_path(Permission.RUN),
-    when={RowNotFound: "call-not-found"},
-)
+@router.post("/{call}/retry", rule=in_path(Permission.RUN), when={RowNotFound: "call-not-found"})
 async def retry(
     app_state: AppState, project: ProjectPath, name: ServicePath, call: CallPath
 ) -> wire.CallCount:
+    """Send a dead call again."""
     return wire.CallCount(calls=await _calls(app_state).retry(project, name, call))
 
 
-@router.delete(
-    "",
-    "Delete the calls of a service that are in one state.",
-    rule=in_path(Permission.RUN),
-    when={RowNotFound: "service-not-found"},
-)
+@router.delete("", rule=in_path(Permission.RUN), when={RowNotFound: "service-not-found"})
 async def purge(
     app_state: AppState, project: ProjectPath, name: ServicePath, state: CallStateQuery
 ) -> wire.CallCount:
+    """Delete the calls of a service that are in one state."""
     count = await _calls(app_state).purge(project, name, CallState(state))
     return wire.CallCount(calls=count)
 

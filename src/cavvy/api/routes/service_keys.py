@@ -35,15 +35,11 @@ _LIMITS = (
 KeyPath = Annotated[str, Path(max_length=32, pattern=r"^[0-9a-f]+$", description="The key's ID.")]
 
 
-@router.get(
-    "",
-    "List the keys of a service, without their secrets.",
-    rule=in_path(Permission.RUN),
-    when={RowNotFound: "service-not-found"},
-)
+@router.get("", rule=in_path(Permission.RUN), when={RowNotFound: "service-not-found"})
 async def list_keys(
     app_state: AppState, project: ProjectPath, name: ServicePath
 ) -> list[wire.ServiceKeyView]:
+    """List the keys of a service, without their secrets."""
     found = await app_state.control_plane.services.get(project, name)
     used = {} if found.traffic is None else found.traffic.keys_used
     service = note_uses(found.service, used)
@@ -52,8 +48,6 @@ async def list_keys(
 
 @router.post(
     "",
-    "Create a key that may call the service. The answer contains the key, which cannot "
-    "be read again.",
     rule=in_path(Permission.RUN),
     status=201,
     errors=("service-open",),
@@ -66,6 +60,9 @@ async def make(
     name: ServicePath,
     ask: wire.ServiceKeyAsk,
 ) -> wire.ServiceKeyMade:
+    """Create a key that may call the service. The answer contains the key, which cannot be read
+    again.
+    """
     _check(ask)
     found = await app_state.control_plane.services.get(project, name)
     if not found.service.spec.keys:
@@ -95,13 +92,13 @@ async def make(
 
 @router.delete(
     "/{key}",
-    "Revoke a key immediately.",
     rule=in_path(Permission.RUN),
     when={RowNotFound: "service-not-found", KeyUnknown: "service-key-not-found"},
 )
 async def revoke(
     app_state: AppState, project: ProjectPath, name: ServicePath, key: KeyPath
 ) -> None:
+    """Revoke a key immediately."""
     await app_state.control_plane.services.remove_key(project, name, key)
 
 

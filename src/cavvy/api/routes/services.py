@@ -88,19 +88,20 @@ _FOLDER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-@router.get("/services", "Services.", rule=in_query(Permission.VIEW))
+@router.get("/services", rule=in_query(Permission.VIEW))
 async def list_all(app_state: AppState, projects: ProjectFilter) -> list[ServedView]:
+    """Services."""
     found = await app_state.control_plane.services.list(projects)
     return [await _view(app_state, each) for each in found]
 
 
 @router.get(
     "/projects/{project}/services/{name}",
-    "One service.",
     rule=in_path(Permission.VIEW),
     when={RowNotFound: "service-not-found"},
 )
 async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> ServedView:
+    """One service."""
     found = await app_state.control_plane.services.get(project, name)
     shown = await _view(app_state, found)
     return structs.replace(
@@ -115,7 +116,6 @@ async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> S
 
 @router.put(
     "/projects/{project}/services/{name}",
-    "Start a service, or deploy a new revision of it.",
     rule=in_path(Permission.RUN),
     errors=(
         "invalid-task",
@@ -136,6 +136,7 @@ async def put(
     name: ServicePath,
     ask: wire.SubmitRequest,
 ) -> ServedView:
+    """Start a service, or deploy a new revision of it."""
     ask = structs.replace(ask, user=name_user(request, ask.user), name=name)
     digest = sha256(ask.text.encode()).hexdigest() if isinstance(ask.text, str) else None
     note_change(request, after={"name": name, "file_sha256": digest})
@@ -145,12 +146,13 @@ async def put(
 
 @router.delete(
     "/projects/{project}/services/{name}",
-    "End a service. The service's replicas finish their requests; then the replicas and the "
-    "service are removed.",
     rule=in_path(Permission.RUN),
     when={RowNotFound: "service-not-found"},
 )
 async def delete(app_state: AppState, project: ProjectPath, name: ServicePath) -> ServedView:
+    """End a service. The service's replicas finish their requests; then the replicas and the
+    service are removed.
+    """
     found = await _services(app_state).end(project, name)
     return await _view(app_state, found)
 
@@ -409,7 +411,6 @@ async def view_queue(app_state: AppState, service: StoredService) -> QueueView:
 
 @router.post(
     "/projects/{project}/jobs/{name}/model",
-    "Create a service's working folder from the files of the job's newest checkpoint.",
     rule=in_path(Permission.RUN),
     errors=("job-not-found", "disk-full"),
     when={RowNotFound: "no-model", NotManifest: "snapshot-missing"},
@@ -421,6 +422,7 @@ async def make(
     name: JobPath,
     ask: service_wire.ModelFolderAsk,
 ) -> service_wire.ModelFolderView:
+    """Create a service's working folder from the files of the job's newest checkpoint."""
     if ask.below is not None and not _FOLDER_NAME.fullmatch(ask.below):
         raise ApiProblem("invalid-request", "`below` must be the name of a folder, such as model")
     if len(ask.snapshots) > _MOST_SNAPSHOTS or not all(map(_HASH.fullmatch, ask.snapshots)):

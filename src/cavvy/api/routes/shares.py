@@ -18,13 +18,11 @@ from cavvy.store.base import ProjectFilter, is_visible
 router = RouteGroup("jobs", "/v1")
 
 
-@router.get(
-    "/shares",
-    "Show the share of each project in the queue, what it has used, what it holds and waits for "
-    "now, and who has borrowed its quota.",
-    rule=in_query(Permission.VIEW),
-)
+@router.get("/shares", rule=in_query(Permission.VIEW))
 async def list_shares(app_state: AppState, projects: ProjectFilter) -> wire.ShareReport:
+    """Show the share of each project in the queue, what it has used, what it holds and waits for
+    now, and who has borrowed its quota.
+    """
     queue = app_state.control_plane.fair_queue
     standings, book = await queue.list_standings(app_state.now())
     policies = {each.project: each.policy for each in await app_state.store.policies()}

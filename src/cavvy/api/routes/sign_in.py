@@ -25,8 +25,9 @@ from cavvy.store.base import SignInConflict
 router = RouteGroup("sign-in", prefix="/v1")
 
 
-@router.get("/sign-in", "List the providers with which people can sign in.", rule=OPEN)
+@router.get("/sign-in", rule=OPEN)
 async def list_ways(app_state: AppState) -> list[wire.SignInWay]:
+    """List the providers with which people can sign in."""
     trusts = await app_state.store.sign_ins.trusts()
     return [
         wire.SignInWay(name=each.name, issuer=each.issuer, client_id=each.client_id)
@@ -35,15 +36,11 @@ async def list_ways(app_state: AppState) -> list[wire.SignInWay]:
     ]
 
 
-@router.post(
-    "/sign-in",
-    "Exchange an ID token of a trusted issuer for a token of an account. An ID token can be "
-    "exchanged once.",
-    rule=OPEN,
-    status=201,
-    errors=("sign-in-refused", "issuer-silent"),
-)
+@router.post("/sign-in", rule=OPEN, status=201, errors=("sign-in-refused", "issuer-silent"))
 async def sign_in(request: Request, app_state: AppState, ask: wire.SignInAsk) -> wire.SignInMade:
+    """Exchange an ID token of a trusted issuer for a token of an account. An ID token can be
+    exchanged once.
+    """
     found, until = await _verify(request, ask.id_token)
     now, secret = app_state.now(), make_token()
     expires_at = now + found.trust.lifetime

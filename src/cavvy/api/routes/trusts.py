@@ -33,23 +33,20 @@ _LIFETIMES_S = (60, 30 * 86_400)
 TrustPath = Annotated[str, Path(max_length=63)]
 
 
-@router.get(
-    "/trusts",
-    "List the issuers whose ID tokens are accepted.",
-    rule=on_installation(Permission.MANAGE),
-)
+@router.get("/trusts", rule=on_installation(Permission.MANAGE))
 async def list_trusts(app_state: AppState) -> list[wire.TrustView]:
+    """List the issuers whose ID tokens are accepted."""
     return [_view(each) for each in await app_state.store.sign_ins.trusts()]
 
 
 @router.post(
     "/trusts",
-    "Accept an issuer's ID tokens.",
     rule=on_installation(Permission.MANAGE),
     errors=("account-not-found",),
     when={NameConflict: "name-taken"},
 )
 async def add_trust(request: Request, app_state: AppState, ask: wire.TrustAsk) -> None:
+    """Accept an issuer's ID tokens."""
     store = app_state.store
     _check(ask)
     trust = _make(ask)
@@ -68,11 +65,11 @@ async def add_trust(request: Request, app_state: AppState, ask: wire.TrustAsk) -
 
 @router.delete(
     "/trusts/{trust}",
-    "Stop accepting an issuer's ID tokens, and revoke all tokens and roles of its trust.",
     rule=on_installation(Permission.MANAGE),
     when={RowNotFound: "trust-not-found"},
 )
 async def remove_trust(request: Request, app_state: AppState, trust: TrustPath) -> None:
+    """Stop accepting an issuer's ID tokens, and revoke all tokens and roles of its trust."""
     sign_ins = app_state.store.sign_ins
     known = {each.name: each for each in await sign_ins.trusts()}
     note_change(request, before=_facts(known[trust]) if trust in known else None)
