@@ -329,8 +329,6 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
     from cavvy.cli.view.drawing import draw_bars
     from cavvy.cli.view.report import ReportSection, ReportTable, make_page
     from cavvy.costs.decision import OptionKind
-    from cavvy.domain.facts import Fact
-    from cavvy.domain.values import replace
 
     total = sum(asked.weights.values())
     shown = _list_shown(made)
@@ -340,26 +338,6 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
             {p.criterion: p.score * asked.weights.get(p.criterion, 0) / total for p in each.points},
         )
         for each in shown
-    ]
-    facts = [
-        replace(point.fact, name=f"{each.option.name}: {point.criterion}: {point.fact.name}")
-        for each in shown
-        for point in each.points
-    ]
-    for name, weight in asked.weights.items():
-        facts.append(asked.make_fact("weights", f"weight of {name}", weight, "", "as usual"))
-    newest = max(each.as_of for each in facts if each.as_of)
-    facts += [
-        Fact(
-            name=each.what,
-            value=value,
-            unit=each.unit,
-            source="computed from the figures of this report",
-            as_of=newest,
-            formula="" if value is each.now else "where both places have the same score",
-        )
-        for each in made.turning
-        for value in (each.now, each.at)
     ]
     named = [("Answer", made.answer), ("Runner-up", made.runner_up)]
     sections = [
@@ -384,4 +362,31 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
             ),
         ),
     ]
-    return make_page(f"Decision: {asked.plan.name}", sections, facts)
+    return make_page(f"Decision: {asked.plan.name}", sections, _list_facts(made, asked))
+
+
+def _list_facts(made: "PlaceDecision", asked: "DecisionFile") -> "list[Fact]":
+    """Return the figures of the report: points of places, weights and turning points."""
+    from cavvy.domain.facts import Fact
+    from cavvy.domain.values import replace
+
+    facts = [
+        replace(point.fact, name=f"{each.option.name}: {point.criterion}: {point.fact.name}")
+        for each in _list_shown(made)
+        for point in each.points
+    ]
+    for name, weight in asked.weights.items():
+        facts.append(asked.make_fact("weights", f"weight of {name}", weight, "", "as usual"))
+    newest = max(each.as_of for each in facts if each.as_of)
+    return facts + [
+        Fact(
+            name=each.what,
+            value=value,
+            unit=each.unit,
+            source="computed from the figures of this report",
+            as_of=newest,
+            formula="" if value is each.now else "where both places have the same score",
+        )
+        for each in made.turning
+        for value in (each.now, each.at)
+    ]

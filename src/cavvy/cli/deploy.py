@@ -13,8 +13,9 @@ from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
-    from cavvy.cli.task.deployment import Deployment
+    from cavvy.cli.task.deployment import Deployment, ModelChoice
     from cavvy.client import ApiClient
+    from cavvy.client.edge_wire import ModelView
 
 
 @click.command("deploy")
@@ -72,7 +73,7 @@ def command(
     """
     from cavvy.cli.model import find_version
     from cavvy.cli.reach.service_call import await_url, list_advice
-    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file, prepare_version
+    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
 
     if file is not None and (engine or model):
         raise CommandFailure(
@@ -81,26 +82,14 @@ def command(
     with session() as client:
         choice = ModelChoice(source=source or "", engine=engine or "", path=model or "")
         version = find_version(client, project, name) if "@" in name else None
-        if version is None:
+        if version is not None:
+            found = _prepare_version(client, version, service, file, param, choice)
+        else:
             job = client.job(project, name)
             found = (
                 prepare(client, job, service, param, choice)
                 if file is None
                 else prepare_file(client, job, file, param, choice)
-            )
-        elif source:
-            raise CommandFailure("--from is for jobs: a version has its own files", exit_code=2)
-        elif file is not None:
-            found = prepare_version(client, version, file, param)
-        elif version.job:
-            job = client.job(project, version.job)
-            found = prepare(client, job, service, param, choice, version)
-        else:
-            raise CommandFailure(
-                f"{version.name} was not published from a job, whose resources and image the "
-                "service would use",
-                "add --service FILE",
-                exit_code=2,
             )
         _start(client, project, service, found, yes=yes)
         served = await_url(client, project, service)
@@ -115,6 +104,31 @@ def command(
     of = version.name if version else f"job {name}"
     click.echo(f"the service serves {found.what} of {of}")
     click.echo("\n".join(list_advice(served)))
+
+
+def _prepare_version(
+    client: "ApiClient",
+    version: "ModelView",
+    service: str,
+    file: str | None,
+    param: tuple[str, ...],
+    choice: "ModelChoice",
+) -> "Deployment":
+    from cavvy.cli.task.deployment import prepare, prepare_version
+
+    if choice.source:
+        raise CommandFailure("--from is for jobs: a version has its own files", exit_code=2)
+    if file is not None:
+        return prepare_version(client, version, file, param)
+    if not version.job:
+        raise CommandFailure(
+            f"{version.name} was not published from a job, whose resources and image the service "
+            "would use",
+            "add --service FILE",
+            exit_code=2,
+        )
+    job = client.job(version.project, version.job)
+    return prepare(client, job, service, param, choice, version)
 
 
 def _start(

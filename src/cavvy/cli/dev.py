@@ -200,56 +200,90 @@ def command(
     name = loaded.task.machine or loaded.task.name
     with session() as client:
         project = project or loaded.task.project
-        job, seen = _find_session(client, project, name), 0
-        resources = json.loads(options.overrides or "{}").get("resources", {})
-        if job is None and home:
-            job, seen = _resume_session(client, project, name, resources, yes)
-        if job is None and click.get_current_context().meta.get(_RESUMES):
-            there = named(project, name)
-            pool = f" --pool {loaded.task.pool}" if loaded.task.pool else ""
-            raise CommandFailure(
-                f"no session {there} has a kept home",
-                f"`cavvy dev --home --machine {there}{pool}` starts one; "
-                "`cavvy machines` lists the names of machines",
-            )
+        resources = json.loads(options.overrides or "{}").get("resources", {}) if home else None
+        job, seen = _find_or_resume(client, loaded, project, name, resources, yes)
         if job is None:
             made = submit_loaded(client, loaded, file, params, project, name, yes)
             job = client.job(project, made.name)
-        elif not seen:
-            if resources and click.get_current_context().meta.get(_RESUMES):
-                raise CommandFailure(
-                    f"session {job.name} still has its nodes",
-                    f"`{_end_command(job)}` ends it, and then this command resumes it elsewhere",
-                )
-            click.echo(f"session {job.name} is already running; the options are ignored", err=True)
         try:
             _wait(client, job, seen)
             if job.machine is not None:
                 click.echo(say_machine(client.machine(project, name)), err=True)
-            folder = _read_folder(_output(client, job, ["pwd", "-P"]))
-            if ide == "jupyter" and _START_JUPYTER not in _task(job)["run"]:
-                _add_jupyter(client, job, folder)
-            if ide == "code-server":
-                _add_code_server(client, job)
-            way = _SessionWay(
-                project=project,
-                name=name if job.machine is not None else job.name,
-                again=_again_command(job, name),
-                end=_end_command(job),
-                folder=folder,
-                ports=container.ports if container is not None else (),
-                home=(_task(job).get("checkpoint") or {}).get("path") == _HOME,
-                sync=None if sync_folder is None else Path(sync_folder).resolve(),
-            )
+            ports = container.ports if container is not None else ()
+            way = _find_way(client, job, name, ide, ports, sync_folder)
             _connect(way, ide, no_open=no_open)
         except KeyboardInterrupt:
-            there = named(project, job.machine or job.name)
-            click.echo(
-                f"\nsession {there} continues; reconnect with: {_again_command(job, name)}    "
-                f"end the session: {_end_command(job)}",
-                err=True,
-            )
+            _say_continues(job, name)
             raise
+
+
+def _find_or_resume(
+    client: "ApiClient",
+    loaded: "LoadedTask",
+    project: str,
+    name: str,
+    resources: dict[str, object] | None,
+    yes: bool,
+) -> "tuple[JobDetail | None, int]":
+    """Return the job of the session, and the number of its last event before it was resumed. A
+    session whose home is kept is resumed with these keys of its resources replaced; `resources` is
+    None if the home is not kept. Raises CommandFailure if `cavvy dev resume` finds no session.
+    """
+    resumes = click.get_current_context().meta.get(_RESUMES)
+    job, seen = _find_session(client, project, name), 0
+    if job is not None:
+        if resources and resumes:
+            raise CommandFailure(
+                f"session {job.name} still has its nodes",
+                f"`{_end_command(job)}` ends it, and then this command resumes it elsewhere",
+            )
+        click.echo(f"session {job.name} is already running; the options are ignored", err=True)
+    elif resources is not None:
+        job, seen = _resume_session(client, project, name, resources, yes)
+    if job is None and resumes:
+        there = named(project, name)
+        pool = f" --pool {loaded.task.pool}" if loaded.task.pool else ""
+        raise CommandFailure(
+            f"no session {there} has a kept home",
+            f"`cavvy dev --home --machine {there}{pool}` starts one; "
+            "`cavvy machines` lists the names of machines",
+        )
+    return job, seen
+
+
+def _find_way(
+    client: "ApiClient",
+    job: "JobDetail",
+    name: str,
+    ide: str,
+    ports: "Sequence[int]",
+    sync_folder: str | None,
+) -> "_SessionWay":
+    """Return the way to the session, in which Jupyter or code-server runs if `ide` needs it."""
+    folder = _read_folder(_output(client, job, ["pwd", "-P"]))
+    if ide == "jupyter" and _START_JUPYTER not in _task(job)["run"]:
+        _add_jupyter(client, job, folder)
+    if ide == "code-server":
+        _add_code_server(client, job)
+    return _SessionWay(
+        project=job.project,
+        name=name if job.machine is not None else job.name,
+        again=_again_command(job, name),
+        end=_end_command(job),
+        folder=folder,
+        ports=ports,
+        home=(_task(job).get("checkpoint") or {}).get("path") == _HOME,
+        sync=None if sync_folder is None else Path(sync_folder).resolve(),
+    )
+
+
+def _say_continues(job: "JobDetail", name: str) -> None:
+    there = named(job.project, job.machine or job.name)
+    click.echo(
+        f"\nsession {there} continues; reconnect with: {_again_command(job, name)}    "
+        f"end the session: {_end_command(job)}",
+        err=True,
+    )
 
 
 def _again_command(job: "JobDetail", name: str) -> str:

@@ -304,15 +304,7 @@ def deploy(
     from cavvy.client.edge_wire import RolloutAsk, deploy_model
     from cavvy.domain.edge import PROGRAM
 
-    name, at, number = model.rpartition("@")
-    if model == PROGRAM:
-        name, at, number = model, "@", "0"
-    if not at or not number:
-        raise CommandFailure(
-            f"{model}: expected MODEL@NUMBER or MODEL@LABEL, such as defects@7",
-            "`cavvy model list` lists models",
-            exit_code=2,
-        )
+    name, number = (model, "0") if model == PROGRAM else _read_version(model)
     if window and _WINDOW.fullmatch(window) is None:
         raise CommandFailure(f"--window {window}: expected hours such as 1-5", exit_code=2)
     hours = [int(each) for each in window.split("-")] if window else []
@@ -341,6 +333,18 @@ def deploy(
         told = ", ".join(made.left_out[:4]) + (", …" if len(made.left_out) > 4 else "")
         click.echo(f"note: the model must stay in {made.residency}: not on {told}", err=True)
     click.echo("`cavvy edge rollouts` shows how far it is")
+
+
+def _read_version(model: str) -> tuple[str, str]:
+    """Return the name of MODEL@NUMBER or MODEL@LABEL, and the number or label."""
+    name, _, number = model.rpartition("@")
+    if not name or not number:
+        raise CommandFailure(
+            f"{model}: expected MODEL@NUMBER or MODEL@LABEL, such as defects@7",
+            "`cavvy model list` lists models",
+            exit_code=2,
+        )
+    return name, number
 
 
 @command.command("rollouts")

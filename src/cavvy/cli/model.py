@@ -28,6 +28,8 @@ from cavvy.domain.units import format_count
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cavvy.client import ApiClient
     from cavvy.client.edge_wire import ModelView
     from cavvy.store.objects.hub import HubRepository
@@ -100,29 +102,21 @@ def publish(
 
     measured = _read_notes(notes)
     with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
-        snapshot = job = below = ""
-        if source.startswith(_REGISTRIES):
-            source = str(_pull_from(source, Path(fresh, "pulled")))
-        if not Path(source).exists() and ("/" in source or Path(source).suffix):
-            raise CommandFailure(f"{source}: the file does not exist", exit_code=2)
-        if not Path(source).exists():
+        job = below = ""
+        folder = _find_files(source, Path(fresh, "pulled"))
+        if folder is None:
             snapshot, job, below = _copy_checkpoint(client, project, source)
         if conversions or evaluate:
-            folder = Path(fresh, "model")
-            if Path(source).exists():
-                _copy(Path(source), folder)
+            model = Path(fresh, "model")
+            if folder is None:
+                _download(client, project, snapshot, below, model)
             else:
-                _download(client, project, snapshot, below, folder)
-                below = ""
-            if "onnx" in conversions:
-                main, figures = _convert_to_onnx(folder, main, evaluate)
-                measured |= figures
-            others = [each for each in conversions if each != "onnx"]
-            for each in others or [""]:
-                measured |= _convert(folder, main, each, evaluate)
+                _copy(folder, model)
+            folder, below = model, ""
+            main, figures = _measure(model, main, conversions, evaluate)
+            measured |= figures
+        if folder is not None:
             snapshot = _upload(client, project, folder)
-        elif Path(source).exists():
-            snapshot = _upload(client, project, Path(source))
         made = publish_model(
             client,
             project,
@@ -140,10 +134,40 @@ def publish(
     if output == "json":
         json_out(made)
         return
+    _say_published(made)
+
+
+def _find_files(source: str, pulled: Path) -> Path | None:
+    """Return the file or folder of the model, which comes to `pulled` from another registry, or
+    None if `source` is a job. Raises CommandFailure.
+    """
+    if source.startswith(_REGISTRIES):
+        return _pull_from(source, pulled)
+    if Path(source).exists():
+        return Path(source)
+    if "/" in source or Path(source).suffix:
+        raise CommandFailure(f"{source}: the file does not exist", exit_code=2)
+    return None
+
+
+def _say_published(made: "ModelView") -> None:
     told = [f"{key} {value:g}" for key, value in made.notes.items()]
     size = formatting.show_size(made.size)
     click.echo(f"published {made.name}: {', '.join([made.main, size, *told])}")
     click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")
+
+
+def _measure(
+    folder: Path, main: str, conversions: "Sequence[str]", evaluate: Path | None
+) -> tuple[str, dict[str, float]]:
+    """Convert and evaluate the model in `folder`. Return its main file and what was measured."""
+    measured = dict[str, float]()
+    if "onnx" in conversions:
+        main, figures = _convert_to_onnx(folder, main, evaluate)
+        measured |= figures
+    for each in [each for each in conversions if each != "onnx"] or [""]:
+        measured |= _convert(folder, main, each, evaluate)
+    return main, measured
 
 
 @command.command("list")

@@ -253,7 +253,6 @@ def _list_results(study: _Study) -> "list[Fact]":
 def _make_report(study: _Study) -> str:
     from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
     from cavvy.cli.view.report import ReportSection, ReportTable, make_page
-    from cavvy.domain.facts import Fact
 
     options = study.forecast.options
     points = [
@@ -264,17 +263,6 @@ def _make_report(study: _Study) -> str:
     bars = [(each.name, {k: v for k, v in each.kinds.items() if v > 0}) for each in options]
     own, rent = study.forecast.find("owned"), study.forecast.find("cloud")
     tornado = [(row.assumption.name, row.at_low, row.at_high) for row in study.tornado]
-    facts = [
-        Fact(
-            name=each.name,
-            value=each.value,
-            unit=each.unit,
-            source=each.source,
-            as_of=each.as_of,
-            formula="" if each.low == each.high else f"{each.low:g} to {each.high:g}",
-        )
-        for each in study.plan.assumptions.values()
-    ] + _list_results(study)
     sections = [
         ReportSection(
             title="Result",
@@ -317,4 +305,21 @@ def _make_report(study: _Study) -> str:
                 table=ReportTable(heads=["option", "5 %", "50 %", "95 %"], rows=rows),
             )
         )
+    facts = [*_list_assumptions(study), *_list_results(study)]
     return make_page(f"Costs of ownership: {study.plan.name}", sections, facts)
+
+
+def _list_assumptions(study: _Study) -> "list[Fact]":
+    from cavvy.domain.facts import Fact
+
+    return [
+        Fact(
+            name=each.name,
+            value=each.value,
+            unit=each.unit,
+            source=each.source,
+            as_of=each.as_of,
+            formula="" if each.low == each.high else f"{each.low:g} to {each.high:g}",
+        )
+        for each in study.plan.assumptions.values()
+    ]

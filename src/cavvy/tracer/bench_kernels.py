@@ -298,6 +298,16 @@ def _convolutions(device: Device) -> Iterator[Case]:
     yield from _convolution(device, "tf32", "nhwc", *_WIDE_IMAGES[0])
 
 
+def _operands(
+    device: Device, shapes: Sequence[Sequence[int]], precision: str, layout: str
+) -> tuple[torch.Tensor, ...]:
+    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    return tuple(
+        device.random(*shape, precision=precision).contiguous(memory_format=form)
+        for shape in shapes
+    )
+
+
 def _convolution(
     device: Device,
     precision: str,
@@ -315,31 +325,24 @@ def _convolution(
     padding = kernel // 2 if stride < kernel or kernel == 1 else 0
     out = (side + 2 * padding - kernel) // stride + 1
     options = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
-    form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     first = inputs == 3  # the gradient of images is not computed
-
-    def operands() -> tuple[torch.Tensor, ...]:
-        shapes = (
-            (batch, inputs, side, side),
-            (outputs, inputs // groups, kernel, kernel),
-            (batch, outputs, out, out),
-        )
-        return tuple(
-            device.random(*shape, precision=precision).contiguous(memory_format=form)
-            for shape in shapes
-        )
+    shapes = (
+        (batch, inputs, side, side),
+        (outputs, inputs // groups, kernel, kernel),
+        (batch, outputs, out, out),
+    )
 
     def forward() -> Call:
-        images, weights, _ = operands()
+        images, weights, _ = _operands(device, shapes, precision, layout)
         return lambda: _aten.convolution(images, weights, None, *options)
 
     def backward() -> Call:
-        images, weights, grad = operands()
+        images, weights, grad = _operands(device, shapes, precision, layout)
         mask = [not first, True, False]
         return lambda: _aten.convolution_backward(grad, images, weights, None, *options, mask)
 
     depth, pixels = inputs // groups * kernel * kernel, batch * out * out
-    counts = (batch * inputs * side * side, outputs * depth, batch * outputs * out * out)
+    counts = [prod(shape) for shape in shapes]
     item = TYPES[precision].itemsize
     case = Case(
         kind="conv",

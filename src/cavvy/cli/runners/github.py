@@ -15,6 +15,8 @@ from cavvy.cli.view.numbers import WholeRange
 from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cavvy.cli.runners.controller import RunnerController, RunnerTask
     from cavvy.cli.runners.scale_sets import AppKey, GitHubProblem
     from cavvy.client import ApiClient
@@ -85,15 +87,8 @@ def serve(
     except GitHubProblem as problem:
         raise CommandFailure(str(problem), exit_code=2) from problem
     with session(patience_s=_WEEK_S) as client:
-        if labels and len(files) > 1:
-            raise CommandFailure("--label needs exactly one file", exit_code=2)
-        asked = [(file, "") for file in files]
-        asked = [(files[0], _read_label(each)) for each in labels] or asked
-        tasks = [_read_task(client, file, own, project, yes=yes) for file, own in asked]
+        tasks = _read_tasks(client, files, labels, project, yes=yes)
         tasks = [replace(task, others=_read_also(also)) for task in tasks]
-        if len({task.label for task in tasks}) < len(tasks):
-            what = "labels" if labels else "files"
-            raise CommandFailure(f"two {what} have the same name", "give each its own name", 2)
         controllers = [
             RunnerController(
                 client.sibling(),
@@ -118,6 +113,25 @@ def serve(
                 _run(controllers)
         except GitHubProblem as problem:
             raise _explain(problem) from problem
+
+
+def _read_tasks(
+    client: "ApiClient",
+    files: "Sequence[str]",
+    labels: "Sequence[str]",
+    project: str | None,
+    *,
+    yes: bool,
+) -> "list[RunnerTask]":
+    """Return a task for each file, or for each label of the one file."""
+    if labels and len(files) > 1:
+        raise CommandFailure("--label needs exactly one file", exit_code=2)
+    asked = [(files[0], _read_label(each)) for each in labels] or [(file, "") for file in files]
+    tasks = [_read_task(client, file, own, project, yes=yes) for file, own in asked]
+    if len({task.label for task in tasks}) < len(tasks):
+        what = "labels" if labels else "files"
+        raise CommandFailure(f"two {what} have the same name", "give each its own name", 2)
+    return tasks
 
 
 def _run(controllers: "list[RunnerController]") -> NoReturn:

@@ -1,7 +1,7 @@
 """Describes the queue and the capacity as `scheduler.start_estimates` needs them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
 
@@ -79,24 +79,14 @@ def make_queue_state(
     index = HostIndex(host for host in snapshot.market.hosts if host.ready)
     known: dict[tuple[int, frozenset[str]], Sequence[_Wish]] = {}
 
-    def find_wishes(suited: _Suited, avoid: frozenset[str] = frozenset()) -> Sequence[_Wish]:
+    def find_wishes(suited: _Suited, avoid: frozenset[str]) -> Sequence[_Wish]:
         key = id(suited), avoid
         if key not in known:
             found = _list_wishes(suited, index, avoid)
             known[key] = [wish for wish in found if not wish.boots or boots_s.get(wish.provider)]
         return known[key]
 
-    wishes: list[Sequence[_Wish]] = []
-    rests_s: list[float] = []  # until the first place of a job that avoids all its places
-    for each in waiting:
-        avoid = frozenset(place for place, until in each.job.avoid.items() if until > now)
-        wished = () if is_steered(each.job) else find_wishes(each.suited, avoid)
-        rests_s.append(0.0)
-        if avoid and not wished and not is_steered(each.job):
-            wished = find_wishes(each.suited)
-            first = min(each.job.avoid[place] for place in avoid)
-            rests_s[-1] = (first - now) / timedelta(seconds=1)
-        wishes.append(wished)
+    wishes = [_find_wished(each, find_wishes, now) for each in waiting]
     lanes = _Lanes(known.values(), snapshot, index.by_name, allocations)
     bounds = [tuple(limits.list_bounds(each.row, _find_cost(each))) for each in waiting]
     left = {key: free for found in bounds for key, _, free in found}
@@ -116,12 +106,31 @@ def make_queue_state(
                 demands=lanes.list_demands(wished),
                 limits={key: amount for key, amount, _ in bound},
                 boots_s=boots_s.get(wished[0].provider, ()) if wished else (),
-                rests_s=rest_s,
+                rests_s=rests_s,
             )
-            for each, wished, bound, rest_s in zip(waiting, wishes, bounds, rests_s, strict=True)
+            for each, (wished, rests_s), bound in zip(waiting, wishes, bounds, strict=True)
         ],
         limits=left,
     )
+
+
+def _find_wished(
+    waiting: WaitingRow,
+    find_wishes: Callable[[_Suited, frozenset[str]], Sequence[_Wish]],
+    now: datetime,
+) -> tuple[Sequence[_Wish], float]:
+    """Return what the job may start on and, for a job that avoids all its places, the seconds until
+    it may use the first of them.
+    """
+    job = waiting.job
+    if is_steered(job):
+        return (), 0.0
+    avoid = {place: until for place, until in job.avoid.items() if until > now}
+    wished = find_wishes(waiting.suited, frozenset(avoid))
+    if wished or not avoid:
+        return wished, 0.0
+    rests = min(avoid.values()) - now
+    return find_wishes(waiting.suited, frozenset()), rests / timedelta(seconds=1)
 
 
 def find_kind_of(job: JobRecord) -> GangKind:
