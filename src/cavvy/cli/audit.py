@@ -10,7 +10,7 @@ from cavvy.cli.reach.arguments import since_option
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def command() -> None:
 @click.option("--account", help="Show only requests of this account.")
 @click.option("--refused", is_flag=True, help="Show only refused requests.")
 @since_option
-@click.option("-n", "--limit", type=WholeRange(1, 1000), default=50, help="The number of records.")
+@count_option("-n", "--limit", most=1000, default=50, help="The number of records.")
 @output_option
 def list_records(
     project: str | None,

@@ -10,7 +10,7 @@ import click
 
 from cavvy.cli.reach.arguments import complete_providers
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import (
     TableColumn,
     json_out,
@@ -334,12 +334,7 @@ def list_price_sources(output: str) -> None:
 @click.option(
     "--provider", metavar="NAME", shell_complete=complete_providers, help="Only this provider."
 )
-@click.option(
-    "--limit",
-    type=WholeRange(min=0),
-    default=20,
-    help="The number of changes to show, 0 for all.",
-)
+@count_option("--limit", least=0, default=20, help="The number of changes to show, 0 for all.")
 @output_option
 def diff(old: str | None, new: str | None, provider: str | None, limit: int, output: str) -> None:
     """Show the differences between two catalogs: new offers, removed offers and changed prices. The

@@ -16,7 +16,7 @@ from cavvy.cli.reach.service_call import (
 )
 from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -41,12 +41,7 @@ _DATA = b"data:"
     default=None,
     help="The system message, which the model receives before the conversation.",
 )
-@click.option(
-    "--max-tokens",
-    type=WholeRange(min=1),
-    default=None,
-    help="The maximum number of tokens in an answer.",
-)
+@count_option("--max-tokens", help="The maximum number of tokens in an answer.")
 @answer_timeout_option
 def command(
     name: str,

@@ -18,7 +18,7 @@ from cavvy.cli.reach.providers import (
     load_settings,
 )
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange
+from cavvy.cli.view.numbers import positive_option
 from cavvy.cli.view.output import (
     TableColumn,
     json_out,
@@ -83,12 +83,8 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
     is_flag=True,
     help="Rent the cheapest machine of NAME for about a minute, and print its bill.",
 )
-@click.option(
-    "--max-usd",
-    type=NumberRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="The maximum cost of the check with --live.",
+@positive_option(
+    "--max-usd", default=1.0, show_default=True, help="The maximum cost of the check with --live."
 )
 @output_option
 def command(

@@ -8,7 +8,7 @@ import click
 from cavvy.cli.reach.arguments import complete_gpus, providers_option
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, WholeRange
+from cavvy.cli.view.numbers import NumberRange, count_option
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
 from cavvy.domain.units import format_price
 from cavvy.domain.values import Struct, replace
@@ -39,7 +39,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     default="bf16",
     help="The peak rate by which prices are divided.",
 )
-@click.option("--limit", type=WholeRange(min=0), help="Rows, 0 for all.  [default: 25 in tables]")
+@count_option("--limit", least=0, help="Rows, 0 for all.  [default: 25 in tables]")
 @click.option(
     "--report", type=_FILE, help="Write a report with charts: .html, or .pdf by Chromium."
 )

@@ -9,7 +9,7 @@ import click
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 
 if TYPE_CHECKING:
     import socket
@@ -31,9 +31,10 @@ _TRIES = 20  # ports that are tried if the usual one is in use
 
 
 @click.command("console")
-@click.option(
+@count_option(
     "--port",
-    type=WholeRange(0, 65535),
+    least=0,
+    most=65535,
     help=f"The port; the default is {_USUAL_PORT} or, if it is in use, the next free port.",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")

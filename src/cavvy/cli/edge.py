@@ -10,7 +10,7 @@ from cavvy.cli.reach.session import any_project_option, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import NumberRange, WholeRange, read_length
+from cavvy.cli.view.numbers import NumberRange, count_option, read_length
 from cavvy.cli.view.output import (
     TableColumn,
     json_option,
@@ -41,9 +41,7 @@ def command() -> None:
 @command.command("token")
 @project_option
 @click.option("--site", required=True, help="Where the devices are, such as lyon.")
-@click.option(
-    "--count", default=1, type=WholeRange(1, 100_000), help="How many devices may use the token."
-)
+@count_option("--count", most=100_000, default=1, help="How many devices may use the token.")
 @click.option("--valid", default="24h", metavar="TIME", help="How long the token is valid.")
 @click.option("--allow-exec", is_flag=True, help="Let `cavvy edge exec` run commands on them.")
 @_label_option

@@ -9,7 +9,7 @@ import click
 from cavvy.cli.reach.arguments import complete_gpus
 from cavvy.cli.reach.scripts import script_argument
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, WholeRange
+from cavvy.cli.view.numbers import count_option, positive_option
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ class _Command(click.Command):
     type=click.Path(dir_okay=False),
     help="A saved work profile.",
 )
-@click.option(
-    "--batch", type=WholeRange(min=1), help="Samples in a micro-batch on one accelerator."
-)
+@count_option("--batch", help="Samples in a micro-batch on one accelerator.")
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "tf32", "bf16", "fp16", "fp8"]),
@@ -70,25 +68,15 @@ class _Command(click.Command):
     help="How attention is computed: by a fused kernel, or with the scores stored in memory.",
 )
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing (with --model only).")
-@click.option(
-    "--accumulate",
-    type=WholeRange(min=1),
-    help="Micro-batches per step.  [default: from the trace, or 1]",
-)
-@click.option(
-    "--gpus",
-    type=WholeRange(min=1),
-    default=1,
-    help="Accelerators per node.",
-)
+@count_option("--accumulate", help="Micro-batches per step.  [default: from the trace, or 1]")
+@count_option("--gpus", default=1, help="Accelerators per node.")
 @click.option(
     "--fsdp",
     is_flag=True,
     help="Shard parameters, gradients and optimizer state across the accelerators.",
 )
-@click.option(
+@positive_option(
     "--samples",
-    type=NumberRange(min=0, min_open=True),
     help="Number of samples in the whole run, to also estimate the run's duration and cost.",
 )
 @click.option(
@@ -104,10 +92,8 @@ class _Command(click.Command):
     type=click.Path(dir_okay=False, writable=True),
     help="Write the work profile to this file, which a task can name as `work.profile`.",
 )
-@click.option(
-    "--limit",
-    type=WholeRange(min=0),
-    help=f"The number of rows, 0 for all.  [default: {_ROWS} in tables]",
+@count_option(
+    "--limit", least=0, help=f"The number of rows, 0 for all.  [default: {_ROWS} in tables]"
 )
 @output_option
 def command(script: str | None, arguments: tuple[str, ...], output: str, **given: Any) -> None:

@@ -12,7 +12,7 @@ from cavvy.agent.images.own_command import names_own_command
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_settings
 from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 
 if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
@@ -36,11 +36,8 @@ if TYPE_CHECKING:
     default=True,
     help="Ask the configured provider for a fitting offer (--ask), or make no requests (--blind).",
 )
-@click.option(
-    "--index",
-    type=WholeRange(0),
-    default=None,
-    help="Which job of an array or a sweep to write; the default is the first.",
+@count_option(
+    "--index", least=0, help="Which job of an array or a sweep to write; the default is the first."
 )
 @param_option
 def command(

@@ -5,7 +5,7 @@ import click
 from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import NumberRange, WholeRange, read_usd
+from cavvy.cli.view.numbers import NumberRange, count_option, positive_option, read_usd
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.cli.view.token_limits import read_seconds
 
@@ -23,19 +23,12 @@ def command() -> None:
 @service_argument
 @project_option
 @click.option("--label", default="", help="A note that shows what the key is for.")
-@click.option(
-    "--rate",
-    type=NumberRange(min=0, min_open=True),
-    help="The maximum number of requests per second with this key.",
+@positive_option("--rate", help="The maximum number of requests per second with this key.")
+@count_option(
+    "--burst", help="The number of requests that --rate permits at the same time; the default is 1."
 )
-@click.option(
-    "--burst",
-    type=WholeRange(min=1),
-    help="The number of requests that --rate permits at the same time; the default is 1.",
-)
-@click.option(
+@count_option(
     "--tokens-per-minute",
-    type=WholeRange(min=1),
     help="The maximum number of tokens of language models per minute: of prompts and completions.",
 )
 @click.option(

@@ -18,7 +18,7 @@ from cavvy.cli.reach.session import (
     rank_option,
     session,
 )
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, LogChunk
@@ -33,13 +33,8 @@ if TYPE_CHECKING:
     "-f", "--follow", "following", is_flag=True, help="Follow the log until the job ends."
 )
 @rank_option
-@click.option(
-    "--attempt",
-    type=WholeRange(1),
-    default=None,
-    help="Print only the log of this attempt; the default is all attempts.",
-)
-@click.option("-n", "--tail", type=WholeRange(0), default=None, help="Print only the last N lines.")
+@count_option("--attempt", help="Print only the log of this attempt; the default is all attempts.")
+@count_option("-n", "--tail", least=0, help="Print only the last N lines.")
 @since_option
 @click.option(
     "--timestamps",

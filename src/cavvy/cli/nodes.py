@@ -13,7 +13,7 @@ from cavvy.cli.reach.arguments import complete_hosts
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, any_project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument
-from cavvy.cli.view.numbers import WholeRange, read_length
+from cavvy.cli.view.numbers import count_option, read_length
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -154,11 +154,11 @@ def who(names: tuple[str, ...], output: str) -> None:
 @command.command("cordon")
 @_hosts_argument
 @_reason_option
-@click.option(
+@count_option(
     "--gpu",
     "gpus",
+    least=0,
     metavar="N",
-    type=WholeRange(min=0),
     multiple=True,
     help="Close only this GPU of the host, counted from 0 as by `who`; repeat for several.",
 )

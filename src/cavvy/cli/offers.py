@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_gpus, complete_regions, providers_option
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.offers import list_sellers
 from cavvy.domain.units import (
@@ -78,10 +78,8 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
     default="price",
     help="The order of the offers.",
 )
-@click.option(
-    "--limit",
-    type=WholeRange(min=0),
-    help="The number of rows, 0 for all.  [default: 20 in tables, else all]",
+@count_option(
+    "--limit", least=0, help="The number of rows, 0 for all.  [default: 20 in tables, else all]"
 )
 @click.option(
     "--accelerators",

@@ -12,7 +12,7 @@ from cavvy.cli.task.load_options import load_options
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import show_dollars
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 from cavvy.domain.values import Struct, replace
 
@@ -34,12 +34,7 @@ if TYPE_CHECKING:
     default="cost",
     help="The order: the lowest expected total cost, or the earliest finish.",
 )
-@click.option(
-    "--limit",
-    type=WholeRange(min=1),
-    default=10,
-    help="How many offers to show.",
-)
+@count_option("--limit", default=10, help="How many offers to show.")
 @click.option(
     "--all-locations",
     is_flag=True,

@@ -8,7 +8,7 @@ import click
 from cavvy.cli.reach.end_signals import ended_by_signals
 from cavvy.cli.reach.scripts import explain_relative_import, script_argument
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, WholeRange
+from cavvy.cli.view.numbers import NumberRange, count_option, positive_option
 from cavvy.packages import extra_command
 
 PRICE = "CAVVY_PRICE_USD_HR"
@@ -18,12 +18,7 @@ PATIENCE_S = 10.0  # extra seconds for more rounds if the windows are short
 script_arguments = click.argument(
     "arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED
 )
-ranks_option = click.option(
-    "--ranks",
-    type=WholeRange(min=1),
-    default=1,
-    help="Number of processes on this machine.",
-)
+ranks_option = count_option("--ranks", default=1, help="Number of processes on this machine.")
 price_option = click.option(
     "--price",
     type=NumberRange(min=0),
@@ -31,10 +26,9 @@ price_option = click.option(
 )
 
 
-limit_option = click.option(
+limit_option = positive_option(
     "--time-limit",
     "limit_min",
-    type=NumberRange(min=0, min_open=True),
     metavar="MINUTES",
     default=15.0,
     show_default=True,
@@ -50,18 +44,10 @@ limit_option = click.option(
 @ranks_option
 @price_option
 @limit_option
-@click.option(
-    "--steps",
-    type=WholeRange(min=2),
-    default=13,
-    help="Number of training steps in each measured window.",
+@count_option(
+    "--steps", least=2, default=13, help="Number of training steps in each measured window."
 )
-@click.option(
-    "--rounds",
-    type=WholeRange(min=2),
-    default=5,
-    help="Number of times that each window is measured.",
-)
+@count_option("--rounds", least=2, default=5, help="Number of times that each window is measured.")
 @click.option(
     "--trace",
     metavar="FILE.json",

@@ -9,7 +9,7 @@ from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import any_project_option, default_project, list_jobs
 from cavvy.cli.reach.watch import show_repeatedly, watch_option
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _RECENT = 20
     metavar="METRIC:min|max",
     help="List the jobs of the array by a metric that they report, the best first.",
 )
-@click.option("-n", "--limit", type=WholeRange(1), default=None, help="Maximum number of rows.")
+@count_option("-n", "--limit", help="Maximum number of rows.")
 @watch_option
 @output_option
 def command(

@@ -10,7 +10,7 @@ from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def command() -> None:
 @service_argument
 @project_option
 @click.option("--state", type=click.Choice(_STATES), help="Only the calls in this state.")
-@click.option("--limit", type=WholeRange(1, 1000), default=100, help="The maximum number of calls.")
+@count_option("--limit", most=1000, default=100, help="The maximum number of calls.")
 @output_option
 def list_calls(name: str, project: str, state: str | None, limit: int, output: str) -> None:
     """List the calls of a service by ID, with the number of calls in each state."""

@@ -7,7 +7,7 @@ import click
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange
+from cavvy.cli.view.numbers import positive_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 from cavvy.domain.values import replace
 
@@ -37,11 +37,7 @@ _COLUMNS = (
 @click.option(
     "--request", is_flag=True, help="Print the provider's commands that request higher limits."
 )
-@click.option(
-    "--to",
-    type=NumberRange(min=0, min_open=True),
-    help="The limit to request. [default: the placeholder NEW_LIMIT]",
-)
+@positive_option("--to", help="The limit to request. [default: the placeholder NEW_LIMIT]")
 @output_option
 def command(
     provider: str | None,

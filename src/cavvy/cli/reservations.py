@@ -11,7 +11,7 @@ from cavvy.cli.reach.session import any_project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument
-from cavvy.cli.view.numbers import WholeRange, read_length
+from cavvy.cli.view.numbers import count_option, read_length
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def command() -> None:
     help="The hosts to reserve.",
     shell_complete=complete_hosts,
 )
-@click.option("--gpus", type=WholeRange(min=1), metavar="N", help="Reserve N GPUs of any host.")
+@count_option("--gpus", metavar="N", help="Reserve N GPUs of any host.")
 @click.option("--from", "begin", default="now", metavar="TIME", help="The begin, in local time.")
 @click.option("--for", "length", required=True, metavar="TIME", help="The length, such as 4h.")
 @click.option("--name", default="", help="The name; the default is the project with a number.")

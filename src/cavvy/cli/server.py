@@ -8,7 +8,7 @@ from cavvy.cli.installation import adopt, backup, restore, setup
 from cavvy.cli.reach.session import failures, make_failure, make_patience
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import json_option
 
 
@@ -157,7 +157,7 @@ def status(output: str) -> None:
 
 
 @command.command("logs")
-@click.option("-n", "--lines", default=50, type=WholeRange(1), help="The number of lines.")
+@count_option("-n", "--lines", default=50, help="The number of lines.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 def logs(lines: int, follow: bool) -> None:
     """Print the end of the server's own log."""

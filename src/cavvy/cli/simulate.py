@@ -11,7 +11,7 @@ from cavvy.cli.task.simulated_service import serve
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import NumberRange, WholeRange
+from cavvy.cli.view.numbers import NumberRange, WholeRange, count_option, positive_option
 from cavvy.cli.view.output import json_out, output_option
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
@@ -42,7 +42,6 @@ _DRAWN = (
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
-_COUNT = WholeRange(min=1)
 _segments_option = click.option(
     "--segments", is_flag=True, help="Include every run with its segments in the JSON output."
 )
@@ -53,12 +52,8 @@ _parquet_option = click.option(
 _plot_option = click.option(
     "--plot", type=_FILE, help="Draw cost against slack (.svg, .png or .pdf)."
 )
-_processes_option = click.option(
-    "--processes",
-    type=_COUNT,
-    default=None,
-    show_default="all cores",
-    help="Number of worker processes.",
+_processes_option = count_option(
+    "--processes", show_default="all cores", help="Number of worker processes."
 )
 _gantt_option = click.option(
     "--gantt", type=_FILE, help="Draw the first runs over time (.svg, .png or .pdf)."
@@ -173,30 +168,16 @@ def _run_scenario(
     metavar="TIME,...",
     help="Time from a launch until the job has resumed; this time is billed, but no work is done.",
 )
-@click.option(
-    "--windows",
-    type=_COUNT,
-    default=20,
-    help="Number of random start times for each market.",
-)
+@count_option("--windows", default=20, help="Number of random start times for each market.")
 @click.option("--seed", type=WholeRange(), default=0, help="Seed for the random start times.")
 @click.option(
     "--together",
     is_flag=True,
     help="Simulate one run across the markets of all traces, instead of one run per trace.",
 )
-@click.option(
-    "--on-demand",
-    type=NumberRange(min=0, min_open=True),
-    default=1.0,
-    metavar="USD",
-    help="On-demand price per hour.",
-)
-@click.option(
-    "--spot-ratio",
-    type=NumberRange(min=0, min_open=True),
-    default=0.3,
-    help="Ratio of spot to on-demand price, for traces without prices.",
+@positive_option("--on-demand", default=1.0, metavar="USD", help="On-demand price per hour.")
+@positive_option(
+    "--spot-ratio", default=0.3, help="Ratio of spot to on-demand price, for traces without prices."
 )
 @click.option(
     "--prices",
@@ -214,12 +195,7 @@ def _run_scenario(
     default=50.0,
     help="Size of the checkpoint that a move between regions transfers.",
 )
-@click.option(
-    "--nodes",
-    type=_COUNT,
-    default=1,
-    help="Number of nodes of the job.",
-)
+@count_option("--nodes", default=1, help="Number of nodes of the job.")
 @click.option(
     "--optimum/--no-optimum",
     default=True,
@@ -272,16 +248,9 @@ def spot(**given: Any) -> None:
     help="A CSV file with the columns `vc` and `node num`: the number of nodes in each virtual "
     "cluster.",
 )
-@click.option(
-    "--gpus-per-node",
-    type=_COUNT,
-    default=8,
-    help="GPUs per node.",
-)
-@click.option(
-    "--shared-gpus",
-    type=_COUNT,
-    help="Let all projects (column vc) share one pool with this many GPUs.",
+@count_option("--gpus-per-node", default=8, help="GPUs per node.")
+@count_option(
+    "--shared-gpus", help="Let all projects (column vc) share one pool with this many GPUs."
 )
 @click.option(
     "--resume",
@@ -312,7 +281,7 @@ def spot(**given: Any) -> None:
     type=_INPUT,
     help="CSV with the column `workload` and one column per policy: results to compare with.",
 )
-@click.option("--runs", type=_COUNT, default=3, help="Number of random orders of the pods.")
+@count_option("--runs", default=3, help="Number of random orders of the pods.")
 @click.option("--page", type=_FILE, help="Write tables and plots as an HTML page.")
 @_processes_option
 @_csv_option
@@ -384,19 +353,11 @@ class _FleetOptions(Struct, frozen=True, kw_only=True):
 
 
 @command.command("edge")
-@click.option(
-    "--devices",
-    type=WholeRange(min=1, max=1_000_000),
-    default=10_000,
-    help="Devices of the rollout.",
-)
-@click.option("--sites", type=_COUNT, default=100, help="Sites, each with one link.")
+@count_option("--devices", most=1_000_000, default=10_000, help="Devices of the rollout.")
+@count_option("--sites", default=100, help="Sites, each with one link.")
 @click.option("--size-mib", type=NumberRange(min=0), default=20.0, help="What a device fetches.")
-@click.option(
-    "--site-mib-per-s",
-    type=NumberRange(min=0, min_open=True),
-    default=12.0,
-    help="Bandwidth of a site, which its devices share.",
+@positive_option(
+    "--site-mib-per-s", default=12.0, help="Bandwidth of a site, which its devices share."
 )
 @click.option(
     "--cuts-per-day",
@@ -426,8 +387,8 @@ class _FleetOptions(Struct, frozen=True, kw_only=True):
 @click.option(
     "--days", type=NumberRange(min=0, max=30), default=2.0, help="Longest simulated time."
 )
-@click.option("--runs", type=_COUNT, default=1, help="Runs, with seeds from --seed on.")
-@click.option("--seed", type=WholeRange(min=0), default=0, help="Seed of the first run.")
+@count_option("--runs", default=1, help="Runs, with seeds from --seed on.")
+@count_option("--seed", least=0, default=0, help="Seed of the first run.")
 @output_option
 def edge(runs: int, seed: int, output: str, **given: Any) -> None:
     """Roll a model out to simulated devices with the code that carries real rollouts on.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
 from cavvy.domain.values import Struct, replace
 
@@ -45,8 +45,8 @@ _FORMULAS = {
 @click.option(
     "--report", type=_FILE, help="Write a report with charts: .html, or .pdf by Chromium."
 )
-@click.option("--runs", type=WholeRange(0, 100_000), default=1000, help="Random plans; 0 for none.")
-@click.option("--seed", type=WholeRange(0), default=1, help="The seed of the random plans.")
+@count_option("--runs", least=0, most=100_000, default=1000, help="Random plans; 0 for none.")
+@count_option("--seed", least=0, default=1, help="The seed of the random plans.")
 @json_option
 def command(file: str, report: Path | None, runs: int, seed: int, output: str) -> None:
     """Show what the same work costs on rented machines, on own machines and on a mix.

@@ -21,7 +21,7 @@ from cavvy.cli.profile import (
 from cavvy.cli.reach.end_signals import ended_by_signals
 from cavvy.cli.reach.scripts import explain_relative_import, list_words, script_argument
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 
 if TYPE_CHECKING:
     from cavvy.tuning.tune import PlanTuner
@@ -40,18 +40,15 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Also try changes that alter results: compile, bf16, fp8, micro-batch, ...",
 )
-@click.option(
+@count_option(
     "--pairs",
-    type=WholeRange(min=3),
+    least=3,
     default=6,
     help="Number of pairs of windows for each change. A pair is a window without the change and a "
     "window with it.",
 )
-@click.option(
-    "--steps",
-    type=WholeRange(min=2),
-    default=10,
-    help="Number of training steps in each measured window.",
+@count_option(
+    "--steps", least=2, default=10, help="Number of training steps in each measured window."
 )
 @click.option(
     "--plan",

@@ -11,7 +11,7 @@ import click
 
 from cavvy.cli.reach.session import USUAL_PROJECT, named, session
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange
+from cavvy.cli.view.numbers import positive_option
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -23,9 +23,8 @@ _START_S = 60.0  # maximum seconds until a gateway has started, also after a res
 _LOOK_AGAIN_S = 0.1
 _SILENT_S = 5.0  # seconds between two checks of the state of a service that has not answered yet
 
-answer_timeout_option = click.option(
+answer_timeout_option = positive_option(
     "--timeout",
-    type=NumberRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
     help="Give up after this many seconds without an answer.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError, Patience
@@ -97,8 +97,8 @@ any_project_option = click.option(
     "-p", "--project", help="Show only this project; the default is all projects."
 )
 detach_option = click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
-rank_option = click.option(
-    "--rank", type=WholeRange(0), default=0, help="The rank of the job's node; 0 is the first."
+rank_option = count_option(
+    "--rank", least=0, default=0, help="The rank of the job's node; 0 is the first."
 )
 
 

@@ -11,7 +11,7 @@ import click
 from cavvy.cli.reach.session import session
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.failure import CommandFailure, escape_controls
-from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.numbers import count_option
 from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
@@ -30,13 +30,7 @@ _WEEK_S = 7 * 24 * 3600.0  # how long the server may be away
 @click.argument("url")
 @click.argument("files", metavar="TASK.YAML...", nargs=-1, required=True)
 @click.option("-p", "--project", help="The project; the default is the project in each file.")
-@click.option(
-    "--max",
-    "most",
-    type=WholeRange(1),
-    default=20,
-    help="The maximum number of runners of each file.",
-)
+@count_option("--max", "most", default=20, help="The maximum number of runners of each file.")
 @click.option(
     "--label",
     "labels",

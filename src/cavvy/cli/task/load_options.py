@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from cavvy.cli.view.numbers import NumberRange
+from cavvy.cli.view.numbers import NumberRange, positive_option
 
-_POSITIVE = NumberRange(min=0, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OPTIONS = (
     click.option(
@@ -19,9 +18,8 @@ _OPTIONS = (
         "service. The file is CSV with the columns start_s and requests, CSV with the columns "
         "arrival_s and service_s, or a trace as for `cavvy simulate serve`.",
     ),
-    click.option(
+    positive_option(
         "--service-time",
-        type=_POSITIVE,
         default=1.0,
         metavar="SECONDS",
         help="With --load: the mean service time of a request, if the file states none.",
@@ -32,11 +30,8 @@ _OPTIONS = (
         default=0.2,
         help="With --load: the time of each token of a prompt, if the file states tokens.",
     ),
-    click.option(
-        "--answer-ms",
-        type=_POSITIVE,
-        default=25.0,
-        help="With --load: the time between two tokens of an answer.",
+    positive_option(
+        "--answer-ms", default=25.0, help="With --load: the time between two tokens of an answer."
     ),
     click.option(
         "--running-ms",
@@ -46,9 +41,8 @@ _OPTIONS = (
         "two tokens is for each running request. `cavvy services show` states the measured times "
         "of a service.",
     ),
-    click.option(
+    positive_option(
         "--cold-start",
-        type=_POSITIVE,
         default=60.0,
         metavar="SECONDS",
         help="With --load: the time from the request for a replica until it is ready.",
@@ -60,16 +54,14 @@ _OPTIONS = (
         help="With --load: recorded spot capacity of several zones; without it, the "
         "comparison assumes that spot capacity is never lost.",
     ),
-    click.option(
+    positive_option(
         "--managed-price",
-        type=_POSITIVE,
         metavar="USD",
         help="With --load: the price per hour of a replica of a managed endpoint. The default is "
         "the price of the cheapest managed-endpoint offer of your providers.",
     ),
-    click.option(
+    positive_option(
         "--serverless-price",
-        type=_POSITIVE,
         metavar="USD",
         help="With --load: the price per hour of a serverless GPU while it works.",
     ),

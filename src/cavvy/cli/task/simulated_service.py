@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, WholeRange
+from cavvy.cli.view.numbers import NumberRange, WholeRange, count_option, positive_option
 from cavvy.cli.view.output import output_option
 from cavvy.cli.view.simulation import print_serving
 from cavvy.domain.values import Struct
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _OWN = "cavvy"
 _MOST_REPLICAS = 1000
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_POSITIVE = NumberRange(min=0, min_open=True)
 
 
 class _ServeOptions(Struct, frozen=True, kw_only=True):
@@ -66,22 +65,17 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     default=("cavvy,knative,keda,ray-serve,skyserve,dstack,aibrix",),
     help="The rules to compare; each rule except cavvy uses the defaults of its original system.",
 )
-@click.option(
-    "--concurrency",
-    type=WholeRange(min=1),
-    default=4,
-    help="Number of requests that a replica processes at the same time.",
+@count_option(
+    "--concurrency", default=4, help="Number of requests that a replica processes at the same time."
 )
-@click.option(
+@positive_option(
     "--cold-start",
-    type=_POSITIVE,
     default=60.0,
     metavar="SECONDS",
     help="Time from the request for a replica until it is ready.",
 )
-@click.option(
+@positive_option(
     "--wait",
-    type=_POSITIVE,
     default=10.0,
     metavar="SECONDS",
     help="A request is on time if it waits at most this long.",
@@ -102,9 +96,8 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     help="The share that the service states as `slo.availability`. It determines how many spare "
     "and on-demand replicas the rule cavvy adds to the capacity of --spot. Default: 0.995.",
 )
-@click.option(
+@positive_option(
     "--service-time",
-    type=_POSITIVE,
     default=23.0,
     metavar="SECONDS",
     help="Mean service time, for traces that state only a rate.",
@@ -128,12 +121,8 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     help="Recorded spot capacity of several zones. The rules for spot (skyserve, cavvy) use this "
     "capacity, with faults and with on-demand as a fallback.",
 )
-@click.option(
-    "--on-demand", type=_POSITIVE, default=3.0, metavar="USD", help="On-demand price per hour."
-)
-@click.option(
-    "--spot-price", type=_POSITIVE, default=1.0, metavar="USD", help="Spot price per hour."
-)
+@positive_option("--on-demand", default=3.0, metavar="USD", help="On-demand price per hour.")
+@positive_option("--spot-price", default=1.0, metavar="USD", help="Spot price per hour.")
 @click.option(
     "--warm/--cold",
     default=True,

@@ -1,14 +1,17 @@
-"""Types for options with numbers. Unlike click's own types, the types of this module refuse nan and
-inf, and their messages contain no type names of click. `read_length` reads a length of time.
+"""Options with numbers. Unlike click's own types, the types of this module refuse nan and inf, and
+their messages contain no type names of click. `read_length` reads a length of time.
 """
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from cavvy.cli.view.failure import CommandFailure
+
+Made = TypeVar("Made", bound=Callable[..., Any] | click.Command)
 
 
 class NumberRange(click.FloatRange):
@@ -43,6 +46,18 @@ class WholeRange(click.IntRange):
         except ValueError:
             self.fail(f"expected a whole number, not {value!r}", param, ctx)
         return int(super().convert(number, param, ctx))
+
+
+def count_option(
+    *names: str, least: int = 1, most: int | None = None, **more: Any
+) -> Callable[[Made], Made]:
+    """Add an option with a whole number of at least `least` and at most `most`."""
+    return click.option(*names, type=WholeRange(least, most), **more)
+
+
+def positive_option(*names: str, **more: Any) -> Callable[[Made], Made]:
+    """Add an option with a number above 0."""
+    return click.option(*names, type=NumberRange(min=0, min_open=True), **more)
 
 
 def read_length(text: str, option: str) -> timedelta:
