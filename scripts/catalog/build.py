@@ -45,18 +45,23 @@ def main() -> None:
 
 
 def read_egress(path: Path) -> Iterator[EgressPrice]:
-    """The internet egress prices by region, for the tier of the first terabyte. Rows that do not
-    state this clearly are skipped.
+    """The egress prices to the internet by region, for the tier of the first terabyte, and those to
+    other regions of the same cloud. Rows that do not state this clearly are skipped.
     """
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             region = row["from_region_group"]
-            if "may be a placeholder" in row["to"] or not row["to"].startswith("internet"):
-                continue
-            for name in _regions(row["provider"], region, row["to"]):
+            target, names = "internet", tuple[str, ...]()
+            if row["to"].startswith("internet"):
+                if "may be a placeholder" not in row["to"]:
+                    names = _regions(row["provider"], region, row["to"])
+            else:
+                target, names = _within_cloud(row["provider"], region, row["to"])
+            for name in names:
                 yield EgressPrice(
                     provider=row["provider"],
                     region=name,
+                    target=target,
                     per_gb=parse_usd(row["usd_per_gb"]),
                     source=row["source"],
                     as_of=_date(row["source"]),
@@ -83,6 +88,41 @@ def _regions(provider: str, group: str, target: str) -> tuple[str, ...]:
             return ("us-south",)
         case _:
             return ()
+
+
+# the groups of regions in the facts -> the areas of `cavvy.catalog.regions`, by continent
+_CONTINENTS = {
+    "us, northamerica": ("north-america",),
+    "europe": ("eu",),
+    "asia": ("asia",),
+    "southamerica": ("south-america",),
+    "australia": ("oceania",),
+    "any (not indonesia, australia)": ("",),
+    "asia-southeast2, australia": ("oceania",),
+    "north america, europe": ("north-america", "eu"),
+    "asia, oceania, middle east, africa": ("asia", "oceania", "middle-east", "africa"),
+    "south america": ("south-america",),
+}
+
+
+def _within_cloud(provider: str, group: str, target: str) -> tuple[str, tuple[str, ...]]:
+    """The target of a row about other regions of the same cloud, and the regions or continents to
+    which the row applies. A target is a region, `region` for any other one, `continent` for one
+    of the same continent, or `elsewhere` for one of another."""
+    if provider == "aws" and target.startswith("aws: "):
+        named = target.removeprefix("aws: ").split()
+        return (named[0] if len(named) == 1 else "region"), (group,)
+    match provider, target:
+        case "aws", "other aws region (all listed)":
+            return "region", (group,)
+        case "oci", "other oci region":
+            return "region", ("",)
+        case _, "other region, same continent":
+            return "continent", _CONTINENTS.get(group, ())
+        case _, "other continent" | "other continent (either direction)":
+            return "elsewhere", _CONTINENTS.get(group, ())
+        case _:
+            return "", ()
 
 
 def _date(source: str) -> date:

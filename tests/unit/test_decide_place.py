@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
+from cavvy.cli.task.cost_plans import read_egress
+from cavvy.cli.task.place_options import find_move_price
 from cavvy.costs.decision import (
     ASSUMED_ON,
     CRITERIA,
@@ -239,6 +241,60 @@ def test_managed_services_share_the_buckets_of_their_cloud(home: Path, at: str) 
     }
     assert near
     assert set(near.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("at", "place", "cents"),
+    [
+        ("aws/us-east-1", "aws/us-east-2", 1),
+        ("aws/us-east-1", "aws/eu-west-1", 2),
+        ("aws/us-east-1", "gcp/us-central1", 9),
+        ("aws/ap-northeast-1", "aws/us-east-1", 9),
+        ("azure/eastus", "azure/canadacentral", 2),
+        ("azure/eastus", "azure/westeurope", 5),
+        ("gcp/europe-west4", "gcp/europe-west1", 2),
+        ("gcp/europe-west4", "gcp/us-central1", 8),
+        ("gcp/europe-west4", "aws/us-east-1", 12),
+        ("gcp/europe-west4", "gcp/nowhere-1", 8),
+        ("oci/us-ashburn-1", "oci/eu-frankfurt-1", 0.85),
+        ("coreweave/us-east-04", "aws/us-east-1", 0),
+    ],
+)
+def test_a_move_within_a_cloud_costs_less_than_to_the_internet(
+    at: str, place: str, cents: float
+) -> None:
+    price = find_move_price(read_egress(), at, place)
+    assert price is not None
+    assert price.value == pytest.approx(cents / 100)
+    assert price.as_of is not None
+
+
+def test_data_of_a_cloud_without_a_region_is_beside_its_machines(home: Path) -> None:
+    (home / "plan.yaml").write_text(PLAN + "data: {gb: 1000, at: gcp}\n")
+    told = json.loads(run("decide", str(home / "plan.yaml"), "-o", "json").stdout)
+    moves = {each["option"]["name"]: each["option"]["moves"]["value"] for each in told["ranked"]}
+    assert {usd for name, usd in moves.items() if name.startswith("gcp ")} == {0}
+    assert {usd for name, usd in moves.items() if name.startswith("aws ")} == {120}
+
+
+def test_parameters_of_a_task_are_set_and_a_plan_has_none(home: Path) -> None:
+    task, plan = home / "task.yaml", home / "plan.yaml"
+    task.write_text(
+        "params: {gb: 10}\nresources: {gpu: A100:8}\nrun: python train.py\ninputs: [{source: "
+        "s3://data/x, target: x, size: '${{ params.gb }}GB', region: us-east-1}]\n"
+    )
+    use = ("--set", "use=30%", "-o", "json")
+
+    def move(*more: str) -> float:
+        told = json.loads(run("decide", str(task), *use, *more).stdout)
+        return max(float(each["option"]["moves"]["value"]) for each in told["ranked"])
+
+    assert move("--param", "gb=1000") == pytest.approx(100 * move())
+    wrong = run("decide", str(task), *use, "--param", "gbs=1")
+    assert (wrong.exit_code, "did you mean `--param gb=" in wrong.stderr) == (2, True)
+    plan.write_text(PLAN)
+    for done in (run("decide", str(plan), "--param", "gb=1"), run("decide", "--param", "gb=1")):
+        assert (done.exit_code, "--param is for task files" in done.stderr) == (2, True)
 
 
 def test_values_that_nobody_stated_are_assumptions_with_their_own_day(home: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.task.load import param_option, read_params
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import TableColumn, json_option, json_out, rows_out, text_out
 
@@ -57,9 +58,16 @@ _FOR_OTHERS = (
     multiple=True,
     help="A value, such as use=40%, data.gb=5000 or weights.cost=2; repeatable.",
 )
+@param_option
 @click.option("--report", type=_FILE, help="Write a report: .html, or .pdf by Chromium.")
 @json_option
-def command(file: str | None, changes: tuple[str, ...], report: Path | None, output: str) -> None:
+def command(
+    file: str | None,
+    changes: tuple[str, ...],
+    param: tuple[str, ...],
+    report: Path | None,
+    output: str,
+) -> None:
     """Decide between clouds, own machines, edge devices and serverless replicas.
 
     TASK.YAML is a task file or a plan of costs, with what the work needs; the reference page
@@ -69,14 +77,13 @@ def command(file: str | None, changes: tuple[str, ...], report: Path | None, out
     \b
       cavvy decide train.yaml --set machines=2 --set use=40% --set owned.price_usd=300000
     """
-    from cavvy.cli.task.load import read_params
     from cavvy.costs.decision import decide_place
     from cavvy.spec import SpecError
     from cavvy.spec.cost_plan import CostPlanError
 
     try:
         given = read_params(changes, "--set", "use=40%")
-        asked, task = _read(file, given)
+        asked, task = _read(file, given, read_params(param))
         file = file or "your answers"
         market = _find_market(asked, file, task)
         options, needs = _list_options(asked, market)
@@ -115,7 +122,9 @@ def _ask() -> str:
     return "".join(f"{name}: {value}\n" for name, value in answers.items() if value != "-")
 
 
-def _read(file: str | None, given: "Mapping[str, str]") -> "tuple[DecisionFile, TaskSpec | None]":
+def _read(
+    file: str | None, given: "Mapping[str, str]", params: "Mapping[str, str]"
+) -> "tuple[DecisionFile, TaskSpec | None]":
     """Read the file, or ask, and check the names of places. Raises CostPlanError, SpecError,
     CommandFailure."""
     from cavvy.cli.task.load import read_task
@@ -127,6 +136,9 @@ def _read(file: str | None, given: "Mapping[str, str]") -> "tuple[DecisionFile, 
     from cavvy.task_files import ReadOptions
 
     now = datetime.now(UTC)
+    if params and (file is None or not is_task(read_table(read_file(Path(file)), file) or {})):
+        where = f"{file}: " if file else ""
+        raise CommandFailure(f"{where}--param is for task files", "change a plan with --set", 2)
     if file is None:
         asked = read_decision(_ask(), "your answers", given, (now.date(), now.date()))
         _check_places(asked, "your answers")
@@ -135,7 +147,7 @@ def _read(file: str | None, given: "Mapping[str, str]") -> "tuple[DecisionFile, 
     day = datetime.fromtimestamp(Path(file).stat().st_mtime, UTC).date()
     if is_task(data := read_table(text, file) or {}):
         options = ReadOptions(serves="service" in data)
-        task = with_rates(read_task(file, {}, options).task, Path(file).parent)
+        task = with_rates(read_task(file, params, options).task, Path(file).parent)
     found = describe_task(task, now) if task else {}
     asked = read_decision(text, file, given, (day, now.date()), found)
     _check_places(asked, file)

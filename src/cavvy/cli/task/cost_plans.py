@@ -265,8 +265,9 @@ def _parse_gpu(read: CostPlanFile) -> "tuple[AcceleratorNeed, ...]":
 
 
 def read_egress() -> "Mapping[str, Fact]":
-    """Return the price of a GB that leaves for the internet, by provider/region and by provider.
-    Raises CommandFailure."""
+    """Return the price of a GB that leaves for the internet, by provider/region and by provider,
+    and of one that goes to another region of the cloud, by provider/place>target, as
+    `find_move_price` reads them. Raises CommandFailure."""
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
@@ -276,15 +277,16 @@ def read_egress() -> "Mapping[str, Fact]":
     except SnapshotError as error:
         raise CommandFailure(str(error)) from error
     return {
-        f"{provider}/{region}" if region else provider: Fact(
+        (f"{provider}/{region}" if region else provider)
+        + ("" if target == "internet" else f">{target}"): Fact(
             name="egress",
             value=float(price.usd),
             unit="USD per GB",
-            source=f"{source}: {provider} {region or 'all regions'}",
+            source=f"{source}: {provider} {region or 'all regions'}"
+            + ("" if target == "internet" else f" to another region ({target})"),
             as_of=as_of,
         )
         for provider, region, target, price, source, as_of in rows
-        if target == "internet"
     }
 
 

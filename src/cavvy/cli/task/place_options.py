@@ -321,11 +321,15 @@ def _move(asked: DecisionFile, market: Market, place: str) -> Fact:
         return asked.make_fact("data", name, 0.0, "USD a month", "no data is stated")
     if asked.data_usd_gb is None and at.partition("/")[0] == "own":
         return _none(name, "assumed by Cavvy: own networks send for nothing")
-    price = market.egress.get(at) or market.egress.get(at.partition("/")[0])
+    cloud, _, region = at.partition("/")
+    if not region and place.startswith(f"{cloud}/") and asked.data_usd_gb is None:
+        return _none(name, "assumed by Cavvy: the data is in the region of the machines")
+    price = find_move_price(market.egress, at, place)
     if asked.data_usd_gb is not None:
         price = asked.make_fact("data", name, asked.data_usd_gb, "USD a GB", "")
     if price is None:
-        region = next((each for each in market.egress if each.startswith(f"{at}/")), "")
+        known = (each for each in market.egress if each.startswith(f"{at}/") and ">" not in each)
+        region = next(known, "")
         named = f"name the region, such as --set data.at={region}; or " if region else ""
         raise CostPlanError(
             f"data.at: the catalog has no price of egress from {at}",
@@ -338,3 +342,23 @@ def _move(asked: DecisionFile, market: Market, place: str) -> Fact:
         unit="USD a month",
         formula=f"{asked.data_gb:g} GB x ${price.value:g}",
     )
+
+
+def find_move_price(egress: "Mapping[str, Fact]", at: str, place: str) -> Fact | None:
+    """Return the price of a GB that is sent from one place to another, both provider/region: for
+    another region of the same cloud, the price of that region, of any region, or by continent;
+    otherwise, and if a cloud states none of these, the price to the internet."""
+    cloud, _, region = at.partition("/")
+    other, _, target = place.partition("/")
+    keys = [at, cloud]
+    if other == cloud and region and target:
+        home, there = _continent(cloud, region), _continent(cloud, target)
+        kind = "continent" if home is not None and home == there else "elsewhere"
+        within = [f"{at}>{target}", f"{at}>region", f"{cloud}>region"]
+        keys = [*within, f"{cloud}/{home}>{kind}", f"{cloud}>{kind}", *keys]
+    return next((egress[each] for each in keys if each in egress), None)
+
+
+def _continent(cloud: str, region: str) -> str | None:
+    area = locate(cloud, region)[1]
+    return "north-america" if area == "us" else area
