@@ -177,7 +177,7 @@ def test_a_cold_service_is_answered_by_the_api(gateway: GatewayProcess, api: Api
     assert gateway.facts("llm")["fallbacks"]["api-1"] >= 1
     work = gateway.facts("llm")["work"]["api-1"][""]
     assert work["requests"] >= 1
-    assert work["tokens"]["org/tiny"]["completion"] >= 5
+    assert work["tokens"]["big"]["completion"] >= 5, "the model that answered"
 
 
 def test_streams_pass_and_are_counted(gateway: GatewayProcess, api: ApiStandIn) -> None:
@@ -200,7 +200,7 @@ def test_streams_pass_and_are_counted(gateway: GatewayProcess, api: ApiStandIn) 
 def read_tokens(gateway: GatewayProcess) -> dict[str, int]:
     work = gateway.facts("llm")["work"].get("api-1", {})
     none = {"completion": 0, "estimated": 0}
-    return work.get("", {}).get("tokens", {}).get("org/tiny", none)
+    return work.get("", {}).get("tokens", {}).get("big", none)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -269,6 +269,8 @@ def test_another_service_answers_with_its_own_model(
     assert reply.headers["cavvy-served-by"] == "backup"
     assert [each.path for each in engine.seen] == ["/v1/chat/completions?api-version=1"]
     assert not api.seen
+    (work,) = gateway.facts("other")["work"].values()
+    assert work[""]["tokens"].keys() == {"org/other"}
     gateway.set_replicas("other", [])  # then the next fallback answers
     reply = chat(gateway, "both")
     assert (reply.status, reply.headers["cavvy-served-by"]) == (200, "api.example")

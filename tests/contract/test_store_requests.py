@@ -147,6 +147,21 @@ async def test_what_an_api_answered_is_billed_once(store: Store) -> None:
     assert (await store.spent("p")).micros == 450
 
 
+async def test_requests_of_a_fallback_are_billed_by_the_labels_of_their_keys(store: Store) -> None:
+    replica, attempt = await start(store, "r1")
+    app = ServiceKey(id="k9", sha256="", label="app", created_at=NOW)
+    secret = replace(app, id="k8", label="of another project")
+    front = replace(make_service(), name="front", id="s2", keys=(app,))
+    foreign = replace(front, project="q", id="s3", keys=(secret,))
+    for each in (front, foreign):
+        await store.services.put(each)
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000, until=100)]))
+    told = tell(work(r1={"k1": 10.0, "k9": 10.0, "k8": 10.0}))
+    await RequestBills(store).divide(make_service(replica), told, after(100))
+    found = await sums(store, "key")
+    assert {key for (key,) in found} == {"", "web", "app", "k8"}
+
+
 async def test_bills_from_before_requests_were_counted_stay_as_they_were(store: Store) -> None:
     """An update finds replicas that ended long ago, and one that runs."""
     await store.put_fact(COUNTED_SINCE, str(after(100).replace(tzinfo=None)))

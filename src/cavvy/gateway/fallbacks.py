@@ -95,6 +95,7 @@ class ApiTarget:
         self, target: FallbackTarget, service: ServiceQueue, memo: HeadMemo, owner: Fallbacks
     ) -> None:
         self.target, self.engine = target, EngineTerms(service.route, 0)
+        self.engine.models, self.engine.base_models = (target.model,), 1
         self._service, self._owner = service, owner
         parts = urlsplit(target.url)
         self._tls = parts.scheme == "https"
@@ -382,14 +383,14 @@ class FallbackSink:
         self._problem = None
         return True
 
-    def _reset(self, service: ServiceQueue) -> None:
-        """Let the request begin anew at a service."""
+    def _reset(self, service: ServiceQueue, model: str = "") -> None:
+        """Let the request begin anew at a service, maybe with another model."""
         exchange, self._drops = self._exchange, False
         exchange.entry = service.entry
         exchange.responding = exchange.failed = exchange.spoiled = False
         exchange.attempts, exchange.avoid, exchange.unloaded = 0, None, 0
         if isinstance(exchange.meter, TokenMeter):
-            exchange.meter.move(service.engine)
+            exchange.meter.move(service.engine, model)
 
     def _try_next(self) -> bool:
         """Send the request to the next fallback that takes it; return False if none does."""
@@ -432,7 +433,7 @@ class FallbackSink:
         waited_s = monotonic() - exchange.arrived_at
         own_s = self._service.route.fallback_s if self._left else other.route.wait_s
         exchange.wait_s = waited_s + min(own_s, other.route.wait_s)
-        self._reset(other)
+        self._reset(other, target.model)
         exchange.admitted = False
         exchange.limit = exchange.limit or self._service.current.limits.get(exchange.key_id)
         other.entry.enter(exchange)

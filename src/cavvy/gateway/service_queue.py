@@ -169,9 +169,7 @@ class ServiceQueue:
             self.refuse()
             exchange.sink.answer(refused)
             return
-        if exchange.response_id:
-            holder = self._find_holder(exchange.response_id)
-            exchange.holder = holder if holder and holder.lies_in(exchange.places) else None
+        self._bind(exchange)
         self.counters.record_arrival(_count_tokens(exchange))
         if exchange.places:
             self._bound.add(exchange.places, exchange.arrived_at)
@@ -211,6 +209,7 @@ class ServiceQueue:
         """
         if len(self._waiting) >= self.route.queue_max or self._find_adapter(exchange) is not None:
             return False
+        self._bind(exchange)
         self._requeue(exchange, monotonic())
         return True
 
@@ -228,6 +227,14 @@ class ServiceQueue:
     def holds_response(self, response_id: str) -> bool:
         """Return whether a ready replica is known to hold the response."""
         return self._find_holder(response_id) is not None
+
+    def _bind(self, exchange: Exchange) -> None:
+        """Find the replica that holds the response which the request continues or reads."""
+        exchange.holder = None
+        if exchange.response_id:
+            holder = self._find_holder(exchange.response_id)
+            if holder is not None and holder.lies_in(exchange.places):
+                exchange.holder = holder
 
     def _find_holder(self, response_id: str) -> ReplicaPool | None:
         name = self.engine.holders.find(response_id)

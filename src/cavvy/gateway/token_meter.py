@@ -191,6 +191,7 @@ class TokenMeter:
         self._sink: ResponseSink = exchange.sink
         self._engine = engine
         self._route = route
+        self._asked: object = model  # the model that the client names
         self._model = self._name_model(model)
         self._prompt = self._completion = 0  # estimated
         self._limit: KeyLimit | None = None
@@ -252,9 +253,11 @@ class TokenMeter:
     def used(self) -> TokenUse:
         return self._total
 
-    def move(self, engine: EngineTerms) -> None:
-        """Count the answer of another engine from now on, which has not refused any question."""
+    def move(self, engine: EngineTerms, model: str = "") -> None:
+        """Count the answer of another engine from now on, which has not refused any question.
+        `model` is the one that it is asked for, if this is not the client's."""
         self._engine, self._withdrawn = engine, False
+        self._model = self._name_model(model or self._asked)
 
     def limit_by(self, limit: KeyLimit) -> None:
         self._limit, self._limited = limit, self._prompt + self._completion
@@ -395,7 +398,7 @@ class TokenMeter:
             asked = _decode(body)
         except (HeadError, *NO_JSON):
             return  # the engine says what is wrong
-        self._model = self._name_model(asked.model)
+        self._asked, self._model = asked.model, self._name_model(asked.model)
         self._completion = asked.completion
         self._asks_stream = asked.stream is True
         if self._route.holds and isinstance(asked.previous_response_id, str):

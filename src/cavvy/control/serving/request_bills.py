@@ -147,7 +147,7 @@ class RequestBills:
         bill = bill_api(subject.id, api.prices, counts, before, (since, now))
         if bill is None:
             return
-        keys = {each.id: each.label for each in service.keys}
+        keys = await self._name_keys(service, bill.tokens)
         with suppress(StaleVersion):  # another server has billed these requests first
             await self._store.meters.divide(bill.divided, bill.postings, keys, bill.tokens, subject)
 
@@ -202,13 +202,20 @@ class RequestBills:
         else:
             division = divide_bill(bill, counts, ready_at, final=final)
         if division is not None:
-            keys: Sequence[tuple[str, str]] = (
-                () if service is None else [(each.id, each.label) for each in service.keys]
-            )
+            used = {**division.postings, **division.tokens}
+            keys = {} if service is None else await self._name_keys(service, used)
             with suppress(StaleVersion):  # another server has divided the bills first
                 await self._store.meters.divide(
-                    division.divided, division.postings, dict(keys), division.tokens
+                    division.divided, division.postings, keys, division.tokens
                 )
+
+    async def _name_keys(self, service: StoredService, used: Iterable[str]) -> Mapping[str, str]:
+        """Return the labels of keys by their IDs. Requests for which the service is a fallback have
+        keys of other services of its project."""
+        services = [service]
+        if not {*used, ""} <= {"", *(each.id for each in service.keys)}:
+            services = [*await self._store.services.list({service.project}), service]
+        return {key.id: key.label for each in services for key in each.keys}
 
     async def _counted_since(self) -> datetime:
         if self._since is None:
