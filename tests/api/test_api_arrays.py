@@ -87,6 +87,11 @@ async def test_pages_contain_each_job_and_each_array_once(api: Api) -> None:
             break
         cursor = f"&cursor={page['cursor']}"
     assert names == ["b2", "a2", "b1", "a1", "b0", "a0"]
+    first = (await api.http.get("/v1/arrays?limit=2")).json()
+    rest = (await api.http.get(f"/v1/arrays?project=default&cursor={first['cursor']}")).json()
+    assert [each["name"] for each in (*first["jobs"], *rest["jobs"])] == ["a2", "a1", "a0"]
+    assert rest["cursor"] is None
+    assert (await api.http.get("/v1/arrays?project=other")).json()["jobs"] == []
     assert (await api.http.post("/v1/projects/default/arrays/a2/stop", json={})).status_code == 200
     names, cursor = [], ""
     while True:  # the newest array is stopping or has stopped, and is passed over

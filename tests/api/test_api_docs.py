@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (63, "adf0bb789976aa38")
+ROUTES = (64, "f3128aa72e06ddd0")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -150,6 +150,7 @@ _NAMED = ("/v1/shares", "/v1/hosts", "/v1/reservations")
 # they need, written by hand
 READS: dict[str, tuple[str, str | None]] = {
     "/v1/jobs": ("query", "view"),
+    "/v1/arrays": ("query", "view"),
     "/v1/job-search": ("query", "view"),
     "/v1/projects/{project}/jobs/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/offers": ("path", "view"),

@@ -24,6 +24,7 @@ from tests.unit.test_console_devices import device
 
 from cavvy.client import ApiError
 from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
+from cavvy.client.wire import JobPage
 from cavvy.console.graph import GraphJob, place
 
 AT = "/v1/projects/default/arrays/id-fits"
@@ -89,6 +90,38 @@ def test_the_jobs_of_an_array_are_sorted_filtered_and_shown_in_pages() -> None:
     for wrong in ("sort=no", "sort=lr&way=x", "page=x"):
         assert browser.get(f"/groups/default/id-fits?{wrong}").status_code == 400
     assert len(shown(browser.get("/groups/default/id-fits?page=99").text)) == 50
+
+
+def test_arrays_and_groups_are_listed_and_several_are_stopped() -> None:
+    row = listing("fits", id="id-fits", phase="running", members={"running": 2, "failed": 1})
+    odd = listing(HOSTILE_TEXTS[0], id="id-odd", phase="done", members={"done": 1})
+    first, last = JobPage(jobs=[row, odd], cursor="id-odd"), JobPage(jobs=[], cursor=None)
+    stopped = {f"{AT}/stop": row}
+    gone = {"/v1/projects/default/arrays/id-odd/stop": ApiError("job-not-found", "gone", "", 404)}
+
+    def read(target: str) -> JobPage:
+        return last if "cursor=id-odd" in target else first
+
+    client = CannedClient({"/v1/arrays": read, "/v1/projects": [], **stopped, **gone})
+    browser = sign_in(client)
+    page = browser.get("/groups?project=default").text
+    assert re.findall(r'href="(/groups/[^"]*)"', page) == [
+        "/groups/default/id-fits",
+        "/groups/default/id-fits?phase=running",
+        "/groups/default/id-fits?phase=failed",
+        "/groups/default/id-odd",
+        "/groups/default/id-odd?phase=done",
+    ]
+    assert HOSTILE_TEXTS[0] not in page
+    assert 'href="/groups?project=default&amp;before=id-odd" rel="next"' in page
+    assert (
+        "No arrays and no groups here" in browser.get("/groups?project=default&before=id-odd").text
+    )
+    both = {"do": "stop", "group": ["default/id-fits", "default/id-odd"]}
+    assert "gone." in browser.post("/groups?project=default", data=both).text
+    assert f"POST {AT}/stop" in client.asked
+    assert "no group was chosen" in browser.post("/groups", data={"do": "stop"}).text
+    assert browser.post("/groups", data={"do": "burn", "group": "a/b"}).status_code == 400
 
 
 def test_an_array_is_stopped_queued_again_and_removed_as_one() -> None:

@@ -3,8 +3,8 @@
 from datetime import datetime
 
 from cavvy.client.client import ApiClient
-from cavvy.client.paths import project_path, segment
-from cavvy.client.wire import Answer, JobListing, JobRemoved, Scalar, StopAsk
+from cavvy.client.paths import project_path, query, segment
+from cavvy.client.wire import Answer, JobListing, JobPage, JobRemoved, Scalar, StopAsk
 
 _REMOVAL_S = 600  # in which the files of 10,000 jobs are deleted
 
@@ -39,6 +39,13 @@ class ArrayDetail(Answer, frozen=True, kw_only=True):
     jobs: list[ArrayMemberView]
     group: bool = False
     best: str = ""  # the metric by which the task compares its jobs, with :min or :max
+
+
+def list_arrays(
+    client: ApiClient, project: str | None = None, cursor: str | None = None, limit: int = 50
+) -> JobPage:
+    """Return a page of the arrays and groups of a project or of all, newest first."""
+    return client.ask("/v1/arrays" + query(project=project, cursor=cursor, limit=limit), JobPage)
 
 
 def read_array(client: ApiClient, project: str, name: str) -> ArrayDetail:

@@ -6,18 +6,31 @@ from starlette.requests import Request
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import views
-from cavvy.api.routes.jobs import JobPath, ProjectPath, named
+from cavvy.api.routes.jobs import CursorQuery, JobPath, LimitQuery, ProjectPath, named
 from cavvy.api.routes.submission import count_new
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path, principal_of
+from cavvy.api.rules import in_path, in_query, principal_of
 from cavvy.client import array_wire, wire
 from cavvy.control.decide.requests import RETRIED
 from cavvy.control.job_service import TooLate
 from cavvy.domain.accounts import Permission
 from cavvy.domain.arrays import StoredArray, choose_values
-from cavvy.store.base import RowNotFound
+from cavvy.store.base import ProjectFilter, RowNotFound
 
 router = RouteGroup("jobs", "/v1")
+
+
+@router.get("/arrays", rule=in_query(Permission.VIEW))
+async def list_all(
+    app_state: AppState,
+    projects: ProjectFilter,
+    cursor: CursorQuery = None,
+    limit: LimitQuery = 50,
+) -> wire.JobPage:
+    """List arrays and groups, newest first."""
+    found = await app_state.store.arrays.list(projects, cursor, limit + 1)
+    rows = [views.array_row(each) for each in found[:limit]]
+    return wire.JobPage(jobs=rows, cursor=rows[-1].id if len(found) > limit else None)
 
 
 @router.get(

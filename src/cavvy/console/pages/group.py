@@ -1,11 +1,12 @@
-"""An array or a group of jobs: its members, what they have reported and wait for, and its actions;
-and the graph of the jobs that a job waits for.
+"""Arrays and groups of jobs: their list; of each its members, what they have reported and wait for,
+and its actions; and the graph of the jobs that a job waits for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from cavvy.client import ApiClient, ApiError
 from cavvy.client.array_wire import (
     ArrayDetail,
     ArrayMemberView,
+    list_arrays,
     read_array,
     remove_array,
     retry_array,
@@ -27,6 +29,8 @@ from cavvy.console.pages.page import (
     ENDED,
     Page,
     Sorting,
+    act_on_chosen,
+    list_projects,
     memory_of,
     named_in,
     path_of,
@@ -39,6 +43,46 @@ _COLUMNS = 12  # of parameters and of metrics
 _MOST_DRAWN = 40  # jobs of a graph, each of which is read once
 _KEPT_S = 10.0  # seconds for which the phases of other jobs are kept
 _ORDER = ("running", "starting", "stopping", "queued", "failed", "stopped", "done")
+
+
+def make_list(client: ApiClient, request: Request, now: datetime) -> Page:
+    """The newest arrays and groups, or those before another. Raises ApiError."""
+    return _show_list(client, request, [])
+
+
+def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
+    """Stop, remove or queue again the jobs of the chosen arrays and groups. What fails is told
+    above the list. Raises HTTPException.
+    """
+    acts: Mapping[str, Callable[[str, str], object]] = {
+        "stop": partial(stop_array, client),
+        "remove": partial(remove_array, client),
+        "retry": partial(retry_array, client),
+    }
+    if problems := act_on_chosen(client, request, acts, "group"):
+        return _show_list(client, request, problems)
+    return f"/groups?{request.url.query}"
+
+
+def _show_list(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
+    asked = request.query_params
+    project, before = asked.get("project", "").strip(), asked.get("before", "")[:200]
+    found = list_arrays(client, project or None, before or None)
+    given = {"project": project} if project else {}
+    return Page(
+        "Arrays and groups",
+        "groups.html",
+        {
+            "problems": problems,
+            "groups": found.jobs,
+            "projects": sorted({*list_projects(client, request), *given.values()}),
+            "project": project,
+            "before": before,
+            "query": urlencode(given | ({"before": before} if before else {})),
+            "newest": urlencode(given),
+            "older": urlencode(given | {"before": found.cursor}) if found.cursor else "",
+        },
+    )
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
