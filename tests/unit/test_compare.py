@@ -337,3 +337,23 @@ def test_what_this_installation_has_seen_is_shown(
     overhead = assumed["cloud.spot_overhead"]
     assert overhead["value"] == pytest.approx(0.5 * (900 + 300) / 3600, abs=1e-4)
     assert "2 preemptions in 100 node-hours here" in overhead["source"]
+
+
+def test_json_divides_by_the_precision_that_was_asked_for(home: Path) -> None:
+    """It was always bf16."""
+    rows = json.loads(run("compare", "H100", "--precision", "fp8", "-o", "json").stdout)
+    facts = [{fact["name"]: fact["value"] for fact in row["facts"]} for row in rows]
+    assert rows
+    assert [row["tflops"] for row in rows] == [each["fp8_tflops"] for each in facts]
+
+
+def test_points_name_their_providers_and_stay_out_of_the_legend(home: Path) -> None:
+    run("compare", "H100", "--plot", str(home / "p.svg"))
+    texts = [each for each in ET.parse(home / "p.svg").iter() if each.tag.endswith("text")]
+    labels = [each for each in texts if each.get("class") == "small" and each.text]
+    assert {each.text for each in labels} >= {"H100 azure", "H100 lambda"}
+    ends = {
+        each.text: float(each.get("x", 0)) for each in labels if each.get("text-anchor") == "end"
+    }
+    assert "H100 azure" in ends  # the H100 is at the right edge
+    assert max(ends.values()) < 600

@@ -103,7 +103,7 @@ def command(
     _write_files(compared, chosen, report, plot, timeline)
     rows = compared.rows if limit == 0 else compared.rows[: limit or _ROWS]
     if output == "json":
-        json_out(_make_document(compared, compared.rows[: limit or None]))
+        json_out(_make_document(compared, compared.rows[: limit or None], chosen))
     else:
         rows_out(_columns(compared), [_make_row(compared, each, chosen) for each in rows], output)
         if output == "table" and len(rows) < len(compared.rows):
@@ -261,16 +261,15 @@ def _make_row(
 
 
 def _make_document(
-    compared: _Comparison, rows: "Sequence[ComparedAccelerator]"
+    compared: _Comparison, rows: "Sequence[ComparedAccelerator]", precision: "Precision"
 ) -> list[dict[str, object]]:
     """Return each row with all its figures and their sources."""
-    from cavvy.catalog.accelerators import Precision
     from cavvy.costs.comparison import list_facts
     from cavvy.domain.values import asdict
 
     return [
         {
-            **_make_row(compared, row, Precision.BF16),
+            **_make_row(compared, row, precision),
             "facts": [asdict(fact) for fact in list_facts(row)],
         }
         for row in rows
@@ -301,6 +300,7 @@ def _draw_prices(compared: _Comparison, precision: "Precision") -> str:
     from cavvy.domain.offers import Purchase
 
     points = []
+    several = len({row.accelerator for row in compared.rows[:_DRAWN]}) > 1
     for row in compared.rows[:_DRAWN]:
         rate = row.model.peak.get(precision) if row.model else None
         for purchase in (Purchase.ON_DEMAND, Purchase.SPOT):
@@ -309,7 +309,7 @@ def _draw_prices(compared: _Comparison, precision: "Precision") -> str:
                 note = (
                     f"{row.provider} {row.accelerator}, {purchase}: {format_price(price)} an hour"
                 )
-                label = row.accelerator if purchase is Purchase.ON_DEMAND else ""
+                label = f"{row.accelerator} {row.provider}" if several else row.provider
                 points.append(ChartPoint(rate / 1e12, price, label, str(purchase), note))
     return draw_points(
         "Lowest price against peak performance",
@@ -338,7 +338,8 @@ def _make_report(compared: _Comparison, precision: "Precision") -> str:
         ReportSection(
             title="Price against performance",
             texts=[
-                "Prices are of one accelerator and hour, the lowest of each purchase option. Peak "
+                "Prices are of one accelerator and hour, the lowest of each purchase option; the "
+                "lower one without a commitment is divided by rates, memory and bandwidth. Peak "
                 "rates are those of the vendors' data sheets; no program reaches them."
             ],
             pictures=[_draw_prices(compared, precision)],

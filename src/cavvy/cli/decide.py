@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ROWS = 8
+_NAME, _NAME_PX = 44, 330  # characters of a name in a picture, and their width
 _NO_CHANGE = "No other weight or cost alone would change the answer."
 # the value in the file, the question and the usual answer; "-" leaves the value out
 _QUESTIONS = (
@@ -315,6 +316,10 @@ def _list_shown(made: "PlaceDecision") -> "list[RankedPlace]":
     return shown + [each for each in best.values() if each not in shown]
 
 
+def _cut(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+
+
 def _say(fact: "Fact") -> str:
     formula = f" = {fact.formula}" if fact.formula else ""
     unit = f" {fact.unit}" if fact.unit else ""
@@ -346,7 +351,7 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
     shown = _list_shown(made)
     bars = [
         (
-            each.option.name[:28],
+            _cut(each.option.name),
             {p.criterion: p.score * asked.weights.get(p.criterion, 0) / total for p in each.points},
         )
         for each in shown
@@ -358,7 +363,7 @@ def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
             texts=[f"{title}: {_name(made, each)}" for title, each in named if each]
             + ([] if made.turning else [_NO_CHANGE]),
             pictures=[
-                draw_bars("Scores", bars, ""),
+                draw_bars("Scores", bars, "", left=_NAME_PX),
                 draw_decision(asked.weights, [*map(str, OptionKind)]),
             ],
             table=ReportTable(

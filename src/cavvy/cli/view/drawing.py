@@ -30,6 +30,7 @@ svg text.title{font-weight:600;font-size:14px}svg text.small{font-size:10px}
 .l0,.l1,.l2,.l3,.l4,.l5,.l6,.l7,.l8{fill:none;stroke-width:2}
 </style>"""
 WIDTH = 760
+_ANCHORS = ("start", "end")
 
 
 class ChartPoint(Struct, frozen=True):
@@ -147,9 +148,11 @@ def _draw_group(
         note = each.note or f"{each.label}: {each.x:g}, {each.y:g}"
         drawing.add("circle", note, class_=f"c{colour}", cx=x, cy=y, r=4)
         wide = 6.0 * len(each.label)  # of a small text, about
-        if not any(abs(y - b) < 10 and x < a + c and a < x + wide for a, b, c in taken):
-            taken.append((x, y, wide))
-            drawing.text(x + 6, y + 4, each.label, "small")
+        left = x + 6 + wide > WIDTH - 155  # the legend is there
+        begin = x - 12 - wide if left else x
+        if not any(abs(y - b) < 10 and begin < a + c and a < begin + wide for a, b, c in taken):
+            taken.append((begin, y, wide))
+            drawing.text(x - 6 if left else x + 6, y + 4, each.label, "small", _ANCHORS[left])
 
 
 class _Axis:
