@@ -65,7 +65,11 @@ def test_a_run_that_ends_by_itself_has_its_own_bill(user: User) -> None:
     for row in rows:
         assert row["outcome"] == "done"
         assert row["finish_s"] > 10
-    assert rows[0]["finish_usd"] == pytest.approx(0.36 * rows[0]["finish_s"] / 3600, rel=0.5)
+    # It was charged for its work, and not for the wait before it.
+    bill = user.json("cost", user.ended(rows[0]["job"].rpartition("/")[2]).id)["charges"]
+    assert {each["rate_micros_per_hour"] for each in bill} == {360_000}
+    charged = sum(each["amount_micros"] for each in bill) / 1e6
+    assert 0.36 * 5 / 3600 < rows[0]["finish_usd"] <= charged
 
 
 def test_a_place_that_cannot_run_the_script_is_known_before_any_run(user: User) -> None:

@@ -15,6 +15,8 @@ from tests.system.test_tour import CLUSTER, follow_page
 from tests.system.trust import User, counting, user_at, wait_until
 from tests.waits import PATIENCE_S
 
+from cavvy.client import connect
+
 pytestmark = pytest.mark.system
 
 SMALL = "resources: {cpu: 1, memory: 512MiB}"
@@ -76,7 +78,10 @@ def test_the_tutorial_was_executed_as_written(
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     with home_with_jobs(tmp_path / "home"):
         follow_page(CLUSTER, tmp_path / "tour")
-    cluster.until(lambda: not cluster.jobs("PD,R,CG"))
+        with connect() as client:
+            client.down()
+        # the server lives: it cancels also what it has launched and not seen yet
+        cluster.until(lambda: not cluster.jobs("PD,R,CG"))
 
 
 def test_a_job_runs_to_its_end_with_its_log_and_its_bill(user: User, cluster: Cluster) -> None:

@@ -40,6 +40,7 @@ class User:
         self.work.mkdir(parents=True)
         self.config.touch()
         self.variables: dict[str, str] = {}
+        self.starts = True  # whether a look starts a server where none answers
         self.popen: Callable[..., subprocess.Popen[str]] = prepared.popen
         self._client: ApiClient | None = None
         self._commands: list[subprocess.Popen[str]] = []
@@ -127,10 +128,10 @@ class User:
 
     @property
     def api(self) -> ApiClient:
-        """A client of the server, which it starts where none runs."""
+        """A client of the server, which it starts where none runs, if it may."""
         if self._client is None:
             with environment(self.environ):
-                self._client = connect(home=str(self.home))
+                self._client = connect(home=str(self.home), start=self.starts)
         return self._client
 
     def forget(self) -> None:

@@ -21,7 +21,7 @@ from tests.unit.test_agent_idle import Watched
 from tests.unit.test_control_reports import NODE as REPORTED
 from tests.unit.test_control_reports import applied, message
 from tests.unit.test_decide_attempts import T0, at, view, with_exit
-from tests.waits import wait_until
+from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.agent.work import flight
 from cavvy.agent.work import stacks as taken
@@ -402,13 +402,15 @@ work()
 
 @contextmanager
 def program(text: str, **env: str) -> Iterator[int]:
-    """A running Python program."""
+    """A running Python program, from when it waits on."""
     with subprocess.Popen(
         [sys.executable, "-c", text], stdout=subprocess.PIPE, env={**os.environ, **env}
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
+        stat = Path(f"/proc/{process.pid}/stat")
         try:
+            wait_until(lambda: ") S " in stat.read_text())
             yield process.pid
         finally:
             process.kill()
@@ -422,6 +424,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> str:
         pytest.skip("the extra `stacks` is not installed: make setup-dev")
     monkeypatch.setattr(taken, "PAUSE_S", 0.0)
     monkeypatch.setattr(taken, "ROUNDS", 8)
+    monkeypatch.setattr(taken, "LIMIT_S", PATIENCE_S)  # a busy machine is no hang
     return path
 
 
@@ -592,16 +595,17 @@ def test_a_few_bytes_of_a_dump_take_little_memory_and_time() -> None:
 
 
 RECORDER = """
-import os, threading, time
+import os, select, threading, time
 import torch
 import torch.distributed as dist
 import torch._C._distributed_c10d as c10d
 rank = os.environ["RANK"]
 def serve():  # as NCCL's watchdog does, which needs GPUs
     pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
-    os.mkfifo(pipe)
-    with open(pipe, "rb", buffering=0) as asked:
-        asked.read(1)
+    os.mkfifo(pipe + ".new")
+    asked = os.open(pipe + ".new", os.O_RDONLY | os.O_NONBLOCK)
+    os.rename(pipe + ".new", pipe)  # whoever sees it finds a reader
+    select.select([asked], [], [])
     with open(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + rank, "wb") as out:
         out.write(c10d._dump_fr_trace())
 print("ready", flush=True)
@@ -618,6 +622,7 @@ def test_the_recorder_of_real_torch_names_the_rank_without_py_spy(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(taken, "find_tool", lambda path: "")
+    monkeypatch.setattr(flight, "WAIT_S", PATIENCE_S)  # as torch names the frames of a busy machine
     env = {
         "WORLD_SIZE": "2",
         "TORCH_FR_BUFFER_SIZE": "100",
