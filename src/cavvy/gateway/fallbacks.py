@@ -30,7 +30,7 @@ from cavvy.gateway.exchange import Exchange, Outcome
 from cavvy.gateway.heads import HeadError, HeadMemo, ResponseHead
 from cavvy.gateway.own_answers import SILENT, AnswerCode, OwnAnswer
 from cavvy.gateway.rates import make_plain
-from cavvy.gateway.seams import ClientRequest, ResponseSink
+from cavvy.gateway.seams import ClientRequest, PassingSink, ResponseSink
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.gateway.token_meter import EngineTerms, TokenMeter
 from cavvy.gateway.upstream import PoolOwner, ReplicaPool, UpstreamConnection
@@ -194,7 +194,7 @@ class ApiTarget:
             limit.spend((used.prompt * prices[0] + used.completion * prices[1]) / 1e6, time())
 
 
-class FallbackSink:
+class FallbackSink(PassingSink):
     """The receiver of the responses to one request, between replicas or APIs and the actual
     receiver `_sink`.
     """
@@ -266,15 +266,9 @@ class FallbackSink:
         elif not self._drops:
             self._sink.send(payload, done)
 
-    def pass_chunk(self, data: bytes) -> None:
-        self._sink.pass_chunk(data)
-
     def send_interim(self, head: ResponseHead) -> None:
         if self._api is None:
             self._sink.send_interim(head)
-
-    def switch(self, head: ResponseHead, payload: bytes) -> None:
-        self._sink.switch(head, payload)
 
     def answer(self, answer: OwnAnswer) -> None:
         is_own, code = self._at is None, answer.code
@@ -299,15 +293,6 @@ class FallbackSink:
             self._sink.cut()
         else:
             self._sink.end()
-
-    def want_body(self) -> None:
-        self._sink.want_body()
-
-    def pause_body(self) -> None:
-        self._sink.pause_body()
-
-    def resume_body(self) -> None:
-        self._sink.resume_body()
 
     # the fallbacks
 

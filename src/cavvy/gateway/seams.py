@@ -54,6 +54,30 @@ class ResponseSink(Protocol):
     def resume_body(self) -> None: ...
 
 
+class PassingSink:
+    """Passes what it does not handle itself on to the receiver `_sink`."""
+
+    _sink: ResponseSink
+
+    def pass_chunk(self, data: bytes) -> None:
+        self._sink.pass_chunk(data)
+
+    def send_interim(self, head: ResponseHead) -> None:
+        self._sink.send_interim(head)
+
+    def switch(self, head: ResponseHead, payload: bytes) -> None:
+        self._sink.switch(head, payload)
+
+    def want_body(self) -> None:
+        self._sink.want_body()
+
+    def pause_body(self) -> None:
+        self._sink.pause_body()
+
+    def resume_body(self) -> None:
+        self._sink.resume_body()
+
+
 class ResponseMeter(Protocol):
     """Counts what a response delivers. It stands between the replica and the receiver."""
 

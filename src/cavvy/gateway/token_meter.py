@@ -31,7 +31,7 @@ from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.gateway.rates import make_plain
 from cavvy.gateway.response_holders import ResponseHolders, ResponseIdReader, read_response_id
-from cavvy.gateway.seams import ResponseSink
+from cavvy.gateway.seams import PassingSink, ResponseSink
 from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
 from cavvy.gateway.work import ReplicaWork
 
@@ -181,7 +181,7 @@ def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: 
         TokenMeter(exchange, engine, route, model)
 
 
-class TokenMeter:
+class TokenMeter(PassingSink):
     """The receiver of a response between the replica and the actual receiver `sink`."""
 
     def __init__(
@@ -352,12 +352,6 @@ class TokenMeter:
             self._see(data[data.index(b"\n") + 1 : -2])
         self._sink.pass_chunk(data)
 
-    def send_interim(self, head: ResponseHead) -> None:
-        self._sink.send_interim(head)
-
-    def switch(self, head: ResponseHead, payload: bytes) -> None:
-        self._sink.switch(head, payload)
-
     def answer(self, answer: OwnAnswer) -> None:
         self._correct_limit()
         self._sink.answer(answer)
@@ -372,15 +366,6 @@ class TokenMeter:
             return
         self.close()
         self._sink.end()
-
-    def want_body(self) -> None:
-        self._sink.want_body()
-
-    def pause_body(self) -> None:
-        self._sink.pause_body()
-
-    def resume_body(self) -> None:
-        self._sink.resume_body()
 
     # the request
 

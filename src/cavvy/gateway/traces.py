@@ -13,7 +13,7 @@ from cavvy import __version__
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import RequestHead, ResponseHead
 from cavvy.gateway.own_answers import OwnAnswer
-from cavvy.gateway.seams import ClientRequest, ResponseSink
+from cavvy.gateway.seams import ClientRequest, PassingSink, ResponseSink
 from cavvy.gateway.service_queue import ServiceQueue
 from cavvy.packages import extra_command
 from cavvy.telemetry import is_wanted, make_resource
@@ -103,7 +103,7 @@ class RequestSpan:
             self._span.end()
 
 
-class TracedSink:
+class TracedSink(PassingSink):
     """Passes a response on to `sink`, and ends the span of its request."""
 
     def __init__(self, sink: ResponseSink, span: RequestSpan) -> None:
@@ -119,12 +119,6 @@ class TracedSink:
 
     def send(self, payload: bytes, done: bool) -> None:
         self._sink.send(payload, done)
-
-    def pass_chunk(self, data: bytes) -> None:
-        self._sink.pass_chunk(data)
-
-    def send_interim(self, head: ResponseHead) -> None:
-        self._sink.send_interim(head)
 
     def switch(self, head: ResponseHead, payload: bytes) -> None:
         self._span.set_status(head.status)
@@ -142,15 +136,6 @@ class TracedSink:
     def end(self) -> None:
         self._span.end()
         self._sink.end()
-
-    def want_body(self) -> None:
-        self._sink.want_body()
-
-    def pause_body(self) -> None:
-        self._sink.pause_body()
-
-    def resume_body(self) -> None:
-        self._sink.resume_body()
 
 
 def open_request_traces() -> RequestTraces | None:
