@@ -81,25 +81,34 @@ def see_ends(file: Any, at: int, size: int, see: See) -> None:
         see(file.read(min(SAMPLE, at + size - begin)))
 
 
+def _cut(ends: Iterable[int], rows: int) -> Iterator[FilePiece]:
+    """Yield pieces of `rows` rows, which end at these offsets; the last piece may have fewer."""
+    count = begin = 0
+    for end in ends:
+        count += 1
+        if count == rows:
+            yield FilePiece(count, begin)
+            count, begin = 0, end
+    if count:
+        yield FilePiece(count, begin)
+
+
 class JsonLines:
     """A row is the value of a line; empty lines are left out. `at` is an offset in bytes."""
 
     endings: tuple[str, ...] = (".jsonl", ".ndjson")
 
     def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
-        count = begin = at = 0
+        return _cut(self._list_ends(path, see), rows)
+
+    def _list_ends(self, path: str, see: See) -> Iterator[int]:
+        at = 0
         with open(path, "rb") as file:
             for line in file:
                 see(line)
                 at += len(line)
-                if line.isspace():
-                    continue
-                count += 1
-                if count == rows:
-                    yield FilePiece(count, begin)
-                    count, begin = 0, at
-        if count:
-            yield FilePiece(count, begin)
+                if not line.isspace():
+                    yield at
 
     def read(self, path: str, part: FilePiece) -> Iterable[Row]:
         with open(path, "rb") as file:
@@ -151,14 +160,7 @@ class CsvTable:
                 raise ValueError(f"no CSV before byte {ends[0]}: {error}") from error
 
     def cut(self, path: str, rows: int, see: See) -> Iterator[FilePiece]:
-        count = begin = 0
-        for end, _ in self._list(path, 0, see):
-            count += 1
-            if count == rows:
-                yield FilePiece(count, begin)
-                count, begin = 0, end
-        if count:
-            yield FilePiece(count, begin)
+        return _cut((end for end, _ in self._list(path, 0, see)), rows)
 
     def read(self, path: str, part: FilePiece) -> Iterable[Row]:
         return [row for _, row in islice(self._list(path, part.at), part.rows)]
