@@ -91,3 +91,11 @@ class GangSeen(Struct, frozen=True, kw_only=True):
         # prices of one node, each with the time from which it applies; () if only the offer's rate
         # applies
     ] = ()
+
+    @classmethod
+    def make_ended(
+        cls, name: str, reason: str, exit_code: int | None, nodes: Sequence[NodeSeen]
+    ) -> "GangSeen":
+        return cls(
+            name=name, state=GangState.ENDED, reason=reason, exit_code=exit_code, nodes=nodes
+        )

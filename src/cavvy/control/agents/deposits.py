@@ -31,7 +31,7 @@ from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.clock import ControlClock
-from cavvy.domain.events import Event
+from cavvy.control.decide.rows import make_attempt_event
 from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, ClaimLost
 from cavvy.domain.values import Struct
@@ -414,15 +414,7 @@ class Deposits:
             await self._results.remove_attempt(job, attempt, self.find_url(job))
 
     async def _tell(self, attempt: Attempt, rank: int | None, text: str) -> None:
-        event = Event(
-            project=attempt.project,
-            job_id=attempt.job_id,
-            attempt=attempt.number,
-            rank=rank,
-            at=self._clock.now(),
-            kind="results",
-            text=text,
-        )
+        event = make_attempt_event(attempt, self._clock.now(), "results", text, rank)
         await self._store.commit(AtomicWrite(events=[event]))
 
     @property

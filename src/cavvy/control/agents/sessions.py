@@ -28,7 +28,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables
 from cavvy.control.decide.job import MARGIN, cap_of
-from cavvy.control.decide.rows import RowChanges
+from cavvy.control.decide.rows import RowChanges, make_attempt_event
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
 from cavvy.control.early_stopping import EarlyStopper, Judge
 from cavvy.control.sweep_search import SweepSearcher
@@ -445,15 +445,8 @@ class AgentSessions:
         """Refuse the claim and report the reason. After the refusal, a new gang with up-to-date
         agents is launched.
         """
-        event = Event(
-            project=attempt.project,
-            job_id=attempt.job_id,
-            attempt=attempt.number,
-            rank=rank,
-            at=self._clock.now(),
-            kind="agent",
-            text=f"the agent of rank {rank} is older than the server and was refused work: {why}",
-        )
+        text = f"the agent of rank {rank} is older than the server and was refused work: {why}"
+        event = make_attempt_event(attempt, self._clock.now(), "agent", text, rank)
         await self._store.commit(AtomicWrite(events=[event]))
         return ClaimRefused(reason=why)
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from cavvy.control.agents.work import list_mount_keys
 from cavvy.control.clock import ControlClock
-from cavvy.domain.events import Event
+from cavvy.control.decide.rows import make_attempt_event
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.store.base import AtomicWrite, KeyUnusable
 from cavvy.store.sql import Store
@@ -41,12 +41,6 @@ class WorkSecrets:
         if attempt.id in self._waiting:
             return
         self._waiting.add(attempt.id)
-        event = Event(
-            project=attempt.project,
-            job_id=attempt.job_id,
-            attempt=attempt.number,
-            at=self._clock.now(),
-            kind="secrets",
-            text=f"the work waits, because {why}",
-        )
+        text = f"the work waits, because {why}"
+        event = make_attempt_event(attempt, self._clock.now(), "secrets", text)
         await self._store.commit(AtomicWrite(events=[event]))

@@ -5,6 +5,7 @@ job.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 
 from cavvy.control.decide.job import cap_of
 from cavvy.control.decide.looks import GangLook
@@ -382,28 +383,13 @@ def bill_gang(
         end = node.ended_at or until
         began = max(node.started_at, attempt.adopted_at or node.started_at)
         kept = end if attempt.kept_since is None else min(end, max(began, attempt.kept_since))
-        charges += bill(
-            attempt=attempt,
-            rank=node.rank,
-            started=began,
-            until=kept,
-            rates=told.rates,
-            final=False,
-        )
-        waited = bill(
-            attempt=attempt, rank=node.rank, started=kept, until=end, rates=told.rates, final=False
-        )
+        bill_node = partial(bill, attempt=attempt, rank=node.rank, rates=told.rates)
+        charges += bill_node(started=began, until=kept, final=False)
+        waited = bill_node(started=kept, until=end, final=False)
         charges += [replace(charge, kind=ChargeKind.KEPT) for charge in waited]
         charges += bill_extras(attempt, node, since=began, until=end, earlier=earlier, final=final)
         if final:
-            whole = bill(
-                attempt=attempt,
-                rank=node.rank,
-                started=node.started_at,
-                until=end,
-                rates=told.rates,
-                final=True,
-            )
+            whole = bill_node(started=node.started_at, until=end, final=True)
             charges += [charge for charge in whole if charge.kind is ChargeKind.MINIMUM]
     if attempt.adopted_at is None:  # otherwise, the attempt that launched the gang pays
         charges += _bill_rolled_back(attempt, told, until, final=final)

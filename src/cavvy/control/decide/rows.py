@@ -39,6 +39,21 @@ def make_event(
     )
 
 
+def make_attempt_event(
+    attempt: Attempt, now: datetime, kind: str, text: str, rank: int | None = None
+) -> Event:
+    """Create an event of an attempt, or of one rank of it."""
+    return Event(
+        project=attempt.project,
+        job_id=attempt.job_id,
+        attempt=attempt.number,
+        rank=rank,
+        at=now,
+        kind=kind,
+        text=text,
+    )
+
+
 class RowChanges(Struct, frozen=True, kw_only=True):
     """The changes of one decision, which are written together. If a row appears twice, the row's
     later value is written.

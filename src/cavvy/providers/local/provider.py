@@ -326,13 +326,7 @@ def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | boo
 
 def _seen(gang: LivingGang | LocalGangEnd) -> GangSeen:
     if isinstance(gang, LocalGangEnd):
-        return GangSeen(
-            name=gang.name,
-            state=GangState.ENDED,
-            reason=gang.reason,
-            exit_code=gang.exit_code,
-            nodes=gang.ranks,
-        )
+        return GangSeen.make_ended(gang.name, gang.reason, gang.exit_code, gang.ranks)
     started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
     waits = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "")
     return GangSeen(

@@ -172,10 +172,4 @@ def _node(intent: FleetIntent, rank: RankStatus) -> NodeSeen:
 
 
 def see_ended(ended: FleetGangEnd) -> GangSeen:
-    return GangSeen(
-        name=ended.name,
-        state=GangState.ENDED,
-        reason=ended.reason,
-        exit_code=ended.exit_code,
-        nodes=ended.ranks,
-    )
+    return GangSeen.make_ended(ended.name, ended.reason, ended.exit_code, ended.ranks)
