@@ -38,9 +38,7 @@ class ReconcilerDriver:
     def __init__(
         self, reconciler: Reconciler, worklist: Worklist, clock: ControlClock, *, width: int = WIDTH
     ) -> None:
-        self._reconciler = reconciler
-        self._worklist = worklist
-        self._clock = clock
+        self._reconciler, self._worklist, self._clock = reconciler, worklist, clock
         self._slots = asyncio.Semaphore(width)
         self._failures: dict[str, int] = {}
 

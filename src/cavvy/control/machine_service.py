@@ -68,10 +68,7 @@ class MachineService:
         jobs: JobService,
         hint: Callable[[str], None],
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._pool = pool
-        self._jobs = jobs
+        self._store, self._clock, self._pool, self._jobs = store, clock, pool, jobs
         self._hint = hint
 
     async def list(self, project: ProjectFilter) -> Sequence[MachineStatus]:

@@ -113,10 +113,7 @@ class MaintenanceService:
     def __init__(
         self, store: Store, pool: ProviderPool, clock: ControlClock, hint: Callable[[str], None]
     ) -> None:
-        self._store = store
-        self._pool = pool
-        self._clock = clock
-        self._hint = hint
+        self._store, self._pool, self._clock, self._hint = store, pool, clock, hint
 
     # Reading
 

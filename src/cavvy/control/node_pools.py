@@ -134,10 +134,7 @@ class PoolService:
         jobs: JobService,
         hint: Callable[[str], None],
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._jobs = jobs
-        self._hint = hint
+        self._store, self._clock, self._jobs, self._hint = store, clock, jobs, hint
         self._nodes = PoolNodes(store)
 
     # Users' requests

@@ -127,17 +127,9 @@ class QueueReconciler:
         hint: Callable[[str], None],
         notify: Callable[[str, Delivery], None],
     ) -> None:
-        self._store = store
-        self._pool = pool
-        self._clock = clock
-        self._advisor = advisor
-        self._warm = warm
-        self._machines = machines
-        self._pools = pools
-        self._budgets = budgets
-        self._fair_queue = fair_queue
-        self._name_gang = name_gang
-        self._hint = hint
+        self._store, self._pool, self._clock, self._advisor = store, pool, clock, advisor
+        self._warm, self._machines, self._pools, self._budgets = warm, machines, pools, budgets
+        self._fair_queue, self._name_gang, self._hint = fair_queue, name_gang, hint
         self._notify = notify
         self._deep_at: datetime | None = None
         self._blocked = False

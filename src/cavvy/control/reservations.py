@@ -79,10 +79,7 @@ class ReservationService:
         maintenance: MaintenanceService,
         hint: Callable[[str], None],
     ) -> None:
-        self._store = store
-        self._pool = pool
-        self._clock = clock
-        self._maintenance = maintenance
+        self._store, self._pool, self._clock, self._maintenance = store, pool, clock, maintenance
         self._hint = hint
 
     async def list(self) -> Sequence[Reservation]:

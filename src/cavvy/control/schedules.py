@@ -49,12 +49,8 @@ class ScheduleReconciler:
         submit: Submit,
         arrived: Callable[[], None],
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._pool = pool
-        self._history = history
-        self._submit = submit
-        self._arrived = arrived
+        self._store, self._clock, self._pool, self._history = store, clock, pool, history
+        self._submit, self._arrived = submit, arrived
 
     async def step(self, job: JobRecord) -> timedelta:
         """Start the job, or its next run, if the start is due. Returns the time until the next

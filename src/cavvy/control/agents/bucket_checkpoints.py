@@ -31,9 +31,7 @@ class BucketCheckpoints:
     """
 
     def __init__(self, bucket: ObjectBucket, prefix: str, url: str = "") -> None:
-        self._bucket = bucket
-        self._prefix = prefix
-        self._url = url
+        self._bucket, self._prefix, self._url = bucket, prefix, url
 
     def held(self) -> dict[str, int]:
         """Return the size in bytes of each stored file, keyed by the file's hash."""
@@ -114,10 +112,8 @@ class BucketCheckpointOpener:
         now: Callable[[], datetime],
         read_targets: ReadTargets = read_every,
     ) -> None:
-        self._open_secrets = open_secrets
-        self._environment = environment
-        self._read_targets = read_targets
-        self._now = now
+        self._open_secrets, self._environment = open_secrets, environment
+        self._read_targets, self._now = read_targets, now
 
     async def open(self, job: JobRecord) -> BucketCheckpoints | None:
         """Open the job's bucket, or return None if the job keeps its checkpoints on the server.

@@ -17,6 +17,7 @@ from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.claims import find_objection
 from cavvy.control.clock import ControlClock
+from cavvy.control.decide.rows import make_attempt_event
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, JobRecord
@@ -82,12 +83,8 @@ class Checkpoints:
         shares_files: Callable[[str], bool],
         bucket_opener: BucketCheckpointOpener | None = None,
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._folders = folders
-        self._storage = storage
-        self._shares_files = shares_files
-        self._bucket_opener = bucket_opener
+        self._store, self._clock, self._folders, self._storage = store, clock, folders, storage
+        self._shares_files, self._bucket_opener = shares_files, bucket_opener
         self._opened: dict[str, BucketCheckpoints | None] = {}
         self._losses: tuple[datetime, Mapping[str, NodeLosses]] | None = None
         self._coming: dict[str, frozenset[str]] = {}
@@ -470,14 +467,7 @@ class Checkpoints:
         await self._store.commit(AtomicWrite(events=[self._event(attempt, "restored", text)]))
 
     def _event(self, attempt: Attempt, kind: str, text: str) -> Event:
-        return Event(
-            project=attempt.project,
-            job_id=attempt.job_id,
-            attempt=attempt.number,
-            at=self._clock.now(),
-            kind=kind,
-            text=text,
-        )
+        return make_attempt_event(attempt, self._clock.now(), kind, text)
 
 
 def _is_spot(attempt: Attempt) -> bool:

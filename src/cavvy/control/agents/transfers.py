@@ -79,9 +79,7 @@ class SignedObjects:
     """
 
     def __init__(self, place: ObjectReader, key: str, url: str = "") -> None:
-        self.place = place
-        self.url = url
-        self._key = key
+        self.place, self.url, self._key = place, url, key
 
     @property
     def bills_parts(self) -> bool:
@@ -228,11 +226,8 @@ class Transfers:
         environment: Mapping[str, str],
         read_targets: ReadTargets = read_every,
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._open_secrets = open_secrets
-        self._environment = environment
-        self._read_targets = read_targets
+        self._store, self._clock, self._open_secrets = store, clock, open_secrets
+        self._environment, self._read_targets = environment, read_targets
         self._pool: dict[tuple[str, str], SignedObjects] = {}
 
     async def page(self, gang: str, index: int, after: str) -> InputPage:

@@ -59,10 +59,7 @@ class DeadlineAdvisor:
         history: MarketHistory,
         egress: ReadEgress | None = None,
     ) -> None:
-        self._store = store
-        self._pool = pool
-        self._clock = clock
-        self.history = history
+        self._store, self._pool, self._clock, self.history = store, pool, clock, history
         self._read_egress = egress
         self.read_egress_dates: ReadEgressDates | None = None  # set by the control plane
         self._egress: Mapping[str, Money] = {}

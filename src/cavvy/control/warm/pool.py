@@ -46,10 +46,7 @@ class WarmPool:
     def __init__(
         self, store: Store, clock: ControlClock, agents: AgentSessions, *, shared: bool = False
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._agents = agents
-        self._shared = shared
+        self._store, self._clock, self._agents, self._shared = store, clock, agents, shared
         self._read_at: datetime | None = None
         self._kept: dict[str, Attempt] | None = None  # the warm gangs' attempts, by attempt ID
 
