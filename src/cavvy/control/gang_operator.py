@@ -120,7 +120,7 @@ class GangOperator:
         self._looks[attempt.gang] = after_look(self._look(attempt), seen, at, trouble)
         return True
 
-    async def accrue(self, attempt: Attempt, *, divided: bool = False) -> RowChanges:
+    async def accrue(self, rows: JobRows, attempt: Attempt, *, divided: bool = False) -> RowChanges:
         """Return the charges that must be written now. The bills of replicas are `divided`. For a
         warm gang, the result also contains the attempt's row: if a job takes over the gang before
         the charges are written, the write then fails.
@@ -128,7 +128,7 @@ class GangOperator:
         if not is_accrual_due(attempt, self._look(attempt), divided=divided):
             return RowChanges()
         stored = await self._store.charges(attempt.job_id)
-        nodes = await self._store.nodes(attempt.id)
+        nodes = rows.nodes_of(attempt)
         look = self._look(attempt)
         charges, self._looks[attempt.gang] = accrue(attempt, look, stored, nodes, divided=divided)
         kept = charges and attempt.phase is AttemptPhase.KEPT
@@ -168,6 +168,7 @@ class GangOperator:
             denied=False,
         )
         self._looks[attempt.gang] = asked
+        self._jobs[attempt.gang] = attempt.job_id  # the provider may signal before the first poll
         try:
             await self._out.pool.launch(await self._make_spec(rows, attempt))
         except NoCapacity as error:

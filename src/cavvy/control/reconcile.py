@@ -55,6 +55,7 @@ HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 _LONGEST = timedelta(days=1)  # maximum time between two passes of a job
 _STEPS = 50  # maximum steps of one pass; the next pass takes further steps
 _AT_ONCE = timedelta(0)
+_REMEMBERED = 4096  # ends of jobs after which other jobs need no second check
 
 Notify = Callable[[str, Delivery], None]  # job ID, event
 
@@ -87,6 +88,8 @@ class JobReconciler:
         self._clock = clock
         self._out = dependencies
         self._operator = dependencies.operator
+        # when jobs ended, of those that ended last, after which the jobs behind them were checked
+        self._hinted: dict[str, datetime] = {}
 
     async def reconcile(self, key: str) -> timedelta | None:
         try:
@@ -159,13 +162,20 @@ class JobReconciler:
         return step.after or NEVER
 
     async def _hint_dependents(self, job: JobRecord) -> None:
-        """If the job has ended or was retried, let the jobs after it be checked. A server that
-        starts checks all jobs that wait, so a crash loses no hint for them.
+        """If the job has ended or was retried, let the jobs after it be checked, once for each end.
+        A server that starts checks all jobs that wait, so a crash loses no hint for them.
         """
-        retried = job.phase is JobPhase.QUEUED and job.ended_spells
-        if job.phase in JOB_ENDS or retried:
-            for each in await self._store.dependencies.concerned(job):
-                self._out.hint(each)
+        ended = job.phase in JOB_ENDS
+        if not ended and not (job.phase is JobPhase.QUEUED and job.ended_spells):
+            return
+        if ended and self._hinted.get(job.id) == job.since:
+            return
+        for each in await self._store.dependencies.concerned(job):
+            self._out.hint(each)
+        if len(self._hinted) >= _REMEMBERED:
+            self._hinted.clear()
+        if ended:
+            self._hinted[job.id] = job.since
 
     async def _hint_group(self, job: JobRecord) -> None:
         """Let the jobs of its group be checked for which it matters that the job has ended, or
@@ -196,7 +206,7 @@ class JobReconciler:
         now = self._clock.now()
         divided = SERVICE_TAG in uow.rows.job.task.tags
         for attempt in uow.rows.open:
-            uow.apply(await self._operator.accrue(attempt, divided=divided))
+            uow.apply(await self._operator.accrue(uow.rows, attempt, divided=divided))
         view = await self._job_view(uow, now)
         action, rows = jobs.decide_job(view, now), uow.rows
         match action:

@@ -106,7 +106,8 @@ async def retry(
     jobs = app_state.control_plane.jobs
     members = await app_state.store.arrays.members(array.id)
     new = sum(each.job.phase in RETRIED for each in members)
-    async with count_new(app_state, project, array.user, new, what="retry"):
+    policies = await app_state.store.policies_of(project)
+    async with count_new(app_state, policies, array.user, new, what="retry"):
         return views.array_row(await jobs.retry_array(project, array.id, account))
 
 

@@ -480,8 +480,9 @@ async def retry(
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
     found = await find_job(app_state, project, name)  # says why a removed job is gone
     new = 1 if can_retry(found) else 0
+    policies = await app_state.store.policies_of(project)
     try:
-        async with count_new(app_state, project, found.user, new, what="retry"):
+        async with count_new(app_state, policies, found.user, new, what="retry"):
             moved = await move_job(app_state, found, ask) if new else None
             return await _row(app_state, await jobs.retry(project, name, account, moved))
     except TooLate as error:

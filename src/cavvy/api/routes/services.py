@@ -181,10 +181,11 @@ async def _start(
     await submission.check_snapshot(app_state, project, origin.snapshot)
     await submission.check_residency(app_state, task, origin.snapshot)
     await submission.check_uses(app_state, task, origin.snapshot)
+    policies = await app_state.store.policies_of(project)
 
     async def admit(asked: TaskSpec) -> dict[str, Any]:
         found, _ = await submission.admit_task(
-            app_state, make_admitted(asked), now, ask.user, consented=ask.consent
+            app_state, make_admitted(asked), policies, now, ask.user, consented=ask.consent
         )
         return {"run": found.run, "image": found.image, "image_signers": found.image_signers}
 

@@ -111,10 +111,11 @@ async def submit_task(
     await check_after(app_state, task)
     await _check_parts(app_state, task, origin)
     task, group = await join_group(app_state, task)
-    admitted = await _admit(app_state, task, now, ask, origin, job_id, account)
+    policies = await app_state.store.policies_of(project)
+    admitted = await _admit(app_state, task, policies, now, ask, origin, job_id, account)
     members = max(1, count_members(task))
     try:
-        async with count_new(app_state, project, ask.user, members, [job_id]):
+        async with count_new(app_state, policies, ask.user, members, [job_id]):
             job = await jobs.enqueue(replace(admitted, group=group), project)
     except StaleVersion:
         if key is None:
@@ -146,6 +147,7 @@ async def submit_graph(
         raise ApiProblem("consent-needed", prices)
     tasks = [each.task for each in found]
     names = {task.name: key for task, key in zip(tasks, ask.keys, strict=True)}
+    policies = await app_state.store.policies_of(project)
     asks = list[TaskSubmission]()
     for number in sort_tasks(tasks):
         each, task, key = ask.tasks[number], tasks[number], ask.keys[number]
@@ -153,11 +155,11 @@ async def submit_graph(
         after = tuple(replace(one, id=names.get(one.job, "")) for one in task.after)
         task = replace(task, after=after)
         origin = origins[number]
-        asks.append(await _admit(app_state, task, now, each, origin, key, account))
+        asks.append(await _admit(app_state, task, policies, now, each, origin, key, account))
     members = sum(max(1, count_members(each.task)) for each in asks)
     created = True
     try:
-        async with count_new(app_state, project, asks[0].user, members, ask.keys):
+        async with count_new(app_state, policies, asks[0].user, members, ask.keys):
             await jobs.submit_all(asks, project)
     except StaleVersion:
         created = False
@@ -206,20 +208,19 @@ def _read_origins(ask: wire.GraphRequest) -> Sequence[RunOrigin]:
 @asynccontextmanager
 async def count_new(
     app_state: AppState,
-    project: str,
+    policies: Sequence[BoundPolicy],
     user: str,
     new: int,
     keys: Sequence[str] = (),
     what: str = "submission",
 ) -> AsyncIterator[None]:
-    """Check that the user may have so many more jobs that wait, if a policy limits them. Until they
+    """Check that the user may have so many more jobs that wait, if one of the `policies` of the
+    project and of those above it limits them. Until they
     are stored, no other submission or retry of the user is counted, on no server. Raises
     ApiProblem, StoreUnusable, or StaleVersion if jobs with these IDs exist already.
     """
     limits = [
-        (each, most)
-        for each in await app_state.store.policies_of(project)
-        if (most := each.policy.find_waiting(user)) is not None
+        (each, most) for each in policies if (most := each.policy.find_waiting(user)) is not None
     ]
     if not limits or not new:
         yield
@@ -295,6 +296,7 @@ async def _find_full(
 async def _admit(
     app_state: AppState,
     task: TaskSpec,
+    policies: Sequence[BoundPolicy],
     now: datetime,
     ask: wire.SubmitRequest,
     origin: RunOrigin,
@@ -303,7 +305,9 @@ async def _admit(
 ) -> TaskSubmission:
     """Return what is stored of a checked task. Raises ApiProblem if the task is not admitted."""
     task = await place_buckets(app_state, await measure_inputs(app_state, task))
-    task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
+    task, consented = await admit_task(
+        app_state, task, policies, now, ask.user, consented=ask.consent
+    )
     return TaskSubmission(
         task=task,
         origin=origin,
@@ -356,7 +360,10 @@ async def _find_price(
     app_state.control_plane.jobs.check_times(task)
     placed, price = await place_buckets(app_state, await measure_inputs(app_state, task)), ""
     try:
-        await admit_task(app_state, placed, now, ask.user, consented=ask.consent, dry_run=True)
+        policies = await app_state.store.policies_of(task.project)
+        await admit_task(
+            app_state, placed, policies, now, ask.user, consented=ask.consent, dry_run=True
+        )
     except ApiProblem as problem:
         price = f"{task.name}: {problem.message}"
         if problem.code != "consent-needed":
@@ -382,7 +389,10 @@ async def check_submission(
     app_state.control_plane.jobs.check_times(task)
     placed = await place_buckets(app_state, await measure_inputs(app_state, task))
     try:
-        await admit_task(app_state, placed, now, ask.user, consented=ask.consent, dry_run=True)
+        policies = await app_state.store.policies_of(project)
+        await admit_task(
+            app_state, placed, policies, now, ask.user, consented=ask.consent, dry_run=True
+        )
     except ApiProblem as problem:
         if problem.code != "consent-needed":
             raise
@@ -436,7 +446,10 @@ async def start_machine(
     task, origin = await app_state.control_plane.machines.start_task(project, name)
     await check_secrets(app_state, task)
     task = await place_buckets(app_state, await measure_inputs(app_state, task))
-    task, consented = await admit_task(app_state, task, now, ask.user, consented=ask.consent)
+    policies = await app_state.store.policies_of(project)
+    task, consented = await admit_task(
+        app_state, task, policies, now, ask.user, consented=ask.consent
+    )
     return await app_state.control_plane.jobs.submit(
         task, origin, project, user=ask.user, consented=consented
     )
@@ -454,13 +467,17 @@ async def move_job(app_state: AppState, job: JobRecord, ask: wire.RetryAsk) -> J
     if task == job.task:
         return None
     await check_residency(app_state, task, job.origin.snapshot)
-    task, consented = await admit_task(app_state, task, now, job.user, consented=ask.consent)
+    policies = await app_state.store.policies_of(task.project)
+    task, consented = await admit_task(
+        app_state, task, policies, now, job.user, consented=ask.consent
+    )
     return replace(job, task=task, consented=consented)
 
 
 async def admit_task(
     app_state: AppState,
     task: TaskSpec,
+    policies: Sequence[BoundPolicy],
     now: datetime,
     user: str,
     *,
@@ -472,7 +489,6 @@ async def admit_task(
     stored unless `dry_run` is set. Raises ApiProblem if no offer and no machine can run the task,
     or if the user must first agree to pay.
     """
-    policies = await app_state.store.policies_of(task.project)
     if refusal := explain_image(policies, task):
         raise ApiProblem("policy-refused", str(refusal))
     # after the check of its name, so that the server calls only registries that are permitted

@@ -351,10 +351,10 @@ class AgentSessions:
         """Return the work document if every rank has an agent; otherwise the agent must wait."""
         if not all(other.claim for other in nodes):
             return ClaimWait(after=_ASK_AGAIN)
-        if attempt.number != (await self._store.job(attempt.job_id)).attempt:
-            return ClaimWait(
-                after=_STANDBY_ASKS_AGAIN
-            )  # a standby gang gets no work until it has taken the job over
+        # A standby gang gets no work until it has taken the job over. A takeover after the job was
+        # read has changed the rows of the other gang's nodes, so the grant would have failed.
+        if attempt.number != job.attempt:
+            return ClaimWait(after=_STANDBY_ASKS_AGAIN)
         variables = await self._group_variables(job)
         if variables is None:
             return ClaimWait(after=_GROUP_ASKS_AGAIN)
