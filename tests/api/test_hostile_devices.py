@@ -1,7 +1,8 @@
 """Devices at the edge that send wrong, huge or foreign values, and requests without a device."""
 
+import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.api.api_state import Api, until
 
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.site_pace import SitePace
 from cavvy.domain.edge import ModelFile, ModelVersion, Rollout
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
@@ -191,6 +194,66 @@ async def test_a_model_does_not_leave_its_residency_in_the_folder_of_a_job_or_se
     await versions.put(ModelVersion(**common, name="m@2", files=files[1:2]))
     assert (await serve_with(abroad, shared))[1] != "residency"
     assert (await serve_with(abroad, hidden))[1] == "residency"
+
+
+async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
+    _, one = await enrol(api, "one")
+    edge, now, data = (
+        api.app_state.control_plane.edge,
+        api.app_state.now(),
+        bytes(range(256)) * 1024,
+    )
+    digest = sha256(data).hexdigest()
+    api.app_state.blobs.of("default").put(digest, [data])
+    own = {"project": "default", "created_at": now}
+    file = ModelFile(path="m.onnx", sha256=digest, size=len(data))
+    await api.app_state.store.edge.models.put(
+        ModelVersion(**own, name="m@2", snapshot="", files=(file,), main="m.onnx")
+    )
+    await edge.deploy(Rollout(**own, name="m-0", model="m", to=2, wave_at=now, window=(2, 3)))
+    path = "/v1/projects/default/edge/sites/lab"
+    for wrong in (
+        {"mib_per_s": 0.001},
+        {"mib_per_s": 1e9},
+        {"window": [1, 99]},
+        {"mib_per_s": "x"},
+    ):
+        assert (await api.http.put(path, json=wrong)).status_code == 422
+    assert (await api.http.put(path[:-3] + "A_", json={})).status_code == 403
+    limits = {"mib_per_s": 1e3, "window": [1, 5]}
+    assert (await api.http.put(path, json=limits)).json()["mib_per_s"] == 1e3
+    [found] = (await api.http.get("/v1/edge/sites")).json()
+    assert (found["name"], found["window"]) == ("lab", [1, 5])
+    wanted = (await api.http.post(f"{EDGE}/check-in", json={}, headers=one)).json()["models"]
+    assert [(each["window"], each["site_window"]) for each in wanted] == [([2, 3], [1, 5])]
+    for offset in (0, 1000):
+        more = {**one, "Range": f"bytes={offset}-"}
+        got = await api.http.get(f"{EDGE}/files/{digest}", headers=more)
+        assert (got.status_code, got.content) == (206 if offset else 200, data[offset:])
+    assert ("default", "lab") in edge.pace._free_at
+    records = await api.app_state.store.audit_records()
+    assert any("mib_per_s" in each.text for each in records)
+
+
+def test_a_device_with_many_connections_gets_no_more_of_its_site_than_another() -> None:
+    order = []
+
+    async def play() -> None:
+        clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
+        pace, begun = SitePace(clock), clock.now()
+
+        async def fetch(device: str) -> None:
+            turn = pace.turn_of("p", device)
+            for _ in range(4):
+                await pace.wait(turn, ("p", "s"), 2**20, 1.0)
+                order.append((device, round((clock.now() - begun).total_seconds())))
+
+        await asyncio.gather(*(fetch(each) for each in ["greedy"] * 6 + ["honest"]))
+        assert not pace._turns
+
+    run_virtual(play())
+    assert [at for _, at in order] == list(range(28)), "a MiB in each second"
+    assert max(at for device, at in order if device == "honest") <= 8
 
 
 async def test_devices_get_the_program_of_the_server_like_a_model(api: Api) -> None:

@@ -20,7 +20,7 @@ from cavvy.cli.view.output import (
 )
 
 if TYPE_CHECKING:
-    from cavvy.client.edge_wire import DeviceView, RolloutView
+    from cavvy.client.edge_wire import DeviceView, RolloutView, SiteView
 
 _PATIENCE_S = 180.0  # two check-ins, and a command of a minute
 _WINDOW = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])")
@@ -150,6 +150,57 @@ def show(name: str, project: str, output: str) -> None:
     pairs_out(list(pairs.items()))
 
 
+@command.command("site")
+@click.argument("name", metavar="SITE")
+@project_option
+@click.option("--mib-per-s", type=NumberRange(0.01, 1e6), help="All its devices' downloads.")
+@click.option("--window", default="", metavar="HOURS", help="Hours to update in, such as 1-5.")
+def site(name: str, project: str, mib_per_s: float | None, window: str) -> None:
+    """Set limits for all devices of a site together; what is not given has no limit.
+
+    Each server keeps the devices of the site below --mib-per-s together, also devices that do not
+    keep to it themselves, and models of all rollouts come in the hours of --window only. A fetch
+    that the end of these hours cuts goes on in the next ones. The hours are those of the device's
+    clock. `cavvy edge sites` lists the limits.
+    """
+    from cavvy.client.edge_wire import SiteAsk, limit_site
+
+    with session() as client:
+        made = limit_site(
+            client, project, name, SiteAsk(mib_per_s=mib_per_s, window=_read_window(window))
+        )
+    rate, hours = _say_limits(made)
+    click.echo(f"site {made.name}: {rate} for all its devices, updates at {hours}")
+
+
+@command.command("sites")
+@any_project_option
+@output_option
+def sites(project: str | None, output: str) -> None:
+    """List sites with their devices and limits."""
+    from cavvy.client.edge_wire import SiteView, list_devices, list_sites
+
+    with session() as client:
+        limits = {(each.project, each.name): each for each in list_sites(client, project)}
+        devices = [each for each in list_devices(client, project) if each.state != "retired"]
+    for each in devices:
+        key = each.project, each.site
+        none = SiteView(project=each.project, name=each.site, mib_per_s=None, window=None)
+        limits.setdefault(key, none)
+    rows = [
+        {
+            "name": each.name,
+            "project": each.project,
+            "devices": sum((one.project, one.site) == key for one in devices),
+            "download": _say_limits(each)[0],
+            "updates": _say_limits(each)[1],
+        }
+        for key, each in sorted(limits.items())
+    ]
+    columns = [TableColumn(each) for each in ("name", "project", "devices", "download", "updates")]
+    rows_out(columns, rows, output, empty="no sites; `cavvy edge token --site NAME` makes one")
+
+
 @command.command("logs")
 @click.argument("name", metavar="DEVICE")
 @project_option
@@ -202,6 +253,19 @@ def _ask(project: str, name: str, command: list[str]) -> None:
     # a device may be hostile: its text must not control the terminal
     click.echo("".join(_printable(each) for each in found.output), nl=False)
     sys.exit(found.exit_code)
+
+
+def _read_window(window: str) -> tuple[int, int] | None:
+    if window and _WINDOW.fullmatch(window) is None:
+        raise CommandFailure(f"--window {window}: expected hours such as 1-5", exit_code=2)
+    first, _, last = window.partition("-")
+    return (int(first), int(last)) if window else None
+
+
+def _say_limits(site: "SiteView") -> tuple[str, str]:
+    """Return what its devices fetch together, and when they update."""
+    rate = "no limit" if site.mib_per_s is None else f"{site.mib_per_s:g} MiB/s"
+    return rate, "all hours" if site.window is None else f"{site.window[0]}-{site.window[1]} h"
 
 
 def _printable(character: str) -> str:
@@ -303,9 +367,6 @@ def deploy(
     from cavvy.domain.edge import PROGRAM
 
     name, number = (model, "0") if model == PROGRAM else _read_version(model)
-    if window and _WINDOW.fullmatch(window) is None:
-        raise CommandFailure(f"--window {window}: expected hours such as 1-5", exit_code=2)
-    hours = [int(each) for each in window.split("-")] if window else []
     ask = RolloutAsk(
         model=name,
         to=int(number) if number.isdecimal() else 0,
@@ -315,7 +376,7 @@ def deploy(
         waves=_read_waves(waves),
         soak_s=read_length(soak, "--soak").total_seconds(),
         mib_per_s=mib_per_s,
-        window=(hours[0], hours[1]) if hours else None,
+        window=_read_window(window),
         collect_below=collect_below,
         made_by=getpass.getuser(),
     )

@@ -60,6 +60,23 @@ class DeviceView(Answer, frozen=True, kw_only=True):
     agent: str
 
 
+class SiteAsk(Ask, frozen=True, kw_only=True):
+    """The most that the devices of a site fetch together from each server, in MiB a second, and
+    the hours of their day in which they update. null is no limit."""
+
+    mib_per_s: float | None = None
+    window: tuple[int, int] | None = None
+
+
+class SiteView(Answer, frozen=True, kw_only=True):
+    """The limits of a site, as in SiteAsk."""
+
+    project: str
+    name: str
+    mib_per_s: float | None
+    window: tuple[int, int] | None
+
+
 class RetiredView(Answer, frozen=True, kw_only=True):
     """The secrets that a retired device may have, which should be replaced if it is lost, with the
     services for which it got each."""
@@ -234,6 +251,17 @@ def get_device(client: ApiClient, project: str, name: str) -> DeviceView:
 def retire_device(client: ApiClient, project: str, name: str) -> RetiredView:
     """Refuse a device from now on. Raises ApiError."""
     return client.ask(_device(project, name), RetiredView, method="DELETE")
+
+
+def list_sites(client: ApiClient, project: str | None) -> list[SiteView]:
+    """Return the limits of the sites of a project, or of all projects."""
+    return client.ask(f"/v1/edge/sites{query(project=project)}", list[SiteView])
+
+
+def limit_site(client: ApiClient, project: str, name: str, ask: SiteAsk) -> SiteView:
+    """Replace the limits of a site. Raises ApiError."""
+    path = f"{project_path(project)}/edge/sites/{segment('site', name)}"
+    return client.ask(path, SiteView, ask, method="PUT")
 
 
 def ask_device(client: ApiClient, project: str, name: str, command: list[str]) -> DeviceTaskView:

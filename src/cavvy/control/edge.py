@@ -40,6 +40,7 @@ from cavvy.control.model_repository import (
     renew,
     rotate,
 )
+from cavvy.control.site_pace import SitePace
 from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.edge import (
     MOST_LABELS,
@@ -48,6 +49,7 @@ from cavvy.domain.edge import (
     EdgeDevice,
     EdgeInvitation,
     EdgeSample,
+    EdgeSite,
     ModelFile,
     ModelRepository,
     ModelVersion,
@@ -136,8 +138,9 @@ class _ProjectDevices:
         models: Mapping[str, ModelVersion],
         rollouts: Mapping[str, Rollout],
         clouds: Sequence[CloudPath],
+        sites: Mapping[str, EdgeSite],
     ) -> None:
-        self.read_at, self.clouds = read_at, clouds
+        self.read_at, self.clouds, self.sites = read_at, clouds, sites
         self.devices, self.models, self.rollouts = dict(devices), models, dict(rollouts)
         self.reported: set[str] = set()
         self.members: Mapping[str, frozenset[str]] = {}
@@ -176,7 +179,7 @@ class EdgeService:
     ) -> None:
         self._store, self._clock, self._hint = store, clock, hint
         self._locate, self._open_secrets = locate, open_secrets
-        self.tasks = DeviceTasks()
+        self.tasks, self.pace = DeviceTasks(), SitePace(clock)
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
         self._known: dict[str, _ProjectDevices] = {}
         # by project, its models if one must not leave a place, as they were at a time
@@ -197,11 +200,7 @@ class EdgeService:
     ) -> tuple[str, EdgeInvitation]:
         """Create a token with which `count` devices can enrol once each. Raises
         EnrolmentRefused."""
-        if _NAME.fullmatch(site) is None:
-            raise EnrolmentRefused(
-                f"the site {site!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
-                "either end"
-            )
+        _check_site(site)
         token = secrets.token_urlsafe(24)
         invitation = EdgeInvitation(
             project=project,
@@ -213,6 +212,32 @@ class EdgeService:
             allow_exec=allow_exec,
         )
         return token, await self._store.edge.invitations.put(invitation)
+
+    async def limit_site(self, site: EdgeSite) -> EdgeSite:
+        """Replace the limits of a site, perhaps one that has no devices yet. Raises
+        EnrolmentRefused."""
+        _check_site(site.name)
+        for _ in range(_TRIES):
+            try:
+                known = await self._store.edge.sites.get(site.project, site.name)
+                site = replace(site, version=known.version)
+            except RowNotFound:
+                site = replace(site, version=0)
+            with suppress(StaleVersion):
+                stored = await self._store.edge.sites.put(site)
+                self._known.pop(site.project, None)
+                return stored
+        raise StaleVersion(f"site {site.name} kept changing during the request; try again")
+
+    async def sites(self, projects: ProjectFilter) -> Sequence[EdgeSite]:
+        """Return the limits of sites."""
+        return await self._store.edge.sites.list(projects)
+
+    async def site_of(self, project: str, name: str) -> EdgeSite:
+        """Return the limits of a device's site. Raises EnrolmentRefused."""
+        site = (await self.find(project, name)).site
+        found = (await self._read(project)).sites.get(site)
+        return found or EdgeSite(project=project, name=site)
 
     async def devices(self, projects: ProjectFilter) -> Sequence[EdgeDevice]:
         """Return the devices with their newest reports."""
@@ -747,6 +772,7 @@ class EdgeService:
             {each.name: each for each in models},
             {each.name: each for each in rollouts},
             await self._find_paths(project) if devices else (),
+            {each.name: each for each in await self._store.edge.sites.list(project)},
         )
         if devices:  # requests that name other projects, or none, would fill the memory
             self._known[project] = known
@@ -796,6 +822,14 @@ class EdgeService:
         except (RepositoryMissing, StaleVersion) as error:
             await self._store.edge.models.delete(model)
             raise ModelRefused(str(error)) from error
+
+
+def _check_site(name: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise EnrolmentRefused(
+            f"the site {name!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
+            "either end"
+        )
 
 
 def make_manifest(model: ModelVersion) -> bytes:

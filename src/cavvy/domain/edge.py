@@ -31,6 +31,17 @@ class EdgeInvitation(Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
+class EdgeSite(Struct, frozen=True, kw_only=True):
+    """What holds for all devices of a site together: the most that they fetch from a server, in MiB
+    a second, and the hours of their day in which they update."""
+
+    project: str
+    name: str
+    mib_per_s: float | None = None
+    window: tuple[int, int] | None = None
+    version: int = 0
+
+
 class EdgeDevice(Struct, frozen=True, kw_only=True):
     """An enrolled device. `key` is its public Ed25519 key in hexadecimal; the private key never
     leaves the device. A device that is `retired_at` gets no more answers. With `allow_exec`, it
@@ -242,4 +253,4 @@ class ModelRepository(Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
-EdgeRow = EdgeInvitation | EdgeDevice | ModelVersion | Rollout | ModelRepository
+EdgeRow = EdgeInvitation | EdgeDevice | EdgeSite | ModelVersion | Rollout | ModelRepository

@@ -461,7 +461,7 @@ class DeviceProgram:
     def _follow_program(self, wanted: Fields) -> None:
         """Fetch another version of this program, and end for it."""
         program, number = self._program, wanted["number"]
-        if not program.want(number, wanted["rollout"]) or not _is_open(wanted["window"]):
+        if not program.want(number, wanted["rollout"]) or not _is_open(wanted):
             return
         program.slots.note_rollout(wanted["rollout"])
         if program.slots.find(number) is None and (
@@ -485,7 +485,7 @@ class DeviceProgram:
         if model.is_first:
             return  # it serves until its trial has ended, also if the server wants another by now
         model.return_to(number)
-        if not model.want(number, wanted["rollout"]) or not _is_open(wanted["window"]):
+        if not model.want(number, wanted["rollout"]) or not _is_open(wanted):
             return
         model.slots.note_rollout(wanted["rollout"])
         if model.slots.find(number) is None and (
@@ -504,7 +504,7 @@ class DeviceProgram:
         next_call = time.monotonic() + self.options["every_s"]
         while process.poll() is None:
             self._look()
-            stop = self._over.wait(self.options["look_s"])
+            stop = self._over.wait(self.options["look_s"]) or not _is_open(wanted)
             if time.monotonic() >= next_call:
                 next_call = time.monotonic() + self.options["every_s"]
                 stop = stop or self._is_taken_back(name, number)
@@ -582,6 +582,7 @@ def _read_version(told: Fields, name: str) -> Fields:
         "collect_below": _read_float(told.get("collect_below")),
         "mib_per_s": _read_float(told.get("mib_per_s")),
         "window": [int(hour) for hour in told.get("window") or ()][:2],
+        "site_window": [int(hour) for hour in told.get("site_window") or ()][:2],
     }
 
 
@@ -743,13 +744,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _is_open(window: list[int] | None) -> bool:
+def _is_open(wanted: Fields) -> bool:
     """Return whether the device may update in this hour of its day."""
-    if not window:
-        return True
-    first, last = window[0], window[-1]
     hour = time.localtime().tm_hour
-    return first <= hour < last if first <= last else hour >= first or hour < last
+    for window in (wanted["window"], wanted["site_window"]):
+        first, last = (window[0], window[-1]) if window else (0, 24)
+        if not (first <= hour < last if first <= last else hour >= first or hour < last):
+            return False
+    return True
 
 
 def _list_folders(path: str) -> list[str]:

@@ -11,6 +11,7 @@ from cavvy.domain.edge import (
     EdgeDevice,
     EdgeInvitation,
     EdgeSample,
+    EdgeSite,
     ModelRepository,
     ModelVersion,
     Rollout,
@@ -61,6 +62,7 @@ class SqlEdge:
             *database, "edge_invitations", "enrolment token", Decoder(EdgeInvitation).decode
         )
         self.devices = NamedRows(*database, "edge_devices", "device", Decoder(EdgeDevice).decode)
+        self.sites = NamedRows(*database, "edge_sites", "site", Decoder(EdgeSite).decode)
         self.rollouts = NamedRows(*database, "rollouts", "rollout", Decoder(Rollout).decode)
         self.repositories = NamedRows(
             *database, "model_repositories", "repository", Decoder(ModelRepository).decode

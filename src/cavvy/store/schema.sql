@@ -737,3 +737,12 @@ CREATE TABLE notices (
 );
 CREATE INDEX notices_due ON notices (due_at, project, target);
 CREATE INDEX notices_target ON notices (project, target, id);
+
+-- Limits of the devices of a site together.
+CREATE TABLE edge_sites (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);

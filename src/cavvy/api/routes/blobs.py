@@ -3,7 +3,7 @@ bytes."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import Path
@@ -127,10 +127,18 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
     return total
 
 
-async def send_blob(store: BlobStore, name: str, wanted: str = "") -> Response:
+async def send_blob(
+    store: BlobStore,
+    name: str,
+    wanted: str = "",
+    piece: int = _PIECE,
+    wait: Callable[[int], Awaitable[None]] | None = None,
+) -> Response:
     """Send a blob, or its bytes from an offset on if `wanted` is a header such as "bytes=1000-". An
-    encrypted blob is decrypted in pieces. Raises RowNotFound, StoreError."""
-    if (path := await _in_thread(store.path, name)) is not None:
+    encrypted blob is decrypted in pieces. `wait` is called with the size of each `piece` before it
+    is sent. Raises RowNotFound, StoreError."""
+    path = await _in_thread(store.path, name)
+    if path is not None and wait is None:
         return FileResponse(path, media_type="application/octet-stream")
     file = await _in_thread(store.open, name)
     size = file.seek(0, os.SEEK_END)
@@ -142,7 +150,9 @@ async def send_blob(store: BlobStore, name: str, wanted: str = "") -> Response:
 
     async def pieces() -> AsyncIterator[bytes]:
         try:
-            while data := await _in_thread(file.read, _PIECE):
+            while data := await _in_thread(file.read, piece):
+                if wait is not None:
+                    await wait(len(data))
                 yield data
         finally:
             file.close()

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ from cavvy.domain.edge import (
     WAVES,
     DeviceReport,
     EdgeDevice,
+    EdgeSite,
     ModelFile,
     ModelReport,
     ModelVersion,
@@ -62,9 +64,12 @@ from cavvy.store.blobs import NotManifest
 from cavvy.store.documents import plain
 
 _SAMPLES = 500  # of one answer
+# A site with a limit gets pieces of at most this many bytes, or what may come in so many seconds.
+_PACED, _PIECE_S = 64 * 1024, 0.25
 _BODY = 256 * 1024  # maximum size of a device's request, in bytes
 _TOKEN_VALID = timedelta(days=1)
 _NONCE_VALID = timedelta(minutes=5)
+_LEAST_SITE = 0.01  # MiB a second; with less, devices give a fetch up as too slow
 _MOST_DEVICES = 100_000  # that one token may enrol
 _LONGEST = timedelta(days=366)
 _MOST_PROBLEM = 500  # characters
@@ -139,6 +144,33 @@ async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -
     """Refuse a device from now on."""
     found = await app_state.control_plane.edge.retire(project, name)
     return wire.RetiredView(secrets={secret: list(names) for secret, names in found.items()})
+
+
+@router.get("/v1/edge/sites", "List the limits of sites.", rule=in_query(Permission.VIEW))
+async def list_sites(app_state: AppState, projects: ProjectFilter) -> list[wire.SiteView]:
+    return [
+        view(wire.SiteView, each) for each in await app_state.control_plane.edge.sites(projects)
+    ]
+
+
+@router.put(
+    "/v1/projects/{project}/edge/sites/{name}",
+    "Set what the devices of a site may fetch together, and when they update.",
+    rule=in_path(Permission.OPERATE),
+    when={EnrolmentRefused: "enrolment-refused"},
+)
+async def limit_site(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: _DevicePath,
+    ask: wire.SiteAsk,
+) -> wire.SiteView:
+    _check_limits(ask.mib_per_s, ask.window, _LEAST_SITE)
+    await app_state.store.archive.check(project)
+    note_change(request, after={"mib_per_s": ask.mib_per_s, "window": ask.window})
+    site = EdgeSite(project=project, name=name, mib_per_s=ask.mib_per_s, window=ask.window)
+    return view(wire.SiteView, await app_state.control_plane.edge.limit_site(site))
 
 
 @router.post(
@@ -563,13 +595,16 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         agent=asked.agent[:40],
     )
     wanted = await app_state.control_plane.edge.check_in(project, name, report)
+    site = await app_state.control_plane.edge.site_of(project, name)
     models = [
         {
             "name": each.version.model,
             "number": each.version.number,
             "rollout": each.rollout.number,
             "mib_per_s": each.rollout.mib_per_s,
-            "window": each.rollout.window,
+            # a device with an older program knows one window only
+            "window": each.rollout.window or site.window,
+            "site_window": site.window,
             "collect_below": each.rollout.collect_below,
         }
         for each in wanted
@@ -682,8 +717,16 @@ async def file(
 ) -> Response:
     """Get a file of a published model, or a range of it, by its SHA-256."""
     project, name = _identify(request, app_state)
-    await app_state.control_plane.edge.check_file(project, name, digest)
-    return await send_blob(app_state.blobs.of(project), digest, request.headers.get("range", ""))
+    edge = app_state.control_plane.edge
+    await edge.check_file(project, name, digest)
+    blobs, wanted = app_state.blobs.of(project), request.headers.get("range", "")
+    site = await edge.site_of(project, name)
+    if (limit := site.mib_per_s) is None:
+        return await send_blob(blobs, digest, wanted)
+    turn, key = edge.pace.turn_of(project, name), (project, site.name)
+    piece = max(1024, min(_PACED, int(limit * 2**20 * _PIECE_S)))
+    wait = partial(edge.pace.wait, turn, key, mib_per_s=limit)
+    return await send_blob(blobs, digest, wanted, piece, wait)
 
 
 def _is_for_devices(app_state: AppState, url: str) -> bool:
@@ -833,14 +876,18 @@ def _check_rollout(ask: wire.RolloutAsk) -> None:
         )
     if not 0 <= ask.soak_s <= _LONGEST.total_seconds():
         raise ApiProblem("invalid-request", "`soak_s` must be 0 to a year, in seconds")
-    if ask.mib_per_s is not None and not 0 < ask.mib_per_s <= 1e6:
-        raise ApiProblem("invalid-request", "`mib_per_s` must be more than 0")
-    if ask.window is not None and not all(0 <= hour <= 24 for hour in ask.window):
-        raise ApiProblem("invalid-request", "`window` has two hours of the day, 0 to 24")
+    _check_limits(ask.mib_per_s, ask.window, 0.0)
     if ask.collect_below is not None and not 0 <= ask.collect_below <= 1:
         raise ApiProblem("invalid-request", "`collect_below` must be 0 to 1")
     if not 0 < ask.alpha < 0.5:
         raise ApiProblem("invalid-request", "`alpha` must be more than 0 and less than 0.5")
+
+
+def _check_limits(mib_per_s: float | None, window: tuple[int, int] | None, least: float) -> None:
+    if mib_per_s is not None and not max(least, 1e-6) <= mib_per_s <= 1e6:
+        raise ApiProblem("invalid-request", f"`mib_per_s` must be more than {least:g}")
+    if window is not None and not all(0 <= hour <= 24 for hour in window):
+        raise ApiProblem("invalid-request", "`window` has two hours of the day, 0 to 24")
 
 
 def _device(device: EdgeDevice, now: datetime) -> wire.DeviceView:
