@@ -53,6 +53,13 @@ KINDS = {
     "hangs": "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
     "waits": "time.sleep(600)",
     "serves-nothing": "versions.checked_in([], 60.0); time.sleep(600)",
+    "stays": """versions.checked_in(['m'], 60.0); left = []
+    signal.signal(signal.SIGTERM, lambda *_: left.append(0))
+    while not left:
+        time.sleep(0.01)
+        if os.path.exists(folder + "/go"):
+            versions.hand_over(2, [])
+            return 75""",
     "asks": "versions.checked_in(['m'], 60.0); versions.hand_over(2, []); return 75",
 }
 
@@ -223,6 +230,35 @@ def test_a_signal_during_a_trial_ends_all_and_is_no_failed_trial(tmp_path: Path)
     assert list_runs(tmp_path) == [1]
     state = json.loads((tmp_path / "program/slots/state.json").read_text())
     assert (state["trial"], state["tries"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "runs"), [("signal", 0, [1]), ("crash", 1, [1]), ("update", 0, [1, 2])]
+)
+def test_a_shell_waits_for_an_accepted_version_and_does_as_it_ends(
+    tmp_path: Path, end: str, code: int, runs: Sequence[int]
+) -> None:
+    put(tmp_path, 1, "stays")
+    ProgramVersions(str(tmp_path)).hand_over(1, [])
+    process = begin(tmp_path, "offline")
+    here = Path(f"/proc/{process.pid}")
+    while (here / "comm").read_text() != "sh\n":
+        assert process.poll() is None
+        time.sleep(0.01)
+    children = (here / f"task/{process.pid}/children").read_text().split()
+    assert len(children) == 1
+    time.sleep(0.1)  # the shell sets its trap
+    assert start(tmp_path, "offline") == 1, "the folder is still held"
+    if end == "signal":
+        process.send_signal(signal.SIGTERM)
+    elif end == "crash":
+        os.kill(int(children[0]), signal.SIGKILL)
+    else:
+        put(tmp_path, 2, "good")
+        (tmp_path / "go").touch()
+    assert process.wait() == code
+    assert list_runs(tmp_path) == runs
+    assert open_slots(str(tmp_path)).serving == runs[-1]
 
 
 def test_a_signal_while_a_version_starts_ends_the_version(

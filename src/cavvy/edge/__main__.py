@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from cavvy.edge.program import (
     AGAIN,
@@ -14,6 +15,7 @@ from cavvy.edge.program import (
     forget_versions,
     hold,
     start_again,
+    tell_end,
 )
 from cavvy.edge.tasks import say
 
@@ -34,7 +36,9 @@ def main(arguments: list[str]) -> int:
     from cavvy.edge.device import run  # a program that only waits for another one needs no more
 
     code = run(folder)
-    return start_again(folder, lock) if code == AGAIN else code
+    code = start_again(folder, lock) if code == AGAIN else code
+    tell_end(code)
+    return code
 
 
 def _enrol(folder: str, server: list[str], token: str) -> str:
@@ -52,5 +56,8 @@ def _enrol(folder: str, server: list[str], token: str) -> str:
 
 
 if __name__ == "__main__":
-    os.umask(0o077)  # not in `main`: tests call it in their own process
+    # not in `main`: tests call it in their own process
+    os.umask(0o077)
+    with suppress(ChildProcessError):  # of the shell that this process was
+        os.waitpid(-1, os.WNOHANG)
     sys.exit(main(sys.argv[1:]))

@@ -30,9 +30,20 @@ if TYPE_CHECKING:
 PROGRAM = "cavvy.edge"  # its name among the models that the server signs, none of which has a dot
 AGAIN = 75  # the exit code of a program that another version is to replace
 # variables by which the program that was enrolled tells a version what it is
-_NUMBER, _TRIAL, _DOUBTED, _LOCK = (
-    f"CAVVY_EDGE_{each}" for each in ("NUMBER", "TRIAL", "DOUBTED", "LOCK")
+_NUMBER, _TRIAL, _DOUBTED, _LOCK, _ENDED = (
+    f"CAVVY_EDGE_{each}" for each in ("NUMBER", "TRIAL", "DOUBTED", "LOCK", "ENDED")
 )
+# Waits for the version that was on trial, passes signals on to it, and ends or starts again as it
+# asks. Its standard input is a pipe to which the version writes its exit code, and that ends with
+# it.
+_WAITER = """
+trap 'left=1; kill -TERM "$1"' TERM INT
+while :; do
+  if read -r line; then code=$line; elif [ -n "${left:-}" ]; then left=; else break; fi
+done
+[ "${code:-1}" != "$2" ] || exec "$3" -m cavvy.edge "$4" </dev/null
+exit "${code:-1}"
+"""
 _CHECK_INS = 10  # intervals between check-ins after which a version on trial is given up
 _ENDS_S = 10.0  # within which a version that is given up must end
 _LONGEST_S = 600.0  # between two tries of a fetch that fails
@@ -120,7 +131,9 @@ def _line(folder: str) -> list[str]:
 
 def _make_environment(lock: int, path: str, variables: dict[str, str]) -> dict[str, str]:
     kept = {
-        name: value for name, value in os.environ.items() if name not in (_NUMBER, _TRIAL, _LOCK)
+        name: value
+        for name, value in os.environ.items()
+        if name not in (_NUMBER, _TRIAL, _LOCK, _ENDED)
     }
     return {**kept, **variables, _LOCK: str(lock), "PYTHONPATH": path}
 
@@ -153,7 +166,9 @@ def _try(folder: str, lock: int, number: int, path: str) -> int | None:
     options = read_json(f"{folder}/edge.json") or {}
     every = options.get("every_s", 60.0)
     every_s = float(every) if isinstance(every, (int, float)) else 60.0
-    environment = _make_environment(lock, path, {_NUMBER: str(number), _TRIAL: "1"})
+    ended, tell = os.pipe()
+    variables = {_NUMBER: str(number), _TRIAL: "1", _ENDED: str(tell)}
+    environment = _make_environment(lock, path, variables)
     left: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -165,7 +180,8 @@ def _try(folder: str, lock: int, number: int, path: str) -> int | None:
     # before the version starts, which must not stay behind alone
     known = {each: signal.signal(each, leave) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
-        process = subprocess.Popen(_line(folder), env=environment, pass_fds=(lock,))
+        process = subprocess.Popen(_line(folder), env=environment, pass_fds=(lock, tell))
+        os.close(tell)
         started.append(process)
         if left:
             process.terminate()
@@ -176,11 +192,33 @@ def _try(folder: str, lock: int, number: int, path: str) -> int | None:
                 return None
             with suppress(subprocess.TimeoutExpired):
                 process.wait(min(1.0, every_s / 4))
+        if process.poll() is None and not left:
+            _wait_in_shell(folder, lock, process.pid, ended)
         code = process.wait()
     finally:
         for each, handler in known.items():
             signal.signal(each, handler)
+        os.close(ended)
     return 0 if left else code
+
+
+def _wait_in_shell(folder: str, lock: int, child: int, ended: int) -> None:
+    """Replace this process, which needs 16 MiB, by a shell that waits for the accepted version.
+    Without a shell, return."""
+    path = f"{folder}/program.zip"
+    known = path if os.path.exists(path) else os.environ.get("PYTHONPATH", "")
+    sys.stderr.flush()
+    os.set_inheritable(lock, True)
+    os.dup2(ended, 0)
+    words = ["sh", "-c", _WAITER, "sh", str(child), str(AGAIN), sys.executable, folder]
+    with suppress(OSError):
+        os.execve("/bin/sh", words, _make_environment(lock, known, {}))
+
+
+def tell_end(code: int) -> None:
+    """Tell the exit code of this version to the shell that waits for it, if there is one."""
+    with suppress(KeyError, ValueError, OSError):
+        os.write(int(os.environ[_ENDED]), f"{code}\n".encode())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
