@@ -63,6 +63,7 @@ def start(folder: Path, count: int, command: str) -> None:
         device.mkdir(parents=True)
         options = {
             "listen": f"127.0.0.1:{free_port()}",
+            "share": f"127.0.0.1:{free_port()}",
             "probation_s": 3,
             "every_s": 1,
             "look_s": 0.2,

@@ -11,23 +11,23 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.api.api_state import Api, until
 
 from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.edge import EdgeService
 from cavvy.control.site_pace import SitePace
-from cavvy.domain.edge import ModelFile, ModelVersion, Rollout
+from cavvy.domain.edge import EdgeDevice, ModelFile, ModelVersion, Rollout
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.edge.bundle import pack_device
 from cavvy.spec.workdir import FolderEntry, encode_manifest
+from cavvy.store.open import MemoryStore
 from cavvy.task_files import ReadOptions, parse_task
 
 EDGE = "/edge/v1"
 
 
-async def enrol(api: Api, hostname: str) -> tuple[str, dict[str, str]]:
+async def enrol(api: Api, hostname: str, site: str = "lab") -> tuple[str, dict[str, str]]:
     """Enrol a device, and return its name and the headers of its requests."""
     edge = api.app_state.control_plane.edge
-    token, _ = await edge.invite(
-        "default", site="lab", labels={}, count=1, valid=timedelta(hours=1)
-    )
+    token, _ = await edge.invite("default", site=site, labels={}, count=1, valid=timedelta(hours=1))
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
     made = await edge.enrol("default", token, public, hostname, {})
@@ -233,6 +233,63 @@ async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
     assert ("default", "lab") in edge.pace._free_at
     records = await api.app_state.store.audit_records()
     assert any("mib_per_s" in each.text for each in records)
+
+
+async def test_a_device_learns_of_those_of_its_site_that_have_what_it_wants(api: Api) -> None:
+    edge, now = api.app_state.control_plane.edge, api.app_state.now()
+    named = {each: await enrol(api, each) for each in ("first", "second", "liar", "closed")}
+    named["far"] = await enrol(api, "far", "away")
+    own = {"project": "default", "created_at": now}
+    await api.app_state.store.edge.models.put(
+        ModelVersion(**own, name="m@2", snapshot="", files=(), main="")
+    )
+    await edge.deploy(Rollout(**own, name="m-0", model="m", to=2, wave_at=now, waves=(1.0,)))
+
+    async def check_in(name: str, share: str, serving: int = 1) -> tuple[bool, list[str], str]:
+        sent = {"share": share, "models": [{"name": "m", "serving": serving}]}
+        answer = await api.http.post(f"{EDGE}/check-in", json=sent, headers=named[name][1])
+        told = answer.json()
+        return told["models"][0]["wait"], told["peers"]["at"]["m"], told["peers"]["key"]
+
+    wait, at, key = await check_in("first", "10.0.0.1:8090")
+    assert (wait, at) == (False, []), "it fetches for the site"
+    assert await check_in("second", "10.0.0.2:8090") == (True, [], key)
+    assert await check_in("closed", "") == (False, [], key), "it could take from no other"
+    far = await check_in("far", "10.0.0.9:8090")
+    assert far[:2] == (False, [])
+    assert far[2] != key
+    for share in ("8.8.8.8:8090", "169.254.169.254:8080", "0.0.0.0:8090", "127.0.0.1:8090"):
+        await check_in("liar", share, 2)
+        assert await check_in("second", "10.0.0.2:8090") == (True, [], key), share
+    for share in ("10.0.0.1:22", "10.0.0.1", "router:8090", "10.0.0.1:x", "[::1", ":"):
+        await check_in("liar", share, 2)
+        assert await check_in("second", "10.0.0.2:8090") == (True, [], key), share
+    assert await check_in("first", "10.0.0.1:8090", 2) == (False, [], key)
+    assert await check_in("second", "10.0.0.2:8090") == (False, ["10.0.0.1:8090"], key)
+    assert (await check_in("far", "10.0.0.9:8090"))[1] == []
+    await edge.retire("default", named["first"][0])
+    assert (await check_in("second", "10.0.0.2:8090"))[1] == []
+
+
+def test_a_site_waits_for_few_of_its_devices() -> None:
+    async def play() -> None:
+        clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
+        edge = EdgeService(MemoryStore(), clock, lambda key: None)
+        own = {"project": "p", "site": "lyon", "key": "0" * 64, "enrolled_at": clock.now()}
+        devices = [EdgeDevice(name=f"d{each}", **own) for each in range(9)]
+        model = ModelVersion(
+            project="p", name="m@2", snapshot="", files=(), main="", created_at=clock.now()
+        )
+        begun, turns = clock.now(), []
+        while len(turns) < len(devices):
+            for each in devices:
+                if each.name not in turns and edge._may_fetch(each, model, clock.now()):
+                    turns.append(each.name)
+            minutes = (clock.now() - begun) / timedelta(minutes=1)
+            assert minutes < 31, "devices that never have it hold the others up"
+            await clock.sleep_until(clock.now() + timedelta(minutes=1))
+
+    run_virtual(play())
 
 
 def test_a_device_with_many_connections_gets_no_more_of_its_site_than_another() -> None:

@@ -18,6 +18,7 @@ def test_the_wanted_models_are_read() -> None:
         "collect_below": None,
         "mib_per_s": 1.0,
         "window": [22, 6],
+        "wait": False,
         "site_window": [],
     }
 

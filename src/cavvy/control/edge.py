@@ -18,12 +18,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 
 from cavvy.control.agents.model_folder import read_entries
 from cavvy.control.agents.work_secrets import OpenSecrets
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bound_requests import is_within
 from cavvy.control.decide.rollouts import (
+    SILENT,
     choose_versions,
     count_wave,
     decide_rollout,
@@ -73,6 +75,10 @@ _EVERY = timedelta(seconds=5)  # interval between two writes of reports, and two
 _FRESH = timedelta(seconds=30)  # after which the rows that other servers may have changed are read
 _MOST_AUDITED = 100_000
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
+# Of a site's devices that share files, one fetches a version, and others wait so long for it. After
+# some turns, all fetch it.
+_TURN, _MOST_TURNS = timedelta(minutes=10), 3
+_MOST_PEERS, _MOST_LOOKED_AT = 4, 1000
 _MAY_BE_SHARED = 4096  # bytes; a smaller file than this, such as a list of labels, tells no model
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -118,6 +124,14 @@ class WantedModel(Struct, frozen=True, kw_only=True):
     rollout: Rollout
 
 
+class Peers(Struct, frozen=True, kw_only=True):
+    """The addresses of devices that can give a version to another one. That one should `wait` if
+    there are none yet, but one of them fetches the version."""
+
+    at: Sequence[str] = ()
+    wait: bool = False
+
+
 class CloudDevices(Struct, frozen=True, kw_only=True):
     """The devices of a service's rule: their number, how many keep their requests because of their
     residency, and what became of the requests."""
@@ -143,8 +157,16 @@ class _ProjectDevices:
         self.read_at, self.clouds, self.sites = read_at, clouds, sites
         self.devices, self.models, self.rollouts = dict(devices), models, dict(rollouts)
         self.reported: set[str] = set()
+        # the devices that give files to others, by what must be equal for both
+        self.sharing: dict[tuple[str, str], set[str]] = {}
+        for each in self.devices.values():
+            self.note_share(each)
         self.members: Mapping[str, frozenset[str]] = {}
         self.place()
+
+    def note_share(self, device: EdgeDevice) -> None:
+        if device.report is not None and device.report.share:
+            self.sharing.setdefault(_peer_group(device), set()).add(device.name)
 
     def place(self) -> None:
         """Note which devices are in the present wave of each rollout."""
@@ -185,6 +207,8 @@ class EdgeService:
         # by project, its models if one must not leave a place, as they were at a time
         self._bound: dict[str, tuple[datetime, Sequence[ModelVersion]]] = {}
         self._enrolling = asyncio.Lock()
+        # by what devices of a site want: which fetched it, and since when
+        self._turns: dict[tuple[str, ...], tuple[tuple[str, datetime], ...]] = {}
 
     # Users' requests
 
@@ -546,6 +570,7 @@ class EdgeService:
         device = await self.find(project, name)
         known = await self._read(project)
         known.devices[name] = replace(device, report=report)
+        known.note_share(known.devices[name])
         if not known.reported:
             self._hint(edge_key(project))
         known.reported.add(name)
@@ -555,6 +580,38 @@ class EdgeService:
             for each in wanted.values()
             if (version := known.models.get(f"{each.model}@{each.to}")) is not None
         ]
+
+    async def find_peers(self, project: str, name: str, wanted: ModelVersion) -> Peers:
+        """Return the devices of the site that can give a version to this one, which would take it,
+        or whether it should wait until one can. Raises EnrolmentRefused."""
+        device, known = await self.find(project, name), await self._read(project)
+        own = device.report and device.report.of(wanted.model)
+        if own and own.serving == wanted.number:
+            return Peers()
+        now, group = self._clock.now(), known.sharing.get(_peer_group(device), set())
+        found = []
+        for each in islice(group - {name}, _MOST_LOOKED_AT):
+            peer = known.devices.get(each)
+            report = None if peer is None or peer.retired_at else peer.report
+            held = report and now - report.at < SILENT and report.of(wanted.model)
+            if report and held and held.serving == wanted.number:
+                found.append((_digest(f"{name} {each}"), report.share))
+        if found:
+            return Peers(at=[share for _, share in sorted(found)[:_MOST_PEERS]])
+        return Peers(wait=name in group and not self._may_fetch(device, wanted, now))
+
+    def _may_fetch(self, device: EdgeDevice, wanted: ModelVersion, now: datetime) -> bool:
+        """Return whether a device is to fetch a version for its site. Another one has its turn if
+        it takes too long, and after some turns all may: a device can be offline, or lie."""
+        key = device.project, *_peer_group(device), wanted.name
+        turns = self._turns.get(key, ())
+        if turns and now - turns[-1][1] < _TURN:
+            return turns[-1][0] == device.name
+        if len(turns) < _MOST_TURNS:
+            if len(self._turns) >= _MOST_AUDITED:
+                self._turns.clear()
+            self._turns[key] = (*turns, (device.name, now))
+        return True
 
     async def find_clouds(self, project: str, name: str) -> Sequence[CloudPath]:
         """Return the services that answer what a device cannot, one for each model; one for the
@@ -859,6 +916,10 @@ def _add_deltas(
     snapshot = hashlib.sha256(manifest).hexdigest()
     blobs.put(snapshot, [manifest])
     return replace(model, files=files, snapshot=snapshot)
+
+
+def _peer_group(device: EdgeDevice) -> tuple[str, str]:
+    return device.site, device.labels.get("residency", "")
 
 
 def _may_have(device: EdgeDevice, model: ModelVersion) -> bool:

@@ -98,6 +98,7 @@ class DeviceReport(Struct, frozen=True, kw_only=True):
     skew_s: float = 0.0
     waiting: int = 0  # samples and figures that it has not sent yet
     agent: str = ""  # the version of its program
+    share: str = ""  # where other devices of its site can take files from it, or ""
 
     def of(self, model: str) -> ModelReport | None:
         return next((each for each in self.models if each.name == model), None)

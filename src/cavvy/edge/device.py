@@ -19,8 +19,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 from cavvy.edge.front import CloudTarget, EdgeFront, EngineTarget
+from cavvy.edge.peers import PEERS, PeerServer
 from cavvy.edge.program import AGAIN, PROGRAM, DeviceOptionInvalid, ProgramVersions
 from cavvy.edge.server_calls import (
     DeviceCalls,
@@ -48,6 +50,7 @@ _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
 _EXPORTED = ("serving", "refused", "refused_in", "problem")
 _MOST_MODELS = 64  # in a report, of which the server takes no more
+_MOST_PEERS = 4  # that a fetch may ask
 _MOST_TASKS = 8  # of users, that are begun after a check-in
 _MOST_BATCHES = 16  # of samples that are sent after a check-in
 _LONGEST_S = 600.0  # between two tries of a fetch that fails
@@ -303,6 +306,9 @@ class DeviceProgram:
         self._card, self.options = card, read_options(folder)
         self._calls = DeviceCalls(self._card, folder)
         self.front = _listen(str(self.options["listen"]), folder)
+        # what other devices of the site take from this one, and by model where it may take it
+        self._share = self._open_share(str(self.options["share"]))
+        self._peers = _read_peers(None)
         self._over = threading.Event()
         self._program, self._again = ProgramVersions(folder), False
         self._skew_s = 0.0
@@ -321,11 +327,44 @@ class DeviceProgram:
         if self.options["cloud"]:
             self.front.cloud = CloudTarget(self.options["cloud"], str(self.options["cloud_key"]))
 
+    def _open_share(self, address: str) -> PeerServer | None:
+        """Raises DeviceOptionInvalid."""
+        host, _, port = address.rpartition(":")
+        if not address:
+            return None
+        try:
+            return PeerServer((host, int(port)), self._find_file)
+        except (OSError, OverflowError, ValueError) as error:
+            raise _wrong_address(address, "share", self.folder, error) from error
+
+    def _find_file(self, digest: str) -> str | None:
+        """Return the path of a file of a whole version on this device, or None."""
+        for slots in [self._program.slots, *(each.slots for each in list(self._models.values()))]:
+            for slot in ("a", "b"):
+                for each in (slots.manifest(slot) or {}).get("files", ()):
+                    if each["sha256"] == digest:
+                        return f"{slots.folder}/{slot}/files/{each['path']}"
+        return None
+
+    def _tell_share(self) -> str:
+        """Return the address at which other devices of the site reach this one, or ""."""
+        if self._share is None:
+            return ""
+        host, port = self._share.server_address[:2]
+        if host == "0.0.0.0":
+            server = urlsplit(str(self._card["address"]))
+            with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((server.hostname or "", server.port or 443))  # sends nothing
+                host = probe.getsockname()[0]
+        return f"{host!s}:{port}"
+
     def leave(self, *signalled: object) -> None:
         self._over.set()
 
     def run(self) -> int:
         threading.Thread(target=self.front.serve_forever, daemon=True).start()
+        if self._share is not None:
+            threading.Thread(target=self._share.serve_forever, daemon=True).start()
         say(f"device {self._card['device']} listens on {self.options['listen']}")
         next_call = 0.0
         try:
@@ -338,6 +377,8 @@ class DeviceProgram:
             for each in self._models.values():
                 each.stop()
             self.front.shutdown()
+            if self._share is not None:
+                self._share.shutdown()
             self._spool.close()
         return AGAIN if self._again else 0
 
@@ -385,6 +426,7 @@ class DeviceProgram:
             "clock": time.time(),
             "waiting": self._spool.waiting,
             "agent": "1",
+            "share": self._tell_share(),
         }
         answer = self._calls.call("POST", "/edge/v1/check-in", told)
         wanted, given = read_wanted(answer), json.loads(answer)
@@ -393,6 +435,9 @@ class DeviceProgram:
             perform(each, self._card.get("allow_exec") is True, self._send_output)
         if "clouds" in given and (clouds := _read_clouds(given)) != self._clouds:
             self._set_clouds(clouds)
+        self._peers = _read_peers(given.get("peers"))
+        if self._share is not None:
+            self._share.take_key(self._peers["key"])
         now = given.get("now")
         if isinstance(now, (int, float)):
             self._compare_clock(time.time() - now)
@@ -463,6 +508,8 @@ class DeviceProgram:
         program, number = self._program, wanted["number"]
         if not program.want(number, wanted["rollout"]) or not _is_open(wanted):
             return
+        if wanted["wait"] and program.slots.find(number) is None:
+            return
         program.slots.note_rollout(wanted["rollout"])
         if program.slots.find(number) is None and (
             time.monotonic() < program.fetch_at or not self._fetch(PROGRAM, number, wanted)
@@ -487,6 +534,8 @@ class DeviceProgram:
         model.return_to(number)
         if not model.want(number, wanted["rollout"]) or not _is_open(wanted):
             return
+        if wanted["wait"] and model.slots.find(number) is None:
+            return  # another device of the site fetches it, and gives it to this one
         model.slots.note_rollout(wanted["rollout"])
         if model.slots.find(number) is None and (
             time.monotonic() < model.fetch_at or not self._fetch(name, number, wanted)
@@ -499,7 +548,9 @@ class DeviceProgram:
         if wanted["mib_per_s"]:
             command.append(str(wanted["mib_per_s"]))
         say(f"fetching {name}@{number}")
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment())
+        told = json.dumps({"at": self._peers["at"].get(name, []), "key": self._peers["key"]})
+        environ = {**environment(), PEERS: told}  # others may read arguments, and there is a key
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ)
         words = _LastWords(process.stderr)
         next_call = time.monotonic() + self.options["every_s"]
         while process.poll() is None:
@@ -582,7 +633,23 @@ def _read_version(told: Fields, name: str) -> Fields:
         "collect_below": _read_float(told.get("collect_below")),
         "mib_per_s": _read_float(told.get("mib_per_s")),
         "window": [int(hour) for hour in told.get("window") or ()][:2],
+        "wait": told.get("wait") is True,
         "site_window": [int(hour) for hour in told.get("site_window") or ()][:2],
+    }
+
+
+def _read_peers(told: Any) -> Fields:
+    """Return by model the addresses of devices that have it, and the key that they ask for. What
+    is not valid is left out: the server has all files."""
+    told = told if isinstance(told, dict) else {}
+    key, at = told.get("key"), told.get("at")
+    return {
+        "key": key[:100] if isinstance(key, str) else "",
+        "at": {
+            name: [each for each in found if isinstance(each, str)][:_MOST_PEERS]
+            for name, found in (at.items() if isinstance(at, dict) else ())
+            if isinstance(found, list)
+        },
     }
 
 
@@ -628,6 +695,7 @@ def make_defaults() -> Fields:
         "every_s": 60.0,
         "look_s": 1.0,
         "spool_mib": 64,
+        "share": "",
         "cloud": "",
         "cloud_key": "",
     }
@@ -677,10 +745,14 @@ def _listen(address: str, folder: str) -> EdgeFront:
     try:
         return EdgeFront((host, int(port)))
     except (OSError, OverflowError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "expected HOST:PORT"
-        raise DeviceOptionInvalid(
-            f"{address!r}, which `listen` in {folder}/edge.json sets: {reason}"
-        ) from error
+        raise _wrong_address(address, "listen", folder, error) from error
+
+
+def _wrong_address(address: str, option: str, folder: str, error: Exception) -> Exception:
+    reason = getattr(error, "strerror", None) or "expected HOST:PORT"
+    return DeviceOptionInvalid(
+        f"{address!r}, which `{option}` in {folder}/edge.json sets: {reason}"
+    )
 
 
 def enrol(folder: str, address: str, pin: str, token: str) -> Fields:

@@ -28,11 +28,13 @@ from tuf.api.exceptions import (
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from cavvy.edge.delta import apply_delta
+from cavvy.edge.peers import PEERS, PeerFiles
 from cavvy.edge.program import PROGRAM, open_slots
 from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing, read_pieces
 from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_tree, write_json
 
 _WRONG = 3  # the exit code if the version itself is not what was signed
+_LEAST_SHARED = 4096  # bytes; a smaller file comes from the server as quickly
 _SPARE_BYTES = 16 << 20  # that a fetch leaves free on the disk, for the device's other files
 
 
@@ -61,17 +63,24 @@ def fetch(folder: str, model: str, number: int, mib_per_s: float | None = None) 
     card = read_json(f"{folder}/card.json")
     if card is None:
         raise ValueError(f"{folder} has no card.json: enrol the device")
-    fetch_with(DeviceCalls(card, folder), folder, model, number, mib_per_s)
+    told = json.loads(os.environ.get(PEERS) or "{}")
+    peers = PeerFiles(told.get("at", ()), told.get("key", ""))
+    fetch_with(DeviceCalls(card, folder), folder, model, number, mib_per_s, peers)
 
 
 def fetch_with(
-    calls: DeviceCalls, folder: str, model: str, number: int, mib_per_s: float | None = None
+    calls: DeviceCalls,
+    folder: str,
+    model: str,
+    number: int,
+    mib_per_s: float | None = None,
+    peers: PeerFiles | None = None,
 ) -> None:
-    """Fetch and check a version through a connection, as `fetch` does."""
+    """Fetch and check a version through a connection and from other devices, as `fetch` does."""
     manifest = read_manifest(folder, calls, model, number)
     slots = open_slots(folder) if model == PROGRAM else ModelSlots(f"{folder}/models/{model}")
     slot = slots.prepare(number)
-    known = _list_known(slots)
+    known, given = _list_known(slots), 0
     for each in manifest["files"]:
         path = f"{slot}/files/{_check_path(each['path'])}"
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -79,9 +88,14 @@ def fetch_with(
             continue
         if _link(known.get(each["sha256"]), each["sha256"], f"{slot}/linked", path):
             continue
+        if peers is not None and _fetch_peers(peers, each, slot, path):
+            given += 1
+            continue
         if not _fetch_delta(calls, each, known, slot, path, mib_per_s):
             _fetch_file(calls, each, f"{slot}/{each['sha256']}.part", path, mib_per_s)
     slots.finish(manifest)
+    if given:
+        sys.stderr.write(f"{given} of {len(manifest['files'])} files came from other devices\n")
 
 
 def read_manifest(folder: str, calls: DeviceCalls, model: str, number: int) -> dict[str, Any]:
@@ -126,6 +140,13 @@ def _link(known: str | None, sha256: str, fresh: str, path: str) -> bool:
         return False
     os.rename(fresh, path)
     return True
+
+
+def _fetch_peers(peers: PeerFiles, wanted: dict[str, Any], slot: str, path: str) -> bool:
+    if wanted["size"] < _LEAST_SHARED:
+        return False
+    _check_free(slot, wanted["size"])
+    return peers.fetch(wanted, f"{slot}/{wanted['sha256']}.peer", path)
 
 
 def _fetch_delta(

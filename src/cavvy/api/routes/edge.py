@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -146,8 +147,9 @@ async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -
     return wire.RetiredView(secrets={secret: list(names) for secret, names in found.items()})
 
 
-@router.get("/v1/edge/sites", "List the limits of sites.", rule=in_query(Permission.VIEW))
+@router.get("/v1/edge/sites", rule=in_query(Permission.VIEW))
 async def list_sites(app_state: AppState, projects: ProjectFilter) -> list[wire.SiteView]:
+    """List the limits of sites."""
     return [
         view(wire.SiteView, each) for each in await app_state.control_plane.edge.sites(projects)
     ]
@@ -155,7 +157,6 @@ async def list_sites(app_state: AppState, projects: ProjectFilter) -> list[wire.
 
 @router.put(
     "/v1/projects/{project}/edge/sites/{name}",
-    "Set what the devices of a site may fetch together, and when they update.",
     rule=in_path(Permission.OPERATE),
     when={EnrolmentRefused: "enrolment-refused"},
 )
@@ -166,6 +167,7 @@ async def limit_site(
     name: _DevicePath,
     ask: wire.SiteAsk,
 ) -> wire.SiteView:
+    """Set what the devices of a site may fetch together, and when they update."""
     _check_limits(ask.mib_per_s, ask.window, _LEAST_SITE)
     await app_state.store.archive.check(project)
     note_change(request, after={"mib_per_s": ask.mib_per_s, "window": ask.window})
@@ -515,6 +517,7 @@ class _CheckIn(Struct, frozen=True, kw_only=True):
     clock: Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)] = 0.0
     waiting: _Count = 0
     agent: str = ""
+    share: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 @router.get("/edge/v1/script", rule=OPEN, gives=True, errors=("no-joining",))
@@ -593,10 +596,11 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         skew_s=asked.clock - now.timestamp() if asked.clock else 0.0,
         waiting=asked.waiting,
         agent=asked.agent[:40],
+        share=asked.share if _is_for_peers(app_state, asked.share) else "",
     )
     wanted = await app_state.control_plane.edge.check_in(project, name, report)
     site = await app_state.control_plane.edge.site_of(project, name)
-    models = [
+    models: list[dict[str, Any]] = [
         {
             "name": each.version.model,
             "number": each.version.number,
@@ -609,6 +613,11 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         }
         for each in wanted
     ]
+    at: dict[str, list[str]] = {}
+    for each, shown in zip(wanted, models, strict=True):
+        peers = await app_state.control_plane.edge.find_peers(project, name, each.version)
+        shown["wait"] = peers.wait
+        at[each.version.model] = list(peers.at)
     program = next((each for each in models if each["name"] == PROGRAM), None)
     models = [each for each in models if each is not program]
     clouds = [
@@ -618,6 +627,7 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     ]
     told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
     told["program"] = program
+    told["peers"] = {"key": await _make_peer_key(app_state, project, name, now), "at": at}
     taken = app_state.control_plane.edge.tasks.take(project, name, now)
     app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
     tasks = [{"id": each.id, "command": each.command} for each in taken]
@@ -734,6 +744,30 @@ def _is_for_devices(app_state: AppState, url: str) -> bool:
     the requests and the key: a gateway on this machine alone is only for devices on it."""
     own = app_state.node_endpoint
     return not _is_local(url) or (own is not None and _is_local(own))
+
+
+def _is_for_peers(app_state: AppState, share: str) -> bool:
+    """Return whether devices may be told this address of another one: it must be one of a local
+    network, because a device may name any."""
+    host, _, port = share.rpartition(":")
+    try:
+        address = ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    if not port.isdecimal() or not 1024 <= int(port) < 65536 or not address.is_private:
+        return False
+    if address.is_loopback:
+        return _is_for_devices(app_state, f"http://{host}")
+    return not (address.is_unspecified or address.is_link_local or address.is_multicast)
+
+
+async def _make_peer_key(app_state: AppState, project: str, name: str, now: datetime) -> str:
+    """Return the key by which devices of a site know each other today. A retired device gets
+    none."""
+    device = await app_state.control_plane.edge.find(project, name)
+    residency = device.labels.get("residency", "")
+    parts = [project, device.site, residency, now.date().isoformat()]
+    return app_state.tokens.of_device(json.dumps(["peers", *parts]))
 
 
 def _is_local(url: str) -> bool:
