@@ -241,7 +241,7 @@ def test_new_keys_replace_the_stored_ones_also_beside_a_publication() -> None:
             "2.root.json",
             "3.root.json",
         ]
-        newest = max((name for name in after.files if "targets" in name), key=version_of)
+        newest = max((name for name in after.files if "model-m" in name), key=version_of)
         targets = json.loads(after.files[newest])["signed"]["targets"]
         assert sorted(targets) == ["m/1.json", "m/2.json", "m/3.json"]
         assert not set(before.keys.values()) & set(after.keys.values())

@@ -82,7 +82,9 @@ class Site:
         content = json.dumps({"number": number, "main": main, "files": files}).encode()
         path = f"{model}/{number}.json"
         self.manifests[f"{model}/{number}"] = content
-        self.repository = add_target(self.repository, self.private, path, content, {}, now)
+        self.repository, self.private = add_target(
+            self.repository, self.private, path, content, {}, now
+        )
         self.serve()
 
     def keep(self, data: bytes) -> str:
@@ -115,8 +117,8 @@ class Site:
         return self.files[name].encode()
 
 
-def ask(site: Site, folder: Path, number: int) -> dict[str, Any]:
-    return read_manifest(str(folder), site, "m", number)  # type: ignore[arg-type]
+def ask(site: Site, folder: Path, number: int, model: str = "m") -> dict[str, Any]:
+    return read_manifest(str(folder), site, model, number)  # type: ignore[arg-type]
 
 
 def test_a_device_reads_what_was_published(tmp_path: Path) -> None:
@@ -175,10 +177,10 @@ def test_targets_are_signed_again_after_half_of_their_time() -> None:
 def test_lists_of_different_times_are_refused(tmp_path: Path) -> None:
     site = Site()
     site.publish(1)
-    older = site.files["2.targets.json"]
+    older = site.files["1.model-m.json"]
     site.publish(2)
     mixed = json.loads(older)
-    site.files["3.targets.json"] = json.dumps(mixed)
+    site.files["2.model-m.json"] = json.dumps(mixed)
     with pytest.raises(RepositoryError):
         ask(site, tmp_path, 2)
 
@@ -190,11 +192,53 @@ def test_a_stolen_key_of_one_role_signs_no_model(tmp_path: Path, stolen: str) ->
     ask(site, tmp_path, 1)
     forged = json.dumps({"number": 2, "main": "evil.onnx", "files": []}).encode()
     thief = {role: site.private[stolen] for role in site.private}
-    site.repository = add_target(site.repository, thief, "m/2.json", forged, {}, NOW)
+    site.repository, _ = add_target(site.repository, thief, "m/2.json", forged, {}, NOW)
     site.manifests["m/2"] = forged
     site.serve()
     with pytest.raises(RepositoryError):
         ask(site, tmp_path, 2)
+
+
+@pytest.mark.parametrize("role", ["model-other", "model-m", "targets"])
+def test_the_key_of_one_model_signs_no_other_model(tmp_path: Path, role: str) -> None:
+    """Even with the keys of the lists of lists."""
+    site = Site()
+    for model in ("m", "other"):
+        site.publish(1, model=model)
+        ask(site, tmp_path, 1, model)
+    forged = json.dumps({"number": 2, "main": "evil.onnx", "files": []}).encode()
+    stolen = dict.fromkeys(site.private, site.private["model-other"])
+    stolen |= {each: site.private[each] for each in ("snapshot", "timestamp")}
+    tuf, good = model_repository._load(), site.repository
+    signed = model_repository._read_newest(tuf, good.files, role).signed
+    signed.targets["m/2.json"] = TargetFile.from_data("m/2.json", forged, ["sha256"])
+    signed.version += 1
+    signers = model_repository._read_signers(tuf, stolen)
+    files = model_repository._publish(tuf, {role: signed}, signers, good.files, NOW)
+    site.repository, site.manifests["m/2"] = replace(good, files=files), forged
+    site.serve()
+    with pytest.raises((RepositoryError, ValueError)):
+        ask(site, tmp_path, 2)
+
+
+def test_a_repository_without_keys_of_models_gets_them_and_old_versions_stay(
+    tmp_path: Path,
+) -> None:
+    site = Site()
+    tuf, own = model_repository._load(), {role: site.private[role] for role in ROLES}
+    old = json.dumps({"number": 1, "main": "old.onnx", "files": []}).encode()
+    signed = model_repository._read_newest(tuf, site.repository.files, "targets").signed
+    signed.targets["m/1.json"] = TargetFile.from_data("m/1.json", old, ["sha256"])
+    signed.version += 1
+    signers = model_repository._read_signers(tuf, own)
+    files = model_repository._publish(tuf, {"targets": signed}, signers, site.repository.files, NOW)
+    site.repository, site.manifests["m/1"] = replace(site.repository, files=files), old
+    site.serve()
+    assert ask(site, tmp_path, 1)["main"] == "old.onnx"
+    site.publish(2)
+    for _ in range(2):
+        assert [ask(site, tmp_path, each)["number"] for each in (1, 2)] == [1, 2]
+        turn_keys(site)
 
 
 def test_another_root_of_the_server_is_not_trusted_later(tmp_path: Path) -> None:
@@ -257,7 +301,7 @@ def test_stolen_former_keys_deceive_no_device_that_has_followed(
     site.manifests["m/9"] = forged
     own, keys = rotate(good, thief, NOW)  # a list of keys of their own
     for lists, private in ((good, thief), (own, keys), (before, thief)):
-        site.repository = add_target(lists, private, "m/9.json", forged, {}, NOW)
+        site.repository, _ = add_target(lists, private, "m/9.json", forged, {}, NOW)
         site.serve()
         with pytest.raises((RepositoryError, ValueError)):
             ask(site, tmp_path, 9)
@@ -314,9 +358,9 @@ def test_old_lists_are_dropped(tmp_path: Path) -> None:
     site = Site()
     for number in range(1, 12):
         site.publish(number)
-    assert len([name for name in site.files if name.endswith("targets.json")]) == 3
+    assert len([name for name in site.files if name.endswith("model-m.json")]) == 3
     assert ask(site, tmp_path, 11)["number"] == 11
-    newest = Metadata.from_bytes(site.files["12.targets.json"].encode())
+    newest = Metadata.from_bytes(site.files["11.model-m.json"].encode())
     target = newest.signed.targets["m/4.json"]  # type: ignore[attr-defined]
     assert isinstance(target, TargetFile)
 

@@ -869,9 +869,12 @@ class EdgeService:
                     found = replace(
                         found, keys=await asyncio.to_thread(_seal, sealer, found, private)
                     )
-                signed = await asyncio.to_thread(
+                signed, keys = await asyncio.to_thread(
                     add_target, found, private, path, manifest, custom, now
                 )
+                fresh = {role: key for role, key in keys.items() if role not in private}
+                sealed = await asyncio.to_thread(_seal, sealer, found, fresh)
+                signed = replace(signed, keys={**found.keys, **sealed})
                 with suppress(StaleVersion):
                     await self._store.edge.repositories.put(signed)
                     return

@@ -3,15 +3,16 @@ its specification) defines it: devices accept only what it names, no older list 
 have seen, and no list that has expired.
 
 A target is the manifest of a model version (`MODEL/NUMBER.json`), which names the SHA-256 of each
-of the model's files. The role `root` names the keys of all roles; `targets` signs the manifests;
-`snapshot` and `timestamp` say which list is the newest. The needed packages are in the extra
+of the model's files. The role `root` names the keys of the other roles; `targets` names the key of
+each model, which signs the manifests of this model only, so a key that is stolen signs no other
+model; `snapshot` and `timestamp` say which list is the newest. The needed packages are in the extra
 `edge`, which is loaded when a model is first published.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ _SIGNED = {  # for how long a signature of each role is valid
     "snapshot": timedelta(days=30),
     "timestamp": timedelta(days=7),
 }
+_OF_MODEL = "model-"  # the role of a model is this and its name
 _KEPT = 3  # former versions of a file, which a device may be reading
 
 
@@ -46,7 +48,7 @@ def make_repository(project: str, now: datetime) -> tuple[ModelRepository, Mappi
         root.add_key(signer.public_key, role)
     files = {"1.root.json": _sign(tuf, root, signers["root"])}
     targets = tuf.Targets(expires=_expire("targets", now))
-    files |= _publish(tuf, targets, signers, {}, now)
+    files |= _publish(tuf, {"targets": targets}, signers, {}, now)
     private = {role: _to_pem(signer) for role, signer in signers.items()}
     return ModelRepository(project=project, files=files, keys={}), private
 
@@ -58,29 +60,45 @@ def add_target(
     content: bytes,
     custom: Mapping[str, Any],
     now: datetime,
-) -> ModelRepository:
-    """Return the repository with one more target, whose file has this content."""
+) -> tuple[ModelRepository, Mapping[str, str]]:
+    """Return the repository with one more target, whose file has this content, and the private
+    keys, among them that of the target's model."""
     tuf = _load()
-    signers = _read_signers(tuf, private)
-    signed = _read_newest(tuf, repository.files, "targets").signed
+    model, signers = path.partition("/")[0], dict(_read_signers(tuf, private))
+    role, lists = f"{_OF_MODEL}{model}", dict[str, Any]()
+    if role in signers:
+        lists[role] = _read_newest(tuf, repository.files, role).signed
+        lists[role].version += 1
+    else:
+        signers[role] = tuf.CryptoSigner.generate_ed25519()
+        lists[role] = tuf.Targets(expires=_expire("targets", now))
+        targets = _read_newest(tuf, repository.files, "targets").signed
+        if targets.delegations is None:
+            targets.delegations = tuf.Delegations({}, {})
+        targets.delegations.roles[role] = tuf.DelegatedRole(
+            role, [], threshold=1, terminating=True, paths=[f"{model}/*"]
+        )
+        targets.add_key(signers[role].public_key, role)
+        targets.version += 1
+        lists["targets"] = targets
     target = tuf.TargetFile.from_data(path, content, ["sha256"])
     target.unrecognized_fields["custom"] = dict(custom)
-    signed.targets[path] = target
-    signed.version += 1
-    signed.expires = _expire("targets", now)
-    return replace(repository, files=_publish(tuf, signed, signers, repository.files, now))
+    lists[role].targets[path] = target
+    files = _publish(tuf, lists, signers, repository.files, now)
+    return replace(repository, files=files), {r: _to_pem(each) for r, each in signers.items()}
 
 
 def renew(
     repository: ModelRepository, private: Mapping[str, str], now: datetime
 ) -> ModelRepository:
     """Return the repository with new signatures of the lists that have used up half their time."""
-    tuf = _load()
-    targets = _read_newest(tuf, repository.files, "targets").signed
-    if targets.expires - now < _SIGNED["targets"] / 2:
-        targets.version += 1
-        targets.expires = _expire("targets", now)
-    files = _publish(tuf, targets, _read_signers(tuf, private), repository.files, now)
+    tuf, lists = _load(), dict[str, Any]()
+    for role in _list_targets(private):
+        signed = _read_newest(tuf, repository.files, role).signed
+        if signed.expires - now < _SIGNED["targets"] / 2:
+            signed.version += 1
+            lists[role] = signed
+    files = _publish(tuf, lists, _read_signers(tuf, private), repository.files, now)
     return replace(repository, files=files)
 
 
@@ -91,14 +109,19 @@ def rotate(
     signed with the former root's key, by which devices follow it, and with its own."""
     tuf = _load()
     former = _read_signers(tuf, private)
-    signers = {role: tuf.CryptoSigner.generate_ed25519() for role in ROLES}
+    signers = {role: tuf.CryptoSigner.generate_ed25519() for role in private}
     root = _read_newest(tuf, repository.files, "root")
     root.signed.version += 1
     root.signed.expires = _expire("root", now)
+    lists = {
+        role: _read_newest(tuf, repository.files, role).signed for role in _list_targets(private)
+    }
     for role, signer in signers.items():
-        for known in list(root.signed.roles[role].keyids):
-            root.signed.revoke_key(known, role)
-        root.signed.add_key(signer.public_key, role)
+        holder = root.signed if role in ROLES else lists["targets"]
+        known = holder.roles[role] if role in ROLES else holder.delegations.roles[role]
+        for each in list(known.keyids):
+            holder.revoke_key(each, role)
+        holder.add_key(signer.public_key, role)
     root.signatures.clear()
     for signer in (former["root"], signers["root"]):
         root.sign(signer, append=True)
@@ -106,10 +129,9 @@ def rotate(
         **repository.files,
         f"{root.signed.version}.root.json": str(root.to_bytes(), "utf-8"),
     }
-    targets = _read_newest(tuf, repository.files, "targets").signed
-    targets.version += 1
-    targets.expires = _expire("targets", now)
-    files = dict(_publish(tuf, targets, signers, files, now))
+    for each in lists.values():
+        each.version += 1
+    files = dict(_publish(tuf, lists, signers, files, now))
     return replace(repository, files=files), {r: _to_pem(each) for r, each in signers.items()}
 
 
@@ -127,19 +149,25 @@ def newest_root(repository: ModelRepository) -> str:
 
 def _publish(
     tuf: Any,
-    targets: Any,
+    lists: Mapping[str, Any],
     signers: Mapping[str, CryptoSigner],
     files: Mapping[str, str],
     now: datetime,
 ) -> Mapping[str, str]:
-    """Sign the targets, and a snapshot and a timestamp that name them."""
+    """Sign lists of targets, by role, and a snapshot and a timestamp that name the newest of all
+    roles."""
     changed = dict(files)
-    changed[f"{targets.version}.targets.json"] = _sign(tuf, targets, signers["targets"])
+    for role, signed in lists.items():
+        signed.expires = _expire("targets", now)
+        changed[f"{signed.version}.{role}.json"] = _sign(tuf, signed, signers[role])
     number = max(_versions(files, "snapshot"), default=0) + 1
+    roles = _list_targets(signers)
     snapshot = tuf.Snapshot(
         version=number,
         expires=_expire("snapshot", now),
-        meta={"targets.json": tuf.MetaFile(version=targets.version)},
+        meta={
+            f"{role}.json": tuf.MetaFile(version=max(_versions(changed, role))) for role in roles
+        },
     )
     changed[f"{number}.snapshot.json"] = _sign(tuf, snapshot, signers["snapshot"])
     timestamp = tuf.Timestamp(
@@ -148,10 +176,15 @@ def _publish(
         snapshot_meta=tuf.MetaFile(version=number),
     )
     changed["timestamp.json"] = _sign(tuf, timestamp, signers["timestamp"])
-    for role in ("targets", "snapshot"):
+    for role in (*roles, "snapshot"):
         for old in sorted(_versions(changed, role))[:-_KEPT]:
             del changed[f"{old}.{role}.json"]
     return changed
+
+
+def _list_targets(roles: Iterable[str]) -> list[str]:
+    """Return the roles that sign targets."""
+    return ["targets", *sorted(role for role in roles if role.startswith(_OF_MODEL))]
 
 
 def _sign(tuf: Any, signed: Any, signer: CryptoSigner) -> str:
@@ -167,7 +200,8 @@ def _read_newest(tuf: Any, files: Mapping[str, str], role: str) -> Any:
 
 def _versions(files: Mapping[str, str], role: str) -> list[int]:
     ending = f".{role}.json"
-    return [int(name[: -len(ending)]) for name in files if name.endswith(ending)]
+    numbers = [name[: -len(ending)] for name in files if name.endswith(ending)]
+    return [int(each) for each in numbers if each.isdecimal()]
 
 
 def _expire(role: str, now: datetime) -> datetime:
@@ -203,6 +237,8 @@ def _load() -> Any:
         Snapshot=metadata.Snapshot,
         Timestamp=metadata.Timestamp,
         TargetFile=metadata.TargetFile,
+        Delegations=metadata.Delegations,
+        DelegatedRole=metadata.DelegatedRole,
         MetaFile=metadata.MetaFile,
         CryptoSigner=CryptoSigner,
     )

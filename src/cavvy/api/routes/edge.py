@@ -683,7 +683,7 @@ async def add_samples(request: Request, app_state: AppState) -> Response:
     when={EnrolmentRefused: "enrolment-refused", RowNotFound: "not-found"},
 )
 async def metadata(
-    request: Request, app_state: AppState, file: Annotated[str, Path(max_length=80)]
+    request: Request, app_state: AppState, file: Annotated[str, Path(max_length=100)]
 ) -> Response:
     """Get a signed list of models. `root.json` is the newest list of keys."""
     project, name = _identify(request, app_state)
