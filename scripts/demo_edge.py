@@ -64,7 +64,7 @@ def start(folder: Path, count: int, command: str) -> None:
         options = {
             "listen": f"127.0.0.1:{free_port()}",
             "share": f"127.0.0.1:{free_port()}",
-            "probation_s": 3,
+            "probation_s": 2,
             "every_s": 1,
             "look_s": 0.2,
         }

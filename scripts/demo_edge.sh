@@ -36,7 +36,7 @@ leave() {
     cavvy server stop >/dev/null 2>&1 || true
 }
 trap leave EXIT
-deploy() { show cavvy edge deploy "$1" --soak 3s --waves 0%,30%,100% --collect-below 0.6; }
+deploy() { show cavvy edge deploy "$1" --soak 1s --waves 0%,30%,100% --collect-below 0.6; }
 
 heading "1. Train a small classifier of handwritten digits by a job, on 60 images, and publish it"
 show cavvy run "$state/task/task.yaml" --yes

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from cavvy.cli.edge import _CLOUD_INIT
 from cavvy.edge.bundle import make_script
 from cavvy.edge.device import DeviceOptionInvalid, make_defaults, read_options, run
 from cavvy.edge.slots import write_json
@@ -102,3 +104,26 @@ def test_a_port_in_use_is_named_with_what_to_change(
     assert "Address already in use" in said
     assert f"`listen` in {tmp_path}/edge.json" in said
     assert f"{tmp_path}/start" in said
+
+
+def test_a_file_for_cloud_init_enrols_at_the_first_start_and_then_runs_the_program(
+    tmp_path: Path,
+) -> None:
+    line = "echo enrols | cat"
+    told = yaml.safe_load(_CLOUD_INIT.format(command=line))
+    files = {each["path"]: each for each in told["write_files"]}
+    [script, unit] = files.values()
+    assert script["permissions"] == "0700", "it has the token"
+    assert unit["content"].index("ExecStart=/usr/local/sbin/cavvy-edge\n")
+    content = script["content"].replace("/var/lib/cavvy-edge", str(tmp_path))
+
+    def start() -> str:
+        done = subprocess.run(["sh", "-c", content], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    begun = tmp_path / "start"
+    begun.write_text("#!/bin/sh\necho runs\n")
+    begun.chmod(0o700)
+    assert start() == "enrols\n", "also if it was interrupted before it enrolled"
+    (tmp_path / "card.json").write_text("{}")
+    assert start() == "runs\n"

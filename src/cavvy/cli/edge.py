@@ -24,6 +24,30 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 180.0  # two check-ins, and a command of a minute
 _WINDOW = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])")
+_CLOUD_INIT = """\
+#cloud-config
+packages: [curl, python3-venv]
+write_files:
+- path: /usr/local/sbin/cavvy-edge
+  permissions: '0700'
+  content: |
+    #!/bin/sh
+    export CAVVY_EDGE_FOLDER=/var/lib/cavvy-edge
+    [ ! -f $CAVVY_EDGE_FOLDER/card.json ] || exec $CAVVY_EDGE_FOLDER/start
+    {command}
+- path: /etc/systemd/system/cavvy-edge.service
+  content: |
+    [Unit]
+    Wants=network-online.target
+    After=network-online.target
+    [Service]
+    ExecStart=/usr/local/sbin/cavvy-edge
+    Restart=always
+    RestartSec=10
+    [Install]
+    WantedBy=multi-user.target
+runcmd:
+- systemctl enable --now cavvy-edge"""
 _label_option = click.option(
     "--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label; repeatable."
 )
@@ -44,6 +68,7 @@ def command() -> None:
 @count_option("--count", most=100_000, default=1, help="How many devices may use the token.")
 @click.option("--valid", default="24h", metavar="TIME", help="How long the token is valid.")
 @click.option("--allow-exec", is_flag=True, help="Let `cavvy edge exec` run commands on them.")
+@click.option("--cloud-init", is_flag=True, help="Print the user data of an image instead.")
 @_label_option
 @json_option
 def token(
@@ -52,10 +77,16 @@ def token(
     count: int,
     valid: str,
     allow_exec: bool,
+    cloud_init: bool,
     labels: tuple[str, ...],
     output: str,
 ) -> None:
-    """Print the shell command that enrols a device. Each device can use the token once."""
+    """Print the shell command that enrols a device. Each device can use the token once.
+
+    With --cloud-init, print a file for cloud-init, such as `user-data` on the SD card of a
+    Raspberry Pi: a service of systemd enrols the device at its first start with a network, and
+    runs its program from then on. It has the token, so keep it as a secret.
+    """
     from cavvy.client.edge_wire import EnrolmentAsk, invite_devices
 
     ask = EnrolmentAsk(
@@ -72,7 +103,7 @@ def token(
 
         json_out(made)
         return
-    click.echo(made.command)
+    click.echo(_CLOUD_INIT.format(command=made.command) if cloud_init else made.command)
     devices = "one device" if count == 1 else f"{count:,} devices"
     click.echo(f"valid for {devices} until {formatting.show_time(made.expires_at)}", err=True)
 

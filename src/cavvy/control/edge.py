@@ -72,6 +72,7 @@ from cavvy.store.sql import Store
 
 _PREFIX = "edge:"
 _EVERY = timedelta(seconds=5)  # interval between two writes of reports, and two looks at rollouts
+_LEAST = timedelta(seconds=1)  # interval if the waves of a rollout are that short
 _FRESH = timedelta(seconds=30)  # after which the rows that other servers may have changed are read
 _MOST_AUDITED = 100_000
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
@@ -802,7 +803,10 @@ class EdgeService:
             except StaleVersion:
                 self._known.pop(project, None)
         known.place()
-        return _EVERY if running or known.reported else None
+        if not running and not known.reported:
+            return None
+        shortest = min((timedelta(seconds=each.soak_s) for each in running), default=_EVERY)
+        return min(_EVERY, max(_LEAST, shortest))
 
     async def _flush(self, known: _ProjectDevices) -> None:
         names, known.reported = known.reported, set()
