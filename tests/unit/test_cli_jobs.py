@@ -505,14 +505,24 @@ def test_a_policy_says_what_happens_if_the_project_holds_more(
     )
     report = ShareReport(half_life_days=7, projects=[row])
     monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
-    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *_: None)
+    put = list[object]()
+    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *given: put.append(given))
     monkeypatch.setattr("cavvy.client.queue_wire.read_shares", lambda *_: report)
-    told = run("policy", "set", "--max-gpus", "20,H100=6", "--max-spend", "39").stderr
+    limits = ("policy", "set", "--max-gpus", "20,H100=6", "--max-spend", "39")
+    refused = run(*limits)
+    assert refused.exit_code == 1
+    assert not put
+    assert "8 H100, more than its limit of 6 H100" in refused.stderr
+    assert "nothing was changed" in refused.stderr
+    assert "add --yes" in refused.stderr
+    told = run(*limits, "--yes").stderr
     then = "running jobs continue, and others wait until there is room"
     assert f"project default holds 8 H100, more than its limit of 6 H100: {then}\n" in told
     assert "holds $40.00 an hour, more than its limit of $39.00 an hour" in told
     assert told.count("note:") == 2
-    told = run("policy", "set", "--quota", "11,A100=4").stderr
+    assert len(put) == 1
+    assert run("policy", "set", "--quota", "12,A100=4").exit_code == 0  # as much as it holds
+    told = run("policy", "set", "--quota", "11,A100=4", "--yes").stderr
     assert "project default holds 12 GPUs, more than its quota of 11 GPUs: other projects" in told
     assert told.count("note:") == 1
 

@@ -119,15 +119,19 @@ def show(project: str, all_projects: bool, output: str) -> None:
 )
 @click.option("--user-jobs", metavar="JOBS", help="The most running jobs of each user.")
 @click.option("--user-waiting", metavar="JOBS", help="The most waiting jobs of each user.")
+@click.option("-y", "--yes", is_flag=True, help="Also set limits and quotas below what runs now.")
 def set_policy(
     project: str,
     all_projects: bool,
     image_digests: bool | None,
     user: str | None,
+    yes: bool,
     **texts: str | None,
 ) -> None:
     """Change the policy of a project. Each option replaces one restriction, and its value `any`
     removes the restriction. Restrictions without an option stay unchanged.
+
+    A limit or a quota below what the project holds now is refused without --yes.
     """
     from msgspec.structs import asdict
 
@@ -160,11 +164,15 @@ def set_policy(
         before.pop("project", None)
         if user is not None:
             changes = {"users": _change_user(before.get("users", {}), user, changes)}
+        exceeded = [] if where is None else [*_list_exceeded(client, where, changes)]
+        if exceeded and not yes:
+            raise CommandFailure(
+                "; ".join(exceeded) + "; nothing was changed", "to set it anyway, add --yes"
+            )
         put_policy(client, where, PolicyAsk(**{**before, **changes}))
         undo = f"`cavvy policy delete -p {where}` deletes the policy"
         note = find_project_note(client, where, undo)
         begin = client.server().removes_old_from if changes.get("keep_jobs_days") else None
-        exceeded = [] if where is None else [*_list_exceeded(client, where, changes)]
     click.echo(f"the policy of {_say(where)} is set")
     for told in exceeded:
         click.echo(f"note: {told}", err=True)
