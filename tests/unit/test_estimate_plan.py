@@ -29,6 +29,8 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.values import replace
 from cavvy.planner.device_rates import MeasuredRate, carry, device_of
 from cavvy.planner.estimate.errors import ELSEWHERE, FURTHER, NEAR
+from cavvy.planner.estimate.kernels import KernelSetting
+from cavvy.planner.estimate.measured import FARTHEST
 from cavvy.planner.estimate.profile import ProfileError, StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.table import (
@@ -230,6 +232,56 @@ def test_rates_are_carried_by_arithmetic_and_bandwidth() -> None:
     assert 600 < carry(measured, A100, 8, "bf16") < 800
     with pytest.raises(ValueError, match="nothing"):
         carry([], A100, 1, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "tf32"),
+    [
+        ("RTX4080", 2, 1),  # GeForce: half of the rate of its chip
+        ("RTX5070Ti", 2, 1),
+        ("RTX4000", 8, 1),  # a Quadro of Turing, whose data sheet states half precision
+        ("RTX5000-Ada", 4, 2),
+        ("A5000", 4, 2),
+        ("RTX2080Ti", 4, 1),
+        ("V100", 8, 1),
+    ],
+)
+def test_cards_have_the_tensor_peaks_of_their_architecture(
+    name: str, half: float, tf32: float
+) -> None:
+    device = device_of(name)
+    assert device is not None
+    assert device.half / device.fp32 == pytest.approx(half, rel=0.01)
+    assert device.tf32 / device.fp32 == pytest.approx(tf32, rel=0.01)
+
+
+def test_tf32_without_tensor_units_is_fp32() -> None:
+    """A GeForce card has the same peak in both, but only products in TF32 reach it."""
+    v100, geforce = device_of("V100"), device_of("RTX4090")
+    assert v100 is not None
+    assert geforce is not None
+    assert v100.achieved_tf32 == v100.achieved_fp32 > v100.achieved
+    assert geforce.tf32 == geforce.fp32
+    assert geforce.achieved_tf32 > geforce.achieved_fp32
+    wide = gpt2("fp32")
+    for device, faster in ((v100, 1.0), (geforce, 1.2)):
+        fp32, tf32 = (
+            estimate_step(wide, device, StepSettings(batch=8, precision=each)).total
+            for each in ("fp32", "tf32")
+        )
+        assert fp32 >= tf32 * faster * 0.95
+
+
+def test_fp32_products_measured_on_other_processors_correct_nothing() -> None:
+    """An H100 has 128 fp32 results per processor and clock, a V100 half of them."""
+    v100, run = device_of("V100"), StepSettings(batch=8, precision="fp32")
+    assert v100 is not None
+    (h100,) = (each for each in measured_devices(own=False) if each.device.name == "H100")
+    product = next(each for each in gpt2("fp32").kernels if each.kind == "matmul")
+    setting = KernelSetting(device=v100, run=run, precision="fp32", scale=1.0)
+    assert h100.correct(product, setting) == (1.0, FARTHEST)
+    near = h100.correct(product, replace(setting, device=h100.device))
+    assert near[1] < FARTHEST
 
 
 def test_many_measurements_outweigh_the_prior() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from cavvy.domain.values import Struct
-from cavvy.planner.device_rates import DeviceRates
+from cavvy.planner.device_rates import DeviceRates, slower_than_h200
 from cavvy.planner.estimate.profile import KernelProfile, StepSettings
 
 
@@ -32,11 +32,6 @@ SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatte
 # kinds whose time is limited by arithmetic
 PRODUCTS = frozenset({"matmul", "recurrent", "conv", "attention"})
 
-# Shares of the rate of large matrix products (`DeviceRates.achieved`), which fp32 reaches least
-_FP32 = 0.95
-# Assumed share of the fp32 peak on `_HALF_LANES`: for each result, such processors have twice the
-# bandwidth of registers and shared memory, and fp32 needs less power than matrix units.
-_FP32_HALF_LANES = 0.95
 # Half-precision products with inner length k reach k / (k + depth) of the rate. For a slower
 # precision, the depth is multiplied by (its peak / the half-precision peak).
 _DEPTH = 160
@@ -101,22 +96,13 @@ _DEPTHWISE = {
 _RECURRENT, _RECURRENT_BACKWARD = 9.0, 12.0
 _RECURRENT_RATE = 0.45  # share of the rate of large matrix products
 
-_H200_FLOPS, _H200_BANDWIDTH, _H200_FP32 = 989.4e12, 4.8e12, 67e12
+_H200_FLOPS, _H200_BANDWIDTH = 989.4e12, 4.8e12
 
 # Seconds from the start of an empty kernel to the start of the next on a busy H200 (`gap_us`).
 _GAP_S = 2e-6
 # Arithmetic and memory traffic of one kernel overlap. If they alone take a and b, both together
 # take (a^3 + b^3)^(1/3).
 _OVERLAP = 3
-# Accelerators whose processors have 64 fp32 results per clock, where an H200's have 128 (NVIDIA,
-# "CUDA C++ Programming Guide", throughput of arithmetic instructions: compute capabilities 6.0,
-# 7.0, 7.5 and 8.0; AMD, white papers of CDNA 1 and 2)
-_HALF_LANES = frozenset(
-    {
-        *("P100", "V100", "T4", "RTX8000", "RTX6000", "RTX5000", "RTX4000", "RTX2080Ti"),
-        *("GTX1660S", "A100", "A800", "A30", "MI100", "MI210", "MI250", "MI250X"),
-    }
-)
 # Library kernels compute tiles of about 128 x 128 results. If a product has fewer tiles than the
 # device has processors (an H200 has 132), kernels split inner lengths of more than 512.
 _TILE, _SPLIT, _PROCESSORS = 128, 512, 132
@@ -187,15 +173,6 @@ def bandwidth_of(device: DeviceRates) -> float:
     return float(device.bandwidth * ratio**_BANDWIDTH_FALLOFF)
 
 
-def slower_than_h200(device: DeviceRates) -> float:
-    """Return how many times as long a device takes for instructions other than matrix products,
-    such as those that compute the addresses of elements. The number of processors, multiplied by
-    their clock, determines it: the fp32 peak, divided by the results of a processor per clock.
-    """
-    lanes = 0.5 if device.name in _HALF_LANES else 1.0
-    return float(_H200_FP32 / device.fp32 * lanes)
-
-
 def _density(device: DeviceRates) -> float:
     """Return the half-precision FLOPs of a processor per clock, as a multiple of the H200's."""
     return min(2.0, device.half / _H200_FLOPS * slower_than_h200(device))
@@ -237,6 +214,13 @@ def in_tf32(kernel: KernelProfile, setting: KernelSetting) -> bool:
     if is_half(kernel, setting.precision):
         return False
     return setting.precision == "tf32" or (setting.tf32 and setting.precision != "fp32")
+
+
+def in_fp32(kernel: KernelProfile, setting: KernelSetting) -> bool:
+    """Return whether a product computes without tensor units."""
+    if kernel.kind not in PRODUCTS or is_half(kernel, setting.precision):
+        return False
+    return not in_tf32(kernel, setting) or setting.device.tf32 <= setting.device.fp32
 
 
 def is_last(kernel: KernelProfile, setting: KernelSetting) -> bool:
@@ -466,10 +450,9 @@ def _conversion(kernel: KernelProfile, moved: float, setting: KernelSetting) -> 
 def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the FLOP/s that a large matrix product reaches in the kernel's precision."""
     device = setting.device
-    is_fast = in_tf32(kernel, setting) and device.tf32 != device.fp32
     share = device.achieved
-    if not is_fast and not is_half(kernel, setting.precision):
-        share = _FP32_HALF_LANES if device.name in _HALF_LANES else _FP32 * share
+    if not is_half(kernel, setting.precision):
+        share = device.achieved_tf32 if in_tf32(kernel, setting) else device.achieved_fp32
     return _peak(kernel, setting) * share
 
 

@@ -8,11 +8,12 @@ from math import exp, log, log2
 from typing import Any
 
 from cavvy.domain.values import Struct
-from cavvy.planner.device_rates import DeviceRates, device_of
+from cavvy.planner.device_rates import DeviceRates, device_of, has_half_lanes
 from cavvy.planner.estimate.kernels import (
     PRODUCTS,
     KernelSetting,
     align,
+    in_fp32,
     in_tf32,
     is_causal,
     is_half,
@@ -62,8 +63,13 @@ class DeviceProfile(Struct, frozen=True, kw_only=True):
 
     def correct(self, kernel: KernelProfile, setting: KernelSetting) -> tuple[float, float]:
         """Return the factor by which the time of a kernel differs from its estimate, and how far
-        the nearest measured kernel is: 0 for the same shape, at most 3.
+        the nearest measured kernel is: 0 for the same shape, at most 3. Products in fp32 on other
+        processors say nothing.
         """
+        if has_half_lanes(setting.device) != has_half_lanes(self.device) and in_fp32(
+            kernel, setting
+        ):
+            return 1.0, FARTHEST
         return _correct(
             self.kernels.get(name_kind(kernel), ()),
             plain_name(kernel.name),
