@@ -300,13 +300,18 @@ def do_put(files: NodeFileCalls, asked: Fields, data: bytes) -> Fields:
     `open` and `write` made at this path.
     """
     rest, wrote = memoryview(data), list[object]()
+    made = ""  # the folder that was made last: most entries are in the same one as the entry before
     for entry in asked["files"]:
         content = rest[: int(entry.get("size", 0))]
         rest = rest[len(content) :]
+        inside = os.path.dirname(str(entry["path"]))
         try:
-            with files.find(_below(asked, entry["path"]), follow=False, make=True) as path:
+            make = not made or inside != made
+            with files.find(_below(asked, entry["path"]), follow=False, make=make) as path:
+                made = inside
                 wrote.append(_put(files, asked, entry, path, content))
         except OSError:
+            made = ""
             wrote.append(None)
     return {"wrote": wrote}
 
@@ -318,7 +323,7 @@ def _put(
         with suppress(FileExistsError):
             os.mkdir(path)
         return 0.0 if stat.S_ISDIR(os.lstat(path).st_mode) else None
-    if not _is_as(path, entry.get("was")):
+    if "staged" in entry and not _is_as(path, entry.get("was")):
         return None
     draft = f"{path}{_DRAFT}"
     if "link" in entry:
@@ -336,18 +341,22 @@ def _put(
                 content = content[os.write(file, content) :]
             os.fchmod(file, stat.S_IMODE(int(entry["mode"])))
             os.utime(file, ns=(int(entry["mtime_ns"]), int(entry["mtime_ns"])))
+            wrote = os.fstat(file).st_mtime
         finally:
             os.close(file)
+        return _replace(draft, path, entry, wrote)
     return _replace(draft, path, entry)
 
 
-def _replace(draft: str, path: str, entry: Fields) -> float | None:
-    """Give the draft its name, unless a program has changed the old file meanwhile."""
+def _replace(draft: str, path: str, entry: Fields, mtime: float | None = None) -> float | None:
+    """Give the draft, whose time is `mtime` if known, its name, unless a program has changed the
+    old file meanwhile. Return its time.
+    """
     if not _is_as(path, entry.get("was")):
         os.unlink(draft)
         return None
     os.replace(draft, path)
-    return os.lstat(path).st_mtime
+    return os.lstat(path).st_mtime if mtime is None else mtime
 
 
 def _is_as(path: str, was: list[float] | None) -> bool:
