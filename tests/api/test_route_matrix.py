@@ -390,6 +390,11 @@ async def test_roles_in_a_project_give_no_permission_on_the_installation(team: T
 
 
 async def test_lists_show_what_the_caller_may_see_and_nothing_else(team: Team) -> None:
+    for project, marks in team.marks.items():
+        array = f"array-of-{project}-mark"
+        text = f"{{name: {array}, run: 'true', array: 0-0}}"
+        await team.api.submit(text, project=project, consent=True)
+        marks.add(array)
     for role in Role:
         token = await team.token(("team", role))
         for method, path, rule in ROUTES:

@@ -1,5 +1,8 @@
-"""`cavvy dev` with JupyterLab in a real browser, through the tunnel of the command."""
+"""`cavvy dev` with JupyterLab, and a stand-in of code-server, in a real browser, through the tunnel
+of the command.
+"""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -82,3 +85,34 @@ def test_a_cell_of_jupyter_runs_on_the_node_and_shows_its_output(user: User, tab
         tab.wait(f"[...document.querySelectorAll('.jp-OutputArea-output')].some(e => e.innerText.includes('{job}'))")  # fmt: skip
         stranger = "fetch('/lab', {credentials: 'omit'}).then(each => new URL(each.url).pathname)"
         assert tab.evaluate(stranger) == "/login"
+
+
+def test_code_server_asks_for_its_password_and_keeps_a_socket(
+    user: User, tab: Tab, tmp_path: Path
+) -> None:
+    program = tmp_path / "bin" / "code-server"
+    program.parent.mkdir()
+    source = Path(__file__).with_name("code_server_stand_in.py").read_text()
+    program.write_text(f"#!{sys.executable}\n{source}")
+    program.chmod(0o755)
+    login = "document.querySelector('[name=password]').value = '{}'; document.forms[0].submit()"
+    with terminal(user, "dev", "--ide", "code-server", *finds(program)) as session:
+        secret = session.wait(r"password: (\w{32})\s")
+        address = session.wait(r"(http://127\.0\.0\.1:\d+/)\s")
+        tab.open(address)
+        tab.wait("location.pathname === '/login' && document.forms.length === 1")
+        tab.evaluate(login.format("x" * 32))
+        tab.wait("document.body.innerText.includes('Incorrect password')")
+        tab.evaluate(login.format(secret))
+        tab.wait("document.querySelector('#said')?.textContent.includes('sent')")
+        said = json.loads(tab.evaluate("document.querySelector('#said').textContent"))
+        folder = user.cli("exec", "dev", "--", "pwd", "-P").strip()
+        assert said == {"sent": 70000, "folder": folder, "job": user.job("dev").id}
+        assert tab.evaluate("document.title") == "workbench"
+        stranger = "fetch('/', {credentials: 'omit'}).then(each => new URL(each.url).pathname)"
+        assert tab.evaluate(stranger) == "/login"
+        mode = user.cli("exec", "dev", "--", "stat", "-c", "%a", ".code-server").strip()
+        assert mode == "700"  # it has the password
+    with terminal(user, "dev", "--ide", "code-server") as again:
+        assert again.wait(r"password: (\w{32})\s") == secret  # the same server
+    user.cli("machines", "stop", "dev", "--yes")
