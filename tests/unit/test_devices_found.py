@@ -272,6 +272,29 @@ def test_amd_gpus_of_the_kernels_topology(sources: MachineSources) -> None:
     assert {offer.accelerator for offer in list_offers(machine, HourlyRate(0))} == {None, "MI300X"}
 
 
+def test_partitions_of_an_amd_gpu_are_not_offered_as_whole_gpus(sources: MachineSources) -> None:
+    files = amd_files()
+    for part in range(4):  # an MI300X in mode QPX, between two whole ones
+        files[f"{AMD_NODE}/{3 + part}/properties"] = (
+            f"simd_count 304\ndevice_id 29857\nunique_id 7\nlocation_id {part << 28 | 0x6300}\n"
+            "drm_render_minor 131"
+        )
+        files[f"{AMD_NODE}/{3 + part}/mem_banks/0/properties"] = (
+            f"heap_type 1\nsize_in_bytes {48 << 30}"
+        )
+    put(sources.root, files)
+    machine = discover(sources)
+    # the numbers by which ROCR_VISIBLE_DEVICES names them count the partitions, too
+    assert [(each.id, each.index) for each in machine.devices] == [
+        ("GPU-123456789abcdef0", 0),
+        ("GPU-0000000000000002", 1),
+        ("GPU-0000000000000001", 6),
+    ]
+    (note,) = machine.notes
+    assert "GPU-0000000000000007 is divided into 4 partitions" in note
+    assert "amd-smi set --compute-partition SPX" in note
+
+
 def test_amd_gpus_that_may_not_be_opened_are_told(sources: MachineSources) -> None:
     put(sources.root, amd_files())
     machine = discover(replace(sources, usable=lambda path: path.name != "kfd"))

@@ -16,10 +16,17 @@ from cavvy.autoscaler.node_pools import (
     decide_growth,
     decide_idle,
 )
-from cavvy.control.decide.node_pools import complete_pool_task, opens_at
+from cavvy.control.decide.node_pools import complete_pool_task, make_node_labels, opens_at
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Purchase
-from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, RetryPolicy, SpotPolicy, TaskSpec
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    ResourceSpec,
+    RetryPolicy,
+    SpotPolicy,
+    TaskSpec,
+    TopologyNeed,
+)
 from cavvy.domain.values import replace
 from cavvy.spec.fields.node_pool import parse_pool
 from cavvy.spec.problems import SpecError
@@ -174,6 +181,34 @@ def test_a_pool_completes_the_tasks_of_its_jobs() -> None:
     task = complete_pool_task(other, large)
     assert (task.resources.disk_gib, task.image, task.image_login) == (500, "own:1", "KEY")
     assert complete_pool_task(replace(other, image="theirs:1"), large).image_login is None
+
+
+def test_all_nodes_of_a_pool_have_its_labels() -> None:
+    text = "max: 4\nlabels: {rack: r1, example.com/block: 7}\nresources: {gpu: A100}\n"
+    pool = parse_pool(text, file="pool.yaml", project="p")
+    assert pool.labels == {"rack": "r1", "example.com/block": "7"}
+    labels = {"rack": "r1", "example.com/block": "7", "cavvy/pool": "pool", "cavvy/gpu": "A100"}
+    assert make_node_labels(pool) == labels
+
+    def left(need: TopologyNeed) -> TopologyNeed | None:
+        task = TaskSpec(name="t", run="x", nodes=4, topology=need)
+        return complete_pool_task(task, pool).topology
+
+    assert left(TopologyNeed(same="rack")) is None
+    assert left(TopologyNeed(same="rack", prefer="hall", slice=2)) is None
+    assert left(TopologyNeed(prefer="rack")) is None
+    assert left(TopologyNeed(same="hall", prefer="rack")) == TopologyNeed(same="hall")
+    assert left(TopologyNeed(same="hall", slice=2)) == TopologyNeed(same="hall", slice=2)
+    many = ", ".join(f"l{each}: x" for each in range(17))
+    for labels_of, problem in (
+        ("{cavvy/pool: other}", "'cavvy/pool' cannot be a label's name"),
+        ("{rack: 'r1,cavvy/pool=x'}", "cannot be a label's value"),
+        ("{'rack=r1': x}", "cannot be a label's name"),
+        ("[rack]", "a list where a table was expected"),
+        (f"{{{many}}}", "the pool has too many labels"),
+    ):
+        with pytest.raises(SpecError, match=re.escape(problem)):
+            parse_pool(f"max: 1\nlabels: {labels_of}\nresources: {{cpu: 1}}", file="x", project="p")
 
 
 def test_a_file_of_a_pool() -> None:

@@ -1,14 +1,16 @@
 """Elastic pools: nodes that a project's jobs share and that are added and removed with the work."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from cavvy.domain.tasks import ResourceSpec, StartWindow
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, field
 
 # How long a node without work stays if the pool does not say: the default of
 # --scale-down-unneeded-time of the cluster autoscaler of Kubernetes.
 USUAL_IDLE = timedelta(minutes=10)
 MOST_NODES = 10_000  # as many as one job may have
+MOST_LABELS = 16
 POOL_TAG = "cavvy-pool"  # the tag of the jobs that start the nodes of a pool's minimum
 # The tag of the jobs that are nodes of another cluster, with the name of the node.
 CLUSTER_NODE_TAG = "cavvy-cluster-node"
@@ -36,6 +38,9 @@ class NodePool(Struct, frozen=True, kw_only=True):
     Kubernetes), which orders and releases them by name. Each node runs `join`, which may use the
     project's `secrets`, until it is released.
 
+    All nodes of the pool have its `labels`, such as {"rack": "r1"}: a task whose `topology` names
+    one of them finds nodes with the same value, and nodes of another cluster join with them.
+
     The other fields change while the pool works. `ordered` contains the IDs of jobs that start
     nodes of the minimum, `members` the nodes that the other cluster has ordered. `problem` states
     why the last of the jobs in `ordered` failed, and no other one is ordered before `retry_at`. A
@@ -52,6 +57,7 @@ class NodePool(Struct, frozen=True, kw_only=True):
     idle: timedelta = USUAL_IDLE
     spot_share: float = 0.0
     hours: StartWindow | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     join: str = ""
     secrets: tuple[str, ...] = ()
     user: str = ""

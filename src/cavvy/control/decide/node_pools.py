@@ -11,7 +11,7 @@ from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.node_pools import CLUSTER_NODE_TAG, POOL_TAG, NodePool
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec, TopologyNeed
 from cavvy.domain.values import replace
 from cavvy.planner.calendar import find_interval
 from cavvy.planner.candidates import Candidates
@@ -33,7 +33,18 @@ def complete_pool_task(task: TaskSpec, pool: NodePool) -> TaskSpec:
     keep = (
         timedelta(0) if pool.join else pool.idle
     )  # a node that has joined a cluster is not reused
-    return replace(task, resources=need, keep=keep, retry=retry)
+    topology = _drop_satisfied(task.topology, pool)
+    return replace(task, resources=need, keep=keep, retry=retry, topology=topology)
+
+
+def _drop_satisfied(need: TopologyNeed | None, pool: NodePool) -> TopologyNeed | None:
+    """Return what is left of the request for close nodes: all nodes of the pool have the same
+    values of its labels."""
+    if need is None or need.same in pool.labels:
+        return None
+    if need.prefer not in pool.labels:
+        return need
+    return None if need.same is None else replace(need, prefer=None)
 
 
 def _complete_need(need: ResourceSpec, pool: NodePool) -> ResourceSpec:
@@ -90,10 +101,10 @@ def make_provider_id(pool: NodePool, name: str) -> str:
 
 
 def make_node_labels(pool: NodePool) -> Mapping[str, str]:
-    """Return the labels of the pool's nodes in Kubernetes."""
+    """Return the labels of the pool's nodes in another cluster: its own, and those of Cavvy."""
     wanted = pool.resources.choices[0].accelerators
     gpu = {"cavvy/gpu": wanted[0].name} if wanted and wanted[0].name else {}
-    return {"cavvy/pool": pool.name, **gpu}
+    return {**pool.labels, "cavvy/pool": pool.name, **gpu}
 
 
 def opens_at(pool: NodePool, now: datetime) -> datetime | None:

@@ -5,6 +5,7 @@ File names and properties are defined by the kernel's amdkfd topology
 (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
+from collections import Counter
 from pathlib import Path
 
 from cavvy.domain.values import replace
@@ -28,6 +29,7 @@ _PRODUCTS = {
     0x75A0: "Instinct MI350X",
     0x75A3: "Instinct MI355X",
 }
+_LOCATION = (1 << 28) - 1
 _LOCAL_MEMORY = {1, 2}  # heap types: visible and invisible frame buffer
 
 
@@ -45,6 +47,7 @@ def find_amd(sources: MachineSources) -> DeviceReading:
         return DeviceReading()
     devices = [device for node in nodes if (device := _read(sources.root, node)) is not None]
     devices = [replace(device, index=index) for index, device in enumerate(devices)]
+    parts = Counter(device.id for device in devices)
     if devices and not sources.usable(sources.root / "dev/kfd"):
         return DeviceReading(
             notes=[
@@ -53,7 +56,15 @@ def find_amd(sources: MachineSources) -> DeviceReading:
                 "offered"
             ]
         )
-    return DeviceReading(devices=devices)
+    return DeviceReading(
+        devices=[device for device in devices if parts[device.id] == 1],
+        notes=[
+            f"AMD: {gpu} is divided into {count} partitions, which Cavvy does not offer: "
+            "`sudo amd-smi set --compute-partition SPX` makes it one GPU again while it is idle"
+            for gpu, count in parts.items()
+            if count > 1
+        ],
+    )
 
 
 def _read(root: Path, node: Path) -> HostDevice | None:
@@ -66,11 +77,13 @@ def _read(root: Path, node: Path) -> HostDevice | None:
     product = (
         given or _PRODUCTS.get(facts.get("device_id", 0)) or read_text(node / "name") or "AMD GPU"
     )
+    # The partitions of a GPU (modes DPX, QPX and CPX) are nodes with the same ID, and with other
+    # numbers in the highest bits of the location.
     unique = facts.get("unique_id", 0)
     name = (
         f"GPU-{unique:016x}"
         if unique
-        else f"amd-{facts.get('domain', 0):x}-{facts.get('location_id', 0):x}"
+        else f"amd-{facts.get('domain', 0):x}-{facts.get('location_id', 0) & _LOCATION:x}"
     )
     return HostDevice(id=name, index=0, vendor="amd", product=product, memory_mib=_memory_mib(node))
 

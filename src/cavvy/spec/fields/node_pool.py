@@ -3,18 +3,21 @@
 from datetime import timedelta
 from pathlib import Path
 
-from cavvy.domain.node_pools import MOST_NODES, NodePool
+from cavvy.domain.node_pools import MOST_LABELS, MOST_NODES, NodePool
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.values import replace
 from cavvy.spec.fields.image import COMMANDS, IMAGE
 from cavvy.spec.fields.kinds import (
     NAME,
     FieldSpec,
+    MapKind,
     ScalarKind,
     SectionReader,
     WrongValue,
+    matching,
     read_text,
     section,
+    text_kind,
     whole,
 )
 from cavvy.spec.fields.resources import RESOURCES
@@ -58,6 +61,8 @@ def _build(table: SectionReader) -> NodePool | None:
     if build is not None:
         hint = "push the image to a registry and write its name"
         table.wrong("image", "a pool cannot build an image", suggestion=hint)
+    if len(table.get("labels") or ()) > MOST_LABELS:
+        table.wrong("labels", "the pool has too many labels", expected=f"at most {MOST_LABELS}")
     _check_join(table)
     return table.make(NodePool, name="", project="", image=image, image_login=login)
 
@@ -86,6 +91,21 @@ def _read_share(node: ScalarNode) -> float:
     return share
 
 
+# as in Kubernetes, where the prefix of Cavvy's own labels is taken
+_WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_LABELS = MapKind(
+    "label names, each with a value, such as {rack: r1}",
+    matching(
+        rf"(?!cavvy/)([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_WORD}",
+        "cannot be a label's name",
+        expected="letters, digits and . _ -, at most 63, and in front PREFIX/ other than cavvy/",
+    ),
+    text_kind(
+        "a value of at most 63 letters, digits and . _ -",
+        matching(_WORD, "cannot be a label's value"),
+        numbers=True,
+    ),
+)
 POOL = section(
     "pool",
     _build,
@@ -100,6 +120,7 @@ POOL = section(
     ),
     hours=WINDOW,
     image=FieldSpec(IMAGE, to=()),
+    labels=_LABELS,
     join=COMMANDS,
     secrets=SECRETS,
     resources=FieldSpec(RESOURCES, required=True),
