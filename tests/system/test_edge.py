@@ -27,10 +27,12 @@ from cavvy.client.edge_wire import (
     ModelAsk,
     ModelView,
     RolloutAsk,
+    SiteAsk,
     ask_device,
     deploy_model,
     get_device,
     invite_devices,
+    limit_site,
     list_rollouts,
     list_samples,
     publish_model,
@@ -257,6 +259,29 @@ def test_a_device_sends_its_log_and_runs_only_commands_that_it_was_enrolled_for(
                 with pytest.raises(ApiError, match="runs no commands of users"):
                     ask(name, "ls")
             retire_device(client, "default", name)
+
+
+def test_one_device_of_a_site_fetches_a_model_and_gives_it_to_the_other(
+    client: ApiClient, tmp_path: Path
+) -> None:
+    good = tmp_path / "good"
+    good.mkdir()
+    make_model(good / "model.onnx")
+    publish(client, good / "model.onnx")
+    limit_site(client, "default", "lyon", SiteAsk(mib_per_s=5.0))
+    invited = invite_devices(client, "default", EnrolmentAsk(site="lyon", count=2))
+    shares = [{"share": f"127.0.0.1:{free_port()}"} for _ in range(2)]
+    with (
+        device_at(tmp_path / "one", invited.command, **shares[0]) as one,
+        device_at(tmp_path / "two", invited.command, **shares[1]) as two,
+    ):
+        devices = one, two
+        wait_until(lambda: all((each.folder / "card.json").exists() for each in devices))
+        deploy_model(client, "default", RolloutAsk(model="digits", to=1, waves=[1.0], soak_s=0))
+        wait_until(lambda: one.answers() and two.answers(), lambda: one.log() + two.log())
+        took = ["1 of 1 files came from other devices" in each.log() for each in devices]
+        assert sorted(took) == [False, True], one.log() + two.log()
+        assert one.predict() == two.predict()
 
 
 def test_a_retired_device_gets_nothing_more(client: ApiClient, tmp_path: Path) -> None:

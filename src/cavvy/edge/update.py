@@ -34,7 +34,7 @@ from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissin
 from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_tree, write_json
 
 _WRONG = 3  # the exit code if the version itself is not what was signed
-_LEAST_SHARED = 4096  # bytes; a smaller file comes from the server as quickly
+_LEAST_SHARED = 1024  # bytes; a smaller file comes from the server as quickly
 _SPARE_BYTES = 16 << 20  # that a fetch leaves free on the disk, for the device's other files
 
 
