@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
+from cavvy.model_server import processing
 from cavvy.model_server.http_server import ModelServer
 from cavvy.model_server.inference import CountedModel, OnnxModel, WrongRequest
 from cavvy.model_server.optimise import compare, convert, list_kinds, read_samples
@@ -299,3 +300,58 @@ def test_a_torchscript_model_is_compared_with_what_onnx_makes_of_it(tmp_path: Pa
     torch.save({"weights": torch.ones(3)}, source)
     with pytest.raises(ValueError, match=r"m\.pt is no TorchScript model"):
         to_onnx(source, target, str(file))
+
+
+PROCESS = """
+import os, time
+def before(request):
+    if request.get("crash"):
+        os._exit(1)
+    while request.get("loop"):
+        pass
+    if request.get("memory"):
+        bytearray(1 << 34)
+    print("not a part of the answer")
+    return {"instances": [[float(pixel) / 255 for pixel in row] for row in request["pixels"]]}
+def after(request, answer):
+    rows = answer["predictions"]
+    return {"classes": [row.index(max(row)) for row in rows], "for": len(request["pixels"])}
+"""
+
+
+def test_a_file_beside_a_model_prepares_requests_and_answers_within_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processing, "_TIME_S", 2.0)
+    (tmp_path / processing.FILE).write_text(PROCESS)
+    served = CountedModel("tiny", OnnxModel(write_model(tmp_path), 1), {})
+    made = processing.Processing(tmp_path / processing.FILE)
+    with ModelServer(("127.0.0.1", 0), served, made) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1/models/tiny:predict"
+        try:
+            good = {"pixels": [[255] * WIDTH, [0] * WIDTH]}
+            first = ask(url, good)
+            assert first[0] == 200
+            assert json.loads(first[1])["for"] == 2
+            for wrong, status, told in (
+                ({}, 400, "KeyError: 'pixels'"),
+                ({"pixels": [["x"]]}, 400, "ValueError"),
+                ({"memory": 1}, 400, "MemoryError"),
+                ({"crash": 1}, 500, "its process ended"),
+                ({"loop": 1}, 500, "more than"),
+            ):
+                answer = ask(url, wrong)
+                assert (answer[0], told in answer[1].decode()) == (status, True), answer
+                assert ask(url, good) == first
+        finally:
+            server.shutdown()
+            made.close()
+
+
+@pytest.mark.parametrize("text", ["def before(:", "import missing_package", "#" * 70_000])
+def test_a_file_that_cannot_be_used_ends_the_engine(tmp_path: Path, text: str) -> None:
+    """So that a version with it is refused in its trial."""
+    (tmp_path / processing.FILE).write_text(text)
+    with pytest.raises(processing.ProcessingFailed, match=r"cannot be loaded|more than 64 KiB"):
+        processing.Processing(tmp_path / processing.FILE)

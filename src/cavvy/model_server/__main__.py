@@ -12,6 +12,7 @@ from typing import Any
 
 from .http_server import ModelServer
 from .inference import CountedModel, OnnxModel, WrongRequest
+from .processing import FILE, Processing, ProcessingFailed
 
 # an optimised model is served if it is faster by this factor; a smaller gain is noise
 _FASTER = 1.05
@@ -30,7 +31,11 @@ def main(arguments: list[str] | None = None) -> None:
     if options.optimise:
         model, notes = _optimise(original, options)
     served = CountedModel(options.name or path.stem, model, notes)
-    with ModelServer((options.host, options.port), served) as server:
+    try:
+        processing = Processing(path.with_name(FILE))
+    except ProcessingFailed as error:
+        sys.exit(str(error))
+    with ModelServer((options.host, options.port), served, processing) as server:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         took = time.monotonic() - started
         _say(f"serves {model.path.name} as {served.name} after {took:.1f} s")

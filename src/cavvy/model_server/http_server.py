@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .inference import TYPES, WrongRequest
+from .processing import ProcessingFailed
 
 if TYPE_CHECKING:
     from .inference import CountedModel, OnnxModel
+    from .processing import Processing
 
 _MOST_BYTES = 1 << 30  # of a body
 _LINE_BYTES = 65_536
@@ -33,8 +35,13 @@ class ModelServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, address: tuple[str, int], served: CountedModel) -> None:
-        self.served = served
+    def __init__(
+        self,
+        address: tuple[str, int],
+        served: CountedModel,
+        processing: Processing | None = None,
+    ) -> None:
+        self.served, self.processing = served, processing
         super().__init__(address, ModelRequestHandler)
 
 
@@ -78,8 +85,14 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
             return
         started = time.perf_counter()
         try:
-            request = json.loads(body)
+            asked = json.loads(body)
+            request = self._process("before", asked)
             answer = self._predict(request) if predicts else self._infer(request)
+            answer = self._process("after", asked, answer)
+        except ProcessingFailed as error:
+            served.count("failure", time.perf_counter() - started)
+            self._refuse(500, str(error))
+            return
         except (WrongRequest, ValueError, RecursionError) as error:
             served.count("failure", time.perf_counter() - started)
             broken = isinstance(error, json.JSONDecodeError)
@@ -87,6 +100,10 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
             return
         served.count("success", time.perf_counter() - started)
         self._answer(200, answer)
+
+    def _process(self, function: str, *values: Any) -> Any:
+        processing = self.server.processing
+        return values[-1] if processing is None else processing.call(function, *values)
 
     def _predict(self, request: Any) -> dict[str, Any]:
         return {"predictions": predict(self.server.served.model, request)}
