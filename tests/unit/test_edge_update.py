@@ -27,7 +27,7 @@ from cavvy.edge import server_calls
 from cavvy.edge import update as module
 from cavvy.edge.delta import ALONE, HEAD, apply_delta
 from cavvy.edge.server_calls import read_pieces
-from cavvy.edge.slots import ModelSlots, hash_file
+from cavvy.edge.slots import ModelSlots, hash_file, plan_of
 from cavvy.edge.update import VersionWrong, fetch_with
 
 CHANGES = ("open", "fsync", "rename", "replace", "unlink", "remove", "link", "symlink", "mkdir")
@@ -409,6 +409,41 @@ def test_only_wrong_bytes_refuse_a_version(
 
     monkeypatch.setattr(module, "fetch", fail)
     assert module.main(["folder", "m", "1"]) == code
+
+
+TRTEXEC = """#!/bin/sh
+echo "$@" >>"$0.asked"
+[ -z "$FAIL" ] || { echo "no plugin for NonZero" >&2; exit 1; }
+cp "${1#--onnx=}" "${2#--saveEngine=}"
+"""
+
+
+def test_an_engine_of_tensorrt_is_built_on_the_device_before_the_version_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trtexec` is a stand-in: no TensorRT is here."""
+    site, tool = Site(), tmp_path / "trtexec"
+    site.publish(1, contents=OLD)
+    site.publish(2, contents=NEW)
+    tool.write_text(TRTEXEC)
+    tool.chmod(0o755)
+    (tmp_path / "edge.json").write_text(json.dumps({"trtexec": str(tool)}))
+    update(site, tmp_path, 1)
+    main = ModelSlots(f"{tmp_path}/models/m").find(1)
+    assert main is not None
+    plan = Path(plan_of(main))
+    assert plan.read_bytes() == OLD["m.onnx"]
+    asked = f"--onnx={main} --saveEngine={plan}.new --fp16\n"
+    assert Path(f"{tool}.asked").read_text() == asked
+    monkeypatch.setenv("FAIL", "1")
+    with pytest.raises(VersionWrong, match="no plugin for NonZero"):
+        update(site, tmp_path, 2)
+    monkeypatch.delenv("FAIL")
+    update(site, tmp_path, 2)
+    slots = ModelSlots(f"{tmp_path}/models/m")
+    assert slots.serving == 2
+    assert Path(plan_of(str(slots.find(2)))).read_bytes() == NEW["m.onnx"]
+    assert plan.read_bytes() == OLD["m.onnx"]
 
 
 def test_a_server_that_trickles_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

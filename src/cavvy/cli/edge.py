@@ -186,20 +186,28 @@ def show(name: str, project: str, output: str) -> None:
 @project_option
 @click.option("--mib-per-s", type=NumberRange(0.01, 1e6), help="All its devices' downloads.")
 @click.option("--window", default="", metavar="HOURS", help="Hours to update in, such as 1-5.")
-def site(name: str, project: str, mib_per_s: float | None, window: str) -> None:
-    """Set limits for all devices of a site together; what is not given has no limit.
+@click.option("--no-limits", is_flag=True, help="Remove the limits.")
+def site(name: str, project: str, mib_per_s: float | None, window: str, no_limits: bool) -> None:
+    """Set limits for all devices of a site together; what is not given has no limit then. Without
+    options, show the limits.
 
     Each server keeps the devices of the site below --mib-per-s together, also devices that do not
     keep to it themselves, and models of all rollouts come in the hours of --window only. A fetch
     that the end of these hours cuts goes on in the next ones. The hours are those of the device's
     clock. `cavvy edge sites` lists the limits.
     """
-    from cavvy.client.edge_wire import SiteAsk, limit_site
+    from cavvy.client.edge_wire import SiteAsk, SiteView, limit_site, list_sites
 
+    ask = SiteAsk(mib_per_s=mib_per_s, window=_read_window(window))
+    if no_limits and ask != SiteAsk():
+        raise CommandFailure("--no-limits goes with no other limit", exit_code=2)
     with session() as client:
-        made = limit_site(
-            client, project, name, SiteAsk(mib_per_s=mib_per_s, window=_read_window(window))
-        )
+        if no_limits or ask != SiteAsk():
+            made = limit_site(client, project, name, ask)
+        else:
+            none = SiteView(project=project, name=name, mib_per_s=None, window=None)
+            known = {each.name: each for each in list_sites(client, project)}
+            made = known.get(name, none)
     rate, hours = _say_limits(made)
     click.echo(f"site {made.name}: {rate} for all its devices, updates at {hours}")
 

@@ -31,7 +31,7 @@ from cavvy.edge.server_calls import (
     environment,
     run_key,
 )
-from cavvy.edge.slots import ModelSlots, read_json, write_json
+from cavvy.edge.slots import ModelSlots, plan_of, read_json, write_json
 from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, make_sample, open_spool
 from cavvy.edge.tasks import perform, say
 
@@ -60,11 +60,12 @@ _SKEW_S = 300.0  # by which the clock may be wrong without a word in the log
 class ModelEngine:
     """The process that serves one version, and where requests reach it. `command` is the program of
     another engine, in which {model}, {name} and {port} stand for the file, the model's name and the
-    port."""
+    port, and {plan} for what `trtexec` has built of the file."""
 
     def __init__(self, name: str, number: int, path: str, command: list[str]) -> None:
         self.target = EngineTarget(number, free_port())
         values = {"model": path, "name": name, "port": str(self.target.port)}
+        values["plan"] = plan_of(path)
         line = [each.format(**values) for each in command]
         self._process = subprocess.Popen(line, env=environment(), stdin=subprocess.DEVNULL)
         self.name, self.number = name, number
@@ -691,6 +692,7 @@ def make_defaults() -> Fields:
     return {
         "listen": "127.0.0.1:8080",
         "engine": [*engine, "--name", "{name}", "--port", "{port}"],
+        "trtexec": "",
         "probation_s": 60.0,
         "every_s": 60.0,
         "look_s": 1.0,
@@ -727,9 +729,9 @@ def _check_option(name: str, value: Any, default: Any) -> str:
     if isinstance(default, list):
         texts = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
         with suppress(LookupError, ValueError):
-            if texts and [each.format(model="", name="", port="") for each in value]:
+            if texts and [each.format(model="", name="", port="", plan="") for each in value]:
                 return ""
-        return "a list of texts, in which only {model}, {name} and {port} have braces"
+        return "a list of texts, in which only {model}, {name}, {port} and {plan} have braces"
     if isinstance(default, str):
         return "" if isinstance(value, str) else "a text"
     number = isinstance(value, (int, float)) and not isinstance(value, bool)

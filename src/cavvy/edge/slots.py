@@ -173,6 +173,11 @@ class ModelSlots:
         self._state = state
 
 
+def plan_of(path: str) -> str:
+    """Return where the TensorRT engine of a model's file is, outside the files that are signed."""
+    return f"{path.rpartition('/files/')[0]}/model.plan"
+
+
 def _find_damaged(slot: str, manifest: dict[str, Any]) -> str | None:
     for each in manifest["files"]:
         if hash_file(f"{slot}/files/{each['path']}") != each["sha256"]:

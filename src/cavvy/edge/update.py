@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -31,9 +32,10 @@ from cavvy.edge.delta import apply_delta
 from cavvy.edge.peers import PEERS, PeerFiles
 from cavvy.edge.program import PROGRAM, open_slots
 from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing, read_pieces
-from cavvy.edge.slots import ModelSlots, hash_file, read_json, sync_tree, write_json
+from cavvy.edge.slots import ModelSlots, hash_file, plan_of, read_json, sync_tree, write_json
 
 _WRONG = 3  # the exit code if the version itself is not what was signed
+_BUILD_S = 3600  # within which `trtexec` must build an engine
 _LEAST_SHARED = 1024  # bytes; a smaller file comes from the server as quickly
 _SPARE_BYTES = 16 << 20  # that a fetch leaves free on the disk, for the device's other files
 
@@ -93,9 +95,31 @@ def fetch_with(
             continue
         if not _fetch_delta(calls, each, known, slot, path, mib_per_s):
             _fetch_file(calls, each, f"{slot}/{each['sha256']}.part", path, mib_per_s)
+    if model != PROGRAM:
+        build_plan(folder, f"{slot}/files/{_check_path(manifest['main'])}")
     slots.finish(manifest)
     if given:
         sys.stderr.write(f"{given} of {len(manifest['files'])} files came from other devices\n")
+
+
+def build_plan(folder: str, model: str) -> None:
+    """Build a TensorRT engine of an ONNX model for the GPU of this device, if its option `trtexec`
+    names NVIDIA's program. Raises VersionWrong if it cannot be built, OSError.
+
+    Source of the options: https://docs.nvidia.com/deeplearning/tensorrt, `trtexec` of 8 to 10.
+    """
+    program, plan = (read_json(f"{folder}/edge.json") or {}).get("trtexec"), plan_of(model)
+    if not program or not model.endswith(".onnx") or os.path.exists(plan):
+        return
+    words = [program, f"--onnx={model}", f"--saveEngine={plan}.new", "--fp16"]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=_BUILD_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise VersionWrong(f"{program} took more than {_BUILD_S} s for {model}") from error
+    if done.returncode or not os.path.exists(f"{plan}.new"):
+        told = (done.stderr or done.stdout).decode(errors="replace").strip()[-200:]
+        raise VersionWrong(f"{program} cannot build {os.path.basename(model)}: {told}")
+    os.rename(f"{plan}.new", plan)
 
 
 def read_manifest(folder: str, calls: DeviceCalls, model: str, number: int) -> dict[str, Any]:
