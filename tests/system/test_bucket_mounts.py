@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.system.agent_server import Rig, make_rig
 from tests.system.server_state import follow_to_end
-from tests.system.storages import install, servers, start_s3
+from tests.system.storages import install, servers, start_azure, start_s3
 from tests.waits import wait_until
 
 from cavvy.agent.data import bucket_mounts
@@ -333,3 +333,28 @@ run: |
             assert client.job("default", job).phase == "done", (told, texts)
             assert told == "alpha\n"
     assert bucket.get(f"{folder}/sky/b") == bucket.get(f"{folder}/fresh/file") == b"new\n"
+
+
+@pytest.mark.parametrize("mode", ["mount", "cached"])
+def test_a_container_of_azure_is_mounted_and_no_half_of_a_file_stays(
+    mode: str, keys: dict[str, str], servers: Path, folder: str
+) -> None:
+    """Azurite checks the signatures; `keys` brings rclone. The agent dies while the work writes."""
+    azure = start_azure(servers / "az")
+    place = open_place("az://data/", azure, lambda: datetime.now(UTC)).place
+    assert isinstance(place, ObjectBucket)
+    place.put(f"{folder}/a", b"alpha\n")
+    half = "head -c 20000000 /dev/zero; sleep 3600"
+    with make_rig(run=f"cat data/a; echo beta >data/whole; ({half}) >data/half") as rig:
+        given = mount(folder, azure, mode=mode, writable=True)
+        rig.stub.work["inputs"] = [{**given, "source": f"az://data/{folder}/"}]
+        agent = rig.launch()
+        rig.until(lambda: place.head(f"{folder}/whole") is not None)
+        point = next(each for each in list_mounts() if "/buckets/" in each)
+        rig.until(lambda: os.path.getsize(f"{point}/half") == 20_000_000)
+        assert "alpha\n" in rig.output()
+        agent.kill()
+        agent.wait()
+        wait_until(lambda: point not in list_mounts(), lambda: "the mount is still there")
+    assert place.get(f"{folder}/whole") == b"beta\n"
+    assert place.head(f"{folder}/half") is None

@@ -518,3 +518,18 @@ def test_parquet(tmp_path: Path) -> None:
         path = tmp_path / "rows.parquet"
         seen.add((path.stat().st_size, batch.BatchPlan(str(path), "", 10).digest))
     assert (len({size for size, _ in seen}), len(seen)) == (1, 2)
+
+
+@pytest.mark.parametrize(("rows", "shard"), [(1, 3), (2, 1), (10, 0)])
+def test_a_line_that_is_no_json_is_named_by_its_number(
+    tmp_path: Path, rows: int, shard: int
+) -> None:
+    """Whichever shard reads it; empty lines count as lines, and not as rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"id": 1}\n\n"two"\r\n3\n{broken\n[5]\n')
+    reader = batch.JsonLines()
+    pieces = list(reader.cut(str(path), rows, lambda _: None))
+    for piece in pieces[:shard]:
+        assert len(list(reader.read(str(path), piece))) == piece.rows
+    with pytest.raises(ValueError, match=r"rows\.jsonl: line 5 is no JSON: b'\{broken"):
+        list(reader.read(str(path), pieces[shard]))

@@ -93,6 +93,17 @@ def _cut(ends: Iterable[int], rows: int) -> Iterator[FilePiece]:
         yield FilePiece(count, begin)
 
 
+def count_lines(path: str, end: int) -> int:
+    """Return how many lines of a file begin before an offset in bytes."""
+    with open(path, "rb") as file:
+        count = 0
+        for line in file:
+            count, end = count + 1, end - len(line)
+            if end <= 0:
+                break
+        return count
+
+
 class JsonLines:
     """A row is the value of a line; empty lines are left out. `at` is an offset in bytes."""
 
@@ -111,13 +122,23 @@ class JsonLines:
                     yield at
 
     def read(self, path: str, part: FilePiece) -> Iterable[Row]:
+        at, left = part.at, part.rows
         with open(path, "rb") as file:
-            file.seek(part.at)
-            for line in islice((each for each in file if not each.isspace()), part.rows):
+            file.seek(at)
+            for line in file:
+                at += len(line)
+                if line.isspace():
+                    continue
                 try:
-                    yield _DECODER.decode(line.decode("utf-8-sig"))
+                    row = _DECODER.decode(line.decode("utf-8-sig"))
                 except ValueError as error:
-                    raise ValueError(f"{path}: a line is no JSON: {line[:80]!r}: {error}") from None
+                    number = count_lines(path, at)
+                    text = f"{path}: line {number} is no JSON: {line[:80]!r}: {error}"
+                    raise ValueError(text) from None
+                yield row
+                left -= 1
+                if not left:
+                    return
 
 
 class CsvTable:
