@@ -80,9 +80,9 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
 }
 # A person needs a moment from one command to the next; by then a job runs.
 WAIT = """
-for try in $(seq 300); do
+for try in $(seq 120); do
     cavvy status {name} -o json | grep -q '{sign}' && break
-    sleep 0.1
+    sleep 0.5  # each look takes a quarter of a second of CPU time from the job
 done
 """
 # What a shell hands to the next one.
