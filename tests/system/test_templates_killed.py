@@ -147,16 +147,17 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_fine_tuning_that_was_killed_ends_with_the_same_weights(tmp_path: Path) -> None:
+    from tests.train.ranks import run_script
+
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole, folder = init("lora-finetune", tmp_path / "whole"), tmp_path / "killed"
-    base = start(whole, "train.py", "base", "--letters", "6000", "--lr", "0.01")
-    _, errors = base.communicate(timeout=120)
-    assert base.returncode == 0, errors
+    run_script(["train.py", "base", "--letters", "6000", "--lr", "0.01"], env, whole)
     shutil.copytree(whole, folder)
+    killing = tmp_path / "killing.py"
+    killing.write_text(KILLED_TRAINING)
     tune = ["train.py", "tune", "--letters", "15000", "--rank", "2", "--epochs", "2"]
     for place, kill, code in ((whole, -1, 0), (folder, 3, -signal.SIGKILL), (folder, -1, 0)):
-        ran = start(place, "-c", KILLED_TRAINING, str(kill), *tune)
-        _, errors = ran.communicate(timeout=120)
-        assert ran.returncode == code, errors
+        run_script([str(killing), str(kill), *tune], env, place, code)
         if code:  # the last complete checkpoint is the one before that which was being written
             saved = sorted((folder / "checkpoints/lora").glob("step-*"))
             assert saved

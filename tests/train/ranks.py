@@ -165,9 +165,9 @@ def _be_rank(pipe: Connection, env: dict[str, str], folder: str, work: Work, arg
         pipe.close()
 
 
-def run_script(arguments: list[str], env: dict[str, str], folder: Path) -> str:
+def run_script(arguments: list[str], env: dict[str, str], folder: Path, code: int = 0) -> str:
     """What a script prints that runs in a folder, as `python -W error` would run it. Fails if it
-    ends otherwise than with 0.
+    ends otherwise than with `code`, or with minus the number of a signal.
 
     `arguments` begin with the path of the script. Most of its CPU time would be its imports, which
     the warm process has done.
@@ -181,7 +181,7 @@ def run_script(arguments: list[str], env: dict[str, str], folder: Path) -> str:
         process.kill()
         process.join()
     said, errors = (each.read_text() for each in streams)
-    assert process.exitcode == 0, errors
+    assert process.exitcode == code, errors
     return said
 
 
