@@ -29,7 +29,7 @@ from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged
 from cavvy.agent.work.folder import CannotBuild, transfer
 from cavvy.agent.work.monitor import ProgressScanner
 from cavvy.agent.work.prepare import bring_inputs, carry_out
-from cavvy.agent.work.trees import copy_file, copy_tree, replace_in
+from cavvy.agent.work.trees import copy_open, copy_tree, replace_in
 
 
 @pytest.fixture
@@ -553,6 +553,11 @@ def test_files_with_the_longest_names_are_written(
     assert [os.listdir(top / each) for each in ("data", "copy")] == [[name], [name]]
 
 
+def copy_file(source: Path, target: Path) -> None:
+    with source.open("rb") as file:
+        copy_open(file.fileno(), str(target))
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -571,9 +576,9 @@ def test_a_copy_of_a_sparse_file_is_the_same_and_sparse(
             file.seek(at)
             file.write(data)
             file.truncate(at + len(data))
-    copy_file(str(tmp_path / "from"), str(tmp_path / "sparse"))
+    copy_file(tmp_path / "from", tmp_path / "sparse")
     monkeypatch.delattr(os, "SEEK_DATA")
-    copy_file(str(tmp_path / "from"), str(tmp_path / "whole"))
+    copy_file(tmp_path / "from", tmp_path / "whole")
     content = (tmp_path / "from").read_bytes()
     assert [(tmp_path / name).read_bytes() for name in ("sparse", "whole")] == [content] * 2
     blocks = [(tmp_path / name).stat().st_blocks for name in ("from", "sparse")]
@@ -581,7 +586,7 @@ def test_a_copy_of_a_sparse_file_is_the_same_and_sparse(
 
 
 def test_a_file_whose_size_is_not_stated_is_copied_whole(tmp_path: Path) -> None:
-    copy_file("/proc/self/environ", str(tmp_path / "copy"))
+    copy_file(Path("/proc/self/environ"), tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == Path("/proc/self/environ").read_bytes()
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from cavvy.costs.ownership import (
     HOURS_PER_MONTH,
     OwnershipPlan,
-    change_plan,
     find_change,
     forecast_ownership,
     list_assumptions,
     make_tornado,
     simulate_ownership,
 )
+from cavvy.domain.values import replace
 from cavvy.spec import SpecError
 from cavvy.spec.cost_plan import CostPlanError, complete_plan, make_assumption, read_cost_plan
 
@@ -40,6 +40,18 @@ BARE: Mapping[str, float] = {
     "cloud.spot_overhead": 0,
     "cloud.egress_usd_gb": 0,
 }
+
+
+def change_plan(plan: OwnershipPlan, **changes: float) -> OwnershipPlan:
+    """Return the plan with other values; a dot in a name is written as two underscores."""
+    named = {name.replace("__", "."): value for name, value in changes.items()}
+    changed = {
+        name: replace(each, value=named[name], low=named[name], high=named[name])
+        if name in named
+        else each
+        for name, each in plan.assumptions.items()
+    }
+    return replace(plan, assumptions=changed)
 
 
 def make_plan(**values: float) -> OwnershipPlan:

@@ -100,7 +100,7 @@ def command(
     if output == "json":
         json_out(_make_document(made, asked))
     else:
-        _show(made, asked)
+        _show(made)
     if not made.ranked:
         raise CommandFailure("every option breaks a requirement", "relax one of those listed above")
     if made.answer is None:
@@ -260,7 +260,7 @@ def _add_use(made: "PlaceDecision", market: "Market") -> "PlaceDecision":
     return replace(made, turning=[*made.turning, point])
 
 
-def _show(made: "PlaceDecision", asked: "DecisionFile") -> None:
+def _show(made: "PlaceDecision") -> None:
     columns = [
         TableColumn("place", wrap=True),
         TableColumn("score", show=lambda value: f"{value:.3f}"),

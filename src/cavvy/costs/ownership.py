@@ -20,7 +20,7 @@ from math import inf
 from typing import Protocol
 
 from cavvy.catalog.tables import read_table
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct
 
 HOURS_PER_MONTH = 730.0
 _STEPS = 60  # halvings of an interval in which a root is searched
@@ -403,15 +403,3 @@ def find_change(plan: OwnershipPlan, name: str) -> float | None:
             if abs(far - each.value) < distance:
                 best, distance = far, abs(far - each.value)
     return best
-
-
-def change_plan(plan: OwnershipPlan, **changes: float) -> OwnershipPlan:
-    """Return the plan with other values; a dot in a name is written as two underscores."""
-    named = {name.replace("__", "."): value for name, value in changes.items()}
-    changed = {
-        name: replace(each, value=named[name], low=named[name], high=named[name])
-        if name in named
-        else each
-        for name, each in plan.assumptions.items()
-    }
-    return replace(plan, assumptions=changed)

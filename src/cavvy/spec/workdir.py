@@ -82,9 +82,6 @@ class FolderSnapshot:
         """The total size of all files in bytes."""
         return sum(entry.size for entry in self.entries)
 
-    def biggest(self, count: int = 5) -> tuple[FolderEntry, ...]:
-        return tuple(sorted(self.entries, key=lambda entry: (-entry.size, entry.path))[:count])
-
     def blobs(self) -> dict[str, bytes | FrozenFile]:
         """Return all content to upload, by SHA-256: the manifest and the contents of the files.
         Equal contents appear only once.

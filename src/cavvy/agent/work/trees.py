@@ -23,16 +23,6 @@ TEXT_LIMIT = 256 * 1024  # maximum bytes of a text file; scripts are smaller, da
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def copy_file(source: str, target: str, mode: int | None = None) -> None:
-    """Copy a file's content and times to a new file. If `mode` is None, the copy has the source's
-    mode. Raises OSError."""
-    file = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        copy_open(file, target, mode=mode)
-    finally:
-        os.close(file)
-
-
 def copy_open(
     source: int, target: str, *, folder: int | None = None, mode: int | None = None
 ) -> None:

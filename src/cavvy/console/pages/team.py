@@ -26,10 +26,6 @@ _NUMBERS = {
     "user_jobs": "Running jobs of each user",
     "user_waiting": "Waiting jobs of each user",
 }
-POLICY_COUNTS = {
-    "user_jobs": "Running jobs of each user",
-    "user_waiting": "Waiting jobs of each user",
-}
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
 
 
 def _make_request(task: TaskSpec, machine: Machine) -> CustomJobRequest:
-    kind = _find_accelerator(task, machine)
+    kind = _find_accelerator(machine)
     variables = {
         **list_container_variables(task, machine.accelerators),
         "CAVVY_PROGRAM": _make_program(task),
@@ -228,7 +228,7 @@ def _make_request(task: TaskSpec, machine: Machine) -> CustomJobRequest:
     )
 
 
-def _find_accelerator(task: TaskSpec, machine: Machine) -> str | None:
+def _find_accelerator(machine: Machine) -> str | None:
     offer = machine.offer
     if offer is not None and offer.accelerator is not None:
         kind = find_accelerator(
