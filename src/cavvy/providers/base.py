@@ -124,6 +124,17 @@ class Feature(StrEnum):
     NOTICE = "notice"  # announces that a node will be reclaimed
 
 
+def explain_results(loss: str, waits: str) -> str:
+    """Return why nodes do not keep their results (`Feature.RESULTS`). `loss` is a clause that says
+    when a node's disk is lost, and `waits` names what waits for the server.
+    """
+    return (
+        f"{loss}. If the server is unreachable when the work ends, the results are stored in the "
+        f"bucket in `checkpoint.storage` or `server.results_url`; without a bucket, {waits} waits "
+        "until its lease ends"
+    )
+
+
 class SettingKind(StrEnum):
     """The type of a setting's value."""
 

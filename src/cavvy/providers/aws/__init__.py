@@ -14,16 +14,16 @@ from cavvy.providers.abilities import (
     WHO_AM_I,
 )
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.RESULTS: "an instance's disk is deleted when the instance ends "
-    "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html). "
-    "If the server is unreachable when the work ends, the results are stored in "
-    "the bucket in `checkpoint.storage` or `server.results_url`; without a "
-    "bucket, the instance waits until its lease ends",
+    Feature.RESULTS: explain_results(
+        "an instance's disk is deleted when the instance ends "
+        "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html)",
+        "the instance",
+    ),
     Feature.CAPACITY: "EC2 does not report free capacity; if a launch fails for lack of capacity, "
     "Cavvy immediately tries the next best offer "
     "(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html)",

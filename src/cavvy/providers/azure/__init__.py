@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
 from cavvy.providers.settings import flag, number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -71,10 +71,10 @@ MANIFEST = Manifest(
         f"({_NODES_PAGE}/managed-disks-overview)",
         Feature.NETWORK: "tasks cannot select a network; the setting `subnets` selects one for "
         "each region (https://learn.microsoft.com/azure/virtual-network/virtual-networks-overview)",
-        Feature.RESULTS: "a machine's disk is deleted when the machine ends. If the server is "
-        "unreachable when the work ends, the results are stored in the bucket in "
-        "`checkpoint.storage` or `server.results_url`; without a bucket, the machine waits until "
-        f"its lease ends ({_NODES_PAGE}/delete)",
+        Feature.RESULTS: explain_results(
+            f"a machine's disk is deleted when the machine ends ({_NODES_PAGE}/delete)",
+            "the machine",
+        ),
     },
     options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
     settings=(

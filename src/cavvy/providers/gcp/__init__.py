@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.abilities import TELLS_QUOTAS
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.notices import NoticeHold, NoticeSource
 from cavvy.providers.settings import flag, number, text
@@ -65,11 +65,11 @@ MANIFEST = Manifest(
         Feature.NETWORK: "tasks cannot select a network; the setting `network` selects one. "
         "GPUDirect-TCPX and TCPXO need programs on the machine that Cavvy does not install "
         "(https://cloud.google.com/compute/docs/gpus/gpudirect)",
-        Feature.RESULTS: "a machine's disk is deleted when the machine ends "
-        "(https://cloud.google.com/compute/docs/instances/deleting-instance). "
-        "If the server is unreachable when the work ends, the results are "
-        "stored in the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the machine waits until its lease ends",
+        Feature.RESULTS: explain_results(
+            "a machine's disk is deleted when the machine ends "
+            "(https://cloud.google.com/compute/docs/instances/deleting-instance)",
+            "the machine",
+        ),
     },
     project_settings=(
         "key_file",

@@ -13,7 +13,7 @@ from cavvy.providers.abilities import (
     STATES_POLICY,
     WHO_AM_I,
 )
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.settings import flag, gpu_rates, node_price, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
@@ -23,9 +23,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
     "`pull_secrets` names",
     Feature.NETWORK: "Kubernetes does not report the network's speed, so tasks cannot select nodes "
     "by network speed",
-    Feature.RESULTS: "a pod's disk is deleted when the pod ends. If the server is unreachable "
-    "when the work ends, the results are stored in the bucket in `checkpoint.storage` or "
-    "`server.results_url`; without a bucket, the pod waits until its lease ends",
+    Feature.RESULTS: explain_results("a pod's disk is deleted when the pod ends", "the pod"),
     Feature.DISK: "pods use the nodes' own disks, whose size and type cannot be chosen",
 }
 

@@ -16,7 +16,7 @@ from cavvy.providers.abilities import (
     RUNS_AGENTS_HERE,
     WHO_AM_I,
 )
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.vm.abilities import ABILITIES
 
 JobManifest = partial(
@@ -47,10 +47,9 @@ def list_unsupported_by_jobs(job: str, *, page: str, disk: str) -> Mapping[Featu
         f"containers ({page})",
         Feature.TUNNEL: f"{job} is a container without the permission to create a WireGuard "
         f"interface ({page})",
-        Feature.RESULTS: f"the disk of {job} is deleted when the job ends ({disk}). If the "
-        "server is unreachable when the work ends, the results are stored in the bucket in "
-        "`checkpoint.storage` or `server.results_url`; without a bucket, the job waits until its "
-        "lease ends",
+        Feature.RESULTS: explain_results(
+            f"the disk of {job} is deleted when the job ends ({disk})", "the job"
+        ),
     }
 
 

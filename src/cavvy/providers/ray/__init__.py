@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, HAS_PARTS, WHO_AM_I
-from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.settings import flag, gpu_rates, node_price, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
@@ -18,10 +18,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "
     "nodes",
     Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by speed",
-    Feature.RESULTS: "a job's folder is deleted when the job ends. If the server is unreachable "
-    "when the work ends, the results are stored in the bucket in "
-    "`checkpoint.storage` or `server.results_url`; without a bucket, the job "
-    "waits until its lease ends",
+    Feature.RESULTS: explain_results("a job's folder is deleted when the job ends", "the job"),
     Feature.DISK: "jobs use the nodes' own disks; size and type cannot be chosen",
 }
 

@@ -13,7 +13,7 @@ from cavvy.providers.abilities import (
     RELAYS_AGENTS,
     WHO_AM_I,
 )
-from cavvy.providers.base import Ability, Feature, Manifest, ProviderSetting
+from cavvy.providers.base import Ability, Feature, Manifest, ProviderSetting, explain_results
 from cavvy.providers.settings import exchange_rate, flag, text
 
 REST_LAYER = "cavvy.providers.vm.account:make_provider"
@@ -99,12 +99,8 @@ def _explain_unsupported(
         else page
         for feature, page in unsupported.items()
     }
-    results = (
-        f"{machine} loses its disk when it ends ({deletion}). If the server is unreachable when "
-        "the work ends, the results are stored in the bucket in `checkpoint.storage` or "
-        f"`server.results_url`; without a bucket, the {machine.split(maxsplit=1)[1]} waits until "
-        "its lease ends"
-    )
+    waits = f"the {machine.split(maxsplit=1)[1]}"
+    results = explain_results(f"{machine} loses its disk when it ends ({deletion})", waits)
     return {**found, Feature.RESULTS: results}
 
 
