@@ -320,7 +320,7 @@ class FakeClient:
         del self.all_jobs[name]
         return self.removed
 
-    def retry(self, project: str, name: str) -> wire.JobDetail:
+    def retry(self, project: str, name: str, **how: object) -> wire.JobDetail:
         self.asked.append(("retry", name))
         return replace(self.job(project, name), phase="queued")
 
