@@ -16,6 +16,9 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
 
+_yes_option = click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask for confirmation before jobs are stopped."
+)
 _LOOK_AGAIN_S = 0.2
 _QUIET_S = 5  # seconds of waiting before a message names the reason
 
@@ -90,9 +93,7 @@ def start(name: str, project: str, yes: bool) -> None:
 @command.command("stop")
 @machine_argument
 @project_option
-@click.option(
-    "-y", "--yes", is_flag=True, help="Do not ask for confirmation before jobs are stopped."
-)
+@_yes_option
 def stop(name: str, project: str, yes: bool) -> None:
     """Stop a machine: its jobs end and its nodes are released, but its name and its request are
     kept. Files on the nodes are lost, except outputs, checkpoints and volumes.
@@ -128,9 +129,7 @@ def keep(name: str, length: str, project: str) -> None:
 @command.command("rm")
 @machine_argument
 @project_option
-@click.option(
-    "-y", "--yes", is_flag=True, help="Do not ask for confirmation before jobs are stopped."
-)
+@_yes_option
 def remove(name: str, project: str, yes: bool) -> None:
     """Stop a machine and forget its name and request."""
     with session() as client:

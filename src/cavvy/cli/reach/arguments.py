@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view.groups import NameArgument
+from cavvy.cli.view.numbers import Made
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -118,27 +119,16 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 JOBS_LISTING = "`cavvy ps` lists jobs"
-job_argument = click.argument(
-    "name", cls=NameArgument, listing=JOBS_LISTING, shell_complete=complete_jobs
-)
-machine_argument = click.argument(
-    "name",
-    cls=NameArgument,
-    listing="`cavvy machines` lists machines",
-    shell_complete=complete_machines,
-)
-pool_argument = click.argument(
-    "name",
-    cls=NameArgument,
-    listing="`cavvy pool list` lists pools",
-    shell_complete=complete_pools,
-)
-service_argument = click.argument(
-    "name",
-    cls=NameArgument,
-    listing="`cavvy services` lists services",
-    shell_complete=complete_services,
-)
+
+
+def _name_argument(listing: str, complete: Callable[..., list[str]]) -> Callable[[Made], Made]:
+    return click.argument("name", cls=NameArgument, listing=listing, shell_complete=complete)
+
+
+job_argument = _name_argument(JOBS_LISTING, complete_jobs)
+machine_argument = _name_argument("`cavvy machines` lists machines", complete_machines)
+pool_argument = _name_argument("`cavvy pool list` lists pools", complete_pools)
+service_argument = _name_argument("`cavvy services` lists services", complete_services)
 service_key_option = click.option(
     "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy key`."
 )

@@ -107,14 +107,7 @@ def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
     return PlaceOption(
         kind=OptionKind.CLOUD,
         name=f"{offer.provider} {offer.region} {offer.instance_type} {offer.purchase}{term}",
-        monthly=Fact(
-            name="cost of a month",
-            value=market.machines * share * HOURS_PER_MONTH * usd,
-            unit="USD",
-            source=f"{offer.source}: {offer.key}",
-            as_of=offer.as_of,
-            formula=f"{market.machines:g} machines x {share:.2f} x 730 h x ${usd:g}",
-        ),
+        monthly=_price_month(market, offer, share, usd),
         moves=_move(asked, market, _place_of(offer)),
         round_trip=trip,
         repeated=market.overhead if spot else _not_repeated(),
@@ -125,9 +118,20 @@ def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
     )
 
 
+def _price_month(market: Market, offer: Offer, share: float, usd: float) -> Fact:
+    """Return the cost of the machines at `usd` an hour, paid for this share of the hours."""
+    return Fact(
+        name="cost of a month",
+        value=market.machines * share * HOURS_PER_MONTH * usd,
+        unit="USD",
+        source=f"{offer.source}: {offer.key}",
+        as_of=offer.as_of,
+        formula=f"{market.machines:g} machines x {share:.2f} x 730 h x ${usd:g}",
+    )
+
+
 def _serve(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
     """Return serverless replicas: machines on demand that are paid only while they are called."""
-    usd = float(offer.rate.usd)
     trip, finish = _round_trip(asked, offer), _finish(asked, market, offer)
     excluded = _exclude_slow(asked, trip) + _exclude_late(asked, finish)
     impossible = ["serverless replicas answer requests, and do not train"]
@@ -136,14 +140,7 @@ def _serve(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
     return PlaceOption(
         kind=OptionKind.SERVERLESS,
         name=f"serverless replicas, scaled to zero on {offer.provider} {offer.region}",
-        monthly=Fact(
-            name="cost of a month",
-            value=market.machines * market.use * HOURS_PER_MONTH * usd,
-            unit="USD",
-            source=f"{offer.source}: {offer.key}",
-            as_of=offer.as_of,
-            formula=f"{market.machines:g} machines x {market.use:.2f} x 730 h x ${usd:g}",
-        ),
+        monthly=_price_month(market, offer, market.use, float(offer.rate.usd)),
         moves=_move(asked, market, _place_of(offer)),
         round_trip=trip,
         repeated=_not_repeated(),
