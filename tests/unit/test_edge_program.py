@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,6 +301,51 @@ def test_a_fetch_that_fails_is_told_and_tried_later(
     assert told["problem"].startswith("m@3 was not fetched: ")
     assert told["problem"].endswith("the lists have expired")
     assert told["refused"] == 0
+
+
+def test_a_fetch_ends_with_the_hours_for_updates_and_is_no_failed_one(
+    device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"name": "m", "number": 3, "window": [1, 5], "site_window": [3, 8]}
+    server.models, hour, started = [wanted], [0], list[Any]()
+    monkeypatch.setattr(module.time, "localtime", lambda *_: SimpleNamespace(tm_hour=hour[0]))
+
+    def popen(command: list[str], **more: Any) -> Any:
+        if "cavvy.edge.update" not in command:
+            return real(command, **more)
+        started.append(real(["sleep", "600"], **more))
+        hour[0] = 5  # the hours end meanwhile
+        return started[-1]
+
+    real = module.subprocess.Popen
+    monkeypatch.setattr(module.subprocess, "Popen", popen)
+    for closed in (2, 5, 7, 23):
+        hour[0] = closed
+        device._check_in()
+    assert not started, "3 and 4 are in both windows"
+    for _ in range(2):  # another night
+        hour[0] = 3
+        device._check_in()
+        assert started[-1].poll() is not None
+    assert len(started) == 2
+    assert look(device).failed == 0
+    assert device._models["m"].trouble == ""
+
+
+def test_a_version_waits_for_another_device_of_the_site_unless_it_is_here(
+    device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = list[object]()
+    monkeypatch.setattr(device, "_fetch", lambda *given: fetched.append(given[1]))
+    look(device)
+    for number in (3, 2):
+        server.models = [{"name": "m", "number": number, "wait": True}]
+        device._check_in()
+    assert not fetched
+    assert look(device).slots.serving == 2, "it was whole in the other slot"
+    server.models = [{"name": "m", "number": 3}]
+    device._check_in()
+    assert fetched == [3]
 
 
 def test_samples_survive_a_damaged_file_and_a_full_disk(tmp_path: Path) -> None:
