@@ -114,7 +114,8 @@ class DevCommand(TaskCommand):
         rest = super().parse_args(ctx, args)  # `--help` ends here
         from cavvy.spec.translation import WAIT
 
-        replace_command(ctx, _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT, "dev")
+        line = _JUPYTER if ctx.params.get("ide") == "jupyter" else WAIT
+        replace_command(ctx, line, "dev", starts=not ctx.meta.get(_RESUMES))
         if ctx.params.get("file") is None and not ctx.params.get("no_devcontainer"):
             ctx.params["file"] = _find_devcontainer(Path())
         return rest

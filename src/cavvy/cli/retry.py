@@ -32,7 +32,7 @@ def command(name: str, project: str, resources: dict[str, object], detach: bool,
         except ApiError as error:
             array_id = array_instead(client, project, name, error).array.id
             if resources:
-                hint = f"retry one of its jobs, such as {name}-0, or `cavvy rerun` the array"
+                hint = f"retry one of its jobs, such as {name}.0, or `cavvy rerun` the array"
                 raise CommandFailure("an array keeps its resources", hint, 2) from error
             array = retry_array(client, project, array_id)
             click.echo(f"{array.name}: {array.reason}")

@@ -34,6 +34,7 @@ _Function = TypeVar("_Function", bound=Callable[..., None])
 # the key in the click context under which the words after `--` are stored
 _COMMAND = "cavvy.command"
 _NAME = "cavvy.command.name"
+_STARTS = "cavvy.command.starts"
 
 as_option = click.option(
     "--as",
@@ -153,9 +154,12 @@ def _advise_command(context: click.Context, line: str) -> str:
     return f"to run a command, write it after --: `{context.command_path} -- {line}`"
 
 
-def replace_command(context: click.Context, line: str, name: str) -> None:
-    """Run this shell line instead of the task's commands. Messages call it `name`."""
+def replace_command(context: click.Context, line: str, name: str, *, starts: bool = True) -> None:
+    """Run this shell line of a session instead of the task's commands. Messages call it `name`.
+    Unless it `starts`, the session's folder exists already.
+    """
     context.meta[_COMMAND], context.meta[_NAME] = [line], name
+    context.meta[_STARTS] = starts
 
 
 _COMPLETE = {
@@ -232,13 +236,12 @@ def _read_options(
         # and its arguments.
         line = words[0] if len(words) == 1 else shlex.join(words)
         if file is None:
-            named = click.get_current_context().meta.get(_NAME)
-            file = named or Path(words[0].split(" ")[0]).name
+            told = click.get_current_context().meta
+            file = told.get(_NAME) or Path(words[0].split(" ")[0]).name
             text, dialect = json.dumps({"run": line}), "cavvy"
-            if "workdir" not in overrides and not _names_file(line):
-                click.echo(
-                    f"note: the command starts in an empty folder; {_say_folder()}", err=True
-                )
+            if "workdir" not in overrides and told.get(_STARTS, True) and not _names_file(line):
+                what = "session" if _NAME in told else "command"
+                click.echo(f"note: the {what} starts in an empty folder; {_say_folder()}", err=True)
         else:
             overrides["run"] = line
     context = click.get_current_context()
@@ -251,8 +254,8 @@ def _read_options(
         plain = re.fullmatch(r"[\w@%+=:,./ -]+", file) is not None
         hint = _advise_command(context, file if plain else shlex.quote(file))
         raise CommandFailure(f"{file}: the file does not exist", hint, exit_code=2)
-    told = json.dumps(overrides) if overrides else ""
-    return file, ReadOptions(dialect=dialect or "", overrides=told, text=text)
+    replaced = json.dumps(overrides) if overrides else ""
+    return file, ReadOptions(dialect=dialect or "", overrides=replaced, text=text)
 
 
 def add_array(
