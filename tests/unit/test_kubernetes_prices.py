@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.unit.test_kubernetes_calls import make_provider, make_server
 from tests.unit.test_kubernetes_reading import NOW, make_node, write_config
 
 from cavvy.catalog.fit import match_offers
 from cavvy.cli.check import ProviderFinding, _require_service, _split_service
+from cavvy.cli.main import cli
 from cavvy.cli.reach.providers import load_providers
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec
@@ -360,3 +362,18 @@ def test_a_check_of_a_service_fails_without_its_nodes() -> None:
     assert "az aks get-credentials" in _require_service(ready, "aks").problem
     broken = replace(ready, problem="no answer")
     assert _require_service(broken, "aks").problem == "no answer"
+
+
+def test_the_rights_of_a_service_are_those_of_its_provider(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path))
+    (tmp_path / "c.toml").touch()
+    monkeypatch.setenv("CAVVY_CONFIG", str(tmp_path / "c.toml"))
+    told = CliRunner().invoke(cli, ["check", "gke", "--policy"])
+    assert (told.exit_code, "kind: ServiceAccount" in told.stdout) == (0, True)
+    refused = CliRunner().invoke(cli, ["check", "AKS", "--live"])
+    assert (refused.exit_code, "aks stands for clusters of kubernetes" in refused.stderr) == (
+        2,
+        True,
+    )

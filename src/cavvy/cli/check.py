@@ -103,13 +103,19 @@ def command(
     are recorded, without secrets, in a file that tests can replay. Check the recorded requests
     before you share the file.
     """
+    service, name = _split_service(name)
     if policy:
         click.echo(_policy(name).rstrip("\n"))
         return
+    if live and service:
+        raise CommandFailure(
+            f"--live rents a machine of a provider, and {service} stands for clusters of {name}",
+            f"run `cavvy check {name} --live`",
+            exit_code=2,
+        )
     if live:
         _check_live(name, max_usd, output)
         return
-    service, name = _split_service(name)
     findings = [each for each in _examine(name) if name or each.enabled or not each.test_double]
     if service:
         findings = [_require_service(each, service) for each in findings]
