@@ -139,25 +139,7 @@ def set_policy(
     from cavvy.domain.units import format_count
 
     where = _read_where(project, everywhere=all_projects)
-    changes: dict[str, Any] = {}
-    for name, text in texts.items():
-        if text is not None:
-            changes |= _read_option(name, text)
-    if image_digests is not None:
-        changes["image_digests"] = image_digests
-    if not changes:
-        raise CommandFailure(
-            "no restriction is named",
-            "give at least one restriction, such as --regions eu; see --help",
-            exit_code=2,
-        )
-    if user is not None and (other := [each for each in changes if not each.startswith("user_")]):
-        option = "gpus" if other[0] == "accelerators" else other[0].replace("_", "-")
-        raise CommandFailure(
-            f"--user {user} is given, but {option} does not belong to one user",
-            "with --user, give only options that begin with --user-",
-            exit_code=2,
-        )
+    changes = _read_changes(texts, image_digests, user)
     with session() as client:
         own = [each for each in list_policies(client, where) if each.project == (where or "")]
         before = asdict(own[0]) if own else {}
@@ -186,6 +168,32 @@ def set_policy(
             f"ago, with their logs and checkpoints, {when}; their costs stay",
             err=True,
         )
+
+
+def _read_changes(
+    texts: Mapping[str, str | None], image_digests: bool | None, user: str | None
+) -> dict[str, Any]:
+    """Return the fields of the policy that the options replace. Raises CommandFailure."""
+    changes: dict[str, Any] = {}
+    for name, text in texts.items():
+        if text is not None:
+            changes |= _read_option(name, text)
+    if image_digests is not None:
+        changes["image_digests"] = image_digests
+    if not changes:
+        raise CommandFailure(
+            "no restriction is named",
+            "give at least one restriction, such as --regions eu; see --help",
+            exit_code=2,
+        )
+    if user is not None and (other := [each for each in changes if not each.startswith("user_")]):
+        option = "gpus" if other[0] == "accelerators" else other[0].replace("_", "-")
+        raise CommandFailure(
+            f"--user {user} is given, but {option} does not belong to one user",
+            "with --user, give only options that begin with --user-",
+            exit_code=2,
+        )
+    return changes
 
 
 @command.command("delete")
