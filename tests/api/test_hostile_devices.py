@@ -245,8 +245,11 @@ async def test_a_device_learns_of_those_of_its_site_that_have_what_it_wants(api:
     )
     await edge.deploy(Rollout(**own, name="m-0", model="m", to=2, wave_at=now, waves=(1.0,)))
 
-    async def check_in(name: str, share: str, serving: int = 1) -> tuple[bool, list[str], str]:
-        sent = {"share": share, "models": [{"name": "m", "serving": serving}]}
+    async def check_in(
+        name: str, share: str, serving: int = 1, refused: int = 0
+    ) -> tuple[bool, list[str], str]:
+        model = {"name": "m", "serving": serving, "refused": refused}
+        sent = {"share": share, "models": [model]}
         answer = await api.http.post(f"{EDGE}/check-in", json=sent, headers=named[name][1])
         told = answer.json()
         return told["models"][0]["wait"], told["peers"]["at"]["m"], told["peers"]["key"]
@@ -264,6 +267,8 @@ async def test_a_device_learns_of_those_of_its_site_that_have_what_it_wants(api:
     for share in ("10.0.0.1:22", "10.0.0.1", "router:8090", "10.0.0.1:x", "[::1", ":"):
         await check_in("liar", share, 2)
         assert await check_in("second", "10.0.0.2:8090") == (True, [], key), share
+    await check_in("first", "10.0.0.1:8090", refused=2)
+    assert await check_in("second", "10.0.0.2:8090") == (False, [], key), "its turn"
     assert await check_in("first", "10.0.0.1:8090", 2) == (False, [], key)
     assert await check_in("second", "10.0.0.2:8090") == (False, ["10.0.0.1:8090"], key)
     assert (await check_in("far", "10.0.0.9:8090"))[1] == []
@@ -283,7 +288,7 @@ def test_a_site_waits_for_few_of_its_devices() -> None:
         begun, turns = clock.now(), []
         while len(turns) < len(devices):
             for each in devices:
-                if each.name not in turns and edge._may_fetch(each, model, clock.now()):
+                if each.name not in turns and edge._may_fetch(each, model, clock.now(), {}):
                     turns.append(each.name)
             minutes = (clock.now() - begun) / timedelta(minutes=1)
             assert minutes < 31, "devices that never have it hold the others up"

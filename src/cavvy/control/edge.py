@@ -599,15 +599,26 @@ class EdgeService:
                 found.append((_digest(f"{name} {each}"), report.share))
         if found:
             return Peers(at=[share for _, share in sorted(found)[:_MOST_PEERS]])
-        return Peers(wait=name in group and not self._may_fetch(device, wanted, now))
+        return Peers(wait=name in group and not self._may_fetch(device, wanted, now, known.devices))
 
-    def _may_fetch(self, device: EdgeDevice, wanted: ModelVersion, now: datetime) -> bool:
+    def _may_fetch(
+        self,
+        device: EdgeDevice,
+        wanted: ModelVersion,
+        now: datetime,
+        known: Mapping[str, EdgeDevice],
+    ) -> bool:
         """Return whether a device is to fetch a version for its site. Another one has its turn if
-        it takes too long, and after some turns all may: a device can be offline, or lie."""
+        it takes too long, is retired or refuses the version, and after some turns all may: a device
+        can be offline, or lie."""
         key = device.project, *_peer_group(device), wanted.name
         turns = self._turns.get(key, ())
         if turns and now - turns[-1][1] < _TURN:
-            return turns[-1][0] == device.name
+            other = known.get(turns[-1][0])
+            report = other and other.report and other.report.of(wanted.model)
+            left = other is not None and other.retired_at is not None
+            if not left and not (report and report.refused == wanted.number):
+                return turns[-1][0] == device.name
         if len(turns) < _MOST_TURNS:
             if len(self._turns) >= _MOST_AUDITED:
                 self._turns.clear()
