@@ -99,6 +99,18 @@ def test_the_message_of_a_script_that_exits_is_shown() -> None:
     assert "exits.py exited before its first optimizer step: set DATA to a folder" in done.stderr
 
 
+def test_what_a_trace_cannot_know_is_said_with_what_to_do() -> None:
+    Path("own.py").write_text("import torch\ntorch.nn.Linear(4, 4)(torch.ones(2, 4)).sum()\n")
+    done = CliRunner().invoke(cli, ["estimate", "own.py"])
+    assert "error: own.py ended without an optimizer step" in done.stderr
+    assert "hint: a step is a call of `step()` of a torch optimizer" in done.stderr
+    Path("lazy.py").write_text("import torch\nmodel = torch.nn.LazyLinear(10)\n")
+    done = CliRunner().invoke(cli, ["estimate", "lazy.py"])
+    assert "lazy.py makes a lazy module" in done.stderr
+    assert "lazy.py:2: model" in done.stderr
+    assert "nn.Linear(784, 10)" in done.stderr
+
+
 class Told(StringIO):
     """Standard error that can be waited for."""
 

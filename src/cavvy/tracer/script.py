@@ -31,7 +31,18 @@ from cavvy.tracer.ranks import find_ranks
 from cavvy.tracer.step_watch import StepDone, StepWatch
 from cavvy.train.run import Run
 
-__all__ = ["find_ranks", "is_rank_missing", "run_script", "trace_script", "watch_rank_variables"]
+__all__ = [
+    "NoStep",
+    "find_ranks",
+    "is_rank_missing",
+    "run_script",
+    "trace_script",
+    "watch_rank_variables",
+]
+
+
+class NoStep(RuntimeError):
+    """A script ended without an optimizer step."""
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
@@ -42,8 +53,8 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     one GPU. If the first run fails, the script runs a second time, without a GPU. There is no
     second run if the script did not ask for a GPU, or if a file or module is missing.
 
-    Raises: RuntimeError: the script ended without an optimizer step. Any other error was raised by
-    the script in the run with a GPU.
+    Raises: NoStep: the script ended without an optimizer step. Any other error was raised by the
+    script in the run with a GPU.
     """
     questions = None
     try:
@@ -75,7 +86,7 @@ def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
         _run_as_rank(path, arguments)
     profile = watch.profile(name)
     if profile is None:
-        raise RuntimeError(f"{path} ended without an optimizer step: there is no step to measure")
+        raise NoStep(f"{path} ended without an optimizer step: there is no step to measure")
     return {**profile, "assumed": [*fake.assumed, *watch.assumed]}
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # packages of training scripts whose import name differs from the package name
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 _PATIENCE_S = 30.0  # seconds after which `trace` says that it waits for the script
+_LAZY = "UninitializedParameter"  # in PyTorch's error for a lazy module on fake tensors
 _WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes a profile"
 
 
@@ -84,7 +85,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
     """
     gc.disable()  # A quarter of the time of PyTorch's import is that of collections.
     try:
-        from cavvy.tracer.script import trace_script
+        from cavvy.tracer.script import NoStep, trace_script
     except ImportError as error:
         raise CommandFailure(
             f"{error.name} is not installed for the Python that runs cavvy, and tracing needs it",
@@ -108,12 +109,24 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
             else f"{script} exited (exit code {error.code or 0}) before its first optimizer step"
         )
         raise CommandFailure(message, hint) from error
+    except NoStep as error:
+        raise CommandFailure(
+            str(error),
+            "a step is a call of `step()` of a torch optimizer; parameters that a script changes "
+            "itself are not seen",
+        ) from error
     except Exception as error:  # The user's own code may raise any exception.
         if package := _find_missing(error):
             place = "which is not installed for the Python that runs cavvy"
             raise CommandFailure(
                 f"{script} imports {package}, {place}",
                 install_command(PACKAGES.get(package, package)),
+            ) from error
+        if _LAZY in str(error):
+            raise CommandFailure(
+                f"{script} makes a lazy module, whose sizes a trace cannot know: "
+                f"{_last_line(script, error)}",
+                "state the sizes, for example nn.Linear(784, 10) for nn.LazyLinear(10)",
             ) from error
         raise CommandFailure(
             f"{script} could not be traced: {type(error).__name__}: {error}",
