@@ -197,6 +197,38 @@ def test_a_start_that_takes_far_too_long_does_not_count() -> None:
     assert list_starts(known, markets, 90.0) == [0.0, 40.0, 40.0]
 
 
+def test_a_few_more_replicas_start_only_for_a_need_that_lasts() -> None:
+    decisions, state = follow([18] * 30)
+    need, now_s = decisions[-1].wanted, 1800.0
+    assert need >= 10
+
+    def watch(before: int, terms: ScalingTerms = TERMS, **more: int) -> list[int]:
+        found, at = [], replace(state, wanted=before)
+        for step in range(1, 14):
+            seen = observe(now_s + STEP_S * step, 18, before, **more)
+            at = msgspec.json.decode(msgspec.json.encode(at), type=ScalingState)  # a restart
+            decision, at = decide(terms, at, seen)
+            found.append(decision.wanted)
+        return found
+
+    assert watch(need - 1) == [need - 1] * 8 + [need] * 5
+    assert watch(need // 2)[0] == need, "many more start at once"
+    assert watch(need - 1, backlog=2000)[0] >= need, (
+        "a backlog that is too long starts them at once"
+    )
+    assert watch(need - 1, replace(TERMS, weights=ScalingWeights(rise_s=0.0)))[0] == need
+    target = 36 / (need - 0.5)  # another target, of which `need` follows at once
+    other = replace(TERMS, kind=TargetKind.CONCURRENCY, target=target)
+    assert watch(need - 1, other)[0] == need
+    # a need that is over and comes back counts anew
+    at, wanted = replace(state, wanted=need - 1), []
+    for step, before in enumerate([need - 1] * 6 + [need] + [need - 1] * 6, 1):
+        seen = observe(now_s + STEP_S * step, 18, before)
+        decision, at = decide(TERMS, replace(at, wanted=before), seen)
+        wanted.append(decision.wanted)
+    assert max(wanted[:6]) == max(wanted[7:]) == need - 1
+
+
 def test_replicas_end_only_if_each_of_the_last_minutes_agrees() -> None:
     weights = ScalingWeights(agree_min=100.0, most_agree_min=3.0)
     terms, minutes = replace(TERMS, weights=weights, on_time=0.95), 4

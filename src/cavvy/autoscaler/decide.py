@@ -21,6 +21,10 @@ meets them (`objectives.py`).
 
 A service with a request that runs or waits needs at least one replica.
 
+A few more replicas, at most a fifth, start only if N has asked for more for `rise_s`, unless there
+is a burst or a backlog, or requests run longer than others did: the estimate varies, and a replica
+that starts in vain is billed.
+
 Starting replicas count as ready replicas, so that no replica is requested twice. Replicas end only
 after N was lower than the number of replicas for several minutes in a row; `count_agreeing` returns
 the number of minutes. Replicas that were requested for a backlog end when the backlog has been
@@ -41,6 +45,7 @@ from cavvy.domain.services import TargetKind
 from cavvy.domain.values import replace
 
 _MINUTE_S = 60.0
+_FEW = 0.2  # of the replicas: so many more may wait for `rise_s`
 _MEASURED_REQUESTS = 100  # from so many on, the measured time of service is used
 
 
@@ -60,6 +65,10 @@ def decide(
     state = replace(state, goals=goals)
     state = replace(state, needs=_record_need(terms, state, seen, max(need, wished), agreeing))
     before = seen.held if state.wanted is None else state.wanted
+    since_s = None
+    if wished <= before and _may_pass(terms, load, before, need):
+        since_s = seen.now_s if state.higher_since_s is None else state.higher_since_s
+    state = replace(state, higher_since_s=since_s)
     wanted, reason = _agree(terms, state, seen, load, max(need, wished), surplus, agreeing)
     if wanted == wished > need and (reason is ScaleReason.LOAD or wanted > before):
         reason = ScaleReason.OBJECTIVE
@@ -122,6 +131,15 @@ def _record_need(
     return tuple(each for each in needs.items() if each[0] > minute - agreeing)
 
 
+def _may_pass(terms: ScalingTerms, load: ServiceLoad, before: int, need: int) -> bool:
+    """Return whether the need for more replicas may be a variation of the estimate: they are few,
+    and neither a burst nor requests that already run longer than others ask for them.
+    """
+    if terms.kind is not TargetKind.QUEUE_WAIT or load.burst or load.completed_s is not None:
+        return False
+    return before < need <= before + _FEW * before
+
+
 def _agree(
     terms: ScalingTerms,
     state: ScalingState,
@@ -139,6 +157,9 @@ def _agree(
     drained = _count_for_backlog(terms, state, seen, load, max(need, before), surplus)
     if drained > max(need, before):
         return drained, ScaleReason.BACKLOG
+    since_s = state.higher_since_s
+    if since_s is not None and seen.now_s - since_s < terms.weights.rise_s:
+        return before, ScaleReason.LOAD
     if need >= before:
         return need, ScaleReason.BURST if load.burst else ScaleReason.LOAD
     young = seen.now_s - (state.began_s or 0.0) < agreeing * _MINUTE_S

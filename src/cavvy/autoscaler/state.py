@@ -20,7 +20,8 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     idle, or None if it is not idle. `cold_starts` are stored by market.
     `spot` is the record of the spot policy, for the markets `spot_markets`. `tokens` are sums over
     about the last hour's answers of a language model, and `goals` is what they say about the
-    service's objectives.
+    service's objectives. `higher_since_s` is the time since which the load needs a few more
+    replicas than are wanted, or None.
     """
 
     began_s: float | None = None
@@ -34,3 +35,4 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     spot_markets: tuple[str, ...] = ()
     tokens: TokenTimes = TokenTimes()
     goals: GoalEstimate | None = None
+    higher_since_s: float | None = None

@@ -33,6 +33,8 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     # how many minutes must agree before replicas end: see `count_agreeing`
     agree_min: float = 1.2
     most_agree_min: float = 5.0
+    # how long a wait's formula must ask for a few more replicas before they start
+    rise_s: float = 40.0
 
 
 class ScalingTerms(Struct, frozen=True, kw_only=True):
