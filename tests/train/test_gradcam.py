@@ -10,12 +10,11 @@ from torch import nn
 
 import cavvy
 
-pytest.importorskip("sklearn", reason="the template gradcam needs scikit-learn")
-pytest.importorskip("PIL", reason="the template gradcam needs Pillow")
-
 
 @pytest.fixture(scope="module")
 def gradcam() -> ModuleType:
+    pytest.importorskip("sklearn", reason="the template gradcam needs scikit-learn")
+    pytest.importorskip("PIL", reason="the template gradcam needs Pillow")
     path = Path(cavvy.__file__).parent / "templates/gradcam/train.py"
     spec = importlib.util.spec_from_file_location("gradcam_template", path)
     assert spec is not None
