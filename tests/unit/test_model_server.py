@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -355,3 +357,18 @@ def test_a_file_that_cannot_be_used_ends_the_engine(tmp_path: Path, text: str) -
     (tmp_path / processing.FILE).write_text(text)
     with pytest.raises(processing.ProcessingFailed, match=r"cannot be loaded|more than 64 KiB"):
         processing.Processing(tmp_path / processing.FILE)
+
+
+def test_a_server_ends_when_the_program_that_started_it_is_killed(tmp_path: Path) -> None:
+    """Otherwise, a device whose program was killed would have two engines in its memory."""
+    words = f"{sys.executable} -m cavvy.model_server --with-parent --port 0 --model"
+    line = f"{words} {write_model(tmp_path)} & echo $!; wait"
+    parent = subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    server = Path(f"/proc/{int(parent.stdout.readline())}/cmdline")
+    assert "serves tiny.onnx" in parent.stdout.readline()
+    assert b"--with-parent" in server.read_bytes()
+    parent.kill()
+    parent.wait()
+    assert parent.stdout.read() == "", "until the server has closed it, too"
+    parent.stdout.close()

@@ -688,7 +688,7 @@ def _read_float(value: Any) -> float | None:
 
 def make_defaults() -> Fields:
     """Return the options of a device. `engine` is the command of the engine."""
-    engine = [sys.executable, "-m", "cavvy.model_server", "--model", "{model}"]
+    engine = [sys.executable, "-m", "cavvy.model_server", "--with-parent", "--model", "{model}"]
     return {
         "listen": "127.0.0.1:8080",
         "engine": [*engine, "--name", "{name}", "--port", "{port}"],

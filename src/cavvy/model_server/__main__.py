@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ _FASTER = 1.05
 
 def main(arguments: list[str] | None = None) -> None:
     options = _read_options(arguments)
+    if options.with_parent:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     started = time.monotonic()
     path = Path(options.model)
     try:
@@ -40,6 +44,14 @@ def main(arguments: list[str] | None = None) -> None:
         took = time.monotonic() - started
         _say(f"serves {model.path.name} as {served.name} after {took:.1f} s")
         server.serve_forever()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when another one has become its parent, because the first was killed."""
+    pause = threading.Event()
+    while os.getppid() == parent:
+        pause.wait(1)
+    os._exit(1)
 
 
 def _optimise(original: OnnxModel, options: argparse.Namespace) -> tuple[OnnxModel, dict[str, Any]]:
@@ -97,6 +109,9 @@ def _read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument(
         "--threads", type=int, default=0, help="threads of one request; 0: all cores"
+    )
+    parser.add_argument(
+        "--with-parent", action="store_true", help="end when the process that started this one ends"
     )
     parser.add_argument("--optimise", choices=["onnx-int8"], default="")
     parser.add_argument("--samples", default="", help="a .npz file, or JSON lines")
