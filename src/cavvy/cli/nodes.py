@@ -285,7 +285,7 @@ def _list_leaving(host: "HostView") -> Iterator[str]:
             lost = format_duration(timedelta(seconds=each.lost_s))
             yield f"{name} saves no checkpoints: if it left now, {lost}{cost} of work would be lost"
         else:
-            yield f"{name} saves a checkpoint and leaves"
+            yield f"{name} leaves, and loses no work"
 
 
 def _pick(hosts: "Sequence[HostView]", name: str) -> "HostView":
