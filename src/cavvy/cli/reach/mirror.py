@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -220,7 +221,10 @@ class FolderMirror:
 
     def _load(self) -> MirrorState:
         try:
-            return msgspec.convert(json.loads(self._file.read_bytes()), MirrorState)
+            text = self._file.read_bytes()
+            with suppress(msgspec.MsgspecError, UnicodeError):  # names that are not UTF-8
+                return msgspec.json.decode(text, type=MirrorState)
+            return msgspec.convert(json.loads(text), MirrorState)
         except (OSError, ValueError, msgspec.MsgspecError):
             return MirrorState()  # without it, nothing counts as deleted
 
@@ -650,8 +654,8 @@ def _takes(path: str, facts: FileFacts, rules: IgnoreRules) -> bool:
     """Return whether an entry is mirrored: no special files, nothing of git, no incomplete files,
     no links that lead out, and nothing that the folder's ignore files name.
     """
-    parts = path.split("/")
-    if parts[-1].endswith(PART) or any(part in WITHOUT or is_git_name(part) for part in parts):
+    folder, _, name = path.rpartition("/")
+    if name.endswith(PART) or _is_left(name) or (folder and _is_left_below(folder)):
         return False
     if facts.kind == stat.S_IFLNK and not stays_inside(_item_of(path, facts)):
         return False
@@ -661,6 +665,16 @@ def _takes(path: str, facts: FileFacts, rules: IgnoreRules) -> bool:
         rules.ignores_folder(f"{path}/") if facts.kind == stat.S_IFDIR else rules.ignores(path)
     )
     return not ignored
+
+
+def _is_left(name: str) -> bool:
+    return name in WITHOUT or is_git_name(name)
+
+
+@lru_cache(maxsize=10_000)
+def _is_left_below(folder: str) -> bool:
+    """Return whether what is in this folder stays on its side. Most files share their folders."""
+    return any(map(_is_left, folder.split("/")))
 
 
 def _open_plain(path: str, flags: int) -> int:

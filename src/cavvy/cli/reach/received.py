@@ -149,7 +149,8 @@ def is_git_name(path: str) -> bool:
     some ignore upper and lower case, invisible characters, or dots and spaces at the end.
     """
     name = path.rpartition("/")[2]
-    seen = "".join(char for char in name if category(char) != "Cf")
+    is_plain = name.isascii()  # no such character is invisible
+    seen = name if is_plain else "".join(char for char in name if category(char) != "Cf")
     return seen.rstrip(". ").casefold() in (".git", "git~1")
 
 
