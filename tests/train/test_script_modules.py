@@ -111,6 +111,20 @@ def test_what_a_trace_cannot_know_is_said_with_what_to_do() -> None:
     assert "nn.Linear(784, 10)" in done.stderr
 
 
+def test_a_pass_that_tries_a_model_before_its_optimizer_is_not_a_part_of_the_step() -> None:
+    """Many scripts run a model on one sample to learn the sizes of its results."""
+    step = "optimizer.zero_grad(); model(torch.ones(32, 8)).sum().backward(); optimizer.step()\n"
+    profiles_of = []
+    for name, tried in (("tries.py", "model(torch.zeros(1, 8))\n"), ("plain.py", "")):
+        Path(name).write_text(
+            f"import torch\nmodel = torch.nn.Linear(8, 4)\n{tried}"
+            f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{step}"
+        )
+        profiles_of.append(profiles.trace(name, []) | {"name": ""})
+    assert profiles_of[0]["batch"] == 32
+    assert profiles_of[0] == profiles_of[1]
+
+
 class Told(StringIO):
     """Standard error that can be waited for."""
 

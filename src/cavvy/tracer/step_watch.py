@@ -79,6 +79,10 @@ class StepWatch:
 
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
+            # Passes before the first optimizer that had no backward pass only try a model.
+            if not optimizers and self._trains and not self._has_gradients():
+                self._off()
+                self._forget()
             optimizers.append(optimizer)
 
         self._hooks.enter_context(patch.object(Optimizer, "__init__", init))
@@ -207,9 +211,13 @@ class StepWatch:
         """
         self._calls_last = self._has_gradients()
         if not self._calls_last:
-            self._model, self._trains = None, False
-            self._recorder = TraceRecorder()
-            self._samples.restart()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget passes that are not a part of the step."""
+        self._model, self._trains = None, False
+        self._recorder = TraceRecorder()
+        self._samples.restart()
 
     def _stepped(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Start or end the recording after a step of an optimizer. If the script's only optimizer
