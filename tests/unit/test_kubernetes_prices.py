@@ -113,6 +113,9 @@ COREWEAVE = {"node.coreweave.cloud/cpu": "intel-xeon", REGION: "US-EAST-04"}
         (make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 8, **{REGION: "elsewhere"}), 0),
         (make_machine("aws:///r1a/i-0abc", "p5.48xlarge", 8, **SPOT), 24),
         (make_machine("aws:///r1a/i-0abc", "m7i.16xlarge"), 3.2),
+        (make_machine("aws:///r1a/i-0abc", "m7i.16xlarge", **SPOT), 3.2),  # no spot price is known
+        (make_machine("aws:///r1a/i-0abc", "p5.48xlarge"), 80),  # GPUs that it does not report
+        (make_machine("aws:///r1a/i-0abc", "p5.48xlarge", **SPOT), 24),
         (make_machine("aws:///r1a/i-0abc", "unknown.large"), 0),
         (make_machine("gce://project/zone/name", "n1-standard-8"), 0.4),
         (make_machine("gce://project/zone/name", "n1-standard-8", 1, "nvidia-tesla-t4"), 0.8),
@@ -223,6 +226,19 @@ def test_the_name_of_a_service_stands_for_the_offers_of_its_clusters(tmp_path: P
     assert [matches("eks"), matches("gke", "eks"), matches("kubernetes"), matches()] == [True] * 4
     assert not matches("gke")
     assert not matches("")
+
+
+def test_offers_of_like_nodes_of_several_services_belong_to_none(tmp_path: Path) -> None:
+    """A pod may get any of the nodes: with a policy for one service, it must not get the others."""
+    nodes = [
+        make_machine("", "m7i.16xlarge", **labels)
+        for labels in ({"eks.amazonaws.com/nodegroup": "g"}, GKE, {})
+    ]
+    for number, node in enumerate(nodes):
+        node["metadata"]["name"] = f"n{number}"
+    for few in (nodes, nodes[::-1], nodes[:2]):
+        assert {each.service for each in offer(tmp_path, few)} == {""}
+    assert {each.service for each in offer(tmp_path, nodes[1:])} == {"gke"}  # a joined host
 
 
 def test_prices_are_read_again_after_an_hour() -> None:

@@ -252,9 +252,10 @@ def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> s
     `ready` is true, because a provider did not answer. Returns "" if the offers were found but do
     not meet the task's requirements.
     """
+    from cavvy.domain.offers import list_sellers
     from cavvy.planner.candidates import say_unread
 
-    asked = task.resources.providers or offered.live
+    asked = list_sellers(task.resources.providers) or offered.live
     if ready and offered.problems and offered.answered.isdisjoint(asked):
         return say_unread(offered.problems)
     return f"No offer: {_uncapital(offered.unknown)}" if offered.unknown else ""

@@ -501,9 +501,13 @@ def list_offers(
         )
         prices = _price(alike, gpu_rate(alike[0].product), node_rate)
         for offer in _list_parts(alike, location, prices, waits=waits):
-            offer = replace(offer, service=alike[0].service)
+            # a pod may get any of these nodes, so services that differ permit it nowhere
+            services = {node.service for node in alike}
+            offer = replace(offer, service=services.pop() if len(services) == 1 else "")
             known = offers.get(offer.key, offer)
-            offers[offer.key] = max(known, offer, key=lambda each: each.capacity or 0)
+            most = max(known, offer, key=lambda each: each.capacity or 0)
+            same = known.service == offer.service
+            offers[offer.key] = most if same else replace(most, service="")
     return list(offers.values())
 
 

@@ -249,14 +249,16 @@ class MachinePrices:
     def _find(self, machine: NodeMachine, node: KubernetesNode) -> HourlyRate | None:
         """Return the machine's hourly price in its region. If prices differ between zones, the
         highest price is returned. If the region is unknown, the price of the cheapest region is
-        returned.
+        returned. A spot node without a spot price in the catalog, which knows few of those of AWS
+        and Azure, has the price on demand: such a node is not free.
         """
-        purchase = Purchase.SPOT if node.spot else Purchase.ON_DEMAND
-        offers = [each for each in self._list(machine, node) if each.purchase is purchase]
+        offers, choose = self._list(machine, node), min
         if machine.cloud != _COREWEAVE and machine.region:
-            offers = [each for each in offers if each.region == machine.region]
-            return max((each.rate for each in offers), default=None)
-        return min((each.rate for each in offers), default=None)
+            offers, choose = [each for each in offers if each.region == machine.region], max
+        for purchase in (Purchase.SPOT, Purchase.ON_DEMAND)[not node.spot :]:
+            if rates := [each.rate for each in offers if each.purchase is purchase]:
+                return choose(rates)
+        return None
 
     def _list(self, machine: NodeMachine, node: KubernetesNode) -> Sequence[Offer]:
         """Return the catalog's offers of this machine."""
@@ -273,4 +275,5 @@ class MachinePrices:
             # Google attaches GPUs to N1 machines; the catalog has one name for both
             attached = f"{machine.instance}-{name.lower()}x{gpus}"
             offers = self._list_instance(machine.cloud, attached)
-        return [each for each in offers if bool(each.accelerator_count) == bool(gpus)]
+        alike = [each for each in offers if bool(each.accelerator_count) == bool(gpus)]
+        return alike if gpus else alike or offers  # GPUs without a driver are paid for, too
