@@ -1,9 +1,12 @@
 """What a client says about a server that lacks what the client asks for."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from cavvy import __version__
-from cavvy.client.errors import ApiError
+from cavvy.client import ApiClient
+from cavvy.client.errors import ApiError, IncompatibleVersions
 from cavvy.client.transport import HttpAnswer
 from cavvy.client.versions import explain_older
 
@@ -37,3 +40,26 @@ def test_an_older_server_is_named(
         assert told in found.message
         assert error.message in found.message
         assert "update the server" in found.hint
+
+
+@pytest.mark.parametrize(("told", "asks"), [("62", False), ("null", False), ("63", True)])
+def test_a_server_that_would_ignore_the_new_place_of_a_job_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, told: str, asks: bool
+) -> None:
+    """An older server reads no body, and would start the job, and its bill, in the old place."""
+    sent = list[str]()
+
+    def send(client: ApiClient, method: str, target: str, *_: object, **__: object) -> HttpAnswer:
+        sent.append(f"{method} {target}")
+        body = b'{"version": "0.1", "revision": %s}' % told.encode()
+        return HttpAnswer(status=200, headers={}, body=body)
+
+    monkeypatch.setattr(ApiClient, "send", send)
+    client = ApiClient("unix:///nowhere", "token")
+    given: list[Mapping[str, object] | None] = [{"providers": ["aws"]}, None, {}]
+    for resources in given:
+        with pytest.raises(ApiError) as caught:  # the answer is no job
+            client.retry("default", "j", resources=resources)
+        refused = isinstance(caught.value, IncompatibleVersions)
+        assert refused == (bool(resources) and not asks)
+        assert (sent.pop() == "GET /v1/server") == refused

@@ -18,10 +18,11 @@ from cavvy.client.answers import find_error, read_answer
 from cavvy.client.errors import NO_DATABASE, ApiError, ConnectionLost
 from cavvy.client.paths import job_path, machine_path, make_key, project_path, query, segment
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
-from cavvy.client.versions import explain_older
+from cavvy.client.versions import explain_older, require_revision
 
 API = 1  # major version of the routes; two different versions are incompatible
 REVISION = 65  # increases with every change to the routes
+_MOVES = 63  # the first revision in which a retry can replace resources
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -374,8 +375,11 @@ class ApiClient:
     ) -> wire.JobListing:
         """Queue a failed or stopped job again. `resources` replace keys of its task's `resources`.
         Raises ApiError `job-not-ended`, `job-done` and, if there are such resources,
-        `invalid-task`, `no-offer`, `machine-unfit`, `policy-refused`, `consent-needed`.
+        `invalid-task`, `no-offer`, `machine-unfit`, `policy-refused`, `consent-needed`, and
+        `server-too-old` instead of starting the job in its old place.
         """
+        if resources:
+            require_revision(self.send, _MOVES, "the resources that replace those of the job")
         given = Raw(encode(resources)) if resources else UNSET
         ask = wire.RetryAsk(resources=given, consent=consent)
         target = job_path(project, name) + "/retry"

@@ -26,6 +26,20 @@ def parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
+def require_revision(send: Callable[[str, str], HttpAnswer], revision: int, what: str) -> None:
+    """Raise IncompatibleVersions if the server's routes are older than `revision`. Such a server
+    would ignore `what` a request asks for.
+    """
+    server = decode(send("GET", _SERVER).body, type=_ServerVersion)
+    if (server.revision or 0) < revision:
+        raise IncompatibleVersions(
+            "server-too-old",
+            f"the server (cavvy {server.version}, revision {server.revision or 0}) is older than "
+            f"this client (cavvy {__version__}) and would ignore {what}",
+            f"update the server to a version with revision {revision} or later",
+        )
+
+
 def explain_older(
     error: ApiError, target: str, send: Callable[[str, str], HttpAnswer], revision: int
 ) -> ApiError:
