@@ -1,5 +1,6 @@
 """Devices of a site that take files from each other, of which one may lie, stall or be no member."""
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -131,6 +132,37 @@ def test_a_device_that_stalls_or_is_gone_is_left_and_addresses_are_checked(
         odd = ["example.com:80", "x\r\ny:1", "127.0.0.1", "127.0.0.1:99999", ""]
         asked = PeerFiles([*odd, *given, address(peer)], "today")
         assert DIGEST not in fetch(make_site(), tmp_path / "mine", asked)
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 ", b"O"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"x"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(WEIGHTS), b"x"),
+    ],
+    ids=["answers before the answer", "a head", "the head of a chunk", "a body"],
+)
+def test_a_device_whose_answer_does_not_end_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: bytes, more: bytes
+) -> None:
+    monkeypatch.setattr(module, "_GRACE_S", 0.3)
+    monkeypatch.setattr(module, "_LEAST_RATE", 1024)
+    left = threading.Event()
+
+    def trickle(source: socket.socket) -> None:
+        line, _ = source.accept()
+        with line, contextlib.suppress(OSError):
+            line.sendall(head)
+            while not left.wait(0.02):
+                line.sendall(more)
+
+    with socket.create_server(("127.0.0.1", 0)) as source:
+        threading.Thread(target=trickle, args=(source,), daemon=True).start()
+        given = PeerFiles([f"127.0.0.1:{source.getsockname()[1]}"], "today")
+        assert DIGEST in fetch(make_site(), tmp_path / "mine", given)
+        left.set()
 
 
 def test_a_device_gives_few_files_at_once_and_leaves_callers_that_say_nothing(

@@ -30,7 +30,8 @@ _FILE = re.compile(r"/files/([0-9a-f]{64})")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[0-9.]{7,15}):([0-9]{1,5})")
 _AT_ONCE = 4  # files that a device gives
 _TIMEOUT_S = 5.0
-# A transfer may take _GRACE_S and the time that it needs at this rate, in bytes a second.
+# The head of a request or answer may take _GRACE_S, and the bytes that were sent so far as long and
+# the time that they need at this rate, in bytes a second.
 _GRACE_S, _LEAST_RATE = 10.0, 128 * 1024
 _PIECE = 64 * 1024
 
@@ -38,6 +39,19 @@ _PIECE = 64 * 1024
 def make_proof(key: str, digest: str) -> str:
     """Return the proof that a device knows the key of its site."""
     return hmac.new(key.encode(), digest.encode(), hashlib.sha256).hexdigest()
+
+
+def _leave_later(line: socket.socket) -> threading.Timer:
+    """Return a timer that ends a connection, unless it is cancelled before."""
+
+    def leave() -> None:
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_GRACE_S, leave)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 class PeerServer(ThreadingHTTPServer):
@@ -78,17 +92,11 @@ class _PeerHandler(BaseHTTPRequestHandler):
     server: PeerServer
 
     def handle(self) -> None:
-        self._late = threading.Timer(_GRACE_S, self._leave)  # a request that comes byte by byte
-        self._late.daemon = True
-        self._late.start()
+        self._late = _leave_later(self.connection)  # a request that comes byte by byte
         try:
             super().handle()
         finally:
             self._late.cancel()
-
-    def _leave(self) -> None:
-        with suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         self._late.cancel()
@@ -105,13 +113,13 @@ class _PeerHandler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            until = time.monotonic() + _GRACE_S + size / _LEAST_RATE
             self.send_response(200)
-            self.send_header("Content-Length", str(size))
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
             self.end_headers()
+            until = time.monotonic() + _GRACE_S
             while (piece := file.read(_PIECE)) and time.monotonic() < until:
                 self.wfile.write(piece)
+                until += len(piece) / _LEAST_RATE
 
     def log_message(self, *_: Any) -> None:
         """Do nothing."""
@@ -139,13 +147,18 @@ class PeerFiles:
         host, _, port = address.rpartition(":")
         line = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
         digest, got, size = hashlib.sha256(), 0, wanted["size"]
-        until = time.monotonic() + _GRACE_S + size / _LEAST_RATE
         headers = {PROOF: make_proof(self._key, wanted["sha256"])}
         try:
-            line.request("GET", f"/files/{wanted['sha256']}", headers=headers)
-            reply = line.getresponse()
-            if reply.status != 200:
+            line.connect()
+            late = _leave_later(line.sock)  # an answer whose head comes byte by byte or never ends
+            try:
+                line.request("GET", f"/files/{wanted['sha256']}", headers=headers)
+                reply = line.getresponse()
+            finally:
+                late.cancel()
+            if reply.status != 200 or reply.chunked:  # chunks may have heads without end too
                 return False
+            until = time.monotonic() + _GRACE_S
             with open(fresh, "wb") as file:
                 while got < size and time.monotonic() < until:
                     piece = reply.read1(min(_PIECE, size - got))
@@ -154,6 +167,7 @@ class PeerFiles:
                     file.write(piece)
                     digest.update(piece)
                     got += len(piece)
+                    until += len(piece) / _LEAST_RATE
         except (*FAULTS, OverflowError, ValueError):
             return False
         finally:
