@@ -19,6 +19,7 @@ from cavvy.client.download import download_files, download_snapshot
 from cavvy.client.edge_wire import SamplesView, SampleView
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
+from cavvy.control.site_pace import SitePace
 from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.edge import DeviceReport, ModelFile, ModelVersion, find_labels
 from cavvy.domain.stored_services import StoredService
@@ -49,6 +50,26 @@ def test_reports_to_another_server_do_not_bring_a_retired_device_back() -> None:
         assert stored.retired_at == NOW
         with pytest.raises(EnrolmentRefused):
             await two.check_in("p", device.name, DeviceReport(at=NOW))
+
+    asyncio.run(play())
+
+
+def test_a_device_that_ends_its_requests_takes_no_time_from_its_site() -> None:
+    async def play() -> None:
+        async def sleep_until(when: datetime) -> None:
+            if when > NOW:
+                await asyncio.Event().wait()
+
+        pace = SitePace(cast(Any, SimpleNamespace(now=lambda: NOW, sleep_until=sleep_until)))
+        site, mib = ("p", "lyon"), 1 << 20
+        await pace.wait(pace.turn_of("p", "honest"), site, mib, 1.0)
+        for _ in range(1000):
+            asked = asyncio.create_task(pace.wait(pace.turn_of("p", "bad"), site, mib, 1.0))
+            await asyncio.sleep(0)
+            asked.cancel()
+            with suppress(asyncio.CancelledError):
+                await asked
+        assert pace.reserve(site, mib, 1.0) == NOW + timedelta(seconds=1)
 
     asyncio.run(play())
 

@@ -21,14 +21,24 @@ class SitePace:
         return self._turns.setdefault((project, device), Lock())
 
     async def wait(self, turn: Lock, site: tuple[str, str], size: int, mib_per_s: float) -> None:
-        """Return when so many bytes may be sent to a device of the site."""
+        """Return when so many bytes may be sent to a device of the site. A device that has gone
+        meanwhile leaves its time to others."""
         async with turn:
-            await self._clock.sleep_until(self.reserve(site, size, mib_per_s))
+            start = self.reserve(site, size, mib_per_s)
+            try:
+                await self._clock.sleep_until(start)
+            except BaseException:
+                self._free_at[site] -= _need(size, mib_per_s)
+                raise
 
     def reserve(self, site: tuple[str, str], size: int, mib_per_s: float) -> datetime:
         """Reserve the time that so many bytes take at the site's rate, after all that was reserved
         before. Return when it begins."""
         now = self._clock.now()
         start = max(now, self._free_at.get(site, now))
-        self._free_at[site] = start + timedelta(seconds=size / mib_per_s / 2**20)
+        self._free_at[site] = start + _need(size, mib_per_s)
         return start
+
+
+def _need(size: int, mib_per_s: float) -> timedelta:
+    return timedelta(seconds=size / mib_per_s / 2**20)
