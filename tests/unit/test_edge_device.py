@@ -1,11 +1,18 @@
 """What a device takes from its server."""
 
 import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from cavvy.edge import device
 from cavvy.edge.bundle import make_script
-from cavvy.edge.device import read_wanted
+from cavvy.edge.device import DeviceProgram, read_wanted
 
 
 def test_the_wanted_models_are_read() -> None:
@@ -49,3 +56,56 @@ def test_the_token_is_not_among_the_arguments_of_the_program() -> None:
     lines = make_script("https://h", ("p", "k"), "0" * 64).splitlines()
     [started] = [line for line in lines if line.startswith("exec") and "https://h" in line]
     assert "$1" not in started  # any user of the device can list arguments
+
+
+# a fetch, and the `trtexec` that it has started
+FETCH = """#!/bin/sh
+sleep 1000 &
+echo $! >"{file}.new"
+mv "{file}.new" "{file}"
+wait
+"""
+
+
+def is_running(pid: str) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_a_fetch_has_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, each night's fetch, which the end of the site's hours cuts, would leave one more
+    `trtexec` that builds for an hour."""
+    started, program, over = tmp_path / "pid", tmp_path / "python", threading.Event()
+    program.write_text(FETCH.format(file=started))
+    program.chmod(0o755)
+    monkeypatch.setattr(device.sys, "executable", str(program))
+    asked = SimpleNamespace(
+        folder=str(tmp_path),
+        options={"every_s": 60.0, "look_s": 0.02},
+        _over=over,
+        _peers={"at": {}, "key": ""},
+        _look=lambda: over.set() if started.exists() else None,
+    )
+    wanted = {"mib_per_s": None, "window": [], "site_window": []}
+    assert not DeviceProgram._fetch(cast(Any, asked), "m", 1, wanted)
+    ended, pid = threading.Event(), started.read_text().strip()
+    while is_running(pid):
+        ended.wait(0.02)
+
+
+def test_a_fetch_ends_when_the_program_of_the_device_is_killed() -> None:
+    pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
+    code = (
+        "import subprocess; from cavvy.edge.update import end_with_parent; end_with_parent(); "
+        "print('fetches', flush=True); subprocess.run(['sleep', '1000'])"
+    )
+    line = f'setsid "{sys.executable}" -c "{code}" & wait'
+    parent = subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "fetches\n"
+    parent.kill()
+    parent.wait()
+    assert parent.stdout.read() == "", "until all that write there have ended"
+    parent.stdout.close()

@@ -33,7 +33,7 @@ from cavvy.edge.server_calls import (
 )
 from cavvy.edge.slots import ModelSlots, plan_of, read_json, write_json
 from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, make_sample, open_spool
-from cavvy.edge.tasks import perform, say
+from cavvy.edge.tasks import kill_session, perform, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -551,7 +551,10 @@ class DeviceProgram:
         say(f"fetching {name}@{number}")
         told = json.dumps({"at": self._peers["at"].get(name, []), "key": self._peers["key"]})
         environ = {**environment(), PEERS: told}  # others may read arguments, and there is a key
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ)
+        # `trtexec`, which it may have started, ends with it
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, env=environ, start_new_session=True
+        )
         words = _LastWords(process.stderr)
         next_call = time.monotonic() + self.options["every_s"]
         while process.poll() is None:
@@ -561,7 +564,7 @@ class DeviceProgram:
                 next_call = time.monotonic() + self.options["every_s"]
                 stop = stop or self._is_taken_back(name, number)
             if stop:
-                process.kill()
+                kill_session(process)
                 process.wait()
                 words.read()
                 return False

@@ -94,13 +94,14 @@ def run_command(command: list[str]) -> tuple[str, int]:
         late = time.monotonic() >= until
     with suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, until - time.monotonic()))
-    _kill(process)  # also what it has left in the background
+    kill_session(process)  # also what it has left in the background
     code = process.wait()
     process.stdout.close()
     told = f"\nthe command was ended after {_TIME_S:g} s\n" if late else ""
     return kept.decode(errors="replace") + told, code if code >= 0 else 128 - code
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session, and all that it has started there."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)

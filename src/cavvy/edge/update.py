@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from io import BytesIO
@@ -310,5 +312,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def end_with_parent() -> None:
+    """End this process and those that it has started when the program that started it has ended,
+    whose next start fetches into the same folder."""
+
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))
