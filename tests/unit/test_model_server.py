@@ -1,6 +1,7 @@
 """Our server of ONNX models: requests of the Open Inference Protocol, metrics, and optimisation."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -309,6 +310,8 @@ import os, time
 def before(request):
     if request.get("crash"):
         os._exit(1)
+    if request.get("fork") and not os.fork():
+        time.sleep(60)  # with the pipes of the process that is to end
     while request.get("loop"):
         pass
     if request.get("memory"):
@@ -342,6 +345,7 @@ def test_a_file_beside_a_model_prepares_requests_and_answers_within_limits(
                 ({"memory": 1}, 400, "MemoryError"),
                 ({"crash": 1}, 500, "its process ended"),
                 ({"loop": 1}, 500, "more than"),
+                ({"loop": 1, "fork": 1}, 500, "more than"),
             ):
                 answer = ask(url, wrong)
                 assert (answer[0], told in answer[1].decode()) == (status, True), answer
@@ -349,6 +353,23 @@ def test_a_file_beside_a_model_prepares_requests_and_answers_within_limits(
         finally:
             server.shutdown()
             made.close()
+
+
+def test_a_call_without_end_ends_also_if_the_engine_was_killed(tmp_path: Path) -> None:
+    file = tmp_path / processing.FILE
+    file.write_text(PROCESS)
+    code = (
+        f"from cavvy.model_server import processing as p; p._START_S = 0.0; p.main([{str(file)!r}])"
+    )
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as left:
+        assert left.stdin is not None
+        left.stdin.write(b'{"do": "before", "values": [{"loop": 1}]}\n')
+        left.stdin.close()
+        try:
+            assert left.wait(20) == -signal.SIGALRM
+        finally:
+            left.kill()
 
 
 @pytest.mark.parametrize("text", ["def before(:", "import missing_package", "#" * 70_000])

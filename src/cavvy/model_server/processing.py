@@ -13,6 +13,7 @@ import os
 import resource
 import runpy
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -61,10 +62,15 @@ class Processing:
             return self._ask({"do": function, "values": values}, _START_S if fresh else _TIME_S)
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # also what it has started
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()  # not read to its end, which another process may keep open
 
     def _ask(self, told: dict[str, Any], limit_s: float) -> Any:
         try:
@@ -84,7 +90,11 @@ class Processing:
             package = str(__package__)
             words = [sys.executable, "-m", f"{package}.processing", str(self._path)]
             self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
             )
         source, sink = self._process.stdout, self._process.stdin
         assert source is not None
@@ -115,11 +125,14 @@ def main(arguments: list[str]) -> None:
     os.dup2(2, 1)
     known: dict[str, Any] = {}
     problem = ""
+    most_s = int(_START_S) + 1
+    signal.alarm(most_s)  # ends this process also if the one that started it was killed
     try:
         known = runpy.run_path(arguments[0])
     except BaseException as error:  # noqa: BLE001 - a user's file may raise anything
         problem = f"it cannot be loaded: {type(error).__name__}: {error}"
     for line in sys.stdin.buffer:
+        signal.alarm(most_s)
         told = json.loads(line)
         try:
             if problem:
@@ -134,6 +147,7 @@ def main(arguments: list[str]) -> None:
         with suppress(BrokenPipeError):
             answers.write(answer.encode() + b"\n")
             answers.flush()
+        signal.alarm(0)
 
 
 if __name__ == "__main__":
