@@ -83,6 +83,13 @@ def test_the_condition_decides(fails: bool, on: StartCondition, starts: bool) ->
         assert last.job.reason.endswith("b was stopped or did not start")
 
 
+@pytest.mark.parametrize("first", range(8, 11))
+def test_a_job_starts_after_one_that_ended_while_the_disk_was_full(first: int) -> None:
+    full = frozenset(range(first, first + 30))
+    found = run(named("a"), named("b", JobDependency("a")), broken=full)
+    assert phases(found) == [JobPhase.DONE] * 2
+
+
 def test_a_stopped_job_meets_only_the_condition_any() -> None:
     stop = UserIntervention(action=UserAction.STOP, job=0, at_s=20)
     found = run(

@@ -84,7 +84,7 @@ class JobReconciler:
         self, store: Deferred, clock: ControlClock, dependencies: JobReconcilerDependencies
     ) -> None:
         self._store = store.as_store()
-        self._put = store.put
+        self._put, self._unwritten = store.put, store.pending
         self._clock = clock
         self._out = dependencies
         self._operator = dependencies.operator
@@ -162,8 +162,9 @@ class JobReconciler:
         return step.after or NEVER
 
     async def _hint_dependents(self, job: JobRecord) -> None:
-        """If the job has ended or was retried, let the jobs after it be checked, once for each end.
-        A server that starts checks all jobs that wait, so a crash loses no hint for them.
+        """If the job has ended or was retried, let the jobs after it be checked, once for each end
+        that is written. A server that starts checks all jobs that wait, so a crash loses no hint
+        for them.
         """
         ended = job.phase in JOB_ENDS
         if not ended and not (job.phase is JobPhase.QUEUED and job.ended_spells):
@@ -174,7 +175,7 @@ class JobReconciler:
             self._out.hint(each)
         if len(self._hinted) >= _REMEMBERED:
             self._hinted.clear()
-        if ended:
+        if ended and not self._unwritten.is_set():
             self._hinted[job.id] = job.since
 
     async def _hint_group(self, job: JobRecord) -> None:
