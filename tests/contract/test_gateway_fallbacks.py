@@ -374,6 +374,40 @@ def test_a_full_queue_sends_requests_to_fallbacks(
         assert (reply.status, reply.headers["cavvy-served-by"]) == (200, "api.example")
 
 
+def respond(gateway: GatewayProcess, service: str, last: str | None = None) -> Reply:
+    body = json.dumps({"model": "org/tiny", "input": "a", "previous_response_id": last}).encode()
+    return ask(gateway.port, "POST", f"/default/{service}/v1/responses", body, **JSON)
+
+
+def test_a_response_is_continued_only_where_it_was_made(
+    gateway: GatewayProcess, api: ApiStandIn, engine: ApiStandIn
+) -> None:
+    gateway.set_replicas("both", [engine])
+    gateway.set_replicas("other", [api])
+    made = respond(gateway, "both").json["id"]
+    engine.mute = True
+    with Talk(gateway.port) as talk:
+        body = json.dumps(CHAT).encode()
+        talk.send(write_request("POST", "/default/both/v1/chat/completions", body, **JSON))
+        wait_for(lambda: engine.in_flight)
+        # other services and APIs would say that there is no such response
+        assert respond(gateway, "both", made).status == 504
+        for method in ("GET", "DELETE"):
+            path = f"/default/both/v1/responses/{made}"
+            assert ask(gateway.port, method, path, b"", **JSON).status == 504
+    assert not api.seen
+    wait_for(lambda: not engine.in_flight)
+    assert respond(gateway, "both", made).status == 200
+    for service, others in (("both", [api]), ("llm", [])):  # by a service, and by an API
+        gateway.set_replicas("other", others)
+        gateway.set_replicas(service, [])
+        made = respond(gateway, service).json["id"]
+        assert made in api.made
+        reply = respond(gateway, service, made)
+        assert (reply.status, reply.json["id"] in api.made) == (200, True)
+        assert "cavvy-served-by" in reply.headers
+
+
 class TlsApi(BaseHTTPRequestHandler):
     """An API with TLS, which counts requests in `seen`."""
 

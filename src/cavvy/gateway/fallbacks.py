@@ -5,7 +5,8 @@ A request goes to the next of its service's fallbacks if the queue is full, if i
 `fallback_s` or would wait longer, if its replica cannot be reached, or if the replica fails before
 the response has begun: no request is repeated after its first byte. A request that a replica may
 have got is repeated only if it is idempotent or for a language model. The fallbacks of a fallback
-are not used, so there are no loops. If no fallback answers, the client gets the first problem.
+are not used, so there are no loops. If no fallback answers, the client gets the first problem. A
+request that continues or reads a response goes only to a fallback that has made this response.
 
 Nothing of the client but its JSON body reaches an API, and only a status, JSON or events come back:
 no fields, redirects, cookies or refusals of Cavvy's own key. The gateway connects to addresses that
@@ -399,6 +400,10 @@ class FallbackSink(PassingSink):
         if target.service is not None:
             other = self._fallbacks.find(target.service)
             return other is not None and _may_take(other, self._service.route, target, exchange)
+        if made := exchange.response_id:
+            api = self._fallbacks.find_api(self._service, target)
+            if api.engine.holders.find(made) is None:
+                return False
         is_known = exchange.head.method == b"POST" and self._path in _ROUTES
         return is_known and not exchange.places and isinstance(exchange.meter, TokenMeter)
 
@@ -443,7 +448,9 @@ def _may_take(
     other: ServiceQueue, route: ServiceRoute, target: FallbackTarget, exchange: Exchange
 ) -> bool:
     """Return whether another service may answer the request of a service with this route."""
-    theirs = other.route
+    theirs, made = other.route, exchange.response_id
+    if made and not other.holds_response(made):
+        return False
     if theirs.closed or theirs.project != route.project or theirs.batch is not None:
         return False
     return (target.stays or route.places is None) and other.may_stay(exchange.places)
