@@ -211,6 +211,29 @@ def test_all_nodes_of_a_pool_have_its_labels() -> None:
             parse_pool(f"max: 1\nlabels: {labels_of}\nresources: {{cpu: 1}}", file="x", project="p")
 
 
+def test_a_pool_takes_no_label_with_which_kubelet_does_not_start() -> None:
+    # IsKubeletLabel of Kubernetes' pkg/kubelet/apis/well_known_labels.go decides
+    for name, starts in (
+        ("node-role.kubernetes.io/control-plane", False),
+        ("node-restriction.kubernetes.io/tenant", False),
+        ("kubernetes.io/rack", False),
+        ("topology.k8s.io/rack", False),
+        ("topology.kubernetes.io/rack", False),
+        ("topology.kubernetes.io/zone", True),
+        ("site.node.kubernetes.io/rack", True),
+        ("my-kubernetes.io/rack", True),
+        ("rack", True),
+    ):
+        text = f"max: 1\nlabels: {{{name}: x}}\nresources: {{cpu: 1}}\n"
+        assert parse_pool(text, file="x", project="p").labels == {name: "x"}
+        text += "join: kubeadm join\n"
+        if starts:
+            assert parse_pool(text, file="x", project="p").labels == {name: "x"}
+        else:
+            with pytest.raises(SpecError, match="kubelet does not start with the label"):
+                parse_pool(text, file="x", project="p")
+
+
 def test_a_file_of_a_pool() -> None:
     text = "min: 1\nmax: 4\nidle: 20m\nspot_share: 25%\nhours: Mon-Fri 08:00-20:00 Europe/Berlin\n"
     pool = parse_pool(

@@ -1,5 +1,6 @@
 """The keys of a pool's file, which `cavvy pool apply` reads."""
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,6 +27,11 @@ from cavvy.spec.fields.times import WINDOW, length_kind
 from cavvy.spec.problems import ProblemNotes, shown, slug
 from cavvy.spec.tree import MapNode, ScalarNode, check_single, compose_all, describe
 
+# what kubelet refuses in `--node-labels`, so that a node would be billed and never join
+_RESERVED = re.compile(
+    r"(?!([a-z0-9.-]+\.)?(node|kubelet)\.kubernetes\.io/|topology\.kubernetes\.io/(zone|region)$)"
+    r"([a-z0-9.-]+\.)?(kubernetes|k8s)\.io/"
+)
 SHORTEST_IDLE = timedelta(minutes=1)
 
 
@@ -78,6 +84,9 @@ def _check_join(table: SectionReader) -> None:
     if table.get("idle") is not None:
         hint = "delete `idle`: the cluster decides when a node is no longer needed"
         table.wrong("idle", "`idle` has no meaning with `join`", suggestion=hint)
+    for name in filter(_RESERVED.match, table.get("labels") or ()):
+        message = f"kubelet does not start with the label {shown(name)}"
+        table.wrong("labels", message, expected="a name without the prefix of Kubernetes itself")
 
 
 def _read_share(node: ScalarNode) -> float:
