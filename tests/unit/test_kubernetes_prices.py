@@ -20,6 +20,7 @@ from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
+from cavvy.providers.batch.shapes import identify_gpu
 from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import (
     KubernetesNode,
@@ -165,6 +166,12 @@ def test_a_gpu_that_labels_do_not_name_is_that_of_the_machine() -> None:
     two = make_machine("azure:///x", NC24, 2, "", **AKS)  # time-sliced: one GPU for two pods
     named = make_machine("azure:///x", NC24, 1, "NVIDIA-H100-PCIe", **AKS)
     foreign = make_machine("kind://docker/x", NC24, 1, "nvidia")
+    sixth = make_machine("azure:///x", "Standard_NV6ads_A10_v5", 1, "", **AKS)
+    eighth = make_machine("aws:///x", "g6f.large", 1, "l4", **{"eks.amazonaws.com/nodegroup": "g"})
+    parts = add_catalog(read(sixth, eighth), find_in_catalog)
+    assert [each.product for each in parts] == ["A10-4GB-SHARED", "L4-3GB-SHARED"]
+    assert {each.shape.gpu for each in parts} == {"A10-4GB-SHARED", "L4-3GB-SHARED"}
+    assert identify_gpu(parts[0].product)[0] != "A10"  # which has 24 GB
     found = add_catalog(read(node, two, named, foreign), find_in_catalog)
     products = [(each.product, each.label, each.label_value) for each in found]
     assert products == [

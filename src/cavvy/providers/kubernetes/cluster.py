@@ -234,8 +234,9 @@ def _add_catalog(node: KubernetesNode, machine: Offer | None) -> KubernetesNode:
     name, count = name_product(machine), machine.accelerator_count
     if not node.resource:
         return replace(node, unseen=node.unseen or f"{count} x {name}")
-    whole = node.resource == find_resource(name) and node.shape.gpus == count
-    if not whole or (node.product and find_accelerator(node.product)):
+    whole = node.resource == find_resource(machine.accelerator) and node.shape.gpus == count
+    is_named = node.product and find_accelerator(node.product) and machine.accelerator_part == 1
+    if not whole or is_named:
         return node
     return replace(
         node,
@@ -248,10 +249,13 @@ def _add_catalog(node: KubernetesNode, machine: Offer | None) -> KubernetesNode:
 
 def name_product(machine: Offer) -> str:
     """Return the name of a machine's accelerators, with their memory if there are several models of
-    this name, such as A100-80GB. Returns "" without accelerators.
+    this name, such as A100-80GB. A part of an accelerator, as on Azure's NV6ads_A10_v5, is named
+    like one that is shared: A10-4GB-SHARED. Returns "" without accelerators.
     """
     name, memory_mib = machine.accelerator or "", machine.accelerator_memory_mib
     known = find_accelerator(name)
+    if machine.accelerator_part < 1:
+        return f"{name}-{round(memory_mib / 1024)}GB-SHARED"
     if known is None or not memory_mib or nominal_memory(known.accelerator, None):
         return name
     return f"{name}-{round(memory_mib / 1024)}GB"
