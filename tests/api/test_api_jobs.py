@@ -4,6 +4,7 @@ one form.
 
 import asyncio
 import os
+import threading
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
@@ -13,10 +14,13 @@ from tests.api.api_state import Api, until
 from tests.unit.test_bucket_regions import Storages, storages
 from tests.unit.test_planner_transfers import Bucket
 
+from cavvy.api.routes import submission
 from cavvy.api.routes.submission import MOST_RANKED
 from cavvy.client.paths import make_id, make_key
 from cavvy.control.retention import ROUNDS, WAIT, Retention
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
+from cavvy.spec.overrides import apply_overrides
 from cavvy.store.base import AtomicWrite, StaleVersion
 from cavvy.store.objects.locations import ObjectLocation
 
@@ -315,6 +319,27 @@ async def test_a_retry_with_other_resources_is_checked_and_agreed_to_anew(api: A
     await until(lambda: _phase(api, base, "stopped"))
     assert await retry({"cpu": 1}) == (200, "")
     assert (await api.http.get(base)).json()["consented"] is False  # it was for the other nodes
+
+
+async def test_large_resources_of_a_retry_do_not_stop_other_requests(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of them takes seconds to parse."""
+    await api.submit("{name: j, run: 'true', resources: {cpu: 1}}")
+    base, threads = "/v1/projects/default/jobs/j", list[threading.Thread]()
+    await api.http.post(base + "/stop")
+    await until(lambda: _phase(api, base, "stopped"))
+
+    def parse(*given: Any) -> TaskSpec:
+        threads.append(threading.current_thread())
+        return apply_overrides(*given)
+
+    monkeypatch.setattr(submission, "apply_overrides", parse)
+    for count in (1, 2_000):
+        names = [f"cloud-{number}" for number in range(count)]
+        answer = await api.http.post(base + "/retry", json={"resources": {"providers": names}})
+        assert answer.status_code == 422
+    assert [each is threading.current_thread() for each in threads] == [True, False]
 
 
 async def test_only_ended_jobs_are_removed(api: Api) -> None:

@@ -463,7 +463,7 @@ async def move_job(app_state: AppState, job: JobRecord, ask: wire.RetryAsk) -> J
         return None
     now = app_state.now()
     given = msgspec.json.encode({"resources": ask.resources}).decode()
-    task = apply_overrides(job.task, given, now)
+    task = await _parse(app_state, len(given), partial(apply_overrides, job.task, given, now))
     if task == job.task:
         return None
     await check_residency(app_state, task, job.origin.snapshot)
@@ -665,17 +665,22 @@ async def read_task(
     """Parse the submitted task, or service if `serves` is set. Raises SpecError, ApiProblem."""
     options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides, serves=serves)
     parse = partial(parse_task, text, file=ask.path, params=ask.params, now=now, options=options)
-    if len(text) + len(origin.overrides) + len(str(ask.params)) <= _SHORT:
-        task = parse()
-    else:
-        async with app_state.parsing:
-            task = await to_thread(parse)
+    length = len(text) + len(origin.overrides) + len(str(ask.params))
+    task = await _parse(app_state, length, parse)
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise ApiProblem(
             "invalid-request",
             f"`name` must have 1 to 63 characters from a-z, 0-9 and -, not {ask.name!r}",
         )
     return replace(task, project=project, name=ask.name or task.name)
+
+
+async def _parse(app_state: AppState, length: int, parse: Callable[[], TaskSpec]) -> TaskSpec:
+    """Call `parse`, in a thread if so many characters would stop all other requests meanwhile."""
+    if length <= _SHORT:
+        return parse()
+    async with app_state.parsing:
+        return await to_thread(parse)
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
