@@ -235,13 +235,16 @@ def test_the_name_of_a_service_stands_for_the_offers_of_its_clusters(tmp_path: P
     assert not matches("")
 
 
-def test_offers_of_like_nodes_of_several_services_belong_to_none(tmp_path: Path) -> None:
-    """A pod may get any of the nodes: with a policy for one service, it must not get the others."""
+def test_offers_of_a_cluster_of_several_services_belong_to_none(tmp_path: Path) -> None:
+    """A pod may get any of the nodes, also of another size: with a policy for one service, it must
+    not get those of the others.
+    """
     nodes = [
         make_machine("", "m7i.16xlarge", **labels)
         for labels in ({"eks.amazonaws.com/nodegroup": "g"}, GKE, {})
     ]
     for number, node in enumerate(nodes):
+        node["status"]["allocatable"]["cpu"] = str(8 + number)
         node["metadata"]["name"] = f"n{number}"
     for few in (nodes, nodes[::-1], nodes[:2]):
         assert {each.service for each in offer(tmp_path, few)} == {""}

@@ -488,6 +488,10 @@ def list_offers(
     the highest price is used.
     """
     usable = [node for node in nodes if not node.why_not]
+    # a pod may get any node with its accelerators, so in a cluster of several services no offer
+    # is of one of them
+    services = {node.service for node in nodes}
+    service = services.pop() if len(services) == 1 else ""
     kinds: dict[str, list[KubernetesNode]] = {}
     for node in usable:
         if node.shape.cpus and node.shape.memory_mib:
@@ -505,13 +509,9 @@ def list_offers(
         )
         prices = _price(alike, gpu_rate(alike[0].product), node_rate)
         for offer in _list_parts(alike, location, prices, waits=waits):
-            # a pod may get any of these nodes, so services that differ permit it nowhere
-            services = {node.service for node in alike}
-            offer = replace(offer, service=services.pop() if len(services) == 1 else "")
+            offer = replace(offer, service=service)
             known = offers.get(offer.key, offer)
-            most = max(known, offer, key=lambda each: each.capacity or 0)
-            same = known.service == offer.service
-            offers[offer.key] = most if same else replace(most, service="")
+            offers[offer.key] = max(known, offer, key=lambda each: each.capacity or 0)
     return list(offers.values())
 
 
