@@ -379,7 +379,7 @@ class ApiClient:
         `server-too-old` instead of starting the job in its old place.
         """
         if resources:
-            require_revision(self.send, _MOVES, "the resources that replace those of the job")
+            require_revision(self.call, _MOVES, "the resources that replace those of the job")
         given = Raw(encode(resources)) if resources else UNSET
         ask = wire.RetryAsk(resources=given, consent=consent)
         target = job_path(project, name) + "/retry"
