@@ -188,6 +188,20 @@ def test_an_edit_on_the_node_during_a_pass_is_not_lost(pair: Pair, op: str) -> N
     assert lost <= set(found.values())
 
 
+def test_what_a_program_puts_in_the_place_of_a_draft_is_not_written_to(pair: Pair) -> None:
+    """A pipe without a reader would stop the session, and a link would lose what it leads to."""
+    (pair.there / "precious").write_text("precious")
+    os.link(pair.there / "precious", pair.there / "linked.cavvy-part")
+    os.mkfifo(pair.there / "piped.cavvy-part")
+    reader = os.open(pair.there / "piped.cavvy-part", os.O_RDWR | os.O_NONBLOCK)
+    for name in ("linked", "piped"):
+        (pair.here / name).write_text("new")
+    pair.sync()
+    os.close(reader)
+    assert (pair.there / "piped").is_file()
+    assert pair.equal() == {"precious": "precious", "linked": "new", "piped": "new"}
+
+
 def test_an_edit_here_during_a_pass_is_not_lost(pair: Pair) -> None:
     (pair.here / "file").write_text("first")
     pair.sync()

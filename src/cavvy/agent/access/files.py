@@ -334,8 +334,13 @@ def _put(
         with files.find(_below(asked, entry["staged"]), follow=False) as draft:
             return _replace(draft, path, entry)
     else:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(draft, flags, 0o600)
+        # what a program puts there, such as a pipe or a link, is neither waited for nor written to
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            file = os.open(draft, flags, 0o600)
+        except FileExistsError:
+            os.unlink(draft)
+            file = os.open(draft, flags, 0o600)
         try:
             while content:
                 content = content[os.write(file, content) :]
