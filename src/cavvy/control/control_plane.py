@@ -617,8 +617,8 @@ class ControlPlane:
             self._tasks.start(group, self._providers, relay=self._relays_agents())
 
     async def _recheck(self) -> None:
-        """Periodically reconcile the jobs that other servers have changed, because hints about
-        these jobs may have been lost.
+        """Periodically reconcile the jobs that other servers have changed, and those that wait for
+        jobs that have ended, because hints about these jobs may have been lost.
         """
         seen: dict[str, int] = {}
         for count in itertools.count(1):
@@ -626,6 +626,7 @@ class ControlPlane:
             try:
                 found = await self._store.live_versions()
                 keys = list(changed_ids(seen, found))
+                keys += await self._store.dependencies.waiting_for_any([*seen.keys() - found])
                 if count % _WEBHOOKS_EVERY == 0:
                     keys += await self._webhooks.unfinished()
                 keys += await self._serving.unfinished()

@@ -24,6 +24,9 @@ _ARRAY = "SELECT ? UNION SELECT id FROM jobs WHERE array_id = ?"
 _IS_WAITING = f"j.phase = 'queued' AND j.not_before = {to_micros(FAR)}"
 _WAITING = _AFTER.format(_TWO, _IS_WAITING)
 _WAITING_FOR_ARRAY = _AFTER.format(_ARRAY, _IS_WAITING)
+_ANY = "SELECT id FROM jobs WHERE id IN ({0}) UNION SELECT array_id FROM jobs WHERE id IN ({0})"
+_WAITING_FOR_ANY = _AFTER.format(_ANY, _IS_WAITING)
+_AT_ONCE = 1000  # jobs in one statement
 _CONCERNED = _AFTER.format(_TWO, f"(j.phase = 'stopped' OR {_IS_WAITING})")
 _UNFINISHED = f"SELECT 1 FROM jobs WHERE array_id = ? AND phase IN ({_LIVE}) LIMIT 1"
 _PHASES = (
@@ -67,6 +70,15 @@ class SqlDependencies:
     async def waiting_for_array(self, array_id: str) -> Sequence[str]:
         """Return the IDs of the jobs that wait for this array or for one of its jobs."""
         return await self._ids(_WAITING_FOR_ARRAY, array_id, array_id)
+
+    async def waiting_for_any(self, jobs: Sequence[str]) -> Sequence[str]:
+        """Return the IDs of the jobs that wait for one of these jobs or for its array."""
+        found = set[str]()
+        for start in range(0, len(jobs), _AT_ONCE):
+            part = jobs[start : start + _AT_ONCE]
+            marks = ", ".join("?" * len(part))
+            found |= {*await self._ids(_WAITING_FOR_ANY.format(marks), *part, *part)}
+        return sorted(found)
 
     async def concerned(self, job: JobRecord) -> Sequence[str]:
         """Return the IDs of the jobs for which it matters that this job has ended or was retried:
