@@ -734,6 +734,11 @@ def test_an_unknown_command_names_its_neighbour() -> None:
             "`cavvy machines list` takes no argument 'stop'",
             "the command is `cavvy machines",
         ),
+        (
+            "machines ls delete dev --yes",
+            "`cavvy machines list` takes no argument 'delete'",
+            "leave it out",
+        ),
         ("machines ls -x", "there is no option -x", "`cavvy machines --help`"),
         ("estimate no.py", "TRAIN.PY: file 'no.py' does not exist", "`cavvy estimate --help`"),
         ("estimate -m no", "TRAIN.PY: there is no module 'no'", "`cavvy estimate --help`"),

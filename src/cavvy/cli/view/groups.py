@@ -27,6 +27,7 @@ class CommandGroup(click.Group):
                 if called or (words[0] == "list" and self.invoke_without_command):
                     ctx.meta[_LISTS] = not called
                     args = [*called, *args[1:]]
+                    break  # what follows `list` is no command, also not by another word
         own = {option for param in self.get_params(ctx) for option in param.opts}
         if self._lists_alone() and (not args or (args[0][:1] == "-" and args[0] not in own)):
             args = ["list", *args]
