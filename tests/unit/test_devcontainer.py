@@ -171,3 +171,6 @@ def test_a_needed_gpu_must_be_named(tmp_path: Path) -> None:
         dev._follow_devcontainer(found, ReadOptions())
     chosen = ReadOptions(overrides='{"resources": {"gpu": ["A10"]}}')
     assert dev._follow_devcontainer(found, chosen).text is not None
+    resumed = dev.command.make_context("dev", ["resume", "--no-devcontainer"])
+    with resumed:  # has its GPU; an option would ask for another place
+        assert dev._follow_devcontainer(found, ReadOptions()).text is not None

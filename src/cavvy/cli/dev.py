@@ -338,12 +338,14 @@ def _read_devcontainer(file: str, options: "ReadOptions") -> "DevContainer | Non
 
 def _follow_devcontainer(container: "DevContainer", options: "ReadOptions") -> "ReadOptions":
     """Return options by which the task is that of the `devcontainer.json`. Raises CommandFailure if
-    no GPU was chosen although the file needs one.
+    no GPU was chosen for a new session although the file needs one.
     """
     from cavvy.domain.values import replace
 
     overrides = json.loads(options.overrides or "{}")
-    if container.needs_gpu and "gpu" not in overrides.get("resources", {}):
+    context = click.get_current_context(silent=True)
+    starts = context is None or not context.meta.get(_RESUMES)
+    if starts and container.needs_gpu and "gpu" not in overrides.get("resources", {}):
         hint = "name one, such as --gpu A10; `cavvy offers` lists them"
         raise CommandFailure(f"{container.file}: `hostRequirements.gpu` needs a GPU", hint, 2)
     return replace(options, text=json.dumps(container.task), dialect="cavvy")
