@@ -261,11 +261,20 @@ async def test_a_device_learns_of_those_of_its_site_that_have_what_it_wants(api:
     far = await check_in("far", "10.0.0.9:8090")
     assert far[:2] == (False, [])
     assert far[2] != key
-    for share in ("8.8.8.8:8090", "169.254.169.254:8080", "0.0.0.0:8090", "127.0.0.1:8090"):
+    for share in (
+        "8.8.8.8:8090",
+        "169.254.169.254:8080",
+        "0.0.0.0:8090",
+        "127.0.0.1:8090",
+        "[::ffff:7f00:1]:8090",
+    ):
         await check_in("liar", share, 2)
         assert await check_in("second", "10.0.0.2:8090") == (True, [], key), share
     for share in ("10.0.0.1:22", "10.0.0.1", "router:8090", "10.0.0.1:x", "[::1", ":"):
         await check_in("liar", share, 2)
+        assert await check_in("second", "10.0.0.2:8090") == (True, [], key), share
+    for share in ("10.0.0.3:8090", ""):  # it gives files no longer
+        await check_in("liar", share, int(not share) + 1)
         assert await check_in("second", "10.0.0.2:8090") == (True, [], key), share
     await check_in("first", "10.0.0.1:8090", refused=2)
     assert await check_in("second", "10.0.0.2:8090") == (False, [], key), "its turn"
@@ -293,6 +302,37 @@ def test_a_site_waits_for_few_of_its_devices() -> None:
             minutes = (clock.now() - begun) / timedelta(minutes=1)
             assert minutes < 31, "devices that never have it hold the others up"
             await clock.sleep_until(clock.now() + timedelta(minutes=1))
+
+    run_virtual(play())
+
+
+@pytest.mark.parametrize("opens", [6, 100])
+def test_turns_outside_the_hours_of_a_site_do_not_count_for_a_day(opens: int) -> None:
+    async def play() -> None:
+        store, clock = MemoryStore(), VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
+        edge, begun = EdgeService(store, clock, lambda key: None), clock.now()
+        own = {"project": "p", "site": "lyon", "key": "0" * 64, "enrolled_at": begun}
+        devices = [EdgeDevice(name=f"d{each}", **own) for each in range(9)]
+        for each in devices:
+            await store.edge.devices.put(each)
+        model = await store.edge.models.put(
+            ModelVersion(project="p", name="m@2", snapshot="", files=(), main="", created_at=begun)
+        )
+
+        def list_free() -> list[EdgeDevice]:
+            return [each for each in devices if edge._may_fetch(each, model, clock.now(), {}, True)]
+
+        while len(may := list_free()) == 1 and clock.now() - begun < timedelta(hours=opens):
+            await clock.sleep_until(clock.now() + timedelta(minutes=5))
+        if opens > 24:
+            assert (len(may), (clock.now() - begun).days) == (len(devices), 1)
+            return
+        for left in (1, 1, len(devices)):  # some begin, and never end
+            assert len(may) == 1
+            await edge.manifest_for("p", may[0].name, "m", "2")
+            await clock.sleep_until(clock.now() + timedelta(minutes=11))
+            may = list_free()
+            assert len(may) == left
 
     run_virtual(play())
 

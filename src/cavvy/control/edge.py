@@ -77,8 +77,10 @@ _FRESH = timedelta(seconds=30)  # after which the rows that other servers may ha
 _MOST_AUDITED = 100_000
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 # Of a site's devices that share files, one fetches a version, and others wait so long for it. After
-# some turns, all fetch it.
+# some turns, all fetch it. A turn outside the hours in which they update, in which none of them
+# begins to fetch, does not count, but after a day all do.
 _TURN, _MOST_TURNS = timedelta(minutes=10), 3
+_MOST_UNUSED = timedelta(days=1) // _TURN
 _MOST_PEERS, _MOST_LOOKED_AT = 4, 1000
 _MAY_BE_SHARED = 4096  # bytes; a smaller file than this, such as a list of labels, tells no model
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -210,6 +212,7 @@ class EdgeService:
         self._enrolling = asyncio.Lock()
         # by what devices of a site want: which fetched it, and since when
         self._turns: dict[tuple[str, ...], tuple[tuple[str, datetime], ...]] = {}
+        self._begun: set[tuple[tuple[str, ...], int]] = set()  # the turns in which one did begin
 
     # Users' requests
 
@@ -582,24 +585,28 @@ class EdgeService:
             if (version := known.models.get(f"{each.model}@{each.to}")) is not None
         ]
 
-    async def find_peers(self, project: str, name: str, wanted: ModelVersion) -> Peers:
+    async def find_peers(
+        self, project: str, name: str, wanted: ModelVersion, hours: bool = False
+    ) -> Peers:
         """Return the devices of the site that can give a version to this one, which would take it,
-        or whether it should wait until one can. Raises EnrolmentRefused."""
+        or whether it should wait until one can. With `hours`, they update in some hours only.
+        Raises EnrolmentRefused."""
         device, known = await self.find(project, name), await self._read(project)
         own = device.report and device.report.of(wanted.model)
         if own and own.serving == wanted.number:
             return Peers()
         now, group = self._clock.now(), known.sharing.get(_peer_group(device), set())
         found = []
-        for each in islice(group - {name}, _MOST_LOOKED_AT):
+        for each in islice((each for each in group if each != name), _MOST_LOOKED_AT):
             peer = known.devices.get(each)
             report = None if peer is None or peer.retired_at else peer.report
             held = report and now - report.at < SILENT and report.of(wanted.model)
-            if report and held and held.serving == wanted.number:
+            if report and report.share and held and held.serving == wanted.number:
                 found.append((_digest(f"{name} {each}"), report.share))
         if found:
             return Peers(at=[share for _, share in sorted(found)[:_MOST_PEERS]])
-        return Peers(wait=name in group and not self._may_fetch(device, wanted, now, known.devices))
+        may = name not in group or self._may_fetch(device, wanted, now, known.devices, hours)
+        return Peers(wait=not may)
 
     def _may_fetch(
         self,
@@ -607,11 +614,12 @@ class EdgeService:
         wanted: ModelVersion,
         now: datetime,
         known: Mapping[str, EdgeDevice],
+        hours: bool = False,
     ) -> bool:
         """Return whether a device is to fetch a version for its site. Another one has its turn if
         it takes too long, is retired or refuses the version, and after some turns all may: a device
         can be offline, or lie."""
-        key = device.project, *_peer_group(device), wanted.name
+        key = _turn_key(device, wanted)
         turns = self._turns.get(key, ())
         if turns and now - turns[-1][1] < _TURN:
             other = known.get(turns[-1][0])
@@ -619,9 +627,11 @@ class EdgeService:
             left = other is not None and other.retired_at is not None
             if not left and not (report and report.refused == wanted.number):
                 return turns[-1][0] == device.name
-        if len(turns) < _MOST_TURNS:
+        used = [at for at in range(len(turns)) if not hours or (key, at) in self._begun]
+        if len(used) < _MOST_TURNS and len(turns) < _MOST_UNUSED:
             if len(self._turns) >= _MOST_AUDITED:
                 self._turns.clear()
+                self._begun.clear()
             self._turns[key] = (*turns, (device.name, now))
         return True
 
@@ -699,6 +709,9 @@ class EdgeService:
         found = known.models.get(f"{model}@{number}")
         if found is None or not _may_have(device, found):
             raise RowNotFound(f"project {project} has no model {model}@{number}")
+        key = _turn_key(device, found)
+        if (turns := self._turns.get(key)) and turns[-1][0] == name:
+            self._begun.add((key, len(turns) - 1))
         return make_manifest(found)
 
     async def check_file(self, project: str, name: str, digest: str) -> None:
@@ -938,6 +951,10 @@ def _add_deltas(
 
 def _peer_group(device: EdgeDevice) -> tuple[str, str]:
     return device.site, device.labels.get("residency", "")
+
+
+def _turn_key(device: EdgeDevice, wanted: ModelVersion) -> tuple[str, ...]:
+    return device.project, *_peer_group(device), wanted.name
 
 
 def _may_have(device: EdgeDevice, model: ModelVersion) -> bool:

@@ -615,7 +615,8 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     ]
     at: dict[str, list[str]] = {}
     for each, shown in zip(wanted, models, strict=True):
-        peers = await app_state.control_plane.edge.find_peers(project, name, each.version)
+        hours = bool(each.rollout.window or site.window)
+        peers = await app_state.control_plane.edge.find_peers(project, name, each.version, hours)
         shown["wait"] = peers.wait
         at[each.version.model] = list(peers.at)
     program = next((each for each in models if each["name"] == PROGRAM), None)
@@ -754,10 +755,11 @@ def _is_for_peers(app_state: AppState, share: str) -> bool:
         address = ip_address(host.strip("[]"))
     except ValueError:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address
     if not port.isdecimal() or not 1024 <= int(port) < 65536 or not address.is_private:
         return False
     if address.is_loopback:
-        return _is_for_devices(app_state, f"http://{host}")
+        return _is_for_devices(app_state, "http://127.0.0.1")
     return not (address.is_unspecified or address.is_link_local or address.is_multicast)
 
 
