@@ -204,6 +204,8 @@ def test_check_tells_the_services_and_the_gpus_that_nodes_do_not_report() -> Non
         ("missing accelerators", "2 nodes should have nvidia-tesla-t4, but report none"),
         ("missing accelerators", "1 node should have 1 x A100-80GB, but reports none"),
     ]
+    assert all("only of kubernetes" in text for _, text in facts[:2])
+    assert "only of kubernetes" not in say_services(found[:3])[0][1]
     assert "gpu-driver-version=default" in facts[2][1]
     assert "use-nvidia-gpu" in facts[3][1]
 

@@ -138,6 +138,8 @@ def say_services(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
         text = f"{profile.title}; machines have the prices of {profile.cloud}"
         if spot := sum(node.spot for node in mine):
             text += f"; {format_count(spot, 'spot node')}"
+        if len({node.service for node in nodes}) > 1:
+            text += "; the cluster also has other nodes, so its offers are only of kubernetes"
         facts.append((f"{SERVICE} {profile.name}", text))
     for (unseen, service), count in Counter(
         (node.unseen, node.service) for node in nodes if node.unseen
