@@ -18,6 +18,7 @@ from PIL import Image
 
 SIDE = 8  # pixels, as in the images of the training
 PAUSE_S = 2.0  # after a device that does not answer
+REFUSED = (400, 413, 422)  # the status of an image that the device will never take
 
 
 def read_folder(folder: Path, every_s: float) -> Iterator[tuple[str, Any]]:
@@ -59,6 +60,18 @@ def ask(url: str, image: Any) -> tuple[list[float], str]:
         return json.load(reply)["predictions"][0], reply.headers["Cavvy-Answered-By"]
 
 
+def ask_until_answered(url: str, image: Any) -> tuple[list[float], str] | None:
+    """Return what `ask` does when the device answers again, or None if it refuses the image."""
+    while True:
+        try:
+            return ask(url, image)
+        except OSError as error:
+            print(f"{url}: {error}", file=sys.stderr)
+            if getattr(error, "code", 0) in REFUSED:
+                return None
+        time.sleep(PAUSE_S)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8080/v1/models/digits:predict")
@@ -73,13 +86,10 @@ def main() -> None:
         else read_folder(options.folder, options.every_s)
     )
     for name, image in images:
-        while True:
-            try:
-                row, by = ask(options.url, image)
-                break
-            except OSError as error:  # the image is sent when the device answers again
-                print(f"{options.url}: {error}", file=sys.stderr)
-                time.sleep(PAUSE_S)
+        answer = ask_until_answered(options.url, image)
+        if answer is None:
+            continue
+        row, by = answer
         digit = max(range(len(row)), key=row.__getitem__)
         told = {"image": name, "digit": digit, "certainty": round(row[digit], 3), "by": by}
         print(json.dumps(told), flush=True)

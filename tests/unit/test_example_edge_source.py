@@ -14,14 +14,15 @@ SOURCE = Path(__file__).parents[2] / "examples/edge-digits/source.py"
 
 
 class Device(BaseHTTPRequestHandler):
-    """Fails the first request, and says 3 to an image whose first pixel is white, or else 7."""
+    """Fails the first request, refuses images whose first pixel is grey, and says 3 to one whose
+    first pixel is white, or else 7."""
 
     asked = 0
 
     def do_POST(self) -> None:
         type(self).asked += 1
         [pixels] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["instances"]
-        self.send_response(503 if Device.asked == 1 else 200)
+        self.send_response(503 if Device.asked == 1 else 400 if 0 < pixels[0] < 0.9 else 200)
         self.send_header("Cavvy-Answered-By", "device")
         self.end_headers()
         digit = 3 if pixels[0] > 0.9 else 7
@@ -36,6 +37,7 @@ class Device(BaseHTTPRequestHandler):
 
 def test_images_of_a_folder_are_sent_and_odd_files_are_told(tmp_path: Path) -> None:
     Image.new("RGB", (32, 20), "white").save(tmp_path / "a.png")
+    Image.new("L", (8, 8), 100).save(tmp_path / "aa.png")
     Image.new("L", (8, 8), 0).save(tmp_path / "b.png")
     (tmp_path / "c.png").write_bytes(b"\x89PNG\r\n\x1a\nspoilt")
     (tmp_path / "d").mkdir()
@@ -50,5 +52,5 @@ def test_images_of_a_folder_are_sent_and_odd_files_are_told(tmp_path: Path) -> N
         ("a.png", 3, "device"),
         ("b.png", 7, "device"),
     ]
-    for told in ("503", "c.png is no image", "d is no image"):
+    for told in ("503", "400", "c.png is no image", "d is no image"):
         assert told in done.stderr
