@@ -139,8 +139,8 @@ class PeerFiles:
                 os.rename(fresh, path)
                 return True
             self._at.pop(0)
-            with suppress(OSError):
-                os.unlink(fresh)
+        with suppress(OSError):
+            os.unlink(fresh)  # perhaps of a fetch that was cut
         return False
 
     def _receive(self, address: str, wanted: dict[str, Any], fresh: str) -> bool:
