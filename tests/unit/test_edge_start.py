@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from cavvy.cli.edge import _CLOUD_INIT
+from cavvy.cli.edge import _CLOUD_INIT, command
 from cavvy.edge.bundle import make_script
 from cavvy.edge.device import DeviceOptionInvalid, make_defaults, read_options, run
 from cavvy.edge.slots import write_json
@@ -127,3 +128,5 @@ def test_a_file_for_cloud_init_enrols_at_the_first_start_and_then_runs_the_progr
     assert start() == "enrols\n", "also if it was interrupted before it enrolled"
     (tmp_path / "card.json").write_text("{}")
     assert start() == "runs\n"
+    odd = CliRunner().invoke(command, ["token", "--site", "lyon", "--cloud-init", "-o", "json"])
+    assert (odd.exit_code, "prints no JSON" in odd.output) == (2, True), "it makes no token"

@@ -89,6 +89,8 @@ def token(
     """
     from cavvy.client.edge_wire import EnrolmentAsk, invite_devices
 
+    if cloud_init and output == "json":
+        raise CommandFailure("--cloud-init prints no JSON; leave one of them out", exit_code=2)
     ask = EnrolmentAsk(
         site=site,
         count=count,
