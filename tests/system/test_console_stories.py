@@ -248,8 +248,11 @@ class Reader:
         assert self.tab.errors == [], page
 
     def press(self, text: str) -> None:
-        """Use the link or the button with this text; questions are answered with yes."""
+        """Use the link or the button with this text, once the page has it; questions are answered
+        with yes.
+        """
         find = f"[...document.querySelectorAll('a, button')].find(e => e.innerText.trim() === {json.dumps(text)})"  # fmt: skip
+        self.tab.wait(f"document.readyState === 'complete' && {find} !== undefined")
         self.tab.evaluate(f"window.confirm = () => true; {find}.click()")
 
     def press_and_load(self, text: str) -> None:
@@ -424,8 +427,8 @@ def test_two_runs_are_compared(reader: Reader) -> None:
         "[...document.getElementsByName('job')].slice(0, 2).forEach(e => e.click())"
     )
     reader.press("Compare")
-    reader.tab.wait("location.pathname === '/compare'")
-    assert "task.tags.n" in reader.tab.evaluate(TEXT)
+    reader.tab.wait(f"location.pathname === '/compare' && {TEXT}.includes('task.tags.n')")
+    reader.tab.wait("document.readyState === 'complete'")
     reader.look()
 
 

@@ -629,7 +629,10 @@ def test_a_long_name_moves_below_its_row_rather_than_take_the_room_of_others() -
 
 
 @pytest.mark.parametrize("width", [80], indirect=True)
-def test_a_plan_on_a_narrow_terminal_shows_prices(width: int, tmp_path: Path) -> None:
+def test_a_plan_on_a_narrow_terminal_shows_prices(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
     task = "name: t\nrun: 'true'\nresources: {gpu: A100:8}\nwork: {duration: 10h}\n"
     (tmp_path / "task.yaml").write_text(task)
     shown = CliRunner().invoke(cli, ["plan", str(tmp_path / "task.yaml")]).stdout
