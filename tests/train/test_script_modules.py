@@ -125,6 +125,16 @@ def test_a_pass_that_tries_a_model_before_its_optimizer_is_not_a_part_of_the_ste
     assert profiles_of[0] == profiles_of[1]
 
 
+def test_the_pass_of_the_only_step_may_run_before_its_optimizer_is_made() -> None:
+    Path("late.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 4)\nout = model(torch.ones(32, 8))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "other = torch.optim.SGD([torch.ones(1)], lr=0.1)\n"
+        "out.sum().backward(); optimizer.step()\n"
+    )
+    assert profiles.trace("late.py", [])["batch"] == 32
+
+
 class Told(StringIO):
     """Standard error that can be waited for."""
 

@@ -56,7 +56,7 @@ class StepWatch:
         self._first: Optimizer | None = None
         self._optimizers: list[Optimizer] = []
         self._recorder = TraceRecorder()
-        self._copies = CopyWatch(lambda: self._on)
+        self._copies = CopyWatch(lambda: self._on and not self._tries)
         self._made: dict[str, Any] | None = None
         self._samples, self._batch, self._micro, self._on = SampleCount(), 0, 1, False
         # whether a model ran since the last step, and before the step of another optimizer
@@ -71,6 +71,9 @@ class StepWatch:
         self._has_state = True
         # whether a model has computed gradients, and the modules that ran before
         self._trains, self._called = False, weakref.WeakSet[torch.nn.Module]()
+        # whether passes without a backward pass ran before the first optimizer was made; if others
+        # follow, they only tried the model
+        self._tries = False
         self._hooks = ExitStack()
         self.assumed: list[str] = []
 
@@ -79,10 +82,7 @@ class StepWatch:
 
         def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
-            # Passes before the first optimizer that had no backward pass only try a model.
-            if not optimizers and self._trains and not self._has_gradients():
-                self._off()
-                self._forget()
+            self._tries |= not optimizers and self._trains and not self._has_gradients()
             optimizers.append(optimizer)
 
         self._hooks.enter_context(patch.object(Optimizer, "__init__", init))
@@ -111,6 +111,11 @@ class StepWatch:
 
     def _forward(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
         has_parameters = any(True for _ in module.parameters())
+        if self._tries:
+            self._tries = False
+            if not self._has_gradients():
+                self._off()
+                self._forget()
         if not self._trains and torch.is_grad_enabled() and has_parameters:
             self._train(module)
         # Modules that run before the model, such as transforms of images, are no parts of it.
