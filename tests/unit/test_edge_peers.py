@@ -177,10 +177,13 @@ def test_a_device_gives_few_files_at_once_and_leaves_callers_that_say_nothing(
     assert DIGEST not in fetch(make_site(), tmp_path / "mine", PeerFiles([address(peer)], "today"))
 
 
-def test_what_a_cut_fetch_has_of_another_device_does_not_stay_on_the_disk(tmp_path: Path) -> None:
+def test_the_server_sends_a_file_whose_fetch_from_another_device_was_cut(
+    tmp_path: Path, peer: PeerServer
+) -> None:
+    """In nights that are too short, it would otherwise begin anew for ever."""
     slot = ModelSlots(f"{tmp_path}/models/m").prepare(1)
     Path(slot, f"{DIGEST}.peer").write_bytes(WEIGHTS[:-1])
-    assert DIGEST in fetch(make_site(), tmp_path, PeerFiles([], "today"))
+    assert DIGEST in fetch(make_site(), tmp_path, PeerFiles([address(peer)], "today"))
 
 
 @pytest.mark.parametrize("told", [None, [], {"at": 3, "key": 5}, {"at": {"m": "x"}}])

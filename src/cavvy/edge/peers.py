@@ -133,14 +133,18 @@ class PeerFiles:
         self._key = key
 
     def fetch(self, wanted: dict[str, Any], fresh: str, path: str) -> bool:
-        """Write a file to `path`, by way of `fresh`. Return False if no device has given it."""
-        while self._at:
+        """Write a file to `path`, by way of `fresh`. Return False if no device has given it, or if
+        a former fetch from one was cut: the hours of a site may be too short for it, and what the
+        server sends goes on where it ended."""
+        while self._at and not os.path.exists(fresh):
             if self._receive(self._at[0], wanted, fresh):
                 os.rename(fresh, path)
                 return True
             self._at.pop(0)
+            with suppress(OSError):
+                os.unlink(fresh)
         with suppress(OSError):
-            os.unlink(fresh)  # perhaps of a fetch that was cut
+            os.unlink(fresh)
         return False
 
     def _receive(self, address: str, wanted: dict[str, Any], fresh: str) -> bool:
