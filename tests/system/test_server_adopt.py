@@ -106,6 +106,8 @@ def test_a_server_moves_to_another_folder_when_no_job_runs(
     (tmp_path / "go").touch()
     with connect() as client:
         follow_to_end(client, "long")
+        # the agent still uses the folder until it has said what it left
+        wait_until(lambda: client.job("default", "long").attempts[-1].phase == "ended")
     stop_server()
     with home_at(new):
         assert "moved 1 jobs" in (told := run_adopt(*options)), told
