@@ -28,6 +28,7 @@ _Request = tuple[float, float, float, float]
 _READING_S = 60.0
 # maximum requests that are drawn at random for a file that states only counts or rates
 _MOST_DRAWN = 20_000_000
+_LONGEST_VALUE = 1 << 17  # characters; `csv` has one limit a process, which other readers change
 _LONGEST_S = 366 * 86400.0  # a longer trace has times in other units, or a wrong time
 
 
@@ -145,6 +146,7 @@ def _read_rows(path: Path, text: str, options: RequestOptions) -> Iterable[_Requ
     if text.lstrip().startswith("{"):
         rows: Iterator[_Row] = map(json.loads, filter(None, text.splitlines()))
         return _read_mooncake(rows, options)
+    csv.field_size_limit(_LONGEST_VALUE)
     table = csv.DictReader(io.StringIO(text))
     columns = set(table.fieldnames or ())
     for needed, reader in _READERS:
