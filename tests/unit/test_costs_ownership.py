@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cavvy.costs.ownership import (
@@ -358,6 +358,7 @@ def test_one_machine_has_no_mix() -> None:
 
 
 @settings(max_examples=40)
+@example(years=0.5, life=1.0, trend=2.0**-23, capital=0.0, residual=0.0, mixed=0)
 @given(
     years=st.floats(0.25, 12),
     life=st.floats(0.5, 6),

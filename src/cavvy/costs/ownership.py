@@ -16,7 +16,7 @@ life at the end of the plan are sold at their value.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from functools import cache
-from math import inf
+from math import expm1, inf, log1p
 from typing import Protocol
 
 from cavvy.catalog.tables import read_table
@@ -323,7 +323,10 @@ def _present(values: Mapping[str, float], option: str) -> float:
 
 def _sum_powers(base: float, count: int) -> float:
     """Return base^0 + base^1 + ... with `count` terms."""
-    return count if abs(base - 1) < 1e-12 else (1 - base**count) / (1 - base)
+    more = base - 1
+    if abs(more) > 0.1:
+        return (1 - base**count) / -more
+    return expm1(count * log1p(more)) / more if more else count
 
 
 def _find_use(values: Mapping[str, float]) -> float | None:
