@@ -216,6 +216,8 @@ async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
         {"mib_per_s": 0.001},
         {"mib_per_s": 1e9},
         {"window": [1, 99]},
+        {"window": [5, 5]},
+        {"window": [24, 0]},
         {"mib_per_s": "x"},
     ):
         assert (await api.http.put(path, json=wrong)).status_code == 422

@@ -924,6 +924,9 @@ def _check_limits(mib_per_s: float | None, window: tuple[int, int] | None, least
         raise ApiProblem("invalid-request", f"`mib_per_s` must be more than {least:g}")
     if window is not None and not all(0 <= hour <= 24 for hour in window):
         raise ApiProblem("invalid-request", "`window` has two hours of the day, 0 to 24")
+    if window is not None and window != (0, 24) and (window[1] - window[0]) % 24 == 0:
+        hint = "for the whole day, leave it out; otherwise, state two hours such as 1-5"
+        raise ApiProblem("invalid-request", "`window` contains no time, so nothing updates", hint)
 
 
 def _device(device: EdgeDevice, now: datetime) -> wire.DeviceView:
