@@ -95,7 +95,48 @@ def test_a_good_version_reaches_all_devices_wave_by_wave() -> None:
         rollout = fleet.step(rollout)
         sizes.append(len(fleet.exposed))
     assert rollout.phase is RolloutPhase.DONE
-    assert sorted(set(sizes)) == [1, 2, 20, 200]
+    assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 20, 40, 80, 160, 200]
+
+
+def test_a_wave_grows_once_its_devices_serve_the_version_and_after_its_time_in_any_case() -> None:
+    rollout = make_rollout(waves=(0.0, 1.0), wave=1, grown=4)
+    devices = order_devices(rollout, make_devices(50))
+    now = START + timedelta(minutes=2)
+
+    def look(*serving: int, silent: int = 0, at: datetime = now) -> int:
+        told = [
+            replace(each, report=DeviceReport(at=at, models=(ModelReport(name="m", serving=one),)))
+            for each, one in zip(devices, [*serving, *[1] * (50 - len(serving))], strict=True)
+        ]
+        for index in range(silent):
+            told[index] = replace(told[index], report=DeviceReport(at=START - SILENT))
+        return count_wave(decide_rollout(rollout, told, at), 50)
+
+    assert look(2, 2, 2, 2) == 8
+    assert look(2, 2, 2, 1) == 4, "one still fetches"
+    assert look(1, 2, 2, 2, silent=1) == 8, "a device that is away holds nothing up"
+    assert look(1, 1, 1, 1, silent=4) == 4, "nobody serves it"
+    assert look(2, 2, 2, 1, at=START + timedelta(minutes=10)) == 50
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_counts_that_are_limited_keep_their_share_of_errors(version: int) -> None:
+    told = []
+    for number, each in enumerate(make_devices(200)):
+        requests, serving = (1050, version) if number % 4 == 0 else (6, 3 - version)
+        sums = RevisionSums(requests=requests, errors=requests // 50)
+        model = ModelReport(name="m", serving=serving, sums=sums)
+        told.append(replace(each, report=DeviceReport(at=START, models=(model,))))
+    early = START - timedelta(minutes=1)
+    known = {
+        each.name: ModelReport(name="m", serving=each.report.models[0].serving, at=early)
+        for each in told
+        if each.report
+    }
+    found = decide_rollout(make_rollout(waves=(1.0,), counted=known), told, START)
+    sums = found.sums_new if version == 2 else found.sums_old
+    assert sums.requests < 50 * 1050
+    assert sums.errors / sums.requests == pytest.approx(0.02, rel=0.02)
 
 
 def test_a_bad_version_halts_before_it_is_everywhere() -> None:

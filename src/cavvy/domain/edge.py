@@ -207,6 +207,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
     waves: tuple[float, ...] = WAVES
     wave: int = 0
     wave_at: datetime
+    grown: int = 0  # devices that may have the version while a wave grows; 0 if all of the wave
     soak_s: float = 600.0
     mib_per_s: float | None = None  # limit of each device's download
     window: tuple[int, int] | None = None  # hours of the device's day in which it updates

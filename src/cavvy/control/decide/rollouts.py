@@ -1,10 +1,13 @@
 """Decides which devices get which version of a model, and whether a rollout goes on, ends or halts.
 
 The devices of a rollout have a fixed order, by the SHA-256 of the rollout's and the device's names,
-so that neither the first device nor the first per cent are the same ones each time. A wave ends
-when its devices serve the new version, have done so for the time `soak_s`, and have had requests or
-the double of that time. In each wave, the sequential test of canaries (`canary.py`) compares the
-errors and latencies of the requests to the new version with those of the other devices.
+so that neither the first device nor the first per cent are the same ones each time. A wave after
+the first grows: it gets as many devices again as have the version each time that these serve it,
+and all of its devices after the time `soak_s`. A bad version is thus found by few of them. A wave
+ends when its devices serve the new version, have done so for the time `soak_s`, and have had
+requests or the double of that time. In each wave, the sequential test of canaries (`canary.py`)
+compares the errors and latencies of the requests to the new version with those of the other
+devices.
 
 Devices are not trusted, so one of them must not end a rollout alone. If the test finds the new
 version worse, but not without the counts of one device, these are left out from then on, and the
@@ -34,6 +37,7 @@ _MOST_REQUESTS, _MOST_LOG = 1_000_000, 30.0
 # in more often than each `_USUAL_S` adds as much less each time.
 _MOST_SHARE, _LEAST_MEDIAN = 10, 100
 _USUAL_S = 0.75 * CHECK_IN_S  # a little less than the shortest interval with its jitter
+_GROWTH = 2  # a wave grows by this factor
 _PATIENCE = 2.0  # a quiet wave ends after this multiple of `soak_s`
 # A device that has not checked in for this time does not hold a wave up.
 SILENT = timedelta(minutes=10)
@@ -56,9 +60,14 @@ def order_devices(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Sequence[E
 
 
 def count_wave(rollout: Rollout, devices: int) -> int:
-    """Return how many of its devices have the new version in the present wave."""
+    """Return how many of its devices may have the new version now."""
     if rollout.phase is RolloutPhase.DONE:
         return devices
+    whole = _count_whole(rollout, devices)
+    return min(whole, rollout.grown) if rollout.grown else whole
+
+
+def _count_whole(rollout: Rollout, devices: int) -> int:
     share = rollout.waves[min(rollout.wave, len(rollout.waves) - 1)]
     return min(devices, max(1, ceil(share * devices)))
 
@@ -136,11 +145,19 @@ def decide_rollout(
         told = f"all {len(wave)} devices" if len(wave) > 1 else "the only device"
         reason = f"{told} of the wave fell silent"
         return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
+    if ordered and size < _count_whole(rollout, len(ordered)) and not given_up:
+        return _grow(rollout, wave, size, now)
     if not ordered or not (given_up or _is_wave_over(rollout, wave, now)):
         return rollout
     if size == len(ordered):
         return replace(rollout, phase=RolloutPhase.DONE, wave_at=now, counted={})
-    return replace(rollout, wave=rollout.wave + 1, wave_at=now)
+    return replace(rollout, wave=rollout.wave + 1, wave_at=now, grown=_GROWTH * size)
+
+
+def _grow(rollout: Rollout, wave: Sequence[EdgeDevice], size: int, now: datetime) -> Rollout:
+    if now - rollout.wave_at >= timedelta(seconds=rollout.soak_s):
+        return replace(rollout, grown=0)
+    return replace(rollout, grown=_GROWTH * size) if _are_settled(rollout, wave, now) else rollout
 
 
 def _find_doubted(rollout: Rollout, wave: Sequence[EdgeDevice], judged: CanaryJudgement) -> str:
@@ -200,6 +217,14 @@ def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime
     soaked = now - rollout.wave_at >= timedelta(seconds=rollout.soak_s)
     if not devices or not soaked:
         return soaked
+    if not _are_settled(rollout, devices, now):
+        return False
+    patient = now - rollout.wave_at >= timedelta(seconds=_PATIENCE * rollout.soak_s)
+    return patient or rollout.trial.new.requests > 0
+
+
+def _are_settled(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime) -> bool:
+    """Return whether all devices that are there serve or refuse the version, and one serves it."""
     heard = [each for each in devices if _is_heard(each, now)]
     settled = [
         found
@@ -208,10 +233,7 @@ def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime
         and (found.serving == rollout.to or rollout.is_refused(found))
         and not found.on_trial
     ]
-    if len(settled) < len(heard) or not any(each.serving == rollout.to for each in settled):
-        return False
-    patient = now - rollout.wave_at >= timedelta(seconds=_PATIENCE * rollout.soak_s)
-    return patient or rollout.trial.new.requests > 0
+    return len(settled) == len(heard) and any(each.serving == rollout.to for each in settled)
 
 
 def _count(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Rollout:
@@ -275,7 +297,7 @@ def _scale(sums: RevisionSums, requests: int) -> RevisionSums:
     of_timed = timed / max(1, sums.timed)
     return RevisionSums(
         requests=requests,
-        errors=int(sums.errors * share),
+        errors=round(sums.errors * share),
         timed=timed,
         logs=sums.logs * of_timed,
         squares=sums.squares * of_timed,
