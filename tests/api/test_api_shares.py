@@ -135,6 +135,31 @@ async def test_a_quota_fits_into_the_quotas_and_limits_above_it(api: Api) -> Non
     assert await put(api, "below", user_jobs=1) == 204
 
 
+async def test_limits_below_what_is_in_use_are_refused_without_a_confirmation(api: Api) -> None:
+    await begin(api, "p", "p", user="ann")
+    await until(lambda: is_full(api))
+    path = "/v1/projects/p/policy"
+    holds = "project p holds 0.25 GPUs, more than its"
+    would = "running jobs would continue, and others wait until there is room"
+    for rules, told in (
+        ({"max_gpus": 0}, f"{holds} limit of 0 GPUs; {would}"),
+        ({"quota_gpus": 0.2}, f"{holds} quota of 0.2 GPUs; other projects could get back for"),
+        ({"user_jobs": 1}, "user ann holds 2 jobs in project p, more than the limit of 1 job; "),
+        ({"users": {"ann": {"gpus": 0.125}}}, "user ann holds 0.25 GPUs in project p, more than"),
+    ):
+        answer = await api.http.put(path, json={"regions": ["eu"], **rules})
+        assert (answer.status_code, answer.json()["code"]) == (409, "policy-exceeded")
+        assert answer.json()["message"].startswith(told), answer.text
+        assert "accept_exceeded" in answer.json()["hint"]
+        assert (await api.http.get(path)).json() == []  # nothing was stored
+        assert (await api.http.put(f"{path}?accept_exceeded=true", json=rules)).status_code == 204
+        assert (await api.http.put(path, json=rules)).status_code == 204  # as it is
+        assert (await api.http.delete(path)).status_code == 204
+    everywhere = await api.http.put("/v1/policy", json={"max_gpus": 0.2})
+    assert (everywhere.status_code, everywhere.json()["code"]) == (409, "policy-exceeded")
+    assert everywhere.json()["message"].startswith("the installation holds 0.25 GPUs, ")
+
+
 async def test_waiting_jobs_of_each_user_are_limited(api: Api) -> None:
     for made in ({"name": "p"}, {"name": "below", "parent": "p"}):
         assert (await api.http.post("/v1/projects", json=made)).status_code == 201
@@ -222,6 +247,7 @@ async def test_no_project_can_raise_its_own_share(api: Api) -> None:
         path = f"/v1/projects/{project}/policy"
         if not rules:
             return (await team.http.delete(path, headers=headers)).status_code
+        path += "?accept_exceeded=true"  # a job of the team may run
         return (await team.http.put(path, json=rules, headers=headers)).status_code
 
     assert [await send(own, "team", **each) for each in ({"share": 9}, {"quota_gpus": 9})] == [

@@ -42,7 +42,7 @@ from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire
 from cavvy.client.errors import FOR_PROGRAMS
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView, TokensView
 from cavvy.client.policy_wire import PolicyAsk, ProjectPolicyView, UserLimitsView
-from cavvy.client.queue_wire import ShareReport, ShareView
+from cavvy.client.queue_wire import ShareReport
 from cavvy.client.token_rates import rate_apis
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
@@ -435,7 +435,9 @@ def test_a_policy_sets_shares_and_limits_of_the_queue(
     none = ShareReport(half_life_days=7, projects=[])
     monkeypatch.setattr("cavvy.client.queue_wire.read_shares", lambda *_: none)
     monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
-    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *put: asked.append(put[2]))
+    monkeypatch.setattr(
+        "cavvy.client.policy_wire.put_policy", lambda *put, **_: asked.append(put[2])
+    )
     assert (
         run("policy", "set", "--share", "0.5", "--quota", "16", "--user-jobs", "4").exit_code == 0
     )
@@ -484,47 +486,29 @@ def test_a_policy_sets_shares_and_limits_of_the_queue(
         assert (refused.exit_code, "number from 0 to 1,000,000" in refused.stderr) == (2, True)
 
 
-def test_a_policy_says_what_happens_if_the_project_holds_more(
+def test_a_policy_below_what_is_in_use_needs_a_confirmation(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = ShareView(
-        project="default",
-        parent=None,
-        weight=1,
-        part=1,
-        used_part=1,
-        used_gpu_hours=1,
-        gpus=12,
-        jobs=2,
-        waiting_gpus=0,
-        waiting_jobs=0,
-        quota_gpus=None,
-        max_gpus=None,
-        accelerators={"H100": 4, "H100-NVL": 4, "A100": 4},
-        micros_per_hour=40_000_000,
-    )
-    report = ShareReport(half_life_days=7, projects=[row])
+    told = "project default holds 8 H100, more than its limit of 6 H100"
+    calls = list[str]()
+
+    def call(method: str, target: str, body: bytes = b"") -> None:
+        calls.append(target)
+        if "accept_exceeded" not in target:
+            raise ApiError("policy-exceeded", told, "nothing was changed; or --yes", 409)
+
     monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
-    put = list[object]()
-    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *given: put.append(given))
-    monkeypatch.setattr("cavvy.client.queue_wire.read_shares", lambda *_: report)
-    limits = ("policy", "set", "--max-gpus", "20,H100=6", "--max-spend", "39")
+    monkeypatch.setattr(client, "call", call, raising=False)
+    limits = ("policy", "set", "--max-gpus", "20,H100=6")
     refused = run(*limits)
     assert refused.exit_code == 1
-    assert not put
-    assert "8 H100, more than its limit of 6 H100" in refused.stderr
+    assert told in refused.stderr
     assert "nothing was changed" in refused.stderr
-    assert "add --yes" in refused.stderr
-    told = run(*limits, "--yes").stderr
-    then = "running jobs continue, and others wait until there is room"
-    assert f"project default holds 8 H100, more than its limit of 6 H100: {then}\n" in told
-    assert "holds $40.00 an hour, more than its limit of $39.00 an hour" in told
-    assert told.count("note:") == 2
-    assert len(put) == 1
-    assert run("policy", "set", "--quota", "12,A100=4").exit_code == 0  # as much as it holds
-    told = run("policy", "set", "--quota", "11,A100=4", "--yes").stderr
-    assert "project default holds 12 GPUs, more than its quota of 11 GPUs: other projects" in told
-    assert told.count("note:") == 1
+    assert len(calls) == 1
+    done = run(*limits, "--yes")
+    assert (done.exit_code, done.stderr) == (0, f"note: {told}\n")
+    # a server that does not know the parameter is asked as before
+    assert calls[1:] == [calls[0], f"{calls[0]}?accept_exceeded=true"]
 
 
 def test_a_waiting_job_says_whose_jobs_are_before_it(client: FakeClient) -> None:
@@ -560,7 +544,7 @@ def test_a_policy_says_which_ended_jobs_will_be_removed(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cavvy.client.policy_wire.list_policies", lambda *_: [])
-    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *_: None)
+    monkeypatch.setattr("cavvy.client.policy_wire.put_policy", lambda *_, **_set: "")
     told = "the server will remove jobs that ended more than 5 days ago"
     assert told in run("policy", "set", "--keep-jobs", "5").stderr
     for kept in (("--keep-jobs", "0"), ("--keep-jobs", "any"), ("--gpus", "T4")):

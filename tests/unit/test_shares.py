@@ -29,6 +29,7 @@ from cavvy.scheduler.shares import (
     ShareRule,
     decay,
     give_turns,
+    list_exceeded,
 )
 from cavvy.store.open import MemoryStore
 from cavvy.store.queue import PlacedRow, SqlQueue
@@ -535,6 +536,40 @@ def test_each_number_of_a_policy_is_a_rule_of_the_queue() -> None:
         users={"ann": {GPUS: 12.0, JOBS: 13.0, "$": 14}, "bob": {"H100": 15.0}},
     )
     assert asyncio.run(read()) == {"a": rule}
+
+
+def test_which_new_quotas_and_limits_are_below_what_is_held() -> None:
+    """Those of the projects below count, idle nodes and other projects do not, and a bound that is
+    kept or raised is not named again."""
+    held = [HeldShare("a", "ann", 4, 2, idle=2), HeldShare("b", "bob", 2, 1)]
+    gangs = [
+        HeldGang("a", "ann", GangShare("H100", 4, 40)),
+        HeldGang("a", "ann", GangShare("H100", 2, 20), idle=True),
+        HeldGang("b", "bob", GangShare("H100-NVL", 2, 20)),
+        HeldGang("c", "ann", GangShare("H100", 8, 80)),
+    ]
+
+    def find(new: ShareRule, old: ShareRule | None = None, project: str = "a") -> list[str]:
+        rules = {project: old} if old else {}
+        book = ShareBook(parents={"b": "a"}, rules=rules, held=held, gangs=gangs)
+        return [
+            f"{each.user or ''} {each.name} {each.held:g}>{each.most:g}{'q' * each.is_quota}"
+            for each in list_exceeded(project, new, book)
+        ]
+
+    assert find(ShareRule(quota=5, limit=5.5)) == ["  6>5q", "  6>5.5"]
+    assert find(ShareRule(quota=6, limit=6, limits={"H100": 6, "$": 60})) == []
+    assert find(ShareRule(quotas={"H100": 5}, limits={"$": 59})) == [" H100 6>5q", " $ 60>59"]
+    assert find(ShareRule(user_limit=3, user_jobs=1)) == ["ann  4>3", "ann jobs 2>1"]
+    assert find(ShareRule(user_limit=1, users={"ann": {GPUS: 4.0}})) == ["bob  2>1"]
+    assert find(ShareRule(users={"ann": {"$": 39.0}, "cat": {GPUS: 0.0}})) == ["ann $ 40>39"]
+    low = ShareRule(quota=1, limit=2, users={"ann": {JOBS: 1.0}})
+    assert find(low, low) == []
+    assert find(ShareRule(quota=3, limit=3), low) == []
+    # the limit of each user applies to her again
+    assert find(ShareRule(user_jobs=0), low) == ["ann jobs 2>0", "bob jobs 1>0"]
+    assert find(ShareRule(limit=5), project="b") == []
+    assert find(ShareRule(limits={"H100": 13}), project="") == [" H100 14>13"]
 
 
 def test_what_counts_toward_a_limit_of_an_accelerator() -> None:

@@ -13,7 +13,6 @@ from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.client import ApiClient
     from cavvy.client.policy_wire import ProjectPolicyView, UserLimitsView
 
 _ANY = "any"  # the value of an option that removes its restriction
@@ -119,7 +118,7 @@ def show(project: str, all_projects: bool, output: str) -> None:
 )
 @click.option("--user-jobs", metavar="JOBS", help="The most running jobs of each user.")
 @click.option("--user-waiting", metavar="JOBS", help="The most waiting jobs of each user.")
-@click.option("-y", "--yes", is_flag=True, help="Also set limits and quotas below what runs now.")
+@click.option("-y", "--yes", is_flag=True, help="Also set limits and quotas below what is in use.")
 def set_policy(
     project: str,
     all_projects: bool,
@@ -131,7 +130,8 @@ def set_policy(
     """Change the policy of a project. Each option replaces one restriction, and its value `any`
     removes the restriction. Restrictions without an option stay unchanged.
 
-    A limit or a quota below what the project holds now is refused without --yes.
+    To lower a limit or a quota below what the project or a user holds now is refused without
+    --yes.
     """
     from msgspec.structs import asdict
 
@@ -146,18 +146,14 @@ def set_policy(
         before.pop("project", None)
         if user is not None:
             changes = {"users": _change_user(before.get("users", {}), user, changes)}
-        exceeded = [] if where is None else [*_list_exceeded(client, where, changes)]
-        if exceeded and not yes:
-            raise CommandFailure(
-                "; ".join(exceeded) + "; nothing was changed", "to set it anyway, add --yes"
-            )
-        put_policy(client, where, PolicyAsk(**{**before, **changes}))
+        ask = PolicyAsk(**{**before, **changes})
+        exceeded = put_policy(client, where, ask, accept_exceeded=yes)
         undo = f"`cavvy policy delete -p {where}` deletes the policy"
         note = find_project_note(client, where, undo)
         begin = client.server().removes_old_from if changes.get("keep_jobs_days") else None
     click.echo(f"the policy of {_say(where)} is set")
-    for told in exceeded:
-        click.echo(f"note: {told}", err=True)
+    if exceeded:
+        click.echo(f"note: {exceeded}", err=True)
     if note:
         click.echo(note, err=True)
     _note_unknown(changes.get("regions", ()))
@@ -264,35 +260,6 @@ def _read_key(file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         hint = "name the file with the public key, such as cosign.pub"
         raise CommandFailure(f"--signed-by {file}: {error}", hint, exit_code=2) from error
-
-
-def _list_exceeded(client: "ApiClient", project: str, changes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which of the new limits and quotas are below what the project holds now, and what
-    happens."""
-    if not any(name.startswith(("max_", "quota_")) for name in changes):
-        return
-    from cavvy.catalog.accelerators import is_match
-    from cavvy.client.queue_wire import read_shares
-    from cavvy.domain.policies import say_amount
-
-    for row in read_shares(client, project).projects:
-        for whose, kind, then in (
-            ("max", "limit", "running jobs continue, and others wait until there is room"),
-            ("quota", "quota", "other projects may get back for their quotas what is above it"),
-        ):
-            numbers = {
-                "": changes.get(f"{whose}_gpus"),
-                **changes.get(f"{whose}_accelerators", {}),
-                "$": changes.get(f"{whose}_micros_per_hour"),
-            }
-            for name, most in numbers.items():
-                of_name = (gpus for each, gpus in row.accelerators.items() if is_match(each, name))
-                held = {"": row.gpus, "$": row.micros_per_hour}.get(name, sum(of_name))
-                if most is not None and held > most:
-                    yield (
-                        f"project {project} holds {say_amount(name, held)}, more than its {kind} "
-                        f"of {say_amount(name, most)}: {then}"
-                    )
 
 
 def _note_unknown(regions: Sequence[str]) -> None:

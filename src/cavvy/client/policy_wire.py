@@ -4,6 +4,7 @@ from msgspec import UNSET, UnsetType, field
 from msgspec.json import encode
 
 from cavvy.client.client import ApiClient
+from cavvy.client.errors import ApiError
 from cavvy.client.paths import project_path
 from cavvy.client.wire import Answer, Ask
 
@@ -102,11 +103,21 @@ def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyV
     return client.ask(_path(project), list[ProjectPolicyView])
 
 
-def put_policy(client: ApiClient, project: str | None, ask: PolicyAsk) -> None:
-    """Replace the policy of a project or, if `project` is None, of the installation. Raises
-    ApiError.
+def put_policy(
+    client: ApiClient, project: str | None, ask: PolicyAsk, *, accept_exceeded: bool = False
+) -> str:
+    """Change the policy of a project or, if `project` is None, of the installation. Raises
+    ApiError, with the code `policy-exceeded` if a quota or limit would be lowered below what is in
+    use. With `accept_exceeded`, the policy is changed all the same, and the message is returned.
     """
-    client.call("PUT", _path(project), encode(ask))
+    try:
+        client.call("PUT", _path(project), encode(ask))
+    except ApiError as error:
+        if error.code != "policy-exceeded" or not accept_exceeded:
+            raise
+        client.call("PUT", f"{_path(project)}?accept_exceeded=true", encode(ask))
+        return error.message
+    return ""
 
 
 def delete_policy(client: ApiClient, project: str | None) -> None:

@@ -27,6 +27,7 @@ from cavvy.scheduler.shares import (
     JOBS,
     SLACK,
     Amounts,
+    ExceededBound,
     ProjectStanding,
     QueueTurn,
     ShareBook,
@@ -34,6 +35,7 @@ from cavvy.scheduler.shares import (
     ShareRule,
     decay,
     give_turns,
+    list_exceeded,
     list_standings,
 )
 from cavvy.store.queue import PlacedRow, sort_rows
@@ -303,10 +305,19 @@ class FairQueue:
 
     async def list_standings(self, now: datetime) -> tuple[Sequence[ProjectStanding], ShareBook]:
         """Return where each project stands, and what this was computed from."""
-        book, _ = await self._read_book(now)
-        if not book.gangs:
-            book = replace(book, gangs=await self._store.queue.held_gangs())
+        book = await self._read_whole_book(now)
         return list_standings(await self._store.queue.rows(now), book), book
+
+    async def list_exceeded(
+        self, project: str, policy: ProjectPolicy, now: datetime
+    ) -> Sequence[ExceededBound]:
+        """Return the quotas and limits that the policy would lower below what is held now."""
+        return list_exceeded(project, _make_rule(policy), await self._read_whole_book(now))
+
+    async def _read_whole_book(self, now: datetime) -> ShareBook:
+        """Return the state of all projects with the gangs that they hold."""
+        book, _ = await self._read_book(now)
+        return book if book.gangs else replace(book, gangs=await self._store.queue.held_gangs())
 
     async def _name_accelerators(
         self, rows: Sequence[QueueRow], book: ShareBook

@@ -247,6 +247,66 @@ def list_standings(rows: Iterable[QueueRow], book: ShareBook) -> Sequence[Projec
     ]
 
 
+class ExceededBound(Struct, frozen=True, kw_only=True):
+    """A new quota or limit of a project below what the project or, for a limit of users, one user
+    holds in it. `name` is what it counts."""
+
+    user: str | None
+    is_quota: bool
+    name: str
+    held: float
+    most: float
+
+
+def list_exceeded(project: str, rule: ShareRule, book: ShareBook) -> Sequence[ExceededBound]:
+    """Return those quotas and limits of a new rule of the project that are lower than those of its
+    present rule, and than what is held now. Idle nodes do not count."""
+    old = _rule_of(project, book)
+    bounds = (old, rule)
+    names = {name for each in bounds for name in (*each.all_quotas, *_names_of(each))}
+    held: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+
+    def add(owner: str, user: str, amounts: Amounts) -> None:
+        for key in (None, user) if project in list_line(owner, book.parents) else ():
+            for name, amount in amounts.items():
+                held[key][name] += amount  # type: ignore[assignment]
+
+    for each in book.held:
+        add(each.project, each.user, {GPUS: each.gpus, JOBS: each.jobs})
+    for gang in book.gangs:
+        if not gang.idle:
+            add(gang.project, gang.user, list_amounts(names - {GPUS, JOBS}, gang.share))
+    found = [
+        ExceededBound(user=None, is_quota=True, name=name, held=held[None][name], most=most)
+        for name, most in rule.all_quotas.items()
+        if _is_exceeded(held[None][name], most, old.all_quotas.get(name))
+    ]
+    for user in sorted(held, key=lambda each: (each is not None, each or "")):
+        before, after = (_bounds_on(each, user) for each in bounds)
+        found += [
+            ExceededBound(user=user, is_quota=False, name=name, held=held[user][name], most=most)
+            for name, most in after.items()
+            if _is_exceeded(held[user][name], most, before.get(name))
+        ]
+    return found
+
+
+def _is_exceeded(held: float, most: float, before: float | None) -> bool:
+    return held > most + SLACK and (before is None or most < before)
+
+
+def _names_of(rule: ShareRule) -> Iterator[str]:
+    """Yield what the limits of the rule count."""
+    yield from (name for _, name, _ in rule.bounds)
+    yield from (name for own in rule.users.values() for name in own)
+
+
+def _bounds_on(rule: ShareRule, user: str | None) -> Amounts:
+    """Return the limits on what the user or, without a user, the whole project holds."""
+    bounds = rule.bounds if user is None else rule.list_bounds_of(user)
+    return {name: most for of_user, name, most in bounds if of_user == (user is not None)}
+
+
 def _divide(active: Collection[str], book: ShareBook) -> Mapping[str, float]:
     """Return the part of the whole that each active project should have."""
     parents = {name: [*list_line(name, book.parents), INSTALLATION][1] for name in active}

@@ -411,10 +411,14 @@ class AsyncClient:
         """See `Client.policies`."""
         return await self._threads.run((await self._connect()).policies, project=project)
 
-    async def set_policy(self, *, project: str | None = None, **limits: object) -> PolicyStatus:
+    async def set_policy(
+        self, *, project: str | None = None, accept_exceeded: bool = False, **limits: object
+    ) -> PolicyStatus:
         """See `Client.set_policy`."""
         client = await self._connect()
-        return await self._threads.run(client.set_policy, project=project, **limits)
+        return await self._threads.run(
+            client.set_policy, project=project, accept_exceeded=accept_exceeded, **limits
+        )
 
     async def delete_policy(self, *, project: str | None = None) -> None:
         """See `Client.delete_policy`."""

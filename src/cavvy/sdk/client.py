@@ -333,13 +333,17 @@ class Client:
         with self._connections.use() as connection:
             return [read_policy(each) for each in list_policies(connection, chosen)]
 
-    def set_policy(self, *, project: str | None = None, **limits: object) -> PolicyStatus:
+    def set_policy(
+        self, *, project: str | None = None, accept_exceeded: bool = False, **limits: object
+    ) -> PolicyStatus:
         """Change the policy of a project: its share, quotas and limits. `limits` are fields of
-        `PolicyStatus`; the others keep their values. Return the new policy."""
+        `PolicyStatus`; the others keep their values. Quotas and limits are lowered below what is in
+        use only with `accept_exceeded`. Return the new policy."""
         chosen = self._choose(project)
         with self._connections.use() as connection:
             own = [each for each in list_policies(connection, chosen) if each.project == chosen]
-            put_policy(connection, chosen, change_policy(own[0] if own else None, limits))
+            ask = change_policy(own[0] if own else None, limits)
+            put_policy(connection, chosen, ask, accept_exceeded=accept_exceeded)
             return read_policy(list_policies(connection, chosen)[-1])
 
     def delete_policy(self, *, project: str | None = None) -> None:

@@ -33,14 +33,17 @@ from cavvy.domain.policies import (
     UserBounds,
     find_conflict,
     find_raised,
+    say_amount,
 )
-from cavvy.domain.units import HourlyRate
+from cavvy.domain.units import HourlyRate, format_count
 from cavvy.domain.values import replace
 from cavvy.providers.registry import list_known
+from cavvy.scheduler.shares import JOBS, ExceededBound
 
 router = RouteGroup("policies", prefix="/v1")
 _LONGEST = 200  # maximum entries of a list, and maximum characters of an entry
 _MOST_KEYS = 20
+_MOST_TOLD = 5  # exceeded quotas and limits that one message names
 _MOST_DAYS = 36_500  # for which a policy can keep ended jobs
 _MOST = 1_000_000  # the highest share and number of GPUs or jobs of a policy
 _MOST_MICROS = 1_000_000_000_000  # a million dollars an hour
@@ -62,20 +65,28 @@ async def list_general(app_state: AppState) -> list[wire.ProjectPolicyView]:
     return [_view(each) for each in await _find(app_state, INSTALLATION)]
 
 
-@router.put("/projects/{project}/policy", rule=in_path(Permission.MANAGE))
-async def put(request: Request, project: ProjectPath, ask: wire.PolicyAsk) -> None:
+@router.put(
+    "/projects/{project}/policy", rule=in_path(Permission.MANAGE), errors=("policy-exceeded",)
+)
+async def put(
+    request: Request, project: ProjectPath, ask: wire.PolicyAsk, *, accept_exceeded: bool = False
+) -> None:
     """Set the policy of a project, which also applies to all subprojects. Fields that the request
-    does not contain keep their values.
+    does not contain keep their values. Quotas and limits are lowered below what is in use only with
+    `accept_exceeded`.
     """
-    await _change(request, project, ask)
+    await _change(request, project, ask, accept_exceeded=accept_exceeded)
 
 
-@router.put("/policy", rule=on_installation(Permission.MANAGE))
-async def put_general(request: Request, ask: wire.PolicyAsk) -> None:
+@router.put("/policy", rule=on_installation(Permission.MANAGE), errors=("policy-exceeded",))
+async def put_general(
+    request: Request, ask: wire.PolicyAsk, *, accept_exceeded: bool = False
+) -> None:
     """Set the policy of the installation, which applies to all projects. Fields that the request
-    does not contain keep their values.
+    does not contain keep their values. Limits are lowered below what is in use only with
+    `accept_exceeded`.
     """
-    await _change(request, INSTALLATION, ask)
+    await _change(request, INSTALLATION, ask, accept_exceeded=accept_exceeded)
 
 
 @router.delete("/projects/{project}/policy", rule=in_path(Permission.MANAGE))
@@ -94,7 +105,9 @@ async def _find(app_state: AppState, project: str) -> Sequence[BoundPolicy]:
     return await app_state.store.policies_of(project)
 
 
-async def _change(request: Request, project: str, ask: wire.PolicyAsk) -> None:
+async def _change(
+    request: Request, project: str, ask: wire.PolicyAsk, *, accept_exceeded: bool
+) -> None:
     """Set the fields that the request contains. The others stay: clients of former versions do not
     know all fields.
     """
@@ -102,10 +115,13 @@ async def _change(request: Request, project: str, ask: wire.PolicyAsk) -> None:
     own = (each for each in found if each.project == project)
     before = _view(next(own, BoundPolicy(project=project, policy=ProjectPolicy())))
     sent = {name: value for name, value in asdict(ask).items() if value is not UNSET}
-    await _put(request, project, _read(replace(before, **sent)))
+    policy = _read(replace(before, **sent))
+    await _put(request, project, policy, accept_exceeded=accept_exceeded)
 
 
-async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> None:
+async def _put(
+    request: Request, project: str, policy: ProjectPolicy | None, *, accept_exceeded: bool = True
+) -> None:
     app_state = app_state_of(request)
     book = await app_state.store.policies()
     before = next((each.policy for each in book if each.project == project), None)
@@ -116,10 +132,40 @@ async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> 
     if problem := find_conflict(book, project, old, new):
         hint = "a quota must fit into the quotas and limits of the projects above it"
         raise ApiProblem("invalid-request", problem, hint)
+    if policy is not None and not accept_exceeded:
+        await _refuse_exceeded(app_state, project, policy)
     note_change(request, before=_facts(before), after=_facts(policy))
     await app_state.store.put_policy(project, policy)
     app_state.control_plane.pool.expire()  # the cached offers were filtered by the former policies
     app_state.control_plane.hint(QUEUE)
+
+
+async def _refuse_exceeded(app_state: AppState, project: str, policy: ProjectPolicy) -> None:
+    """Raise ApiProblem if a quota or limit would be lowered below what is held now."""
+    queue = app_state.control_plane.fair_queue
+    found = await queue.list_exceeded(project, policy, app_state.now())
+    if not found:
+        return
+    told = [_say_exceeded(project, each) for each in found[:_MOST_TOLD]]
+    if more := len(found) - len(told):
+        told.append(f"{more} more are exceeded")
+    if not all(each.is_quota for each in found):
+        told.append("running jobs would continue, and others wait until there is room")
+    if any(each.is_quota for each in found):
+        told.append("other projects could get back for their quotas what is above the quota")
+    raise ApiProblem("policy-exceeded", "; ".join(told))
+
+
+def _say_exceeded(project: str, bound: ExceededBound) -> str:
+    place = f"project {project}" if project else "the installation"
+    held, most = (
+        format_count(int(amount), "job") if bound.name == JOBS else say_amount(bound.name, amount)
+        for amount in (bound.held, bound.most)
+    )
+    if bound.user is not None:
+        user = f"user {bound.user or 'without a name'}"
+        return f"{user} holds {held} in {place}, more than the limit of {most}"
+    return f"{place} holds {held}, more than its {'quota' if bound.is_quota else 'limit'} of {most}"
 
 
 def _read(ask: wire.ProjectPolicyView) -> ProjectPolicy:

@@ -121,7 +121,7 @@ def set_policy(client: ApiClient, request: Request, now: datetime) -> str:
         )
     except (UnitError, ValueError) as error:
         raise HTTPException(400, f"The policy: {error}.") from None
-    put_policy(client, project, ask)
+    put_policy(client, project, ask, accept_exceeded=bool(form.get("accept_exceeded")))
     return _at(project)
 
 
