@@ -1,6 +1,6 @@
 """A job, an attempt of it and offers, for tests that care for some of their fields."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
@@ -54,3 +54,8 @@ def make_attempt_record(now: datetime, offer: Offer, **changes: Any) -> Attempt:
     """The first attempt of the job `j`, made now: the gang `g` of one node at this offer."""
     usual = {"id": "j-1", "job_id": "j", "project": "p", "number": 1, "gang": "g", "nodes": 1}
     return Attempt(**{**usual, "offer": offer, "created_at": now, "since": now, **changes})
+
+
+def words_of(states: Mapping[Any, str]) -> list[tuple[str, Any]]:
+    """Each word by which an API names a state, and the state, of a table of STATE: "WORD WORD"."""
+    return [(word, state) for state, words in states.items() for word in words.split()]

@@ -95,11 +95,9 @@ class AzureStandIn(RestStandIn):
 
     key = "eyJ0.test.token"
     denied = CloudFault(401, "InvalidAuthenticationToken", "The access token is invalid.")
-    faults, states = (
-        _FAULTS,
-        name_states(
-            starting="Creating", running="Succeeded", stopped="Succeeded", ended="Deleting"
-        ),
+    faults = _FAULTS
+    states = name_states(
+        starting="Creating", running="Succeeded", stopped="Succeeded", ended="Deleting"
     )
 
     def set_up(self) -> None:

@@ -76,14 +76,12 @@ class CrusoeStandIn(RestStandIn):
     key_file = f'[default]\naccess_key_id="{key_id}"\nsecret_key="{{key}}"\n'
     settings = _SETTINGS
     denied = CloudFault(401, "unauthorized", "bad credentials")
-    faults, states = (
-        _FAULTS,
-        name_states(
-            starting="STATE_INITIALIZING",
-            running="STATE_RUNNING",
-            stopped="STATE_SHUTOFF",
-            ended="STATE_DELETING",
-        ),
+    faults = _FAULTS
+    states = name_states(
+        starting="STATE_INITIALIZING",
+        running="STATE_RUNNING",
+        stopped="STATE_SHUTOFF",
+        ended="STATE_DELETING",
     )
 
     def set_up(self) -> None:

@@ -9,16 +9,7 @@ these are assumptions. Errors have the form of the package's model `Status`.
 import re
 from typing import Any
 
-from cavvy.providers.contract.rest_stand_in import (
-    RestRequest,
-    RestStandIn,
-    flag,
-    list_of,
-    name_states,
-    one_of,
-    text,
-    wrong_field,
-)
+from cavvy.providers.contract import rest_stand_in as rest
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 CENTERS = ("no-luster-1", "gb-bournemouth-1")
@@ -41,27 +32,29 @@ IMAGES = (
 )
 _PROJECT = "my-project"
 _FIELDS = {
-    "vmId": text(63, r"[a-z0-9][a-z0-9-]*"),
-    "dataCenterId": one_of(CENTERS),
-    "machineType": one_of(TYPES),
+    "vmId": rest.text(63, r"[a-z0-9][a-z0-9-]*"),
+    "dataCenterId": rest.one_of(CENTERS),
+    "machineType": rest.one_of(TYPES),
     "gpus": lambda value: type(value) is int and value >= 0,
     "vcpus": lambda value: type(value) is int and value > 0,
     "memoryGib": lambda value: type(value) is int and value > 0,
-    "bootDisk": lambda value: wrong_field(value, _DISK, ["sizeGib"]) is None,
-    "bootDiskImageId": one_of(IMAGES),
-    "startScript": text(65536),
-    "sshKeySource": one_of(tuple(f"SSH_KEY_SOURCE_{each}" for each in ("PROJECT", "USER", "NONE"))),
-    "customSshKeys": list_of(text(8192, r"ssh-\S+ \S+.*")),
+    "bootDisk": lambda value: rest.wrong_field(value, _DISK, ["sizeGib"]) is None,
+    "bootDiskImageId": rest.one_of(IMAGES),
+    "startScript": rest.text(65536),
+    "sshKeySource": rest.one_of(
+        tuple(f"SSH_KEY_SOURCE_{each}" for each in ("PROJECT", "USER", "NONE"))
+    ),
+    "customSshKeys": rest.list_of(rest.text(8192, r"ssh-\S+ \S+.*")),
     "metadata": lambda value: isinstance(value, dict),
-    "validateOnly": flag,
+    "validateOnly": rest.flag,
 }
-_DISK = {"sizeGib": lambda value: type(value) is int and value > 0, "id": text(63)}
+_DISK = {"sizeGib": lambda value: type(value) is int and value > 0, "id": rest.text(63)}
 # the fields that the package's model `CreateVMBody` requires
 _REQUIRED = ("vmId", "dataCenterId", "machineType", "gpus", "vcpus", "memoryGib", "bootDiskImageId")
 _FAULTS = {"insufficient-capacity": CloudFault(400, "9", "no host available for this machine")}
 
 
-class CudoStandIn(RestStandIn):
+class CudoStandIn(rest.RestStandIn):
     """The API in front of a cloud in memory."""
 
     # what the cloud sells, as its prices and types state it
@@ -82,9 +75,9 @@ class CudoStandIn(RestStandIn):
 
     root, key = "/v1", "CUDO-TEST-KEY"
     denied = CloudFault(401, "16", "unauthenticated")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="STARTING", running="ACTIVE", stopped="STOPPED", ended="DELETING"),
+    faults = _FAULTS
+    states = rest.name_states(
+        starting="STARTING", running="ACTIVE", stopped="STOPPED", ended="DELETING"
     )
 
     def set_up(self) -> None:
@@ -95,7 +88,7 @@ class CudoStandIn(RestStandIn):
         code = int(fault.code) if fault.code.isdecimal() else 2
         return {"code": code, "message": fault.message or fault.code, "details": []}
 
-    def answer(self, request: RestRequest) -> tuple[int, object]:
+    def answer(self, request: rest.RestRequest) -> tuple[int, object]:
         match request.method, request.path.split("/")[1:]:
             case "GET", ["vms", "machine-types-2"] if not request.query:
                 kinds = [_type(each, center) for each in TYPES for center in CENTERS]
@@ -125,7 +118,7 @@ class CudoStandIn(RestStandIn):
 
     def _create(self, body: Any) -> dict[str, Any]:
         """Start a machine. Raises the fault of a request that the reference forbids."""
-        if wrong := wrong_field(body, _FIELDS, _REQUIRED):
+        if wrong := rest.wrong_field(body, _FIELDS, _REQUIRED):
             raise CloudFault(400, "3", f"invalid {wrong}")
         _, free, per_gpu, per_gib, _ = TYPES[body["machineType"]]
         gpus, vcpus, memory = body["gpus"], body["vcpus"], body["memoryGib"]

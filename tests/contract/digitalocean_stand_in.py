@@ -8,18 +8,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from cavvy.providers.contract.rest_stand_in import (
-    RestRequest,
-    RestStandIn,
-    flag,
-    id_of,
-    list_of,
-    name_states,
-    number_of,
-    one_of,
-    text,
-    wrong_field,
-)
+from cavvy.providers.contract import rest_stand_in as stand_in
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine
 
 SIZES = {  # slug: USD an hour, vCPUs, MiB of memory, GiB of disk, GPU, GPUs, GiB of each GPU
@@ -32,19 +21,19 @@ SIZES = {  # slug: USD an hour, vCPUs, MiB of memory, GiB of disk, GPU, GPUs, Gi
 REGIONS = ("nyc2", "tor1")
 IMAGES = ("ubuntu-24-04-x64", "gpu-h100x1-base", "gpu-h100x8-base", "gpu-amd-base")
 _FIELDS = {
-    "name": text(255, r"[a-zA-Z0-9.-]+"),
-    "region": one_of(REGIONS),
-    "size": one_of(SIZES),
-    "image": one_of(IMAGES),
-    "ssh_keys": list_of(lambda key: isinstance(key, str | int)),
-    "backups": flag,
-    "ipv6": flag,
-    "monitoring": flag,
-    "tags": list_of(text(255, r"[\w:-]+")),
-    "user_data": text(65536),
-    "volumes": list_of(text(64)),
-    "vpc_uuid": text(36),
-    "with_droplet_agent": flag,
+    "name": stand_in.text(255, r"[a-zA-Z0-9.-]+"),
+    "region": stand_in.one_of(REGIONS),
+    "size": stand_in.one_of(SIZES),
+    "image": stand_in.one_of(IMAGES),
+    "ssh_keys": stand_in.list_of(lambda key: isinstance(key, str | int)),
+    "backups": stand_in.flag,
+    "ipv6": stand_in.flag,
+    "monitoring": stand_in.flag,
+    "tags": stand_in.list_of(stand_in.text(255, r"[\w:-]+")),
+    "user_data": stand_in.text(65536),
+    "volumes": stand_in.list_of(stand_in.text(64)),
+    "vpc_uuid": stand_in.text(36),
+    "with_droplet_agent": stand_in.flag,
 }
 _WRONG = "unprocessable_entity"  # the id of all errors with status 422
 _PLAIN_SIZE = "s-4vcpu-8gb"
@@ -56,7 +45,7 @@ _FAULTS = {
 }
 
 
-class DigitalOceanStandIn(RestStandIn):
+class DigitalOceanStandIn(stand_in.RestStandIn):
     """The API in front of a cloud in memory."""
 
     # what the cloud sells, as its prices and types state it
@@ -73,10 +62,8 @@ class DigitalOceanStandIn(RestStandIn):
     root, key = "/v2", "dop_v1_test"
     key_file = "context: default\naccess-token: {key}\n"
     denied = CloudFault(401, "unauthorized", "Unable to authenticate you")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="new", running="active", stopped="off", ended="archive"),
-    )
+    faults = _FAULTS
+    states = stand_in.name_states(starting="new", running="active", stopped="off", ended="archive")
 
     def set_up(self) -> None:
         self.sizes: dict[str, str] = {}  # of Droplets, by id
@@ -85,24 +72,24 @@ class DigitalOceanStandIn(RestStandIn):
     def describe(self, fault: CloudFault) -> object:
         return {"id": fault.code, "message": fault.message}
 
-    def answer(self, request: RestRequest) -> tuple[int, object]:
+    def answer(self, request: stand_in.RestRequest) -> tuple[int, object]:
         match request.method, request.path:
             case "GET", "/sizes":
                 return 200, self._page("sizes", [_size(slug) for slug in SIZES], request)
             case "GET", "/droplets":
                 return 200, self._page("droplets", self._list(request), request)
             case "POST", "/droplets":
-                return 202, {"droplet": {"id": number_of(self._create(request.body))}}
+                return 202, {"droplet": {"id": stand_in.number_of(self._create(request.body))}}
         found = re.fullmatch(r"/droplets/(\d+)", request.path)
         if found is None:
             raise CloudFault(404, "not_found", request.path)
         if request.method == "DELETE":
-            self.end(id_of(found[1]))
+            self.end(stand_in.id_of(found[1]))
             return 204, None
-        return 200, {"droplet": self._show(self.machine(id_of(found[1])))}
+        return 200, {"droplet": self._show(self.machine(stand_in.id_of(found[1])))}
 
     def _page(
-        self, field: str, items: list[dict[str, Any]], request: RestRequest
+        self, field: str, items: list[dict[str, Any]], request: stand_in.RestRequest
     ) -> dict[str, Any]:
         number, size = int(request.query.get("page", 1)), int(request.query.get("per_page", 20))
         shown, more = self.cut(items, number, size)
@@ -113,7 +100,7 @@ class DigitalOceanStandIn(RestStandIn):
             links = {"pages": {"next": f"{self.origin}{rest}&page={number + 1}"}}
         return {field: shown, "links": links, "meta": {"total": len(items)}}
 
-    def _list(self, request: RestRequest) -> list[dict[str, Any]]:
+    def _list(self, request: stand_in.RestRequest) -> list[dict[str, Any]]:
         gpus = request.query.get("type", "droplets") == "gpus"
         shown = [
             self._show(each)
@@ -127,7 +114,7 @@ class DigitalOceanStandIn(RestStandIn):
 
     def _create(self, body: Any) -> str:
         """Start a Droplet. Raises the fault of a request that the description does not allow."""
-        if wrong := wrong_field(body, _FIELDS, ("name", "region", "size", "image")):
+        if wrong := stand_in.wrong_field(body, _FIELDS, ("name", "region", "size", "image")):
             raise CloudFault(422, _WRONG, f"{wrong} is not allowed")
         new = self.start(body["name"], body.get("user_data", ""))
         self.sizes[new] = body["size"]
@@ -140,7 +127,7 @@ class DigitalOceanStandIn(RestStandIn):
         if machine.address:
             networks.append({"ip_address": machine.address, "type": "private"})
         return {
-            "id": number_of(machine.id),
+            "id": stand_in.number_of(machine.id),
             "name": machine.name,
             "status": self.states[machine.state],
             "created_at": machine.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -87,10 +87,8 @@ class HyperstackStandIn(RestStandIn):
     root, key = "/v1", "f1e2d3c4-test"
     key_file = "api_key: {key}\n"
     denied = CloudFault(401, "unauthorized", "Unauthorized.")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="BUILD", running="ACTIVE", stopped="SHUTOFF", ended="DELETING"),
-    )
+    faults = _FAULTS
+    states = name_states(starting="BUILD", running="ACTIVE", stopped="SHUTOFF", ended="DELETING")
 
     def set_up(self) -> None:
         self.keys: Any = _KEYS

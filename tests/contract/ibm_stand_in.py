@@ -19,16 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.contract.rest_stand_in import (
-    Check,
-    RestRequest,
-    RestStandIn,
-    list_of,
-    name_states,
-    one_of,
-    text,
-    wrong_field,
-)
+from cavvy.providers.contract import rest_stand_in as stand_in
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 HOME = "us-south"
@@ -65,64 +56,69 @@ def image_id(name: str) -> str:
     return f"r006-{IMAGES[name][0] * 8}-0000-0000-0000-{'0' * 12}"
 
 
-def _table(fields: Mapping[str, Check], *required: str) -> Check:
-    return lambda value: wrong_field(value, fields, required) is None
+def _table(fields: Mapping[str, stand_in.Check], *required: str) -> stand_in.Check:
+    return lambda value: stand_in.wrong_field(value, fields, required) is None
 
 
 def _size(value: object) -> bool:
     return isinstance(value, int) and 100 <= value <= 250
 
 
-_ID = _table({"id": text(64, r"[-0-9a-z_]+")}, "id")
-_NAMED = _table({"name": text(63, r"[-0-9a-z]+")}, "name")
+_ID = _table({"id": stand_in.text(64, r"[-0-9a-z_]+")}, "id")
+_NAMED = _table({"name": stand_in.text(63, r"[-0-9a-z]+")}, "name")
 _VOLUME = {
     "capacity": _size,
     "profile": _table(
-        {"name": one_of(("general-purpose", "5iops-tier", "10iops-tier", "sdp"))}, "name"
+        {"name": stand_in.one_of(("general-purpose", "5iops-tier", "10iops-tier", "sdp"))}, "name"
     ),
-    "name": text(63),
+    "name": stand_in.text(63),
     "iops": lambda value: isinstance(value, int),
 }
 _BOOT = {
     "delete_volume_on_instance_delete": lambda value: value is True,
     "volume": _table(_VOLUME, "profile"),
-    "name": text(63),
+    "name": stand_in.text(63),
 }
 _POLICY = {
-    "host_failure": one_of(("restart", "stop")),
-    "preemption": one_of(("delete", "stop")),
+    "host_failure": stand_in.one_of(("restart", "stop")),
+    "preemption": stand_in.one_of(("delete", "stop")),
 }
-_INTERFACE = {"auto_delete": lambda value: value is True, "subnet": _ID, "name": text(63)}
-_FIELDS: Mapping[str, Check] = {
+_INTERFACE = {"auto_delete": lambda value: value is True, "subnet": _ID, "name": stand_in.text(63)}
+_FIELDS: Mapping[str, stand_in.Check] = {
     # the pattern of `InstancePrototype.name`
-    "name": text(63, r"([a-z]|[a-z][-a-z0-9]*[a-z0-9])"),
+    "name": stand_in.text(63, r"([a-z]|[a-z][-a-z0-9]*[a-z0-9])"),
     "zone": _NAMED,
-    "profile": _table({"name": one_of(PROFILES)}, "name"),
+    "profile": _table({"name": stand_in.one_of(PROFILES)}, "name"),
     "image": _ID,
     "primary_network_interface": _table(
-        {"subnet": _ID, "security_groups": list_of(_ID), "name": text(63)}, "subnet"
+        {"subnet": _ID, "security_groups": stand_in.list_of(_ID), "name": stand_in.text(63)},
+        "subnet",
     ),
     "boot_volume_attachment": _table(_BOOT, "volume"),
-    "availability": _table({"class": one_of(("standard", "spot"))}),
+    "availability": _table({"class": stand_in.one_of(("standard", "spot"))}),
     "availability_policy": _table(_POLICY),
-    "reservation_affinity": _table({"policy": one_of(("automatic", "disabled", "manual"))}),
+    "reservation_affinity": _table(
+        {"policy": stand_in.one_of(("automatic", "disabled", "manual"))}
+    ),
     "resource_group": _ID,
-    "keys": list_of(_ID),
-    "user_data": text(65_536),
-    "cluster_network_attachments": list_of(
-        _table({"cluster_network_interface": _table(_INTERFACE, "subnet"), "name": text(63)})
+    "keys": stand_in.list_of(_ID),
+    "user_data": stand_in.text(65_536),
+    "cluster_network_attachments": stand_in.list_of(
+        _table(
+            {"cluster_network_interface": _table(_INTERFACE, "subnet"), "name": stand_in.text(63)}
+        )
     ),
 }
-_CLUSTER_NETWORK: Mapping[str, Check] = {
+_CLUSTER_NETWORK: Mapping[str, stand_in.Check] = {
     "name": _FIELDS["name"],
-    "profile": _table({"name": one_of(("h100", "hopper-1"))}, "name"),
+    "profile": _table({"name": stand_in.one_of(("h100", "hopper-1"))}, "name"),
     "vpc": _ID,
     "zone": _NAMED,
     "resource_group": _ID,
 }
-_CLUSTER_SUBNET: Mapping[str, Check] = {
+_CLUSTER_SUBNET: Mapping[str, stand_in.Check] = {
     "name": _FIELDS["name"],
-    "ip_version": one_of(("ipv4",)),
+    "ip_version": stand_in.one_of(("ipv4",)),
     "total_ipv4_address_count": lambda value: (
         isinstance(value, int) and value >= 8 and value.bit_count() == 1
     ),
@@ -138,7 +134,7 @@ _QUERIES = {  # besides the common ones
 }
 
 
-class IbmStandIn(RestStandIn):
+class IbmStandIn(stand_in.RestStandIn):
     """The VPC API of all regions, IAM and the Global Catalog in front of a cloud in memory."""
 
     # what the cloud sells, as its prices and types state it
@@ -166,7 +162,7 @@ class IbmStandIn(RestStandIn):
         "insufficient-capacity": CloudFault(409, "insufficient_capacity", "Insufficient capacity"),
         "quota-exceeded": CloudFault(403, "over_quota", "The quota for GPUs has been reached."),
     }
-    states = name_states(starting="starting", running="running", stopped="stopped")
+    states = stand_in.name_states(starting="starting", running="running", stopped="stopped")
 
     def set_up(self) -> None:
         self.settings: Mapping[str, Scalar] = {
@@ -198,7 +194,7 @@ class IbmStandIn(RestStandIn):
             content = json.dumps({name: values[0] for name, values in form.items()}).encode()
         return super().reply(method, target, headers, content)
 
-    def authorize(self, request: RestRequest) -> None:
+    def authorize(self, request: stand_in.RestRequest) -> None:
         if request.path.split("/")[2] in ("iam", "catalog"):
             assert "authorization" not in request.headers
             return
@@ -206,7 +202,7 @@ class IbmStandIn(RestStandIn):
         if self.cloud.time >= self.tokens.get(token, self.cloud.time):
             raise self.denied
 
-    def answer(self, request: RestRequest) -> tuple[int, object]:
+    def answer(self, request: stand_in.RestRequest) -> tuple[int, object]:
         match request.method, request.path.split("/")[2:]:
             case "POST", ["iam", "identity", "token"]:
                 return 200, self._log_in(request)
@@ -218,7 +214,9 @@ class IbmStandIn(RestStandIn):
                 return self._answer(region, path, request)
         raise CloudFault(404, "not_found", request.path)
 
-    def _answer(self, region: str, path: list[str], request: RestRequest) -> tuple[int, object]:
+    def _answer(
+        self, region: str, path: list[str], request: stand_in.RestRequest
+    ) -> tuple[int, object]:
         if fault := self.faulty.get((region, "/".join(path))):
             raise fault
         match request.method, path:
@@ -246,7 +244,7 @@ class IbmStandIn(RestStandIn):
         return self._answer_profile(region, path, request)
 
     def _answer_profile(
-        self, region: str, path: list[str], request: RestRequest
+        self, region: str, path: list[str], request: stand_in.RestRequest
     ) -> tuple[int, object]:
         match request.method, path:
             case "GET", ["instance", "profiles", name] if name in PROFILES:
@@ -261,7 +259,7 @@ class IbmStandIn(RestStandIn):
         raise CloudFault(404, "not_found", request.path)
 
     def _answer_network(
-        self, region: str, path: list[str], request: RestRequest
+        self, region: str, path: list[str], request: stand_in.RestRequest
     ) -> tuple[int, object]:
         """Networks and subnets become stable one minute after their creation."""
         now, body = self.cloud.time, request.body
@@ -278,7 +276,7 @@ class IbmStandIn(RestStandIn):
                 return 200, self._page(region, "cluster_networks", shown, request)
             case "POST", []:
                 required = ("profile", "vpc", "zone")
-                wrong = wrong_field(body, _CLUSTER_NETWORK, required)
+                wrong = stand_in.wrong_field(body, _CLUSTER_NETWORK, required)
                 if wrong or body["zone"] != {"name": f"{HOME}-1"} or region != HOME:
                     raise CloudFault(400, "validation_failed", f"{wrong}: {body}")
                 _refuse_used(body["name"], ours.values())
@@ -288,7 +286,9 @@ class IbmStandIn(RestStandIn):
             case "GET", [network, "subnets"] if network in ours:
                 return 200, {"subnets": self.network_subnets[network], "limit": 100}
             case "POST", [network, "subnets"] if network in ours:
-                if wrong := wrong_field(body, _CLUSTER_SUBNET, ("total_ipv4_address_count",)):
+                if wrong := stand_in.wrong_field(
+                    body, _CLUSTER_SUBNET, ("total_ipv4_address_count",)
+                ):
                     raise CloudFault(400, "validation_failed", f"{wrong}: {body.get(wrong)}")
                 assert ours[network]["lifecycle_state"] == "stable"
                 subnets = self.network_subnets[network]
@@ -308,7 +308,7 @@ class IbmStandIn(RestStandIn):
         told = self.bodies.get(machine.id, {}).get("cluster_network_attachments", ())
         return [each["cluster_network_interface"]["subnet"]["id"] for each in told]
 
-    def _log_in(self, request: RestRequest) -> dict[str, Any]:
+    def _log_in(self, request: stand_in.RestRequest) -> dict[str, Any]:
         assert request.headers["content-type"] == "application/x-www-form-urlencoded"
         if request.body != {"grant_type": _GRANT, "apikey": self.key}:
             raise CloudFault(400, "BXNIM0415E", "Provided API key could not be found.")
@@ -317,7 +317,7 @@ class IbmStandIn(RestStandIn):
         return {"access_token": token, "token_type": "Bearer", "expires_in": _TOKEN_S}
 
     def _page(
-        self, region: str, field: str, items: list[dict[str, Any]], request: RestRequest
+        self, region: str, field: str, items: list[dict[str, Any]], request: stand_in.RestRequest
     ) -> dict[str, Any]:
         """A page of a list. The address of the next page lacks the version, as IBM's does."""
         assert set(request.query) <= _COMMON | _QUERIES[field], request.query
@@ -364,7 +364,7 @@ class IbmStandIn(RestStandIn):
     def _check(self, region: str, body: Any) -> None:
         """Raise the fault of a creation that the description does not allow."""
         required = ("image", "zone", "primary_network_interface", "profile", "name")
-        if wrong := wrong_field(body, _FIELDS, required):
+        if wrong := stand_in.wrong_field(body, _FIELDS, required):
             raise CloudFault(400, "validation_failed", f"{wrong}: {body.get(wrong)}")
         subnet = body["primary_network_interface"]["subnet"]["id"]
         zones = [each["zone"]["name"] for each in self.subnets if each["id"] == subnet]

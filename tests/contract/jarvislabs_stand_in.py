@@ -100,9 +100,9 @@ class JarvislabsStandIn(RestStandIn):
     key = "jl-test-token"
     key_file = '[auth]\ntoken = "{key}"\n'
     denied = CloudFault(401, "", "Invalid token")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="Creating", running="Running", stopped="Paused", ended="Destroying"),
+    faults = _FAULTS
+    states = name_states(
+        starting="Creating", running="Running", stopped="Paused", ended="Destroying"
     )
 
     def set_up(self) -> None:

@@ -61,9 +61,9 @@ class LambdaStandIn(RestStandIn):
     root, key = "/api/v1", "secret_lambda_1.test"
     key_file = "api_key = {key}\n"
     denied = CloudFault(401, "global/invalid-api-key", "API key was invalid.")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="booting", running="active", stopped="unhealthy", ended="terminated"),
+    faults = _FAULTS
+    states = name_states(
+        starting="booting", running="active", stopped="unhealthy", ended="terminated"
     )
     keys = ("laptop",)
 

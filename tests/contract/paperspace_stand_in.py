@@ -11,16 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from cavvy.providers.contract.rest_stand_in import (
-    RestRequest,
-    RestStandIn,
-    flag,
-    list_of,
-    name_states,
-    one_of,
-    text,
-    wrong_field,
-)
+from cavvy.providers.contract import rest_stand_in as rest
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PLAIN, GPU, H100, WINDOWS, OWN = "tkni3aa4", "t0nspur5", "tvimtol9", "twindow1", "town0001"
@@ -48,33 +39,37 @@ _FAULTS = {
     "unavailable": CloudFault(503, "SERVICE_UNAVAILABLE", "Try again later."),
 }
 _FIELDS = {
-    "name": text(1000, r".+"),
-    "machineType": text(100),
-    "templateId": one_of((*OS_TEMPLATES, *OWN_TEMPLATES)),
-    "networkId": one_of((NETWORK,)),
-    "diskSize": one_of((50, 100, 250, 500, 1000, 2000)),
-    "region": one_of(("ny2", "ca1", "ams1")),
-    "publicIpType": one_of(("static", "dynamic", "none")),
-    "autoSnapshotEnabled": flag,
-    "autoSnapshotFrequency": one_of(("hourly", "daily", "weekly", "monthly")),
+    "name": rest.text(1000, r".+"),
+    "machineType": rest.text(100),
+    "templateId": rest.one_of((*OS_TEMPLATES, *OWN_TEMPLATES)),
+    "networkId": rest.one_of((NETWORK,)),
+    "diskSize": rest.one_of((50, 100, 250, 500, 1000, 2000)),
+    "region": rest.one_of(("ny2", "ca1", "ams1")),
+    "publicIpType": rest.one_of(("static", "dynamic", "none")),
+    "autoSnapshotEnabled": rest.flag,
+    "autoSnapshotFrequency": rest.one_of(("hourly", "daily", "weekly", "monthly")),
     "autoSnapshotSaveCount": lambda value: isinstance(value, int),
-    "autoShutdownEnabled": flag,
+    "autoShutdownEnabled": rest.flag,
     "autoShutdownTimeout": lambda value: isinstance(value, int),
-    "autoShutdownForce": flag,
-    "takeInitialSnapshot": flag,
-    "restorePointEnabled": flag,
-    "restorePointFrequency": one_of(("shutdown",)),
-    "startupScriptId": text(100),
-    "emailPassword": flag,
-    "startOnCreate": flag,
-    "enableNvlink": flag,
-    "accessorIds": list_of(text(100)),
+    "autoShutdownForce": rest.flag,
+    "takeInitialSnapshot": rest.flag,
+    "restorePointEnabled": rest.flag,
+    "restorePointFrequency": rest.one_of(("shutdown",)),
+    "startupScriptId": rest.text(100),
+    "emailPassword": rest.flag,
+    "startOnCreate": rest.flag,
+    "enableNvlink": rest.flag,
+    "accessorIds": rest.list_of(rest.text(100)),
 }
 _REQUIRED = ("name", "machineType", "templateId", "diskSize", "region")
-_SCRIPT_FIELDS = {"name": text(1000, r".+"), "script": text(16384), "isRunOnce": flag}
+_SCRIPT_FIELDS = {
+    "name": rest.text(1000, r".+"),
+    "script": rest.text(16384),
+    "isRunOnce": rest.flag,
+}
 
 
-class PaperspaceStandIn(RestStandIn):
+class PaperspaceStandIn(rest.RestStandIn):
     """The API in front of a cloud in memory."""
 
     # what the cloud sells, as its prices and types state it
@@ -94,7 +89,8 @@ class PaperspaceStandIn(RestStandIn):
 
     root, key = "/v1", "key-of-paperspace"
     denied = CloudFault(401, "UNAUTHORIZED", "Unauthorized.")
-    faults, states = _FAULTS, name_states(starting="provisioning", running="ready", stopped="off")
+    faults = _FAULTS
+    states = rest.name_states(starting="provisioning", running="ready", stopped="off")
     settings = _SETTINGS
 
     def set_up(self) -> None:
@@ -111,11 +107,11 @@ class PaperspaceStandIn(RestStandIn):
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": fault.message}
 
-    def authorize(self, request: RestRequest) -> None:
+    def authorize(self, request: rest.RestRequest) -> None:
         if request.path != "/os-templates":
             super().authorize(request)
 
-    def answer(self, request: RestRequest) -> tuple[int, object]:
+    def answer(self, request: rest.RestRequest) -> tuple[int, object]:
         match request.method, request.path.split("/")[1:]:
             case "GET", ["os-templates"]:
                 shown = [_template(each, *told) for each, told in OS_TEMPLATES.items()]
@@ -143,7 +139,7 @@ class PaperspaceStandIn(RestStandIn):
                 return 200, _hide(self.scripts.pop(script))
         raise CloudFault(404, "NOT_FOUND", request.path)
 
-    def _page(self, items: list[dict[str, Any]], request: RestRequest) -> dict[str, Any]:
+    def _page(self, items: list[dict[str, Any]], request: rest.RestRequest) -> dict[str, Any]:
         size, number = int(request.query.get("limit", 20)), int(request.query.get("after", 1))
         if not 1 <= size <= 120:
             raise CloudFault(400, "BAD_REQUEST", "limit is invalid")
@@ -212,7 +208,7 @@ class PaperspaceStandIn(RestStandIn):
 
 
 def _check(body: Any, fields: Any, required: Any) -> None:
-    if wrong := wrong_field(body, fields, required):
+    if wrong := rest.wrong_field(body, fields, required):
         raise CloudFault(400, "BAD_REQUEST", f"{wrong} is invalid")
 
 

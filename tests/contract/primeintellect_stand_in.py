@@ -125,11 +125,9 @@ class PrimeIntellectStandIn(RestStandIn):
     root, key = "/api/v1", "pit_TEST"
     key_file = '{{\n  "api_key": "{key}",\n  "team_id": null\n}}\n'
     denied = CloudFault(401, "error", "Authorization failed")
-    faults, states = (
-        _FAULTS,
-        name_states(
-            starting="PROVISIONING", running="ACTIVE", stopped="STOPPED", ended="TERMINATED"
-        ),
+    faults = _FAULTS
+    states = name_states(
+        starting="PROVISIONING", running="ACTIVE", stopped="STOPPED", ended="TERMINATED"
     )
 
     def set_up(self) -> None:

@@ -11,19 +11,7 @@ from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
-from cavvy.providers.contract.rest_stand_in import (
-    Check,
-    RestRequest,
-    RestStandIn,
-    finish,
-    flag,
-    list_of,
-    make_start_script,
-    name_states,
-    one_of,
-    text,
-    wrong_field,
-)
+from cavvy.providers.contract import rest_stand_in as rest
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,
@@ -52,28 +40,28 @@ def _env(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
-_GPU: dict[str, Check] = {
-    "id": one_of(GPUS),
+_GPU: dict[str, rest.Check] = {
+    "id": rest.one_of(GPUS),
     "count": _count,
-    "allowedCudaVersions": list_of(text(9, r"\d+\.\d+")),
-    "minCudaVersion": text(9, r"\d+\.\d+"),
+    "allowedCudaVersions": rest.list_of(rest.text(9, r"\d+\.\d+")),
+    "minCudaVersion": rest.text(9, r"\d+\.\d+"),
     "minRamPerGpu": _count,
     "minVcpuCountPerGpu": _count,
 }
-_FIELDS: dict[str, Check] = {
-    "name": text(191, r".+"),
-    "image": text(500, r".+"),
-    "args": text(10_000),
-    "cloud": one_of(("SECURE", "COMMUNITY")),
-    "gpu": lambda value: wrong_field(value, _GPU, ("id",)) is None,
+_FIELDS: dict[str, rest.Check] = {
+    "name": rest.text(191, r".+"),
+    "image": rest.text(500, r".+"),
+    "args": rest.text(10_000),
+    "cloud": rest.one_of(("SECURE", "COMMUNITY")),
+    "gpu": lambda value: rest.wrong_field(value, _GPU, ("id",)) is None,
     "disk": _count,
     "env": _env,
-    "ports": list_of(text(10, r"\d+/(tcp|http)")),
-    "registry": text(100),
-    "dataCenterIds": list_of(one_of(CENTERS)),
-    "globalNetworking": flag,
-    "startSsh": flag,
-    "startJupyter": flag,
+    "ports": rest.list_of(rest.text(10, r"\d+/(tcp|http)")),
+    "registry": rest.text(100),
+    "dataCenterIds": rest.list_of(rest.one_of(CENTERS)),
+    "globalNetworking": rest.flag,
+    "startSsh": rest.flag,
+    "startJupyter": rest.flag,
 }
 _QUERY = {"include", "product", "count", "cloud", "minCudaVersion"}
 _FAULTS = {
@@ -86,7 +74,7 @@ _FAULTS = {
 }
 
 
-class RunpodStandIn(RestStandIn):
+class RunpodStandIn(rest.RestStandIn):
     """The API in front of a cloud in memory."""
 
     # what the cloud sells, as its prices and types state it
@@ -108,9 +96,9 @@ class RunpodStandIn(RestStandIn):
     root, key = "/v2", "rpa_TEST"
     key_file = 'apikey = "{key}"\n'
     denied = CloudFault(401, "Unauthorized", "invalid bearer token")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="STARTING", running="RUNNING", stopped="EXITED", ended="TERMINATED"),
+    faults = _FAULTS
+    states = rest.name_states(
+        starting="STARTING", running="RUNNING", stopped="EXITED", ended="TERMINATED"
     )
 
     def set_up(self) -> None:
@@ -119,7 +107,7 @@ class RunpodStandIn(RestStandIn):
     def describe(self, fault: CloudFault) -> object:
         return {"title": fault.code, "status": fault.status, "detail": fault.message or fault.code}
 
-    def answer(self, request: RestRequest) -> tuple[int, object]:
+    def answer(self, request: rest.RestRequest) -> tuple[int, object]:
         match request.method, request.path.split("/")[1:]:
             case "GET", ["catalog", "gpus"]:
                 return 200, {"gpus": self._list_gpus(request)}
@@ -141,7 +129,7 @@ class RunpodStandIn(RestStandIn):
                 return 204, None
         raise CloudFault(404, "Not Found", "resource not found")
 
-    def _page(self, request: RestRequest) -> dict[str, Any]:
+    def _page(self, request: rest.RestRequest) -> dict[str, Any]:
         """A page of pods; the cursor of the next page is its number in base 64."""
         cursor = request.query.get("cursor", base64.b64encode(b"\xfb1").decode())
         number, size = int(base64.b64decode(cursor)[1:]), int(request.query.get("limit", 100))
@@ -152,7 +140,7 @@ class RunpodStandIn(RestStandIn):
         following = base64.b64encode(b"\xfb%d" % (number + 1)).decode() if more else None
         return {"pods": shown, "pagination": {"nextCursor": following, "hasNextPage": more}}
 
-    def _list_gpus(self, request: RestRequest) -> list[dict[str, Any]]:
+    def _list_gpus(self, request: rest.RestRequest) -> list[dict[str, Any]]:
         query = request.query
         if query["include"] != "AVAILABILITY" or query["product"] != "POD" or set(query) - _QUERY:
             raise CloudFault(400, "Bad Request", "request could not be processed")
@@ -161,7 +149,7 @@ class RunpodStandIn(RestStandIn):
 
     def _create(self, body: Any) -> dict[str, Any]:
         """Start a pod. Raises the fault of a request that the description does not allow."""
-        if wrong := wrong_field(body, _FIELDS, ("name", "image", "gpu")):
+        if wrong := rest.wrong_field(body, _FIELDS, ("name", "image", "gpu")):
             raise CloudFault(422, "Unprocessable Entity", f"{wrong} failed validation")
         wide = [each for each in body.get("dataCenterIds", []) if not CENTERS[each]]
         if body.get("globalNetworking") and (wide or body.get("cloud") == "COMMUNITY"):
@@ -171,10 +159,10 @@ class RunpodStandIn(RestStandIn):
             gang=None,  # type: ignore[arg-type]  # the cloud in memory does not read it
             offer=_OFFER,
             names=[body["name"]],
-            user_data=[make_start_script(key)],
+            user_data=[rest.make_start_script(key)],
             public_key=key,
         )
-        (new,) = finish(self.cloud.create(request))
+        (new,) = rest.finish(self.cloud.create(request))
         self.pods[new] = body
         return {"id": new, "name": body["name"], "status": "PROVISIONING"}
 

@@ -74,10 +74,8 @@ class ShadeformStandIn(RestStandIn):
 
     root, key = "/v1", "SHADEFORM-TEST-KEY"
     denied = CloudFault(401, "unauthorized", "The API key is invalid.")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="pending", running="active", stopped="error", ended="deleting"),
-    )
+    faults = _FAULTS
+    states = name_states(starting="pending", running="active", stopped="error", ended="deleting")
 
     def set_up(self) -> None:
         self.asked: list[dict[str, Any]] = []  # the bodies of requests for instances

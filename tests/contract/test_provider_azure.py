@@ -19,18 +19,9 @@ from tests.proofs import Proof
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, Scalar
 from cavvy.domain.values import replace
-from cavvy.providers import azure
+from cavvy.providers import azure, base
 from cavvy.providers.azure import MANIFEST
 from cavvy.providers.azure.cloud import AzureCloud
-from cavvy.providers.base import (
-    GangSeen,
-    GangState,
-    NoCapacity,
-    ProviderContext,
-    QuotaTooSmall,
-    Refused,
-    TryAgain,
-)
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
@@ -75,7 +66,7 @@ class AzurePlace(RestPlace):
                 **table,
             },
         )
-        context = ProviderContext(
+        context = base.ProviderContext(
             installation=installation,
             home=self.home,
             settings=settings,
@@ -93,7 +84,7 @@ class AzurePlace(RestPlace):
 
 def make_cloud(account: AzurePlace, **table: Scalar) -> AzureCloud:
     return AzureCloud(
-        ProviderContext(
+        base.ProviderContext(
             installation="ours",
             home=account.home,
             settings=check_settings(MANIFEST, table),
@@ -118,7 +109,7 @@ async def start_one(
     nodes: int = 1,
     word: str = "one",
     **options: object,
-) -> GangSeen:
+) -> base.GangSeen:
     """Launch a gang on this size and wait until it runs."""
     gang = replace(await harness.spec(word, nodes=nodes), **options)  # type: ignore[arg-type]
     await harness.launch(replace(gang, offer=await find_offer(harness, size, purchase)))
@@ -204,9 +195,9 @@ class TestAzure(RestContract):
         provider = account.provider("ours")
         assert {offer.quota_nodes for offer in await provider.offers()} == {None}
         assert "no right" in dict(await provider.whoami())["quotas"]
-        with pytest.raises(Refused, match="no right"):  # and not an empty list
+        with pytest.raises(base.Refused, match="no right"):  # and not an empty list
             await provider.quotas()
-        with pytest.raises(Refused, match="no right"):
+        with pytest.raises(base.Refused, match="no right"):
             await account.provider("ours").quotas()
 
     async def test_a_region_that_fails_hides_no_other(self, account: AzurePlace) -> None:
@@ -222,7 +213,7 @@ class TestAzure(RestContract):
         assert {offer.region for offer in await provider.offers()} == {"westeurope"}
         account.api.faulty["westeurope"] = account.api.faulty["eastus"]
         await account.wait(timedelta(hours=1))
-        with pytest.raises(Refused, match="no right"):
+        with pytest.raises(base.Refused, match="no right"):
             await provider.offers()
 
     async def test_prices_are_kept_while_the_list_does_not_answer(
@@ -230,7 +221,7 @@ class TestAzure(RestContract):
     ) -> None:
         provider = account.provider("ours")
         account.api.price_fault = CloudFault(503, "ServiceUnavailable", "later")
-        with pytest.raises(TryAgain, match=r"price list cannot be read, .* HTTP 503"):
+        with pytest.raises(base.TryAgain, match=r"price list cannot be read, .* HTTP 503"):
             await provider.offers()
         account.api.price_fault = None
         before = await provider.offers()
@@ -271,7 +262,7 @@ class TestAzure(RestContract):
     async def test_a_size_without_an_image_for_its_driver_is_refused(
         self, account: AzurePlace, harness: ContractHarness
     ) -> None:
-        with pytest.raises(Refused, match="name an image"):
+        with pytest.raises(base.Refused, match="name an image"):
             await start_one(harness, "Standard_NP10s")
         offers = await harness.ours.offers()
         assert {each.instance_type for each in offers if each.requires is not None} == {
@@ -322,7 +313,7 @@ class TestAzure(RestContract):
         account.cloud.change(machine.id, ended=account.cloud.now())
         await account.wait(timedelta(minutes=1))
         seen = await harness.one(gang.name)
-        assert (seen.state, seen.preempted, seen.no_capacity) == (GangState.ENDED, True, False)
+        assert (seen.state, seen.preempted, seen.no_capacity) == (base.GangState.ENDED, True, False)
         assert "evict" in seen.reason
 
     @pytest.mark.parametrize("deleted", [True, False])
@@ -341,7 +332,7 @@ class TestAzure(RestContract):
         harness.restart()
         await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
         seen = await harness.one(gang.name)
-        assert (seen.state, seen.preempted) == (GangState.ENDED, not deleted)
+        assert (seen.state, seen.preempted) == (base.GangState.ENDED, not deleted)
 
     async def test_an_eviction_that_no_list_has_shown_is_a_preemption(
         self, account: AzurePlace, harness: ContractHarness
@@ -351,7 +342,7 @@ class TestAzure(RestContract):
         account.cloud.change(machine.id, ended=account.cloud.now())
         await account.wait(timedelta(minutes=30))  # Azure has forgotten the machine
         seen = await harness.one(gang.name)
-        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        assert (seen.state, seen.preempted) == (base.GangState.ENDED, True)
 
     async def test_capacity_that_is_missing_at_the_end_of_a_creation(
         self, account: AzurePlace, harness: ContractHarness
@@ -362,14 +353,14 @@ class TestAzure(RestContract):
         gang = await start_one(harness, T4, SPOT)
         await account.wait(timedelta(minutes=1))
         gang = await harness.one(gang.name)
-        assert (gang.state, gang.no_capacity) == (GangState.ENDED, True)
+        assert (gang.state, gang.no_capacity) == (base.GangState.ENDED, True)
         assert "AllocationFailed" in gang.reason
         assert account.billed() == 0  # the provider has deleted what Azure left behind
         keys = [offer.key for offer in await harness.ours.offers()]
         assert before.key not in keys
         assert before.key.replace("spot", "on-demand") in keys
         again = replace(await harness.spec("again"), offer=before)
-        with pytest.raises(NoCapacity, match="recently had no capacity"):
+        with pytest.raises(base.NoCapacity, match="recently had no capacity"):
             await harness.ours.launch(again)
         await account.wait(timedelta(minutes=11))
         assert before.key in [offer.key for offer in await harness.ours.offers()]
@@ -411,7 +402,7 @@ class TestAzure(RestContract):
         for _ in range(2):
             await account.wait(timedelta(minutes=1))
             seen = await harness.one(gang.name)
-        assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
+        assert (seen.state, seen.no_capacity) == (base.GangState.ENDED, True)
         assert not seen.preempted
         assert account.billed() == 0
 
@@ -440,7 +431,7 @@ class TestAzure(RestContract):
         for _ in range(3):
             await account.wait(timedelta(minutes=1))
             seen = await harness.one(gang.name)
-        assert (seen.state, seen.reason) == (GangState.RUNNING, "")
+        assert (seen.state, seen.reason) == (base.GangState.RUNNING, "")
         await harness.remove(gang.name)
 
     @pytest.mark.parametrize("status", [403, 429])
@@ -450,7 +441,7 @@ class TestAzure(RestContract):
         """The role of the server may hold for the resource group only."""
         account.api.power_fault = CloudFault(status, "AuthorizationFailed", "no")
         gang = await start_one(harness, CPU)
-        assert gang.state is GangState.RUNNING
+        assert gang.state is base.GangState.RUNNING
         await harness.remove(gang.name)
         assert account.billed() == 0
 
@@ -461,7 +452,7 @@ class TestAzure(RestContract):
         gang = await start_one(harness, CPU)
         await account.settle()
         seen = await harness.one(gang.name)
-        assert (seen.state, seen.no_capacity) == (GangState.ENDED, False)
+        assert (seen.state, seen.no_capacity) == (base.GangState.ENDED, False)
         assert "OSProvisioningTimedOut" in seen.reason
 
     async def test_a_machine_that_is_off_is_deleted_within_minutes(
@@ -476,7 +467,7 @@ class TestAzure(RestContract):
             await harness.ours.gangs()
         assert account.billed() == 0
         await account.wait(timedelta(minutes=3))
-        assert (await harness.one(gang.name)).state is GangState.ENDED
+        assert (await harness.one(gang.name)).state is base.GangState.ENDED
 
     async def test_what_a_failed_creation_left_without_a_machine_is_deleted(
         self, account: AzurePlace
@@ -521,7 +512,7 @@ class TestAzure(RestContract):
         spot = await find_offer(harness, "Standard_ND96isr_H100_v5", Purchase.SPOT)
         t4 = await find_offer(harness, "Standard_NC4as_T4_v3")
         asked = replace(await harness.spec("ib", nodes=2), network=NetworkNeed(fabric=Fabric.RDMA))
-        with pytest.raises(NoCapacity, match="connects no spot machines by InfiniBand"):
+        with pytest.raises(base.NoCapacity, match="connects no spot machines by InfiniBand"):
             await harness.ours.launch(replace(asked, offer=spot))
         assert (account.api.sets, account.api.bodies) == ({}, {})
         other = replace(asked, name=f"{asked.name}-b", network=None)
@@ -556,7 +547,9 @@ class TestAzure(RestContract):
         account.api.may_set = False
         offer = await find_offer(harness, "Standard_ND96isr_H100_v5")
         gang = replace(await harness.spec("ib", nodes=2), offer=offer)
-        with pytest.raises(Refused, match="the role needs the actions read, write and delete of"):
+        with pytest.raises(
+            base.Refused, match="the role needs the actions read, write and delete of"
+        ):
             await harness.ours.launch(gang)
         await harness.ours.gangs()
         await harness.ours.remove(gang.name)
@@ -568,7 +561,7 @@ class TestAzure(RestContract):
         assert set(account.api.networks) == {("network", "cavvy-eastus"), ("rules", "cavvy-eastus")}
         await harness.remove(gang.name)
         account.api.networks.clear()  # a person deletes it; the next launch makes it again
-        with pytest.raises(Refused, match="subnet"):
+        with pytest.raises(base.Refused, match="subnet"):
             await start_one(harness, CPU, word="two")
         gang = await start_one(harness, CPU, word="three")
         await harness.remove(gang.name)
@@ -587,7 +580,7 @@ class TestAzure(RestContract):
         network = account.api.networks
         account.api.slow_networks = True
         for _ in range(2):
-            with pytest.raises(TryAgain, match="still creating the network cavvy-eastus"):
+            with pytest.raises(base.TryAgain, match="still creating the network cavvy-eastus"):
                 await harness.ours.launch(gang)
             assert account.api.bodies == {}
         network["network", "cavvy-eastus"]["properties"]["provisioningState"] = "Failed"
@@ -597,13 +590,13 @@ class TestAzure(RestContract):
 
     def test_the_set_up_that_is_missing_is_named(self, account: AzurePlace) -> None:
         account.api.subscriptions = [SUBSCRIPTION, "another"]
-        with pytest.raises(Refused, match="has 2 enabled subscriptions"):
+        with pytest.raises(base.Refused, match="has 2 enabled subscriptions"):
             asyncio.run(account.provider("ours", subscription="").offers())
         account.api.registered = False
-        with pytest.raises(Refused, match="az provider register"):
+        with pytest.raises(base.Refused, match="az provider register"):
             account.launch()
         account.api.group = False
-        with pytest.raises(Refused, match="az group create --name cavvy"):
+        with pytest.raises(base.Refused, match="az group create --name cavvy"):
             asyncio.run(account.provider("ours").gangs())
 
     def test_azure_identity_finds_the_login_of_the_command_line_tool(
@@ -623,7 +616,7 @@ class TestAzure(RestContract):
         cloud.close()
         tool.write_text("#!/bin/sh\necho 'Please run az login to set up an account.' >&2\nexit 1\n")
         cloud = make_cloud(account, **table)
-        with pytest.raises(Refused, match="sign in with `az login`"):
+        with pytest.raises(base.Refused, match="sign in with `az login`"):
             asyncio.run(cloud.list())
         cloud.close()
 
@@ -640,29 +633,33 @@ class TestAzure(RestContract):
             monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://{host}:{port}")
             table: dict[str, Scalar] = {"endpoint": account.api.url, "subscription": SUBSCRIPTION}
             cloud = make_cloud(account, **table)
-            with pytest.raises((CloudFault, Refused)):
+            with pytest.raises((CloudFault, base.Refused)):
                 asyncio.run(cloud.list())
             cloud.close()
 
     async def test_a_wrong_subnet_or_image_is_refused(self, account: AzurePlace) -> None:
-        with pytest.raises(Refused, match="is not REGION=RESOURCE-ID"):
+        with pytest.raises(base.Refused, match="is not REGION=RESOURCE-ID"):
             account.provider("ours", subnets="eastus")
         harness = account.harness()
         gang = await harness.spec("wrong")
-        with pytest.raises(Refused, match="neither publisher"):
+        with pytest.raises(base.Refused, match="neither publisher"):
             await harness.ours.launch(replace(gang, options={"image": "ubuntu"}))
 
     @pytest.mark.parametrize(
         ("code", "message", "error"),
         [
-            ("SkuNotAvailable", "", NoCapacity),
-            ("AllocationFailed", "", NoCapacity),
-            ("ZonalAllocationFailed", "", NoCapacity),
-            ("OverconstrainedAllocationRequest", "", NoCapacity),
-            ("QuotaExceeded", "", QuotaTooSmall),
-            ("OperationNotAllowed", "exceeding approved LowPriorityCores quota", QuotaTooSmall),
-            ("OperationNotAllowed", "another operation is in progress", TryAgain),
-            ("RetryableError", "", TryAgain),
+            ("SkuNotAvailable", "", base.NoCapacity),
+            ("AllocationFailed", "", base.NoCapacity),
+            ("ZonalAllocationFailed", "", base.NoCapacity),
+            ("OverconstrainedAllocationRequest", "", base.NoCapacity),
+            ("QuotaExceeded", "", base.QuotaTooSmall),
+            (
+                "OperationNotAllowed",
+                "exceeding approved LowPriorityCores quota",
+                base.QuotaTooSmall,
+            ),
+            ("OperationNotAllowed", "another operation is in progress", base.TryAgain),
+            ("RetryableError", "", base.TryAgain),
         ],
     )
     def test_only_missing_capacity_lets_the_job_try_other_sizes(

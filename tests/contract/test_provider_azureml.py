@@ -19,17 +19,9 @@ from tests.records import pick_prices
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
-from cavvy.providers import azureml
+from cavvy.providers import azureml, base
 from cavvy.providers.azureml import MANIFEST
 from cavvy.providers.azureml.jobs import AzureMlService, read_job
-from cavvy.providers.base import (
-    GangState,
-    NoCapacity,
-    ProviderContext,
-    QuotaTooSmall,
-    Refused,
-    TryAgain,
-)
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
@@ -44,7 +36,7 @@ from cavvy.providers.vm.records import make_mark
 PROOF = Proof("azureml", False, "a strict stand-in for Azure Machine Learning's command jobs")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 SETTINGS = check_settings(MANIFEST, {})
-CONTEXT = ProviderContext(installation="any", home=Path(), settings=SETTINGS)
+CONTEXT = base.ProviderContext(installation="any", home=Path(), settings=SETTINGS)
 TRAITS = ManagedCloud(AzureMlService(CONTEXT)).traits
 IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu20.04"
 TYPES = ("Standard_DS3_v2", "Standard_DS5_v2", "Standard_NC4as_T4_v3")
@@ -66,7 +58,9 @@ class AzureMlPlace(RestPlace):
         # jobs are listed until they are archived
         self.cloud.traits = replace(self.cloud.traits, ended_listed=timedelta(days=30))
 
-    def service(self, installation: str, **table: Scalar) -> tuple[AzureMlService, ProviderContext]:
+    def service(
+        self, installation: str, **table: Scalar
+    ) -> tuple[AzureMlService, base.ProviderContext]:
         places: dict[str, Scalar] = {
             "endpoint": self.api.url,
             "history_endpoint": self.api.url,
@@ -210,7 +204,7 @@ class TestAzureMl(RestContract):
         assert job["command"].startswith("unset RANK WORLD_SIZE ")
 
     def test_a_gang_larger_than_its_cluster_has_no_capacity(self, account: AzureMlPlace) -> None:
-        with pytest.raises(NoCapacity, match="at most 1 nodes, and the job needs 2"):
+        with pytest.raises(base.NoCapacity, match="at most 1 nodes, and the job needs 2"):
             self.launch(account, cluster="tiny", nodes=2)
 
     def test_data_assets_are_mounted(self, account: AzureMlPlace) -> None:
@@ -227,7 +221,7 @@ class TestAzureMl(RestContract):
         self, account: AzureMlPlace, named: str
     ) -> None:
         with pytest.raises(
-            Refused,
+            base.Refused,
             match=r"resources.options.azureml.data: .* is not of the form NAME=azureml:ASSET:VERSION",
         ):
             self.launch(account, options={"data": named})
@@ -254,7 +248,7 @@ class TestAzureMl(RestContract):
         account.api.statuses.pop(name, None) if not fails else None
         await account.wait(timedelta(minutes=1))
         (seen,) = await harness.ours.gangs(gang.name)
-        assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+        assert (seen.state, seen.preempted) == (base.GangState.ENDED, True)
         assert ("pre-empted" if fails else "reclaimed the job's nodes") in seen.reason
         assert ("cancel" in account.api.calls) == (not fails)
         assert account.billed() == 0
@@ -263,17 +257,17 @@ class TestAzureMl(RestContract):
         self, account: AzureMlPlace
     ) -> None:
         account.api.quota = 0
-        with pytest.raises(QuotaTooSmall, match="ClusterCoreQuotaReached"):
+        with pytest.raises(base.QuotaTooSmall, match="ClusterCoreQuotaReached"):
             self.launch(account)
         assert account.api.jobs == {}
 
     def test_a_job_without_an_image_is_refused(self, account: AzureMlPlace) -> None:
-        with pytest.raises(Refused, match="image: no image is set"):
+        with pytest.raises(base.Refused, match="image: no image is set"):
             self.launch(account, table={"image": ""})
 
     @pytest.mark.parametrize("name", ["workspace", "resource_group"])
     def test_the_workspace_must_be_named_and_exist(self, account: AzureMlPlace, name: str) -> None:
-        with pytest.raises(Refused, match=rf"\[providers.azureml\] {name}: not set"):
+        with pytest.raises(base.Refused, match=rf"\[providers.azureml\] {name}: not set"):
             asyncio.run(account.provider("ours", **{name: ""}).offers())
 
     def test_errors_of_the_account_name_this_provider(self, account: AzureMlPlace) -> None:
@@ -282,7 +276,7 @@ class TestAzureMl(RestContract):
             False,
         )
         with pytest.raises(
-            Refused, match=r"\[providers.azureml\] resource_group: the resource group"
+            base.Refused, match=r"\[providers.azureml\] resource_group: the resource group"
         ):
             asyncio.run(account.provider("ours").offers())
 
@@ -377,9 +371,9 @@ class TestAzureMl(RestContract):
         provider = account.provider(gang.installation, **table)
         offer = next(each for each in await provider.offers() if each.purchase is purchase)
         gang = replace(gang, offer=offer, nodes=2)
-        with pytest.raises(TryAgain, match="Azure creates the compute cluster"):
+        with pytest.raises(base.TryAgain, match="Azure creates the compute cluster"):
             await provider.launch(gang)
-        with pytest.raises(TryAgain):  # as long as the cluster is not ready
+        with pytest.raises(base.TryAgain):  # as long as the cluster is not ready
             await provider.launch(gang)
         assert account.api.jobs == {}
         ((name, (body, _)),) = account.api.made.items()
@@ -424,7 +418,7 @@ class TestAzureMl(RestContract):
         gang = await harness.spec("gone")
         provider = account.provider(gang.installation, **table)
         gang = replace(gang, offer=(await provider.offers())[0])
-        with pytest.raises(TryAgain):
+        with pytest.raises(base.TryAgain):
             await provider.launch(gang)
         await provider.remove(gang.name)
         provider = account.provider(gang.installation)
@@ -443,15 +437,15 @@ class TestAzureMl(RestContract):
         gang = await harness.spec("failed")
         provider = account.provider(gang.installation, sizes="Standard_NC*", clusters="none")
         gang = replace(gang, offer=(await provider.offers())[0])
-        with pytest.raises(TryAgain):
+        with pytest.raises(base.TryAgain):
             await provider.launch(gang)
         account.api.creation_error = {"code": code, "message": "no"}
         await account.wait(timedelta(minutes=1))
-        with pytest.raises(QuotaTooSmall if "Quota" in code else NoCapacity, match=code):
+        with pytest.raises(base.QuotaTooSmall if "Quota" in code else base.NoCapacity, match=code):
             await provider.launch(gang)
         assert (account.api.made, account.api.jobs) == ({}, {})
         account.api.creation_error = {}
-        with pytest.raises(TryAgain):
+        with pytest.raises(base.TryAgain):
             await provider.launch(gang)
         await account.wait(timedelta(minutes=1))
         await provider.launch(gang)
@@ -463,12 +457,12 @@ class TestAzureMl(RestContract):
         gang = await harness.spec("changed")
         provider = account.provider(gang.installation, sizes="Standard_NC*", clusters="none")
         gang = replace(gang, offer=(await provider.offers())[0])
-        with pytest.raises(TryAgain):
+        with pytest.raises(base.TryAgain):
             await provider.launch(gang)
         ((name, (body, at)),) = account.api.made.items()
         account.api.made[name] = {**body, "tags": {}}, at
         await account.wait(timedelta(hours=2))
-        with pytest.raises(NoCapacity, match="a person has created or changed the cluster"):
+        with pytest.raises(base.NoCapacity, match="a person has created or changed the cluster"):
             await provider.launch(gang)
         await provider.gangs()
         assert list(account.api.made) == [name]

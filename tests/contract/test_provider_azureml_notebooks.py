@@ -13,7 +13,7 @@ from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
 from tests.contract.only_sessions import check_only_sessions
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
-from tests.records import pick_prices
+from tests.records import pick_prices, words_of
 
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -171,15 +171,14 @@ def told(state: str, **inner: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "state"),
-    [
-        ("Creating", JobState.WAITING),
-        ("SettingUp", JobState.RUNNING),
-        ("UserSettingUp", JobState.RUNNING),
-        ("JobRunning", JobState.RUNNING),
-        ("Stopping", JobState.RECLAIMED),
-        ("UserSetupFailed", JobState.RECLAIMED),
-        ("Deleting", JobState.ENDED),
-    ],
+    words_of(
+        {
+            JobState.WAITING: "Creating",
+            JobState.RUNNING: "SettingUp UserSettingUp JobRunning",
+            JobState.RECLAIMED: "Stopping UserSetupFailed",
+            JobState.ENDED: "Deleting",
+        }
+    ),
 )
 def test_states_are_read(name: str, state: JobState) -> None:
     job = read_instance(told(name))

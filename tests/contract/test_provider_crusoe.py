@@ -11,15 +11,11 @@ from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import crusoe
-from cavvy.providers.base import GangState, Refused
+from cavvy.providers.base import GangSpec, GangState, Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.crusoe.cloud import CrusoeCloud, _read, sign
-from cavvy.providers.vm.cloud import (
-    CloudMachine,
-    MachineState,
-    SshTarget,
-)
+from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
 
 PROOF = Proof("crusoe", False, "a strict stand-in for Crusoe's API")
 
@@ -98,14 +94,20 @@ class TestCrusoe(RestContract):
         assert body["ssh_public_key"].startswith("ssh-ed25519 ")
         assert body["ssh_public_key"] in body["startup_script"]
 
-    async def test_a_creation_that_fails_later_is_missing_capacity_without_a_bill(
+    async def launch_what_fails_later(
         self, account: RestPlace, harness: ContractHarness
-    ) -> None:
+    ) -> GangSpec:
         gang = await harness.spec("late")
         await harness.ours.launch(gang)
         (lost,) = account.cloud.machines
         account.cloud.machines = []
         account.api.failed[lost.id] = "out_of_stock"
+        return gang
+
+    async def test_a_creation_that_fails_later_is_missing_capacity_without_a_bill(
+        self, account: RestPlace, harness: ContractHarness
+    ) -> None:
+        gang = await self.launch_what_fails_later(account, harness)
         await account.settle()
         seen = await harness.one(gang.name)
         assert (seen.state, seen.no_capacity) == (GangState.ENDED, True)
@@ -134,11 +136,7 @@ class TestCrusoe(RestContract):
     async def test_a_creation_of_an_earlier_process_that_failed_is_told(
         self, account: RestPlace, harness: ContractHarness
     ) -> None:
-        gang = await harness.spec("late")
-        await harness.ours.launch(gang)
-        (lost,) = account.cloud.machines
-        account.cloud.machines = []
-        account.api.failed[lost.id] = "out_of_stock"
+        gang = await self.launch_what_fails_later(account, harness)
         harness.restart()
         await account.settle()
         seen = await harness.one(gang.name)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.contract.ibm_stand_in import HOME, IbmStandIn, image_id, make_subnet
 from tests.proofs import Proof
-from tests.records import pick_prices
+from tests.records import pick_prices, words_of
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, Scalar
@@ -339,16 +339,14 @@ def test_the_documented_example_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [
-        ("pending", MachineState.STARTING),
-        ("starting", MachineState.STARTING),
-        ("running", MachineState.RUNNING),
-        ("restarting", MachineState.RUNNING),
-        ("stopping", MachineState.RUNNING),
-        ("failed", MachineState.STOPPED),
-        ("deleting", MachineState.ENDED),
-        ("a state of the future", MachineState.RUNNING),
-    ],
+    words_of(
+        {
+            MachineState.STARTING: "pending starting",
+            MachineState.RUNNING: "running restarting stopping a-state-of-the-future",
+            MachineState.STOPPED: "failed",
+            MachineState.ENDED: "deleting",
+        }
+    ),
 )
 def test_states_that_may_be_billed_count_as_running(status: str, state: MachineState) -> None:
     assert _read(HOME, {**EXAMPLE, "status": status}).state is state

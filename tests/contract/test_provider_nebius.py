@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.contract.nebius_stand_in import CLUSTER, PROJECT, NebiusStandIn
 from tests.proofs import Proof
-from tests.records import pick_prices
+from tests.records import pick_prices, words_of
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Purchase
@@ -291,15 +291,14 @@ class TestNebius(RestContract):
 
 @pytest.mark.parametrize(
     ("word", "state"),
-    [
-        ("CREATING", MachineState.STARTING),
-        ("STARTING", MachineState.STARTING),
-        ("RUNNING", MachineState.RUNNING),
-        ("UPDATING", MachineState.RUNNING),
-        ("STOPPED", MachineState.STOPPED),
-        ("ERROR", MachineState.STOPPED),
-        ("DELETING", MachineState.ENDED),
-    ],
+    words_of(
+        {
+            MachineState.STARTING: "CREATING STARTING",
+            MachineState.RUNNING: "RUNNING UPDATING",
+            MachineState.STOPPED: "STOPPED ERROR",
+            MachineState.ENDED: "DELETING",
+        }
+    ),
 )
 def test_an_instance_in_the_documented_form_is_read(word: str, state: MachineState) -> None:
     port = {

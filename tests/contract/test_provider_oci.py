@@ -26,7 +26,7 @@ from tests.contract.oci_stand_in import (
     write_profile,
 )
 from tests.proofs import Proof
-from tests.records import pick_prices
+from tests.records import pick_prices, words_of
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
@@ -475,14 +475,14 @@ def test_the_documented_example_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [
-        ("PROVISIONING", MachineState.STARTING),
-        ("STARTING", MachineState.STARTING),
-        ("STOPPING", MachineState.STOPPED),
-        ("TERMINATING", MachineState.ENDED),
-        ("MOVING", MachineState.RUNNING),
-        ("CREATING_IMAGE", MachineState.RUNNING),
-    ],
+    words_of(
+        {
+            MachineState.STARTING: "PROVISIONING STARTING",
+            MachineState.STOPPED: "STOPPING",
+            MachineState.ENDED: "TERMINATING",
+            MachineState.RUNNING: "MOVING CREATING_IMAGE",
+        }
+    ),
 )
 def test_states_that_may_be_billed_count_as_running(status: str, state: MachineState) -> None:
     cloud = OciCloud(ProviderContext(installation="ours", home=Path(), settings=NOWHERE))

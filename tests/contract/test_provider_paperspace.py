@@ -8,7 +8,7 @@ import pytest
 from tests.contract.leftovers import check_crashed_script, check_early_removal
 from tests.contract.paperspace_stand_in import GPU, H100, NETWORK, OWN, PLAIN, PaperspaceStandIn
 from tests.proofs import Proof
-from tests.records import pick_prices
+from tests.records import pick_prices, words_of
 
 from cavvy.domain.values import replace
 from cavvy.providers import paperspace
@@ -181,14 +181,13 @@ def test_the_region_of_every_price_of_the_catalog_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [
-        ("provisioning", MachineState.STARTING),
-        ("starting", MachineState.STARTING),
-        ("ready", MachineState.RUNNING),
-        ("stopping", MachineState.RUNNING),
-        ("restarting", MachineState.RUNNING),
-        ("off", MachineState.STOPPED),
-    ],
+    words_of(
+        {
+            MachineState.STARTING: "provisioning starting",
+            MachineState.RUNNING: "ready stopping restarting",
+            MachineState.STOPPED: "off",
+        }
+    ),
 )
 def test_a_machine_in_the_documented_form_is_read(status: str, state: MachineState) -> None:
     told = {

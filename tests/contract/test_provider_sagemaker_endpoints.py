@@ -12,6 +12,7 @@ from tests.contract.endpoint_place import check_bodies
 from tests.contract.sagemaker_endpoints_stand_in import FULL, EndpointsStandIn
 from tests.contract.sagemaker_stand_in import IMAGE, ROLE
 from tests.proofs import Proof
+from tests.records import words_of
 
 from cavvy.domain.services import ReadinessProbe, ReplicaTarget, ServiceSpec, TargetKind
 from cavvy.domain.tasks import Scalar, TaskSpec, Transfer
@@ -200,14 +201,14 @@ class TestSageMakerEndpoints(AwsContract[EndpointsPlace]):
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [
-        ("Creating", JobState.WAITING),
-        ("InService", JobState.RUNNING),
-        ("SystemUpdating", JobState.RUNNING),
-        ("OutOfService", JobState.RUNNING),
-        ("Failed", JobState.RECLAIMED),
-        ("Deleting", JobState.ENDED),
-    ],
+    words_of(
+        {
+            JobState.WAITING: "Creating",
+            JobState.RUNNING: "InService SystemUpdating OutOfService",
+            JobState.RECLAIMED: "Failed",
+            JobState.ENDED: "Deleting",
+        }
+    ),
 )
 def test_states_of_endpoints_are_read(status: str, state: JobState) -> None:
     job = SageMakerEndpoints.read("us-east-1/cv-a-b-0-1", tell("Endpoint", status))

@@ -12,6 +12,7 @@ from tests.contract.only_sessions import check_only_sessions
 from tests.contract.sagemaker_notebooks_stand_in import FULL, NotebooksStandIn, read_last_command
 from tests.contract.sagemaker_stand_in import ROLE
 from tests.proofs import Proof
+from tests.records import words_of
 
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -165,15 +166,14 @@ class TestSageMakerNotebooks(AwsContract[NotebooksPlace]):
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [
-        ("Pending", JobState.WAITING),
-        ("InService", JobState.RUNNING),
-        ("InMaintenance", JobState.RUNNING),
-        ("Stopping", JobState.RECLAIMED),
-        ("Stopped", JobState.RECLAIMED),
-        ("Failed", JobState.RECLAIMED),
-        ("Deleting", JobState.ENDED),
-    ],
+    words_of(
+        {
+            JobState.WAITING: "Pending",
+            JobState.RUNNING: "InService InMaintenance",
+            JobState.RECLAIMED: "Stopping Stopped Failed",
+            JobState.ENDED: "Deleting",
+        }
+    ),
 )
 def test_states_of_notebook_instances_are_read(status: str, state: JobState) -> None:
     job = NotebookInstances.read("us-east-1/cv-a-b-0-1", tell("NotebookInstance", status))

@@ -14,7 +14,7 @@ from tests.contract.google_contract import ServiceAccountContract
 from tests.contract.only_sessions import check_only_sessions
 from tests.contract.workbench_stand_in import FULL, LOADER, ZONES, WorkbenchStandIn
 from tests.proofs import Proof
-from tests.records import pick_prices
+from tests.records import pick_prices, words_of
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
@@ -238,16 +238,14 @@ class TestVertexWorkbench(ServiceAccountContract):
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [
-        ("INITIALIZING", JobState.WAITING),
-        ("STARTING", JobState.WAITING),
-        ("ACTIVE", JobState.RUNNING),
-        ("UPGRADING", JobState.RUNNING),
-        ("STOPPING", JobState.RECLAIMED),
-        ("SUSPENDED", JobState.RECLAIMED),
-        ("ORPHANED", JobState.RECLAIMED),
-        ("DELETED", JobState.ENDED),
-    ],
+    words_of(
+        {
+            JobState.WAITING: "INITIALIZING STARTING",
+            JobState.RUNNING: "ACTIVE UPGRADING",
+            JobState.RECLAIMED: "STOPPING SUSPENDED ORPHANED",
+            JobState.ENDED: "DELETED",
+        }
+    ),
 )
 def test_states_of_workbench_instances_are_read(status: str, state: JobState) -> None:
     told = {

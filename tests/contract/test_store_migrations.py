@@ -10,20 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.store_suite import (
-    FULL_ORIGIN,
-    NOW,
-    begin,
-    make_allocation,
-    make_attempt,
-    make_charge,
-    make_event,
-    make_host,
-    make_job,
-    make_node,
-    store_url,
-    submit,
-)
+from tests.contract import store_suite
 from tests.waits import PATIENCE_S
 
 from cavvy.control.serving.request_bills import COUNTED_SINCE
@@ -48,7 +35,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture(params=["sqlite-wal", "sqlite-delete", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return store_url(request.param, tmp_path)
+    return store_suite.store_url(request.param, tmp_path)
 
 
 @contextmanager
@@ -192,7 +179,7 @@ def test_the_known_revisions_have_no_gap() -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite-wal", "postgres"])
 def test_the_shipped_schema_has_the_columns_of_the_rows(kind: str, tmp_path: Path) -> None:
-    with connected(store_url(kind, tmp_path)) as session:
+    with connected(store_suite.store_url(kind, tmp_path)) as session:
         session.begin()
         migrate.run_script(session, migrate.SCHEMA.read_text())
         tables = {
@@ -213,7 +200,7 @@ def test_migrations_make_the_schema(kind: str, tmp_path: Path) -> None:
     migrations = [each.sql for each in migrate.MIGRATIONS.values()]
     for name, scripts in (("migrated", migrations), ("shipped", [migrate.SCHEMA.read_text()])):
         (tmp_path / name).mkdir()
-        with connected(store_url(kind, tmp_path / name)) as session:
+        with connected(store_suite.store_url(kind, tmp_path / name)) as session:
             session.begin()
             for script in scripts:
                 migrate.run_script(session, script)
@@ -250,28 +237,28 @@ async def check_rest(store: Store, first: Attempt) -> None:
 
 async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) -> None:
     make_old(url)
-    job = make_job(
+    job = store_suite.make_job(
         "j1",
         phase=JobPhase.RUNNING,
         attempt=1,
-        origin=FULL_ORIGIN,
+        origin=store_suite.FULL_ORIGIN,
         version=4,
         task=TaskSpec(name="train", run="true", tags={"team": "vision"}),
     )
-    waiting = make_job("j2", name="waiting", version=1)
-    attempt = make_attempt(job, phase=AttemptPhase.RUNNING, version=3)
-    before = make_job("j0", name="before", phase=JobPhase.DONE, version=1)
-    handed_on = make_attempt(
+    waiting = store_suite.make_job("j2", name="waiting", version=1)
+    attempt = store_suite.make_attempt(job, phase=AttemptPhase.RUNNING, version=3)
+    before = store_suite.make_job("j0", name="before", phase=JobPhase.DONE, version=1)
+    handed_on = store_suite.make_attempt(
         before,
         gang=f"{attempt.gang}@j0-1",
         offer=replace(attempt.offer, credential="p"),
         phase=AttemptPhase.ENDED,
-        unsure_bill=UnsureBill(latest=NOW, more=Money(7)),
+        unsure_bill=UnsureBill(latest=store_suite.NOW, more=Money(7)),
         version=3,
     )
-    node = make_node(attempt, phase=NodePhase.RUNNING, claim="n", version=7)
-    charges = [make_charge(attempt, 40), make_charge(attempt, 2, since=60)]
-    secret = SealedSecret(project="p", name="TOKEN", sealed=b"\x01", updated_at=NOW)
+    node = store_suite.make_node(attempt, phase=NodePhase.RUNNING, claim="n", version=7)
+    charges = [store_suite.make_charge(attempt, 40), store_suite.make_charge(attempt, 2, since=60)]
+    secret = SealedSecret(project="p", name="TOKEN", sealed=b"\x01", updated_at=store_suite.NOW)
     with connected(url) as connection:
         write_old_job(connection, job)
         write_old_job(connection, waiting)
@@ -298,7 +285,7 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             document=encode(node),
             version=7,
         )
-        for charge in (*charges, make_charge(handed_on, 8)):
+        for charge in (*charges, store_suite.make_charge(handed_on, 8)):
             write_old_charge(connection, charge)
         insert(
             connection,
@@ -328,14 +315,14 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             project="p",
             name="TOKEN",
             sealed=b"\x01",
-            updated_at=to_micros(NOW),
+            updated_at=to_micros(store_suite.NOW),
         )
     store = Store(url)
     await store.open()
     try:
         assert await store.installation() == "install-1"
         assert await store.job("j1") == job
-        assert await store.waiting(NOW, [waiting.id]) == [waiting]
+        assert await store.waiting(store_suite.NOW, [waiting.id]) == [waiting]
         assert await store.unfinished() == ["j1", "j2"]
         assert [*await store.open_attempts(), *await store.attempts("j0")] == [attempt, handed_on]
         assert await store.attempt_of_gang(attempt.gang) == attempt
@@ -345,27 +332,27 @@ async def test_jobs_in_flight_go_on_after_a_migration(url: str, tmp_path: Path) 
             Money(42 + 8),
         ]
         await check_rest(store, handed_on)
-        assert await store.allocations() == [make_allocation(attempt.gang, "GPU-0")]
-        assert await store.hosts() == [make_host()]
+        assert await store.allocations() == [store_suite.make_allocation(attempt.gang, "GPU-0")]
+        assert await store.hosts() == [store_suite.make_host()]
         assert await store.secrets("p") == [secret]
         summaries = {summary.id: summary for summary in (await store.list_jobs("p")).jobs}
         assert (summaries["j1"].spent, summaries["j2"].spent) == (Money(42), Money(0))
         assert (summaries["j1"].tags, summaries["j2"].tags) == ({"team": "vision"}, {})
-        assert set(await store.snapshots()) == {FULL_ORIGIN.snapshot}
+        assert set(await store.snapshots()) == {store_suite.FULL_ORIGIN.snapshot}
         done = replace(job, phase=JobPhase.DONE, exit_code=0)
         ended = replace(attempt, phase=AttemptPhase.ENDED)
-        more = [make_charge(attempt, 50, until=90), charges[1]]  # the whole bill so far
+        more = [store_suite.make_charge(attempt, 50, until=90), charges[1]]  # the whole bill so far
         await store.commit(
             AtomicWrite(
                 jobs=[done],
                 attempts=[ended],
                 charges=more,
-                events=[make_event(job)],
+                events=[store_suite.make_event(job)],
                 release=[attempt.gang],
             )
         )
         assert (await store.list_jobs("p", {JobPhase.DONE})).jobs[0].spent == Money(52)
-        assert (await submit(store, "j3", name="waiting")).name == "waiting-2"
+        assert (await store_suite.submit(store, "j3", name="waiting")).name == "waiting-2"
     finally:
         await store.close()
     if url.startswith("sqlite"):
@@ -383,7 +370,7 @@ def check_backup(path: Path) -> None:
 async def test_a_database_of_a_newer_program_is_left_alone(url: str) -> None:
     store = Store(url)
     await store.open()
-    await begin(store, await submit(store, "j1"))
+    await store_suite.begin(store, await store_suite.submit(store, "j1"))
     await store.close()
     with connected(url) as connection:
         connection.run(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0999'")
@@ -411,7 +398,7 @@ asyncio.run(Store(sys.argv[1]).open())
 
 async def test_a_migration_killed_half_way_can_be_made_again(url: str) -> None:
     make_old(url)
-    job = make_job("j1", origin=FULL_ORIGIN, version=1)
+    job = store_suite.make_job("j1", origin=store_suite.FULL_ORIGIN, version=1)
     with connected(url) as connection:
         write_old_job(connection, job)
         before = shape(connection)

@@ -10,18 +10,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contract.store_suite import (
-    NOW,
-    after,
-    make_allocation,
-    make_attempt,
-    make_charge,
-    make_event,
-    make_host,
-    make_job,
-    make_node,
-    make_store,
-)
+from tests.contract import store_suite
 
 from cavvy.domain.jobs import AttemptPhase, JobPhase, RunOrigin
 from cavvy.domain.shares import HeldShare
@@ -82,18 +71,18 @@ async def plan(
 
 
 async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]:
-    job = make_job(f"j{write.job}", name="other", attempt=1)
+    job = store_suite.make_job(f"j{write.job}", name="other", attempt=1)
     version = 0
     try:
         job = await memory.job(job.id)
         version = job.version
     except RowNotFound:
         pass
-    attempt = make_attempt(job, write.number, gang=f"g{write.job}{write.number}")
+    attempt = store_suite.make_attempt(job, write.number, gang=f"g{write.job}{write.number}")
     match write.kind:
         case "job":
             phase = list(JobPhase)[write.phase]
-            not_before = after(write.amount) if write.amount > 2 else None
+            not_before = store_suite.after(write.amount) if write.amount > 2 else None
             version = max(0, version + write.drift)
             origin = RunOrigin(snapshot=str(salt)) if write.amount == 0 else job.origin
             changed = replace(
@@ -109,16 +98,18 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
         case "node":
             found = [n for n in await memory.nodes(attempt.id) if n.rank == write.rank]
             version = max(0, (found[0].version if found else 0) + write.drift)
-            return "nodes", make_node(attempt, write.rank, last_seq=salt, version=version)
+            return "nodes", store_suite.make_node(
+                attempt, write.rank, last_seq=salt, version=version
+            )
         case "event":
-            return "events", make_event(job, str(salt))
+            return "events", store_suite.make_event(job, str(salt))
         case "charge":
-            return "charges", make_charge(
+            return "charges", store_suite.make_charge(
                 attempt, write.amount, rank=write.rank, since=write.phase % 2
             )
         case "hold":
             devices = [f"GPU-{i}" for i in range(3) if write.phase & (1 << i)]
-            return "allocations", make_allocation(
+            return "allocations", store_suite.make_allocation(
                 attempt.gang, *devices, rank=write.rank, cpus=write.amount / 2
             )
     return "release", attempt.gang
@@ -127,8 +118,8 @@ async def make_row(memory: Store, write: Write, salt: int) -> tuple[str, object]
 def do(store: Store, planned: AtomicWrite | tuple[int, str], salt: int) -> Awaitable[object]:
     if isinstance(planned, AtomicWrite):
         return store.commit(planned)
-    job = make_job(f"j{planned[0]}", name=planned[1], user=str(salt), attempt=1)
-    return store.submit(job, make_event(job))
+    job = store_suite.make_job(f"j{planned[0]}", name=planned[1], user=str(salt), attempt=1)
+    return store.submit(job, store_suite.make_event(job))
 
 
 async def told(result: Awaitable[object]) -> object:
@@ -152,17 +143,17 @@ async def everything(store: Store) -> object:
         attempts,
         by_job,
         [await store.nodes(attempt.id) for attempt in attempts],
-        await store.queue.rows(after(60)),
-        await store.queue.heads(after(4), 2),
+        await store.queue.rows(store_suite.after(60)),
+        await store.queue.heads(store_suite.after(4), 2),
         await store.queue.held(),
         await store.list_jobs("p", phases, limit=2),
         await store.count_jobs("p"),
-        await store.waiting(NOW, [job.id for job in jobs]),
-        await store.next_waiting(NOW),
+        await store.waiting(store_suite.NOW, [job.id for job in jobs]),
+        await store.next_waiting(store_suite.NOW),
         await store.unfinished(),
         await store.open_attempts("p"),
         await store.spent("p"),
-        await store.spent("p", after(1)),
+        await store.spent("p", store_suite.after(1)),
         await store.allocations(),
         set(await store.snapshots()),
     ]
@@ -190,16 +181,19 @@ async def begin_all(store: Store) -> None:
     """A host, and two jobs of three with an attempt each: most random writes then find what they
     need.
     """
-    await store.put_host(make_host(devices=2, cpus=3))
+    await store.put_host(store_suite.make_host(devices=2, cpus=3))
     for i in range(JOBS - 1):
-        job = make_job(f"j{i}", attempt=1)
-        await store.submit(job, make_event(job))
-        await store.commit(AtomicWrite(attempts=[make_attempt(job, gang=f"g{i}1")]))
+        job = store_suite.make_job(f"j{i}", attempt=1)
+        await store.submit(job, store_suite.make_event(job))
+        await store.commit(AtomicWrite(attempts=[store_suite.make_attempt(job, gang=f"g{i}1")]))
 
 
 async def compare(groups: Sequence[list["tuple[int, str] | list[Write]"]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        memory, sql = make_store("memory", Path(folder)), make_store("sqlite-wal", Path(folder))
+        memory, sql = (
+            store_suite.make_store("memory", Path(folder)),
+            store_suite.make_store("sqlite-wal", Path(folder)),
+        )
         await sql.open()
         try:
             for store in (memory, sql):

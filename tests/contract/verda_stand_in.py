@@ -12,16 +12,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from cavvy.providers.contract.rest_stand_in import (
-    RestRequest,
-    RestStandIn,
-    flag,
-    list_of,
-    name_states,
-    one_of,
-    text,
-    wrong_field,
-)
+from cavvy.providers.contract import rest_stand_in as rest
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 _CUDA = ["ubuntu-24.04-cuda-12.8-open-docker", "ubuntu-24.04-cuda-13.0-open-docker", "fastai"]
@@ -50,7 +41,7 @@ _FAULTS = {
 }
 
 
-class VerdaStandIn(RestStandIn):
+class VerdaStandIn(rest.RestStandIn):
     """The API in front of a cloud in memory."""
 
     # what the cloud sells, as its prices and types state it
@@ -69,10 +60,8 @@ class VerdaStandIn(RestStandIn):
     key_file = "client_secret = {key}\n"
     settings = _SETTINGS
     denied = CloudFault(401, "unauthorized_request", "Access token is missing or invalid.")
-    faults, states = (
-        _FAULTS,
-        name_states(starting="provisioning", running="running", stopped="offline"),
-    )
+    faults = _FAULTS
+    states = rest.name_states(starting="provisioning", running="running", stopped="offline")
 
     def set_up(self) -> None:
         self.scripts: dict[str, str] = {}  # that exist, by id
@@ -97,14 +86,14 @@ class VerdaStandIn(RestStandIn):
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": fault.message}
 
-    def authorize(self, request: RestRequest) -> None:
+    def authorize(self, request: rest.RestRequest) -> None:
         if request.path == "/oauth2/token":
             return
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.cloud.time >= self.tokens.get(token, self.cloud.time):
             raise self.denied
 
-    def answer(self, request: RestRequest) -> tuple[int, object]:
+    def answer(self, request: rest.RestRequest) -> tuple[int, object]:
         match request.method, request.path.split("/")[1:]:
             case "POST", ["oauth2", "token"]:
                 return 200, self._log_in(request.body)
@@ -121,7 +110,7 @@ class VerdaStandIn(RestStandIn):
                 found = self.scripts.items()
                 return 200, [{"id": n, "name": self.names[n], "script": s} for n, s in found]
             case "POST", ["scripts"]:
-                fields = {"name": text(60), "script": text(65536)}
+                fields = {"name": rest.text(60), "script": rest.text(65536)}
                 _check(request.body, fields, fields)
                 new = f"script-{next(self._ids)}"
                 self.scripts[new] = request.body["script"]
@@ -139,11 +128,11 @@ class VerdaStandIn(RestStandIn):
 
     def _log_in(self, body: Any) -> dict[str, Any]:
         fields = {
-            "grant_type": one_of(("client_credentials",)),
-            "client_id": one_of(("client-1",)),
-            "client_secret": one_of((self.key,)),
+            "grant_type": rest.one_of(("client_credentials",)),
+            "client_id": rest.one_of(("client-1",)),
+            "client_secret": rest.one_of((self.key,)),
         }
-        if wrong_field(body, fields, fields):
+        if rest.wrong_field(body, fields, fields):
             raise CloudFault(401, "unauthorized_request", "Invalid client id or client secret")
         self.logins += 1
         self.tokens[f"token-{self.logins}"] = self.cloud.time + timedelta(seconds=_TOKEN_S)
@@ -157,15 +146,15 @@ class VerdaStandIn(RestStandIn):
 
     def _create(self, body: Any) -> str:
         fields = {
-            "instance_type": one_of(TYPES),
-            "image": one_of((*_CUDA, *_PLAIN)),
-            "hostname": text(60, r"[a-z0-9][a-z0-9-]*"),
-            "description": text(60),
-            "location_code": one_of(LOCATIONS),
-            "ssh_key_ids": list_of(text(36)),
-            "startup_script_id": one_of(self.scripts),
+            "instance_type": rest.one_of(TYPES),
+            "image": rest.one_of((*_CUDA, *_PLAIN)),
+            "hostname": rest.text(60, r"[a-z0-9][a-z0-9-]*"),
+            "description": rest.text(60),
+            "location_code": rest.one_of(LOCATIONS),
+            "ssh_key_ids": rest.list_of(rest.text(36)),
+            "startup_script_id": rest.one_of(self.scripts),
             "os_volume": _is_volume,
-            "is_spot": flag,
+            "is_spot": rest.flag,
         }
         _check(body, fields, ("instance_type", "image", "hostname", "description"))
         if body["image"] not in _type(body["instance_type"])["supported_os"]:
@@ -189,10 +178,10 @@ class VerdaStandIn(RestStandIn):
 
     def _delete(self, body: Any) -> None:
         fields = {
-            "id": list_of(text(36)),
-            "action": one_of(("delete",)),
-            "volume_ids": list_of(one_of((_VOLUME,))),
-            "delete_permanently": flag,
+            "id": rest.list_of(rest.text(36)),
+            "action": rest.one_of(("delete",)),
+            "volume_ids": rest.list_of(rest.one_of((_VOLUME,))),
+            "delete_permanently": rest.flag,
         }
         _check(body, fields, ("id", "action"))
         for machine in body["id"]:
@@ -230,17 +219,19 @@ def _list_available(spot: str) -> list[dict[str, Any]]:
 
 
 def _check(body: Any, fields: Any, required: Any) -> None:
-    if wrong := wrong_field(body, fields, required):
+    if wrong := rest.wrong_field(body, fields, required):
         raise CloudFault(400, _INVALID, f"{wrong} is invalid")
 
 
 def _is_volume(volume: Any) -> bool:
     fields = {
-        "name": text(60),
+        "name": rest.text(60),
         "size": lambda size: isinstance(size, int) and size >= 50,
-        "on_spot_discontinue": one_of(("keep_detached", "move_to_trash", "delete_permanently")),
+        "on_spot_discontinue": rest.one_of(
+            ("keep_detached", "move_to_trash", "delete_permanently")
+        ),
     }
-    return wrong_field(volume, fields, ("name", "size")) is None
+    return rest.wrong_field(volume, fields, ("name", "size")) is None
 
 
 def _type(name: str, currency: str = "usd") -> dict[str, Any]:

@@ -11,16 +11,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from cavvy.providers.contract.rest_stand_in import (
-    RestRequest,
-    RestStandIn,
-    flag,
-    list_of,
-    name_states,
-    one_of,
-    text,
-    wrong_field,
-)
+from cavvy.providers.contract import rest_stand_in as rest
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PLANS = {  # id: type, USD an hour, vCPUs, MiB of memory, GB of disk, GPU, GB of all GPUs
@@ -38,18 +29,18 @@ SYSTEMS = {1743: "Ubuntu 22.04 LTS x64", 2284: "Ubuntu 24.04 LTS x64", 2136: "De
 # opens the console of the instance
 KVM = "https://my.vultr.com/subs/vps/novnc/api.php?data=the-secret-of-the-console"
 _FIELDS = {
-    "region": one_of(REGIONS),
-    "plan": one_of(PLANS),
-    "os_id": one_of(SYSTEMS),
-    "label": text(63),
-    "sshkey_id": list_of(text(36)),
-    "backups": one_of(("enabled", "disabled")),
-    "user_data": text(100_000, r"[A-Za-z0-9+/]*={0,2}"),
-    "activation_email": flag,
-    "hostname": text(63),
-    "tags": list_of(text(255)),
-    "enable_ipv6": flag,
-    "enable_vpc": flag,
+    "region": rest.one_of(REGIONS),
+    "plan": rest.one_of(PLANS),
+    "os_id": rest.one_of(SYSTEMS),
+    "label": rest.text(63),
+    "sshkey_id": rest.list_of(rest.text(36)),
+    "backups": rest.one_of(("enabled", "disabled")),
+    "user_data": rest.text(100_000, r"[A-Za-z0-9+/]*={0,2}"),
+    "activation_email": rest.flag,
+    "hostname": rest.text(63),
+    "tags": rest.list_of(rest.text(255)),
+    "enable_ipv6": rest.flag,
+    "enable_vpc": rest.flag,
 }
 _FAULTS = {
     "insufficient-capacity": CloudFault(
@@ -67,7 +58,7 @@ _FAULTS = {
 }
 
 
-class VultrStandIn(RestStandIn):
+class VultrStandIn(rest.RestStandIn):
     """The API in front of a cloud in memory."""
 
     # what the cloud sells, as its prices and types state it
@@ -85,7 +76,8 @@ class VultrStandIn(RestStandIn):
     root, key = "/v2", "VULTR-TEST-KEY"
     key_file = "api-key: {key}\n"
     denied = CloudFault(401, "", "Invalid API token.")
-    faults, states = _FAULTS, name_states(starting="pending", running="active", stopped="active")
+    faults = _FAULTS
+    states = rest.name_states(starting="pending", running="active", stopped="active")
 
     def set_up(self) -> None:
         self.systems: list[int] = []  # that were requested
@@ -93,7 +85,7 @@ class VultrStandIn(RestStandIn):
     def describe(self, fault: CloudFault) -> object:
         return {"error": fault.message or fault.code, "status": fault.status}
 
-    def answer(self, request: RestRequest) -> tuple[int, object]:
+    def answer(self, request: rest.RestRequest) -> tuple[int, object]:
         match request.method, request.path.split("/")[1:]:
             case "GET", ["plans"] if request.query.get("type") == "all":
                 return 200, self._page("plans", [_plan(each) for each in PLANS], request)
@@ -116,7 +108,7 @@ class VultrStandIn(RestStandIn):
         raise CloudFault(404, "", "Not found.")
 
     def _page(
-        self, field: str, items: list[dict[str, Any]], request: RestRequest
+        self, field: str, items: list[dict[str, Any]], request: rest.RestRequest
     ) -> dict[str, Any]:
         """A page; the cursor of the next page is its number in base 64."""
         cursor = request.query.get("cursor", base64.b64encode(b"1").decode())
@@ -132,7 +124,7 @@ class VultrStandIn(RestStandIn):
 
     def _create(self, body: Any) -> dict[str, Any]:
         """Start an instance. Raises the fault of a request that the description does not allow."""
-        if wrong := wrong_field(body, _FIELDS, ("region", "plan", "os_id")):
+        if wrong := rest.wrong_field(body, _FIELDS, ("region", "plan", "os_id")):
             raise CloudFault(400, "", f"Invalid {wrong}.")
         script = base64.b64decode(body.get("user_data", ""), validate=True).decode()
         new = self.start(body.get("label", ""), script)

@@ -214,15 +214,7 @@ def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, login: str, tmp_pa
             task["env"] = {"HUNT": json.dumps(hunt)}  # type: ignore[assignment]
             (user.work / "obeyed/task.yaml").write_text(json.dumps(task))
             user.cli("run", "-d", "-p", "evil", str(user.work / "obeyed/task.yaml"))
-            user.cli("wait", "-p", "evil", "obeyed", code=None)
-            log = user.cli("logs", "-p", "evil", "obeyed", code=None)
-            found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
-            assert len(found) > 200, log
-            planted = find_planted([home, *map(Path, ("/etc", "/usr/local", "/var/spool"))])
-            ours = (f"{home}/.cavvy-agent", f"{home}/.cache", f"{home}/data")
-            left = [path for path in planted if not path.startswith(ours)]
-            assert ([each["attempt"] for each in found if each["done"]], left) == ([], [])
-            assert not any(MARK.encode() in Path(each).read_bytes() for each in programs)
+            check_left_alone(user, home, programs)
             write = "mkdir ~/results; echo x > ~/results/x; echo x > ~/.netrc"
             user.submit(f"{{name: good, run: '{write}'}}")
             user.ended("good")
@@ -233,6 +225,19 @@ def test_a_job_on_an_ssh_host_changes_nothing(isolation: str, login: str, tmp_pa
                 assert (home / "results/x").read_text() == "x\n"
                 assert f"{there}/.cavvy-agent/" in user.cli("status", "good")
             assert not (home / ".netrc").exists()
+
+
+def check_left_alone(user: User, home: Path, programs: list[str]) -> None:
+    """The attacks of the job `obeyed` end without one that succeeds."""
+    user.cli("wait", "-p", "evil", "obeyed", code=None)
+    log = user.cli("logs", "-p", "evil", "obeyed", code=None)
+    found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
+    assert len(found) > 200, log
+    planted = find_planted([home, *map(Path, ("/etc", "/usr/local", "/var/spool"))])
+    ours = (f"{home}/.cavvy-agent", f"{home}/.cache", f"{home}/data")
+    left = [path for path in planted if not path.startswith(ours)]
+    assert ([each["attempt"] for each in found if each["done"]], left) == ([], [])
+    assert not any(MARK.encode() in Path(each).read_bytes() for each in programs)
 
 
 def test_a_job_on_a_joined_machine_changes_nothing() -> None:
@@ -255,15 +260,7 @@ def test_a_job_on_a_joined_machine_changes_nothing() -> None:
         }
         user.cli("project", "create", "evil", code=None)
         submit(user, "evil", "obeyed", ATTACKS.read_text(), HUNT=json.dumps(hunt))
-        user.cli("wait", "-p", "evil", "obeyed", code=None)
-        log = user.cli("logs", "-p", "evil", "obeyed", code=None)
-        found = [json.loads(line) for line in log.splitlines() if line.startswith('{"attempt"')]
-        assert len(found) > 200, log
-        planted = find_planted([home, *map(Path, ("/etc", "/usr/local", "/var/spool"))])
-        ours = (f"{home}/.cavvy-agent", f"{home}/.cache", f"{home}/data")
-        left = [path for path in planted if not path.startswith(ours)]
-        assert ([each["attempt"] for each in found if each["done"]], left) == ([], [])
-        assert not any(MARK.encode() in Path(each).read_bytes() for each in programs)
+        check_left_alone(user, home, programs)
 
 
 def test_the_user_s_own_files_stay_writable() -> None:

@@ -7,18 +7,10 @@ from random import Random
 
 from tests.sim.scenario_checks import check_all, tell
 
+from cavvy.domain import tasks
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import (
-    CheckpointPolicy,
-    JobLimits,
-    ResourceSpec,
-    RetryPolicy,
-    SpotPolicy,
-    TaskSpec,
-    Workload,
-)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.providers.fake.script import (
     CallOutcome,
@@ -28,17 +20,8 @@ from cavvy.providers.fake.script import (
     RemovalScript,
     TimeSpan,
 )
+from cavvy.sim import scenario as sim
 from cavvy.sim.harness import play
-from cavvy.sim.scenario import (
-    CrashMoment,
-    JobTrace,
-    ScenarioResult,
-    ServerCrash,
-    SimScenario,
-    SimSubmission,
-    UserAction,
-    UserIntervention,
-)
 
 LEASE = timedelta(minutes=20)
 # What a deadline must leave beyond the work for us to promise it: the policy's two starts on spot
@@ -47,14 +30,14 @@ LEASE = timedelta(minutes=20)
 START_S = 300.0
 
 
-def make_scenario(number: int) -> tuple[SimScenario, float]:
+def make_scenario(number: int) -> tuple[sim.SimScenario, float]:
     """The scenario of this number, and the seconds of its own troubles that a deadline must bear."""
     dice = Random(number)
     offers = make_offers(dice)
     crashes = tuple(
-        ServerCrash(
+        sim.ServerCrash(
             call=call,
-            when=dice.choice(tuple(CrashMoment)),
+            when=dice.choice(tuple(sim.CrashMoment)),
             down_s=dice.choice((0.0, 5.0, 30.0, 300.0)),
         )
         for call in sorted(dice.sample(range(1, 160), dice.randrange(4)))
@@ -78,14 +61,14 @@ def make_scenario(number: int) -> tuple[SimScenario, float]:
     ]
     submissions = tuple(make_submission(dice, troubles) for _ in range(dice.choice((1, 1, 2, 3))))
     wishes = [
-        UserIntervention(
-            action=UserAction.DRILL,
+        sim.UserIntervention(
+            action=sim.UserAction.DRILL,
             job=0,
             at_s=dice.uniform(0, 9000),
             notice_s=dice.choice((0.0, 30.0)),
         )
     ]
-    scenario = SimScenario(
+    scenario = sim.SimScenario(
         submissions=submissions,
         script=CloudScript(
             offers=offers,
@@ -161,13 +144,13 @@ def make_fault_script(dice: Random) -> FaultScript:
     )
 
 
-def make_submission(dice: Random, troubles: float) -> SimSubmission:
+def make_submission(dice: Random, troubles: float) -> sim.SimSubmission:
     work_s = dice.choice((600.0, 3600.0, 3600.0 * 3))
     every_s = 600.0
     needs_s = work_s * 1.01 + 60 + 2 * (START_S + every_s) + troubles
     slack = dice.choice((0.5, 1.0, 1.1, 1.5, 3.0))
     budget = Money(int(dice.choice((0.2, 0.6, 1.2, 3.0)) * work_s / 3600 * 1e6) + 60_000)
-    task = TaskSpec(
+    task = tasks.TaskSpec(
         name="digits",
         run="train",
         env={
@@ -175,21 +158,21 @@ def make_submission(dice: Random, troubles: float) -> SimSubmission:
             "FAKE_SETUP_S": dice.choice(("0", "60")),
             "FAKE_EXIT_CODE": "0",
         },
-        resources=ResourceSpec(spot=SpotPolicy.AUTO),
-        checkpoint=CheckpointPolicy(path="c", every=timedelta(seconds=every_s)),
-        limits=JobLimits(
+        resources=tasks.ResourceSpec(spot=tasks.SpotPolicy.AUTO),
+        checkpoint=tasks.CheckpointPolicy(path="c", every=timedelta(seconds=every_s)),
+        limits=tasks.JobLimits(
             deadline_after=timedelta(seconds=needs_s * slack) if dice.random() < 0.85 else None,
             budget=budget if dice.random() < 0.4 else None,
             unattended=LEASE,
         ),
-        retry=RetryPolicy(node=None, parallel=dice.choice((1, 1, 2, 3))),
-        work=Workload(samples=work_s, rates={"cpu": 1.0}),
+        retry=tasks.RetryPolicy(node=None, parallel=dice.choice((1, 1, 2, 3))),
+        work=tasks.Workload(samples=work_s, rates={"cpu": 1.0}),
         setup="true" if dice.random() < 0.3 else None,
     )
-    return SimSubmission(task=task, at_s=dice.choice((0.0, dice.uniform(0, 3000))))
+    return sim.SimSubmission(task=task, at_s=dice.choice((0.0, dice.uniform(0, 3000))))
 
 
-def play_number(number: int) -> ScenarioResult:
+def play_number(number: int) -> sim.ScenarioResult:
     """Play the scenario of this number and check all that must hold."""
     scenario, troubles = make_scenario(number)
     ending = play(scenario)
@@ -202,7 +185,9 @@ def play_number(number: int) -> ScenarioResult:
     return ending
 
 
-def check_deadline(trace: JobTrace, submission: SimSubmission, troubles: float, told: str) -> None:
+def check_deadline(
+    trace: sim.JobTrace, submission: sim.SimSubmission, troubles: float, told: str
+) -> None:
     """Ended in time where that was feasible: enough time for the troubles of the scenario, and a
     budget for the rest.
     """
@@ -219,7 +204,7 @@ def check_deadline(trace: JobTrace, submission: SimSubmission, troubles: float, 
     assert limits.deadline_after.total_seconds() < needed, told
 
 
-def check_budget(trace: JobTrace, told: str) -> None:
+def check_budget(trace: sim.JobTrace, told: str) -> None:
     """At most one lease of everything that billed at the end above the budget, and the minimum
     of what was bought.
     """
@@ -234,7 +219,7 @@ def check_budget(trace: JobTrace, told: str) -> None:
     assert spent <= budget.micros + rate.over(LEASE).micros + least, told
 
 
-def check_checkpoints(ending: ScenarioResult) -> None:
+def check_checkpoints(ending: sim.ScenarioResult) -> None:
     """Every start goes on from the newest state that was saved."""
     for job, rank, saved, gone_on_from in ending.cloud.storage.begun:
         assert gone_on_from == saved, (job, rank)

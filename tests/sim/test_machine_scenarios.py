@@ -11,14 +11,7 @@ from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.tasks import ResourceSpec, RetryPolicy, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import FaultScript
-from cavvy.sim.scenario import (
-    CrashMoment,
-    ScenarioResult,
-    ServerCrash,
-    SimSubmission,
-    UserAction,
-    UserIntervention,
-)
+from cavvy.sim import scenario
 from cavvy.store.base import PER_MACHINE
 
 KEEP = timedelta(minutes=10)
@@ -28,12 +21,12 @@ def on_machine(run_s: float = 120, **changes: object) -> TaskSpec:
     return replace(task(run_s, **{"keep": KEEP, **changes}), machine="dev")
 
 
-def play(*tasks: tuple[TaskSpec, float], **more: object) -> ScenarioResult:
-    submissions = tuple(SimSubmission(task=each, at_s=at_s) for each, at_s in tasks)
+def play(*tasks: tuple[TaskSpec, float], **more: object) -> scenario.ScenarioResult:
+    submissions = tuple(scenario.SimSubmission(task=each, at_s=at_s) for each, at_s in tasks)
     return run_scenario(submissions=submissions, **more)
 
 
-def phases(ending: ScenarioResult) -> list[JobPhase]:
+def phases(ending: scenario.ScenarioResult) -> list[JobPhase]:
     return [trace.job.phase for trace in ending.traces]
 
 
@@ -70,7 +63,7 @@ def test_a_machine_outlives_failed_work() -> None:
 @pytest.mark.parametrize("at_s", [100, 800])
 def test_stopping_a_job_leaves_its_machine(at_s: float) -> None:
     """The job runs until 630 s: it is stopped while it runs, or after its end."""
-    stop = UserIntervention(action=UserAction.STOP, job=0, at_s=at_s)
+    stop = scenario.UserIntervention(action=scenario.UserAction.STOP, job=0, at_s=at_s)
     ending = play(
         (on_machine(600), 0), (on_machine(name="next"), at_s + 100), interventions=(stop,)
     )
@@ -89,7 +82,7 @@ def test_work_that_is_retried_stays_on_its_machine() -> None:
 def test_a_machine_that_is_stopped_between_two_tries_is_released_at_once() -> None:
     retry = RetryPolicy(exit=2, delay=timedelta(minutes=5))
     failing = on_machine(env={"FAKE_EXIT_CODE": "3"}, retry=retry)
-    stop = UserIntervention(action=UserAction.STOP_MACHINE, job=0, at_s=300)
+    stop = scenario.UserIntervention(action=scenario.UserAction.STOP_MACHINE, job=0, at_s=300)
     ending = play((failing, 0), interventions=(stop,))
     [trace] = ending.traces
     assert trace.job.phase is JobPhase.STOPPED
@@ -125,10 +118,10 @@ def test_a_job_that_the_machine_cannot_run_fails_with_what_the_machine_has() -> 
 def test_a_machine_is_bought_once_if_the_server_dies_at_any_step() -> None:
     tasks = ((on_machine(30), 0), (on_machine(60, name="next"), 0))
     calm = play(*tasks)
-    moments = list(CrashMoment)
+    moments = list(scenario.CrashMoment)
     for call in range(1, calm.calls + 1, 7):
         when = moments[call % len(moments)]
-        ending = play(*tasks, crashes=(ServerCrash(call=call, when=when),))
+        ending = play(*tasks, crashes=(scenario.ServerCrash(call=call, when=when),))
         assert phases(ending) == [JobPhase.DONE, JobPhase.DONE], (call, when)
         assert bought(ending) == 1, (call, when)
 

@@ -23,17 +23,8 @@ from cavvy.domain.tasks import (
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
+from cavvy.sim import scenario as sim
 from cavvy.sim.harness import START, play
-from cavvy.sim.scenario import (
-    CrashMoment,
-    JobTrace,
-    ScenarioResult,
-    ServerCrash,
-    SimScenario,
-    SimSubmission,
-    UserAction,
-    UserIntervention,
-)
 
 SAVES = CheckpointPolicy(path="ckpt", every=timedelta(seconds=60))
 HOSTS = (replace(HERE, name="fake/a", cpus=4), replace(HERE, name="fake/b", cpus=4))
@@ -49,14 +40,18 @@ JOBS = (
 )
 
 
-def make_drain(*crashes: ServerCrash, uncordon_s: float | None = None) -> SimScenario:
+def make_drain(*crashes: sim.ServerCrash, uncordon_s: float | None = None) -> sim.SimScenario:
     """Drain the cheaper host, on which three jobs run, and submit a fourth job meanwhile."""
-    acts = [UserIntervention(action=UserAction.DRAIN, node="a", at_s=DRAINED_S, notice_s=WITHIN_S)]
+    acts = [
+        sim.UserIntervention(
+            action=sim.UserAction.DRAIN, node="a", at_s=DRAINED_S, notice_s=WITHIN_S
+        )
+    ]
     if uncordon_s is not None:
-        acts.append(UserIntervention(action=UserAction.UNCORDON, node="a", at_s=uncordon_s))
-    late = SimSubmission(task=task(60, name="late"), at_s=DRAINED_S + 60)
-    return SimScenario(
-        submissions=(*(SimSubmission(task=each) for each in JOBS), late),
+        acts.append(sim.UserIntervention(action=sim.UserAction.UNCORDON, node="a", at_s=uncordon_s))
+    late = sim.SimSubmission(task=task(60, name="late"), at_s=DRAINED_S + 60)
+    return sim.SimScenario(
+        submissions=(*(sim.SimSubmission(task=each) for each in JOBS), late),
         script=CloudScript(offers=OFFERS, hosts=HOSTS),
         interventions=tuple(acts),
         crashes=crashes,
@@ -64,7 +59,7 @@ def make_drain(*crashes: ServerCrash, uncordon_s: float | None = None) -> SimSce
     )
 
 
-def drain(*crashes: ServerCrash, uncordon_s: float | None = None) -> ScenarioResult:
+def drain(*crashes: sim.ServerCrash, uncordon_s: float | None = None) -> sim.ScenarioResult:
     ending = play(make_drain(*crashes, uncordon_s=uncordon_s))
     check_all(ending)
     assert [trace.job.phase for trace in ending.traces] == [JobPhase.DONE] * 4
@@ -72,12 +67,12 @@ def drain(*crashes: ServerCrash, uncordon_s: float | None = None) -> ScenarioRes
 
 
 @cache
-def count_calls(scenario: Callable[[], SimScenario], until_s: float) -> int:
+def count_calls(scenario: Callable[[], sim.SimScenario], until_s: float) -> int:
     """How many calls the server makes until this time, if it is not killed."""
     return play(replace(scenario(), longest=timedelta(seconds=until_s))).calls
 
 
-def places(trace: JobTrace) -> list[str]:
+def places(trace: sim.JobTrace) -> list[str]:
     return [attempt.offer.region for attempt in trace.attempts]
 
 
@@ -109,15 +104,15 @@ def test_an_uncordoned_host_keeps_the_work_that_has_not_left() -> None:
     assert places(late) == ["b"]
 
 
-@pytest.mark.parametrize("when", CrashMoment)
+@pytest.mark.parametrize("when", sim.CrashMoment)
 # among these calls are the writes that let work leave
 @pytest.mark.parametrize("after", [-1, 0, 3, 4, 5])
 @pytest.mark.parametrize("near_s", [DRAINED_S, DRAINED_S + WITHIN_S - 60])
 def test_a_server_that_is_killed_during_a_drain_loses_and_doubles_no_work(
-    near_s: int, after: int, when: CrashMoment
+    near_s: int, after: int, when: sim.CrashMoment
 ) -> None:
     call = count_calls(make_drain, near_s) + after
-    ending = drain(ServerCrash(call=call, when=when, down_s=45))
+    ending = drain(sim.ServerCrash(call=call, when=when, down_s=45))
     for trace in ending.traces:
         spans = [(each.running_at, each.finished_at) for each in trace.attempts]
         assert all(start and end for start, end in spans), "each attempt has worked"
@@ -138,9 +133,9 @@ def test_a_job_that_can_use_fewer_hosts_keeps_no_other_job_from_its_host() -> No
     first, second = (task(3600, name=name, topology=rack) for name in ("first", "second"))
     policy = ProjectPolicy(max_micros_per_hour=5_000_000)
     ending = play(
-        SimScenario(
+        sim.SimScenario(
             submissions=tuple(
-                SimSubmission(task=each) for each in (first, second, task(60, name="other"))
+                sim.SimSubmission(task=each) for each in (first, second, task(60, name="other"))
             ),
             script=CloudScript(offers=OFFERS, hosts=(HOSTS[0], racked)),
             policies=(BoundPolicy("", policy),),
@@ -153,20 +148,20 @@ def test_a_job_that_can_use_fewer_hosts_keeps_no_other_job_from_its_host() -> No
     assert other.created_at == START
 
 
-def make_reservation(*crashes: ServerCrash) -> SimScenario:
+def make_reservation(*crashes: sim.ServerCrash) -> sim.SimScenario:
     """Reserve the cheaper host for another project from the second half hour on."""
-    at = UserIntervention(
-        action=UserAction.RESERVE, node="a", project="lab", at_s=DRAINED_S, notice_s=1200
+    at = sim.UserIntervention(
+        action=sim.UserAction.RESERVE, node="a", project="lab", at_s=DRAINED_S, notice_s=1200
     )
     short = JobLimits(duration=timedelta(minutes=10))
     late = (
-        SimSubmission(task=task(60, name="kept-out"), at_s=DRAINED_S + 60),
-        SimSubmission(task=task(60, name="limited", limits=short), at_s=DRAINED_S + 60),
-        SimSubmission(task=task(60, name="owner", project="lab"), at_s=2400),
-        SimSubmission(task=task(60, name="after"), at_s=DRAINED_S + 1200 + 3600 + 60),
+        sim.SimSubmission(task=task(60, name="kept-out"), at_s=DRAINED_S + 60),
+        sim.SimSubmission(task=task(60, name="limited", limits=short), at_s=DRAINED_S + 60),
+        sim.SimSubmission(task=task(60, name="owner", project="lab"), at_s=2400),
+        sim.SimSubmission(task=task(60, name="after"), at_s=DRAINED_S + 1200 + 3600 + 60),
     )
-    return SimScenario(
-        submissions=(*(SimSubmission(task=each) for each in JOBS[::2]), *late),
+    return sim.SimScenario(
+        submissions=(*(sim.SimSubmission(task=each) for each in JOBS[::2]), *late),
         script=CloudScript(offers=OFFERS, hosts=HOSTS),
         projects=(Project(name="lab"),),
         interventions=(at,),
@@ -175,7 +170,7 @@ def make_reservation(*crashes: ServerCrash) -> SimScenario:
     )
 
 
-def reserve(*crashes: ServerCrash) -> ScenarioResult:
+def reserve(*crashes: sim.ServerCrash) -> sim.ScenarioResult:
     ending = play(make_reservation(*crashes))
     check_all(ending)
     assert {trace.job.phase for trace in ending.traces} == {JobPhase.DONE}
@@ -198,12 +193,12 @@ def test_only_the_project_of_a_reservation_runs_there() -> None:
 
 
 def test_a_group_is_kept_out_of_a_reserved_host() -> None:
-    at = UserIntervention(
-        action=UserAction.RESERVE, node="a", project="lab", at_s=60, notice_s=1200
+    at = sim.UserIntervention(
+        action=sim.UserAction.RESERVE, node="a", project="lab", at_s=60, notice_s=1200
     )
     first, second = (task(1500, name=name, group=JobGroup(name="g")) for name in ("x", "y"))
-    scenario = SimScenario(
-        submissions=(SimSubmission(task=first, others=(second,), at_s=120),),
+    scenario = sim.SimScenario(
+        submissions=(sim.SimSubmission(task=first, others=(second,), at_s=120),),
         script=CloudScript(offers=OFFERS, hosts=HOSTS),
         projects=(Project(name="lab"),),
         interventions=(at,),
@@ -214,11 +209,11 @@ def test_a_group_is_kept_out_of_a_reserved_host() -> None:
     assert [places(trace) for trace in ending.traces] == [["b"], ["b"]]
 
 
-@pytest.mark.parametrize("when", CrashMoment)
+@pytest.mark.parametrize("when", sim.CrashMoment)
 @pytest.mark.parametrize("after", [2, 3, 4, 6])
-def test_a_server_that_is_killed_keeps_a_reservation(after: int, when: CrashMoment) -> None:
+def test_a_server_that_is_killed_keeps_a_reservation(after: int, when: sim.CrashMoment) -> None:
     call = count_calls(make_reservation, DRAINED_S + 1140) + after
-    ending = reserve(ServerCrash(call=call, when=when, down_s=45))
+    ending = reserve(sim.ServerCrash(call=call, when=when, down_s=45))
     begin, end = (START + timedelta(seconds=DRAINED_S + 1200 + each) for each in (120, 3600))
     for trace in ending.traces:
         for each in trace.attempts if trace.job.project != "lab" else ():
@@ -236,14 +231,14 @@ def test_work_that_saves_leaves_a_faulty_gpu(checkpoint: CheckpointPolicy | None
         OFFERS[0], instance_type="t4", accelerator="T4", accelerator_count=1, owned=True
     )
     one = ResourceSpec(accelerators=(AcceleratorNeed(name="T4", count_min=1),))
-    scenario = SimScenario(
+    scenario = sim.SimScenario(
         submissions=(
-            SimSubmission(task=task(3600, name="first", checkpoint=checkpoint, resources=one)),
-            SimSubmission(task=task(3600, name="other", resources=one)),
-            SimSubmission(task=task(60, name="late", resources=one), at_s=1000),
+            sim.SimSubmission(task=task(3600, name="first", checkpoint=checkpoint, resources=one)),
+            sim.SimSubmission(task=task(3600, name="other", resources=one)),
+            sim.SimSubmission(task=task(60, name="late", resources=one), at_s=1000),
         ),
         script=CloudScript(offers=(offer,), hosts=(gpus,)),
-        interventions=(UserIntervention(action=UserAction.CLOSE_GPU, node="a", at_s=600),),
+        interventions=(sim.UserIntervention(action=sim.UserAction.CLOSE_GPU, node="a", at_s=600),),
         longest=timedelta(hours=8),
     )
     ending = play(scenario)

@@ -19,18 +19,9 @@ from tests.system.test_console_browser import FASTER, console
 
 from cavvy import Client, Task
 from cavvy.client.paths import make_id
+from cavvy.domain import jobs as domain
 from cavvy.domain.events import Charge
 from cavvy.domain.figures import FigureBlock, FigureColumns
-from cavvy.domain.jobs import (
-    Attempt,
-    AttemptOutcome,
-    AttemptPhase,
-    JobPhase,
-    JobRecord,
-    Node,
-    NodePhase,
-    attempt_id,
-)
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.stored_services import StoredService
@@ -62,7 +53,7 @@ async def fill(home: Path, count: int = JOBS) -> str:
     now = datetime.now(UTC)
     task = TaskSpec(name="t", run="true")
 
-    def make(number: int, name: str, **fields: object) -> JobRecord:
+    def make(number: int, name: str, **fields: object) -> domain.JobRecord:
         at = now - timedelta(days=20) + timedelta(seconds=number)
         usual = {
             "project": "default",
@@ -72,8 +63,8 @@ async def fill(home: Path, count: int = JOBS) -> str:
             "task": task,
         }
         made_id = make_id(at.timestamp(), number.to_bytes(4))
-        ended = {"phase": JobPhase.DONE, "reason": "the work succeeded", "exit_code": 0}
-        return JobRecord(id=made_id, name=name, **usual | ended | fields)  # type: ignore[arg-type]
+        ended = {"phase": domain.JobPhase.DONE, "reason": "the work succeeded", "exit_code": 0}
+        return domain.JobRecord(id=made_id, name=name, **usual | ended | fields)  # type: ignore[arg-type]
 
     for block in range(0, count, 1000):
         jobs = [
@@ -92,7 +83,7 @@ async def fill(home: Path, count: int = JOBS) -> str:
         "night",
         project="vision",
         user="ada",
-        phase=JobPhase.FAILED,
+        phase=domain.JobPhase.FAILED,
         reason="rank 5 failed with exit code 3",
         exit_code=3,
         submitted_at=begun,
@@ -100,28 +91,28 @@ async def fill(home: Path, count: int = JOBS) -> str:
         ended_at=ended,
         attempt=1,
     )
-    attempt = Attempt(
-        id=attempt_id(night.id, 1),
+    attempt = domain.Attempt(
+        id=domain.attempt_id(night.id, 1),
         job_id=night.id,
         project="vision",
         number=1,
         gang="rm-night",
         offer=H100,
         nodes=8,
-        phase=AttemptPhase.ENDED,
+        phase=domain.AttemptPhase.ENDED,
         reason="rank 5 failed with exit code 3",
-        outcome=AttemptOutcome.EXIT,
+        outcome=domain.AttemptOutcome.EXIT,
         exit_code=3,
         created_at=begun,
         since=ended,
         ended_at=ended,
     )
     nodes = [
-        Node(
+        domain.Node(
             attempt_id=attempt.id,
             project="vision",
             rank=rank,
-            phase=NodePhase.EXITED,
+            phase=domain.NodePhase.EXITED,
             exit_code=3 if rank == 5 else 0,
             exit_reason="CUDA out of memory" if rank == 5 else "",
         )

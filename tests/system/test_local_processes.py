@@ -21,16 +21,7 @@ from cavvy.agent.documents import AgentConfigFile
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.base import (
-    AgentEndpoint,
-    GangSeen,
-    GangSpec,
-    GangState,
-    NoCapacity,
-    ProviderContext,
-    Refused,
-    TryAgain,
-)
+from cavvy.providers import base
 from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.machine import this_machine
 from cavvy.providers.hosts.records import write
@@ -57,7 +48,7 @@ class Machine:
         self.made: list[LocalProvider] = []
 
     def start(self) -> LocalProvider:
-        context = ProviderContext(
+        context = base.ProviderContext(
             installation="ours",
             home=self.home,
             settings={},
@@ -67,13 +58,13 @@ class Machine:
         self.made.append(LocalProvider(MANIFEST, context, self.sources, lambda: self.engine))
         return self.made[-1]
 
-    async def spec(self, provider: LocalProvider, name: str, nodes: int = 1) -> GangSpec:
+    async def spec(self, provider: LocalProvider, name: str, nodes: int = 1) -> base.GangSpec:
         return make_gang_spec(
             (await provider.offers())[0],
             name=name,
             installation="ours",
             nodes=nodes,
-            agent_endpoint=AgentEndpoint(address="unix:/nonexistent", token="secret-token"),
+            agent_endpoint=base.AgentEndpoint(address="unix:/nonexistent", token="secret-token"),
             grace=timedelta(seconds=1),
         )
 
@@ -101,7 +92,9 @@ async def machine_at(home: Path) -> AsyncIterator[Machine]:
             await each.close()
 
 
-async def until(provider: LocalProvider, name: str, good: Callable[[GangSeen], bool]) -> GangSeen:
+async def until(
+    provider: LocalProvider, name: str, good: Callable[[base.GangSeen], bool]
+) -> base.GangSeen:
     async with patience():
         while True:
             seen = await provider.gangs(name)
@@ -117,8 +110,8 @@ async def appears(path: Path) -> str:
     return path.read_text()
 
 
-def ended(seen: GangSeen) -> bool:
-    return seen.state is GangState.ENDED
+def ended(seen: base.GangSeen) -> bool:
+    return seen.state is base.GangState.ENDED
 
 
 async def agent_of(machine: Machine, provider: LocalProvider, gang: str) -> LocalProcess:
@@ -224,7 +217,7 @@ def test_a_launch_that_was_interrupted_goes_on(tmp_path: Path) -> None:
             for name in ("started.json", "lock", "starts"):
                 (machine.rank("rm-a-4", 1) / name).unlink(missing_ok=True)
             seen = await until(
-                machine.start(), "rm-a-4", lambda seen: seen.state is GangState.RUNNING
+                machine.start(), "rm-a-4", lambda seen: seen.state is base.GangState.RUNNING
             )
             ids = [node.engine_id for node in seen.nodes]
             assert ids[0] == str(agent.pid)
@@ -247,7 +240,7 @@ def test_who_ignores_sigterm_is_killed_when_patience_ends(tmp_path: Path) -> Non
             agent = await agent_of(machine, provider, "rm-a-5")
             await provider.remove("rm-a-5")
             (seen,) = await provider.gangs("rm-a-5")
-            assert seen.state is GangState.RUNNING
+            assert seen.state is base.GangState.RUNNING
             assert seen.reason
             machine.later = timedelta(minutes=1)
             await until(provider, "rm-a-5", ended)
@@ -272,7 +265,7 @@ def test_an_agent_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
         async with machine_at(tmp_path) as machine:
             machine.command = ("/no/such/python",)
             provider = machine.start()
-            with pytest.raises(Refused, match="cannot be started"):
+            with pytest.raises(base.Refused, match="cannot be started"):
                 await provider.launch(await machine.spec(provider, "rm-a-6", nodes=2))
             assert await provider.gangs() == []
             assert [*(tmp_path / "agents").iterdir(), *(tmp_path / "gangs").iterdir()] == []
@@ -326,9 +319,9 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
             await provider.launch(spec)
             agent = await agent_of(machine, provider, "rm-a-7")
             assert b"SECRET" not in Path(f"/proc/{agent.pid}/environ").read_bytes()
-            with pytest.raises(NoCapacity, match="rm-a-7"):
+            with pytest.raises(base.NoCapacity, match="rm-a-7"):
                 await provider.launch(replace(spec, name="rm-a-8"))
-            with pytest.raises(NoCapacity, match="GPU-9"):
+            with pytest.raises(base.NoCapacity, match="GPU-9"):
                 await provider.launch(
                     replace(spec, name="rm-a-9", allocations=[replace(hold, devices=("GPU-9",))])
                 )
@@ -336,7 +329,7 @@ def test_one_device_is_never_given_twice(tmp_path: Path) -> None:
             await until(provider, "rm-a-7", ended)
             await provider.launch(replace(spec, name="rm-a-8"))
             (seen,) = await provider.gangs("rm-a-8")
-            assert seen.state is GangState.RUNNING
+            assert seen.state is base.GangState.RUNNING
             assert offer.rate == HourlyRate(0)
 
     asyncio.run(scenario())
@@ -369,12 +362,12 @@ def test_a_disk_without_room_is_a_passing_fault_that_leaves_nothing(
             real = os.replace
             with monkeypatch.context() as patch:
                 patch.setattr("os.replace", _no_room)
-                with pytest.raises(TryAgain, match="No space left"):
+                with pytest.raises(base.TryAgain, match="No space left"):
                     await provider.launch(spec)
             assert os.replace is real
             assert [*(tmp_path / "agents").iterdir(), *(tmp_path / "gangs").iterdir()] == []
             await provider.launch(spec)
-            await until(provider, "rm-a-11", lambda seen: seen.state is GangState.RUNNING)
+            await until(provider, "rm-a-11", lambda seen: seen.state is base.GangState.RUNNING)
 
     asyncio.run(scenario())
 
@@ -429,7 +422,7 @@ def test_gangs_of_an_earlier_version_are_taken_over_and_never_started_again(
             assert [node.rank for node in seen.nodes] == [0]
             assert not (forged / "starts").exists()
             (seen,) = await provider.gangs("rm-a-20")
-            assert seen.state is GangState.RUNNING
+            assert seen.state is base.GangState.RUNNING
             assert seen.nodes[0].engine_id == str(kept.pid)
             (tmp_path / "gangs/rm-a-20/0/finish").touch()
             await until(machine.start(), "rm-a-20", ended)

@@ -298,16 +298,21 @@ def test_a_gang_on_ecs_is_a_task_for_each_rank(cloud: ContainerCloud, tmp_path: 
         "subnets = 'subnet-0123456789abcdef0'\n"
     )
     with service_user(ecs, "ecs", table, tmp_path / "user") as user:
-        name = user.submit(
-            "name: pair\nnodes: 2\nresources: {cpu: 2}\n"
-            'run: sleep $((3 * CAVVY_RANK)); echo "rank $CAVVY_RANK of $NNODES"\n',
-            "--yes",
-        )
-        job = user.ended(name)
-        assert job.phase == "done", cloud.logs()
-        for rank in (0, 1):
-            assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
+        run_pair(user, cloud, "cpu: 2")
         assert len(ecs.runs) == 2
+
+
+def run_pair(user: User, cloud: ContainerCloud, resources: str) -> None:
+    """A job of two nodes, the second of which ends three seconds after the first, is done."""
+    name = user.submit(
+        f"name: pair\nnodes: 2\nresources: {{{resources}}}\n"
+        'run: sleep $((3 * CAVVY_RANK)); echo "rank $CAVVY_RANK of $NNODES"\n',
+        "--yes",
+    )
+    job = user.ended(name)
+    assert job.phase == "done", cloud.logs()
+    for rank in (0, 1):
+        assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
 
 
 def test_a_gang_on_azure_batch_is_a_task_for_each_rank(
@@ -317,15 +322,7 @@ def test_a_gang_on_azure_batch_is_a_task_for_each_rank(
     Azure Batch keeps it active after its last task.
     """
     with azure_batch_user(pool, tmp_path) as (user, batch):
-        name = user.submit(
-            "name: pair\nnodes: 2\nresources: {gpu: T4}\n"
-            'run: sleep $((3 * CAVVY_RANK)); echo "rank $CAVVY_RANK of $NNODES"\n',
-            "--yes",
-        )
-        job = user.ended(name)
-        assert job.phase == "done", pool.logs()
-        for rank in (0, 1):
-            assert f"rank {rank} of 2" in user.log(name, "--rank", str(rank))
+        run_pair(user, pool, "gpu: T4")
         (made,) = batch.jobs.values()
         assert list(made.tasks) == ["0", "1"]
         wait_until(lambda: not pool.billed(), pool.logs)

@@ -11,17 +11,7 @@ from importlib.resources import files
 from itertools import pairwise, product
 
 import pytest
-from tests.console_rig import (
-    NOW,
-    CannedClient,
-    attempt,
-    cost,
-    detail,
-    job_answers,
-    listing,
-    node,
-    sign_in,
-)
+from tests import console_rig
 from tests.unit.test_console_capacity import market, quota, report
 from tests.unit.test_console_pages import everything, jobs_by_phase
 from tests.unit.test_console_team import answers as team_answers
@@ -155,10 +145,12 @@ LISTS = (
 
 def pages() -> Iterator[tuple[str, str]]:
     """Each page but that of a service."""
-    stretch = wire.StretchView(spell="running", since=NOW, until=NOW + timedelta(hours=1), attempt=1)  # fmt: skip
-    ranks = [node(rank, telemetry={"gpu_percent": 5.0}) for rank in range(3)]
-    job = job_answers(
-        detail(attempts=[attempt(nodes=ranks)]), b"x\n", cost=cost(timeline=[stretch])
+    stretch = wire.StretchView(spell="running", since=console_rig.NOW, until=console_rig.NOW + timedelta(hours=1), attempt=1)  # fmt: skip
+    ranks = [console_rig.node(rank, telemetry={"gpu_percent": 5.0}) for rank in range(3)]
+    job = console_rig.job_answers(
+        console_rig.detail(attempts=[console_rig.attempt(nodes=ranks)]),
+        b"x\n",
+        cost=console_rig.cost(timeline=[stretch]),
     )
     capacity = {"/v1/markets": [market()], "/v1/quotas": report(quota())}
     # the projects of the team are others than that of the jobs
@@ -167,7 +159,7 @@ def pages() -> Iterator[tuple[str, str]]:
         (capacity, ("/capacity", "/capacity?quotas=all")),
         (team_answers(), ("/team",)),
     ):
-        browser = sign_in(CannedClient(answers))
+        browser = console_rig.sign_in(console_rig.CannedClient(answers))
         for path in paths:
             yield path, browser.get(path).text
 
@@ -194,27 +186,39 @@ def test_parts_that_change_keep_their_names_and_their_rows_have_keys() -> None:
 
 def test_a_job_that_waits_has_the_parts_that_fill_later() -> None:
     """The script can only update parts that the page had when it was opened."""
-    waiting = job_answers(detail(phase="queued", attempt=0, attempts=[]), b"")
-    running = job_answers(detail(attempts=[attempt(nodes=[node(0), node(1)])]), b"x\n")
+    waiting = console_rig.job_answers(
+        console_rig.detail(phase="queued", attempt=0, attempts=[]), b""
+    )
+    running = console_rig.job_answers(
+        console_rig.detail(
+            attempts=[console_rig.attempt(nodes=[console_rig.node(0), console_rig.node(1)])]
+        ),
+        b"x\n",
+    )
     ids = []
     for answers in (waiting, running):
-        text = sign_in(CannedClient(answers)).get("/jobs/default/train").text
+        text = (
+            console_rig.sign_in(console_rig.CannedClient(answers)).get("/jobs/default/train").text
+        )
         ids.append(re.findall(r'id="([\w-]+)" data-live', text))
     assert ids[0] == ids[1]
     assert {"head", "timeline", "rank-choice", "nodes", "cost"} <= set(ids[0])
 
 
 def test_the_title_says_the_phase_and_a_failure_its_reason() -> None:
-    answers = job_answers(detail(phase="failed", reason="it crashed"), b"")
-    text = sign_in(CannedClient(answers)).get("/jobs/default/train").text
+    answers = console_rig.job_answers(console_rig.detail(phase="failed", reason="it crashed"), b"")
+    text = console_rig.sign_in(console_rig.CannedClient(answers)).get("/jobs/default/train").text
     assert "<title>train (failed) · Cavvy</title>" in text
     assert '<p class="notice bad">it crashed</p>' in text
 
 
 def test_many_failures_do_not_push_the_rest_away() -> None:
-    failed = [listing(f"bad-{n}", id=f"id-{n}", phase="failed", since=NOW) for n in range(8)]
+    failed = [
+        console_rig.listing(f"bad-{n}", id=f"id-{n}", phase="failed", since=console_rig.NOW)
+        for n in range(8)
+    ]
     answers = everything(**{"/v1/jobs": jobs_by_phase(*failed)})
-    text = sign_in(CannedClient(answers)).get("/").text
+    text = console_rig.sign_in(console_rig.CannedClient(answers)).get("/").text
     shown, folded = text.split('<details id="more-failed">')
     assert shown.count('class="notice bad"') == 3
     assert "5 more jobs failed in the last 24 hours" in folded
@@ -223,7 +227,10 @@ def test_many_failures_do_not_push_the_rest_away() -> None:
 
 def test_a_timeline_can_be_read_without_seeing_it() -> None:
     def stretch(begin_s: float, end_s: float, number: int, spell: str) -> wire.StretchView:
-        since, until = NOW + timedelta(seconds=begin_s), NOW + timedelta(seconds=end_s)
+        since, until = (
+            console_rig.NOW + timedelta(seconds=begin_s),
+            console_rig.NOW + timedelta(seconds=end_s),
+        )
         return wire.StretchView(spell=spell, since=since, until=until, attempt=number)
 
     chart = timeline([stretch(0, 20, 0, "queued"), stretch(20, 90, 1, "running")])
@@ -233,7 +240,7 @@ def test_a_timeline_can_be_read_without_seeing_it() -> None:
 
 
 def test_the_spending_can_be_read_without_seeing_it() -> None:
-    text = sign_in(CannedClient(everything())).get("/").text
+    text = console_rig.sign_in(console_rig.CannedClient(everything())).get("/").text
     table = text.split("Show as a table")[1].split("</table>")[0]
     assert '<th scope="row">04 Mar</th><td class="number">$1.50</td>' in table
     assert table.count("<tr>") == 15

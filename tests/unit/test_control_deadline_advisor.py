@@ -16,18 +16,10 @@ from cavvy.control.decide.deadline import StoredFacts, make_facts, usable_now
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
 from cavvy.control.markets.history import MarketHistory
+from cavvy.domain import tasks
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node, NodePhase, RunOrigin
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import (
-    CheckpointPolicy,
-    JobLimits,
-    Objection,
-    ResourceSpec,
-    SpotPolicy,
-    TaskSpec,
-    Workload,
-)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import OfferedMarket
@@ -41,14 +33,14 @@ from cavvy.store.open import MemoryStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
-TASK = TaskSpec(
+TASK = tasks.TaskSpec(
     name="digits",
     run="train",
-    resources=ResourceSpec(spot=SpotPolicy.AUTO),
-    checkpoint=CheckpointPolicy(path="c", every=10 * MINUTE),
-    work=Workload(samples=36_000, rates={"cpu": 1.0}),  # ten hours
+    resources=tasks.ResourceSpec(spot=tasks.SpotPolicy.AUTO),
+    checkpoint=tasks.CheckpointPolicy(path="c", every=10 * MINUTE),
+    work=tasks.Workload(samples=36_000, rates={"cpu": 1.0}),  # ten hours
 )
-STEERED = replace(TASK, limits=JobLimits(deadline_after=20 * HOUR, budget=Money(9_000_000)))
+STEERED = replace(TASK, limits=tasks.JobLimits(deadline_after=20 * HOUR, budget=Money(9_000_000)))
 
 
 def spot(zone: str, micros: int) -> Offer:
@@ -67,11 +59,11 @@ class Here:
     async def market(self, *_: object) -> Any:
         return MarketSnapshot(market=OfferedMarket(offers=self.offers), as_of=NOW)
 
-    def objections(self, task: TaskSpec, provider: str) -> Sequence[Objection]:
+    def objections(self, task: tasks.TaskSpec, provider: str) -> Sequence[tasks.Objection]:
         return ()
 
 
-def make_job(task: TaskSpec, **changes: object) -> JobRecord:
+def make_job(task: tasks.TaskSpec, **changes: object) -> JobRecord:
     made = make_job_record(
         NOW - 5 * HOUR,
         name="digits",
@@ -187,12 +179,12 @@ def test_risk_setup_and_an_overdrawn_budget_are_told() -> None:
     assert told(job, OWN, node=replace(NODE, running_at=None)).setup is None
     poor = make_job(replace(STEERED, limits=replace(STEERED.limits, budget=Money(1_000_000))))
     assert told(poor, OWN).budget_left == Money(0)
-    free = make_job(replace(STEERED, limits=JobLimits(deadline_after=20 * HOUR)))
+    free = make_job(replace(STEERED, limits=tasks.JobLimits(deadline_after=20 * HOUR)))
     assert told(free, OWN).budget_left is None
 
 
 def test_what_a_job_used_counts_against_its_limits() -> None:
-    def found(task: TaskSpec) -> Any:
+    def found(task: tasks.TaskSpec) -> Any:
         job = make_job(task)
         return ask(Here(), lambda advisor: advisor.situation(job, (LOST, OWN), NOW), job, LOST, OWN)
 
@@ -209,7 +201,7 @@ def test_what_a_job_used_counts_against_its_limits() -> None:
     assert found(TASK).spent == Money(0), "nobody asks for it"
 
 
-def ahead(task: TaskSpec, own: Attempt, *offers: Offer) -> Recommendation | None:
+def ahead(task: tasks.TaskSpec, own: Attempt, *offers: Offer) -> Recommendation | None:
     job = make_job(task)
     return cast(
         "Recommendation | None",
@@ -264,7 +256,7 @@ def test_who_follows_a_gang_that_is_taken_is_not_put_where_it_was() -> None:
 
 
 def test_a_gang_whose_work_would_be_lost_is_not_reviewed() -> None:
-    def reviewed(task: TaskSpec, own: Attempt) -> object:
+    def reviewed(task: tasks.TaskSpec, own: Attempt) -> object:
         job = make_job(task)
         return ask(
             Here(SPOT, FIXED), lambda advisor: advisor.review(job, (own,), (NODE,)), job, own

@@ -18,6 +18,7 @@ from cavvy.control.decide.standby import (
     take_over,
 )
 from cavvy.control.unit_of_work import UnitOfWork
+from cavvy.domain import tasks
 from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
@@ -29,14 +30,6 @@ from cavvy.domain.jobs import (
     RunOrigin,
 )
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import (
-    CheckpointPolicy,
-    JobLimits,
-    ResourceSpec,
-    RetryPolicy,
-    SpotPolicy,
-    TaskSpec,
-)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.planner.deadline.recommendation import Recommendation
@@ -50,12 +43,12 @@ FIXED = replace(SPOT, purchase=Purchase.ON_DEMAND, rate=HourlyRate(1_200_000))
 FREE = replace(FIXED, rate=HourlyRate(0))
 ELSEWHERE = replace(SPOT, region="s")
 NEAR = replace(FIXED, region="s")
-TASK = TaskSpec(
+TASK = tasks.TaskSpec(
     name="digits",
     run="train",
     nodes=2,
-    resources=ResourceSpec(spot=SpotPolicy.AUTO),
-    limits=JobLimits(deadline_after=timedelta(hours=8), budget=Money(2_000_000)),
+    resources=tasks.ResourceSpec(spot=tasks.SpotPolicy.AUTO),
+    limits=tasks.JobLimits(deadline_after=timedelta(hours=8), budget=Money(2_000_000)),
 )
 JOB = make_job_record(
     NOW,
@@ -199,7 +192,7 @@ def test_a_gang_that_works_is_left_however_often_the_job_was_preempted(
     risk: datetime | None, allowed: int | None, used: int, starts: bool
 ) -> None:
     """A move is no preemption; but work that bears none at all is not begun again."""
-    task = replace(TASK, retry=RetryPolicy(preemption=allowed))
+    task = replace(TASK, retry=tasks.RetryPolicy(preemption=allowed))
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
     nodes = [replace(node, risk_at=risk) for node in ranks(1, "a", "b")]
     uow = UnitOfWork(job, [attempt(1, AttemptPhase.RUNNING)], [nodes])
@@ -281,11 +274,11 @@ def test_an_offer_that_a_job_left_on_advice_is_avoided_for_a_while() -> None:
     [
         (AttemptPhase.RUNNING, TASK.limits, True),
         (AttemptPhase.LAUNCHING, TASK.limits, False),
-        (AttemptPhase.RUNNING, JobLimits(), False),
+        (AttemptPhase.RUNNING, tasks.JobLimits(), False),
     ],
 )
 def test_only_a_gang_of_a_job_with_a_deadline_is_reviewed_once_it_is_launched(
-    phase: AttemptPhase, limits: JobLimits, asks: bool
+    phase: AttemptPhase, limits: tasks.JobLimits, asks: bool
 ) -> None:
     job = replace(JOB, phase=JobPhase.RUNNING, task=replace(TASK, limits=limits))
     own = replace(attempt(1, phase), offer=FIXED)
@@ -312,7 +305,7 @@ def test_a_gang_on_a_shared_host_or_at_its_end_gets_no_second_one(phase: Attempt
 
 def test_a_gang_that_the_job_leaves_of_its_own_accord_is_no_preemption() -> None:
     job = replace(
-        JOB, task=replace(TASK, retry=RetryPolicy(preemption=2)), retries={"preemption": 2}
+        JOB, task=replace(TASK, retry=tasks.RetryPolicy(preemption=2)), retries={"preemption": 2}
     )
     taken = replace(
         attempt(1, AttemptPhase.ENDED), outcome=AttemptOutcome.PREEMPTED, reason="because"
@@ -333,7 +326,7 @@ def test_a_job_that_bears_no_more_preemptions_leaves_on_demand_for_no_spot(
     used: int, offer: Offer, starts: bool
 ) -> None:
     own = replace(attempt(1, AttemptPhase.RUNNING), offer=FIXED, checkpoint_at=NOW)
-    task = replace(TASK, retry=RetryPolicy(preemption=2))
+    task = replace(TASK, retry=tasks.RetryPolicy(preemption=2))
     job = replace(JOB, task=task, phase=JobPhase.RUNNING, retries={"preemption": used})
     uow = UnitOfWork(job, [own], [ranks(1, "a", "b")])
     uow.set_spent(Money(0))
@@ -366,11 +359,11 @@ def test_a_gang_that_is_given_back_has_its_grace_once() -> None:
 
 
 MINUTE = timedelta(minutes=1)
-SAVES = replace(TASK, checkpoint=CheckpointPolicy(path="c", every=5 * MINUTE))
+SAVES = replace(TASK, checkpoint=tasks.CheckpointPolicy(path="c", every=5 * MINUTE))
 
 
 def watched(
-    task: TaskSpec = SAVES,
+    task: tasks.TaskSpec = SAVES,
     *,
     own: dict[str, object] | None = None,
     ready: timedelta | None = MINUTE,
@@ -406,12 +399,16 @@ def watched(
         (SAVES, timedelta(0), None),
         (SAVES, 8 * MINUTE, None),  # it saves no more
         (SAVES, 7.5 * MINUTE, 4 * MINUTE),
-        (replace(TASK, checkpoint=CheckpointPolicy(path="c")), None, 9 * MINUTE),
-        (replace(TASK, checkpoint=CheckpointPolicy(path="c", every=60 * MINUTE)), None, 9 * MINUTE),
+        (replace(TASK, checkpoint=tasks.CheckpointPolicy(path="c")), None, 9 * MINUTE),
+        (
+            replace(TASK, checkpoint=tasks.CheckpointPolicy(path="c", every=60 * MINUTE)),
+            None,
+            9 * MINUTE,
+        ),
     ],
 )
 def test_a_gang_that_works_leaves_for_one_that_is_ready_at_a_checkpoint(
-    task: TaskSpec, saved: timedelta | None, wait: timedelta | None
+    task: tasks.TaskSpec, saved: timedelta | None, wait: timedelta | None
 ) -> None:
     uow, after = watched(task, own={"checkpoint_at": None if saved is None else NOW - saved})
     own = uow.rows.attempts[1]
@@ -517,7 +514,9 @@ def test_a_gang_on_demand_is_given_back_only_where_it_has_just_saved(
 def test_a_gang_that_is_taken_is_followed_only_where_the_job_bears_that(
     used: int, starts: bool
 ) -> None:
-    job = replace(JOB, task=replace(TASK, retry=RetryPolicy(preemption=2)), phase=JobPhase.RUNNING)
+    job = replace(
+        JOB, task=replace(TASK, retry=tasks.RetryPolicy(preemption=2)), phase=JobPhase.RUNNING
+    )
     noticed = [replace(node, notice_until=NOW + MINUTE) for node in ranks(1, "a", "b")]
     uow = UnitOfWork(
         replace(job, retries={"preemption": used}), [attempt(1, AttemptPhase.RUNNING)], [noticed]

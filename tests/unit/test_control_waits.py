@@ -21,18 +21,8 @@ from cavvy.control.decide.looks import (
 from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.control.decide.transitions import advance_attempt, failed_place, is_told_by_job
 from cavvy.control.unit_of_work import UnitOfWork
+from cavvy.domain import jobs
 from cavvy.domain.allocations import Allocation
-from cavvy.domain.jobs import (
-    Attempt,
-    AttemptOutcome,
-    AttemptPhase,
-    FailureKind,
-    JobPhase,
-    JobRecord,
-    Node,
-    NodePhase,
-    StopCause,
-)
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -41,14 +31,14 @@ from cavvy.providers.base import GangSeen, GangState, NodeSeen
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(3_600_000))
-JOB = make_job_record(NOW, phase=JobPhase.STARTING, reason="starts on p/r/t", attempt=1)
+JOB = make_job_record(NOW, phase=jobs.JobPhase.STARTING, reason="starts on p/r/t", attempt=1)
 QUEUED = GangSeen(name="g1", state=GangState.QUEUED, reason="Resources")
 STARTING = GangSeen(name="g1", state=GangState.STARTING, reason="pulls the image")
 
 
 def make_attempt(
-    number: int = 1, phase: AttemptPhase = AttemptPhase.BOOTING, **changes: object
-) -> Attempt:
+    number: int = 1, phase: jobs.AttemptPhase = jobs.AttemptPhase.BOOTING, **changes: object
+) -> jobs.Attempt:
     made = make_attempt_record(
         NOW,
         OFFER,
@@ -62,7 +52,7 @@ def make_attempt(
 
 
 def tell_wait(
-    seen: Seen, attempt: Attempt, job: JobRecord = JOB, times: int = 1
+    seen: Seen, attempt: jobs.Attempt, job: jobs.JobRecord = JOB, times: int = 1
 ) -> tuple[JobRows, list[str]]:
     """The rows after so many looks that saw this, and the texts of the events."""
     uow = UnitOfWork(job, [make_attempt(), attempt], [])
@@ -107,14 +97,16 @@ def test_what_says_no_reason_changes_none(seen: Seen) -> None:
 
 
 def test_a_gang_that_works_waits_for_nothing() -> None:
-    running = make_attempt(phase=AttemptPhase.RUNNING)
+    running = make_attempt(phase=jobs.AttemptPhase.RUNNING)
     rows, events = tell_wait(QUEUED, running)
     assert (rows.job, rows.attempts[1], events) == (JOB, running, [])
 
 
-def tell(attempt: Attempt, look: GangLook, after: float = 0, **node: object) -> tuple[JobRows, int]:
+def tell(
+    attempt: jobs.Attempt, look: GangLook, after: float = 0, **node: object
+) -> tuple[JobRows, int]:
     """The rows after one look so many seconds later, and the number of events."""
-    nodes = [Node(attempt_id=attempt.id, project="p", rank=0, **node)]  # type: ignore[arg-type]
+    nodes = [jobs.Node(attempt_id=attempt.id, project="p", rank=0, **node)]  # type: ignore[arg-type]
     uow = UnitOfWork(JOB, [attempt], [])
     uow.read_nodes(attempt, nodes)
     uow.apply(note_wait(uow.rows, attempt, look, NOW + timedelta(seconds=after)))
@@ -146,18 +138,18 @@ def test_a_job_is_told_which_agents_are_late(
 @pytest.mark.parametrize(
     ("phase", "after", "told"),
     [
-        (NodePhase.SETUP, 59, JOB.reason),
-        (NodePhase.SETUP, 60, "starts at p: the setup has not ended yet on rank 0"),
+        (jobs.NodePhase.SETUP, 59, JOB.reason),
+        (jobs.NodePhase.SETUP, 60, "starts at p: the setup has not ended yet on rank 0"),
         (
-            NodePhase.CLAIMED,
+            jobs.NodePhase.CLAIMED,
             60,
             "starts at p: the work is being prepared (its files, inputs or image) on rank 0",
         ),
-        (NodePhase.RUNNING, 600, JOB.reason),
+        (jobs.NodePhase.RUNNING, 600, JOB.reason),
     ],
 )
 def test_a_long_preparation_is_told_without_an_event(
-    phase: NodePhase, after: float, told: str
+    phase: jobs.NodePhase, after: float, told: str
 ) -> None:
     look = GangLook(seen=GangSeen(name="g1", state=GangState.RUNNING))
     rows, events = tell(make_attempt(), look, after, claim="agent", claimed_at=NOW, phase=phase)
@@ -196,10 +188,10 @@ def test_a_queued_gang_whose_provider_does_not_answer_still_waits() -> None:
 
 
 def test_a_launch_that_must_be_repeated_is_told_until_it_succeeds() -> None:
-    launching = make_attempt(phase=AttemptPhase.LAUNCHING)
+    launching = make_attempt(phase=jobs.AttemptPhase.LAUNCHING)
     rows, events = tell(launching, GangLook(trouble="1 of 2 nodes have been started"))
     assert (rows.job.reason, events) == ("starts at p: 1 of 2 nodes have been started", 1)
-    booting = gangs.AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="accepted")
+    booting = gangs.AdvanceAttempt(phase=jobs.AttemptPhase.BOOTING, reason="accepted")
     absent = after_look(GangLook(trouble="full"), GangAbsence.ABSENT, NOW)
     assert absent.trouble == "full"
     changes = advance_attempt(rows, rows.attempts[1], booting, GangLook(), NOW)
@@ -208,8 +200,8 @@ def test_a_launch_that_must_be_repeated_is_told_until_it_succeeds() -> None:
     assert advance_attempt(rows, launching, booting, GangLook(), NOW).job is None
 
 
-@pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING])
-def test_what_a_second_gang_waits_for_is_not_the_jobs_reason(phase: JobPhase) -> None:
+@pytest.mark.parametrize("phase", [jobs.JobPhase.STARTING, jobs.JobPhase.RUNNING])
+def test_what_a_second_gang_waits_for_is_not_the_jobs_reason(phase: jobs.JobPhase) -> None:
     job = replace(JOB, phase=phase, standbys=(2,), numbered=2)
     rows, events = tell_wait(QUEUED, make_attempt(2), job)
     assert rows.job == job
@@ -222,7 +214,7 @@ def test_what_a_second_gang_waits_for_is_not_the_jobs_reason(phase: JobPhase) ->
 def test_a_job_that_is_being_stopped_keeps_the_reason_of_its_stop() -> None:
     job = replace(
         JOB,
-        phase=JobPhase.STOPPING,
+        phase=jobs.JobPhase.STOPPING,
         reason="stopped by its user",
         stop_reason="stopped by its user",
     )
@@ -252,16 +244,16 @@ def test_another_wait_is_an_event_though_it_has_the_same_words() -> None:
 @pytest.mark.parametrize(
     ("outcome", "stop", "told"),
     [
-        (AttemptOutcome.SUCCEEDED, None, True),
-        (AttemptOutcome.STOPPED, None, True),
-        (AttemptOutcome.LIMIT, StopCause.DURATION, True),
-        (AttemptOutcome.LIMIT, None, False),
-        (AttemptOutcome.NODE, StopCause.DURATION, False),
+        (jobs.AttemptOutcome.SUCCEEDED, None, True),
+        (jobs.AttemptOutcome.STOPPED, None, True),
+        (jobs.AttemptOutcome.LIMIT, jobs.StopCause.DURATION, True),
+        (jobs.AttemptOutcome.LIMIT, None, False),
+        (jobs.AttemptOutcome.NODE, jobs.StopCause.DURATION, False),
         (None, None, False),
     ],
 )
 def test_an_end_is_told_by_the_job_or_by_its_attempt(
-    outcome: AttemptOutcome | None, stop: StopCause | None, told: bool
+    outcome: jobs.AttemptOutcome | None, stop: jobs.StopCause | None, told: bool
 ) -> None:
     assert is_told_by_job(replace(JOB, stop_cause=stop), outcome) is told
 
@@ -274,8 +266,8 @@ ALLOCATIONS = (allocation("farm/z", 1, "other"), allocation("farm/a", 0), alloca
 BROKEN = make_attempt(
     nodes=2,
     offer=replace(OFFER, shared=True),
-    outcome=AttemptOutcome.NODE,
-    failure=FailureKind.GPU,
+    outcome=jobs.AttemptOutcome.NODE,
+    failure=jobs.FailureKind.GPU,
     first_failed_rank=1,
 )
 
@@ -289,11 +281,11 @@ BROKEN = make_attempt(
         (replace(BROKEN, gang="unknown"), BROKEN.offer.key),
         (replace(BROKEN, nodes=1), BROKEN.offer.key),
         (replace(BROKEN, offer=OFFER), OFFER.key),
-        (replace(BROKEN, failure=FailureKind.LINK), BROKEN.offer.key),
+        (replace(BROKEN, failure=jobs.FailureKind.LINK), BROKEN.offer.key),
     ],
 )
 def test_of_several_shared_hosts_the_one_with_the_broken_gpu_is_avoided(
-    attempt: Attempt, place: str
+    attempt: jobs.Attempt, place: str
 ) -> None:
     assert failed_place(attempt, ALLOCATIONS) == place
 
@@ -307,7 +299,7 @@ def look(started: int) -> GangSeen:
 
 
 def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node() -> None:
-    attempt = make_attempt(phase=AttemptPhase.RUNNING, nodes=2)
+    attempt = make_attempt(phase=jobs.AttemptPhase.RUNNING, nodes=2)
     known = GangLook()
     for started, seconds, charged in ((1, 10, 1), (2, 20, 2), (2, 64, 0), (2, 65, 2)):
         known = replace(known, told=look(started), told_at=NOW + timedelta(seconds=seconds))
@@ -318,7 +310,7 @@ def test_charges_are_due_again_at_once_while_a_place_has_not_told_of_every_node(
 
 def test_a_kept_gang_that_is_not_billed_yet_is_looked_at_often() -> None:
     """Until then no job can take it over."""
-    attempt, look = make_attempt(phase=AttemptPhase.KEPT), GangLook()
+    attempt, look = make_attempt(phase=jobs.AttemptPhase.KEPT), GangLook()
     for age, after in ((0.0, 0.1), (4.0, 1.0), (400.0, 15.0)):
         interval = look_interval(attempt, look, SECOND, NOW + timedelta(seconds=age))
         assert interval.total_seconds() == after
@@ -343,13 +335,13 @@ def test_a_server_that_has_just_begun_is_not_sure_what_an_earlier_one_asked_for(
 def test_a_gang_is_paid_until_its_end_or_its_last_sighting(
     state: GangState, ended: datetime | None, seconds: int, more: int
 ) -> None:
-    attempt = make_attempt(phase=AttemptPhase.ENDING, finished_at=NOW - 90 * SECOND)
+    attempt = make_attempt(phase=jobs.AttemptPhase.ENDING, finished_at=NOW - 90 * SECOND)
     node = NodeSeen(rank=0, engine_id="0", started_at=NOW - 100 * SECOND)
     alive = GangSeen(name="g1", state=GangState.RUNNING, nodes=[node])
     told = GangSeen(name="g1", state=state, nodes=[replace(node, ended_at=ended)])
     look = after_look(GangLook(), alive, NOW - 25 * SECOND)
     look = after_look(look, told, NOW - 20 * SECOND)
-    over = gangs.AdvanceAttempt(phase=AttemptPhase.ENDED, reason="it is gone")
+    over = gangs.AdvanceAttempt(phase=jobs.AttemptPhase.ENDED, reason="it is gone")
     rows = UnitOfWork(JOB, [attempt], []).rows
     changes = advance_attempt(rows, attempt, over, look, NOW)
     assert [charge.amount.micros for charge in changes.charges] == [1000 * seconds]

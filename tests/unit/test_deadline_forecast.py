@@ -5,16 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.records import FIXED, SPOT
 
+from cavvy.domain import tasks
 from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import (
-    CheckpointPolicy,
-    JobLimits,
-    ResourceSpec,
-    SpotPolicy,
-    TaskSpec,
-    Workload,
-)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.planner.deadline.forecast import foresee
@@ -29,14 +22,14 @@ HOUR = timedelta(hours=1)
 OFFERS = (SPOT, FIXED)
 
 
-def task(hours: float = 10, **changes: object) -> TaskSpec:
-    made = TaskSpec(
+def task(hours: float = 10, **changes: object) -> tasks.TaskSpec:
+    made = tasks.TaskSpec(
         name="digits",
         run="train",
-        resources=ResourceSpec(spot=SpotPolicy.AUTO),
-        checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
-        limits=JobLimits(deadline_after=2 * hours * HOUR),
-        work=Workload(samples=hours * 3600, rates={"cpu": 1.0}),
+        resources=tasks.ResourceSpec(spot=tasks.SpotPolicy.AUTO),
+        checkpoint=tasks.CheckpointPolicy(path="c", every=timedelta(minutes=10)),
+        limits=tasks.JobLimits(deadline_after=2 * hours * HOUR),
+        work=tasks.Workload(samples=hours * 3600, rates={"cpu": 1.0}),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -46,7 +39,7 @@ def at(hours: float = 20, **changes: object) -> JobProgress:
 
 
 def inputs(
-    job: TaskSpec, progress: JobProgress, offers: tuple[Offer, ...] = OFFERS
+    job: tasks.TaskSpec, progress: JobProgress, offers: tuple[Offer, ...] = OFFERS
 ) -> PolicyInputs:
     found = find_inputs(job, offers, MarketKnowledge(), progress)
     assert found is not None
@@ -108,8 +101,8 @@ def test_a_market_rests_longer_with_each_refusal_in_a_row_and_a_grant_ends_it() 
     assert cooldown_until([seen(ObservationKind.REFUSED, 0)] * 40) == NOW + timedelta(minutes=10)
 
 
-@pytest.mark.parametrize("checkpoint", [None, CheckpointPolicy(path="c", every=HOUR)])
-def test_a_first_start_has_no_work_to_do_again(checkpoint: CheckpointPolicy | None) -> None:
+@pytest.mark.parametrize("checkpoint", [None, tasks.CheckpointPolicy(path="c", every=HOUR)])
+def test_a_first_start_has_no_work_to_do_again(checkpoint: tasks.CheckpointPolicy | None) -> None:
     """On demand costs what the plan's table says of it: the work and one start."""
     job = task(checkpoint=checkpoint)
     made = inputs(job, at())
@@ -125,7 +118,10 @@ def test_a_first_start_has_no_work_to_do_again(checkpoint: CheckpointPolicy | No
 def test_what_cannot_be_promised_has_no_setting() -> None:
     assert (
         find_inputs(
-            task(resources=ResourceSpec(spot=SpotPolicy.NEVER)), OFFERS, MarketKnowledge(), at()
+            task(resources=tasks.ResourceSpec(spot=tasks.SpotPolicy.NEVER)),
+            OFFERS,
+            MarketKnowledge(),
+            at(),
         )
         is None
     )
@@ -183,7 +179,7 @@ def test_a_budget_that_does_not_pay_for_on_demand_keeps_the_job_on_spot() -> Non
 
 
 def test_a_faster_machine_counts_as_no_faster_but_cheaper() -> None:
-    job = task(work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+    job = task(work=tasks.Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
     fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
     found = inputs(job, at(), (SPOT, FIXED, fast))
     by_name = {market.name: market.on_demand_usd_hr for market in found.terms.markets}
@@ -212,7 +208,9 @@ def test_a_move_is_made_for_a_lower_price_only_if_it_pays_for_the_bytes_that_lea
     price: int, saved_gb: int, storage: str | None, goes: bool
 ) -> None:
     here, there = away(FIXED, "aws", 300_000), away(FIXED, "gcp", 100_000)
-    job = task(checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10), storage=storage))
+    job = task(
+        checkpoint=tasks.CheckpointPolicy(path="c", every=timedelta(minutes=10), storage=storage)
+    )
     progress = at(
         hours=40,
         current=here[0],

@@ -9,18 +9,10 @@ from math import inf
 import pytest
 from tests.records import FIXED, SPOT, make_attempt_record
 
+from cavvy.domain import tasks
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import (
-    AcceleratorNeed,
-    CheckpointPolicy,
-    JobLimits,
-    ResourceSpec,
-    SpotPolicy,
-    TaskSpec,
-    Workload,
-)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.planner.deadline.inputs import (
@@ -48,13 +40,13 @@ from cavvy.planner.spot.view import (
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 HOME = (SPOT, FIXED)
-TASK = TaskSpec(
+TASK = tasks.TaskSpec(
     name="digits",
     run="train",
-    resources=ResourceSpec(spot=SpotPolicy.AUTO),
-    checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=10)),
-    limits=JobLimits(deadline_after=20 * HOUR),
-    work=Workload(samples=36_000, rates={"cpu": 1.0}),
+    resources=tasks.ResourceSpec(spot=tasks.SpotPolicy.AUTO),
+    checkpoint=tasks.CheckpointPolicy(path="c", every=timedelta(minutes=10)),
+    limits=tasks.JobLimits(deadline_after=20 * HOUR),
+    work=tasks.Workload(samples=36_000, rates={"cpu": 1.0}),
 )  # ten hours
 
 
@@ -66,7 +58,7 @@ def at(hours: float = 20, **changes: object) -> JobProgress:
     return replace(JobProgress(submitted_at=NOW, deadline=NOW + hours * HOUR), **changes)  # type: ignore[arg-type]
 
 
-def inputs_of(progress: JobProgress, *more: Offer, task: TaskSpec = TASK) -> PolicyInputs:
+def inputs_of(progress: JobProgress, *more: Offer, task: tasks.TaskSpec = TASK) -> PolicyInputs:
     found = find_inputs(task, (*HOME, *more), MarketKnowledge(), progress)
     assert found is not None
     return found
@@ -293,7 +285,9 @@ class TestInputs:
             assert advise(inputs, knowledge, at(), NOW).mode is mode
 
     def test_slower_machines_are_left_out_and_the_reference_is_the_cheapest_in_time(self) -> None:
-        task = replace(TASK, work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+        task = replace(
+            TASK, work=tasks.Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0})
+        )
         fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(2_200_000))
         for hours, run_h, places in ((20, 10, {"m:0", "f:0"}), (8, 5, {"f:0"})):
             inputs = find_inputs(
@@ -309,7 +303,9 @@ class TestInputs:
             assert inputs.terms.spare_share == 0.01
 
     def test_the_fastest_machine_is_the_reference_if_none_ends_in_time(self) -> None:
-        task = replace(TASK, work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+        task = replace(
+            TASK, work=tasks.Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0})
+        )
         fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(9_000_000))
         offers = (*HOME, fast)
         assert find_inputs(task, offers, MarketKnowledge(), at(5)) is None
@@ -319,7 +315,9 @@ class TestInputs:
 
     def test_a_machine_that_would_need_all_the_time_does_not_end_in_time(self) -> None:
         assert find_inputs(TASK, HOME, MarketKnowledge(), at(10)) is None
-        task = replace(TASK, work=Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}))
+        task = replace(
+            TASK, work=tasks.Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0})
+        )
         fast = replace(FIXED, instance_type="f", vcpus=16, rate=HourlyRate(9_000_000))
         inputs = find_inputs(task, (*HOME, fast), MarketKnowledge(), at(10))
         assert inputs is not None
@@ -327,7 +325,7 @@ class TestInputs:
 
     def test_machines_that_take_two_percent_longer_are_alike(self) -> None:
         rates = {"cpu:8": 1.02, "cpu:16": 1.0, "cpu:32": 0.9999}
-        task = replace(TASK, work=Workload(samples=51_000, rates=rates))
+        task = replace(TASK, work=tasks.Workload(samples=51_000, rates=rates))
         slower = [
             replace(FIXED, instance_type=f"{cpus}", vcpus=cpus, rate=HourlyRate(2_000_000))
             for cpus in (16, 32)
@@ -362,7 +360,7 @@ class TestInputs:
             assert chosen == [SPOT, cheap, *more]
 
     def test_the_longest_duration_counts_if_the_task_states_no_work(self) -> None:
-        limits = JobLimits(deadline_after=20 * HOUR, duration=5 * HOUR)
+        limits = tasks.JobLimits(deadline_after=20 * HOUR, duration=5 * HOUR)
         assert inputs_of(at(), task=replace(TASK, work=None, limits=limits)).run_time == 5 * HOUR
 
     @pytest.mark.parametrize(
@@ -465,15 +463,15 @@ def test_work_that_was_slower_than_its_estimate_stays_slower() -> None:
         (None, 330_001, False),
         (TASK.work, 330_000, True),
         (
-            Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}),
+            tasks.Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}),
             660_000,
             True,
         ),  # twice as fast
-        (Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_001, False),
+        (tasks.Workload(samples=36_000, rates={"cpu:8": 1.0, "cpu:16": 2.0}), 660_001, False),
     ],
 )
 def test_places_are_compared_by_what_the_whole_work_costs_there(
-    work: Workload | None, rate: int, cheap: bool
+    work: tasks.Workload | None, rate: int, cheap: bool
 ) -> None:
     other = replace(SPOT, instance_type="f", vcpus=16, rate=HourlyRate(rate))
     assert is_about_as_cheap(replace(TASK, work=work), other, SPOT) is cheap
@@ -484,11 +482,11 @@ def test_places_are_compared_by_what_the_whole_work_costs_there(
 def test_places_are_compared_by_the_hour_if_the_work_is_known_on_one_of_them_only(
     known: str, rate: int, cheap: bool
 ) -> None:
-    needs = AcceleratorNeed(name="H100"), AcceleratorNeed(name="A100")
+    needs = tasks.AcceleratorNeed(name="H100"), tasks.AcceleratorNeed(name="A100")
     task = replace(
         TASK,
         resources=replace(TASK.resources, accelerators=needs),
-        work=Workload(samples=36_000, rates={known: 1.0}),
+        work=tasks.Workload(samples=36_000, rates={known: 1.0}),
     )
     h100, a100 = (
         replace(SPOT, accelerator=each.name, accelerator_count=1, accelerator_memory_mib=81_920)

@@ -26,16 +26,7 @@ from cavvy.control.decide.machines import (
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.control.warm.machines import MachinePool
 from cavvy.control.warm.pool import WarmPool
-from cavvy.domain.jobs import (
-    Attempt,
-    AttemptOutcome,
-    AttemptPhase,
-    JobPhase,
-    JobRecord,
-    Node,
-    NodePhase,
-    StopCause,
-)
+from cavvy.domain import jobs
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy, name_key
 from cavvy.domain.tasks import (
@@ -55,10 +46,10 @@ REQUEST = TaskSpec(
     name="first", run="x", machine="dev", resources=GPU, keep=timedelta(hours=1), image="cuda:12"
 )
 MACHINE = NamedMachine(project="p", name="dev", task=REQUEST, job_id="h")
-HOLDER = make_job("h", name="holder", task=REQUEST, phase=JobPhase.RUNNING, attempt=1)
+HOLDER = make_job("h", name="holder", task=REQUEST, phase=jobs.JobPhase.RUNNING, attempt=1)
 OFFER = replace(make_offer(), accelerator="A10", accelerator_count=1, vcpus=8, memory_mib=32768)
-GANG = replace(make_attempt(HOLDER), offer=OFFER, phase=AttemptPhase.RUNNING)
-KEPT = replace(GANG, phase=AttemptPhase.KEPT, kept_until=NOW + timedelta(minutes=5))
+GANG = replace(make_attempt(HOLDER), offer=OFFER, phase=jobs.AttemptPhase.RUNNING)
+KEPT = replace(GANG, phase=jobs.AttemptPhase.KEPT, kept_until=NOW + timedelta(minutes=5))
 JOB = make_job("j", task=replace(REQUEST, name="next"))
 
 
@@ -90,7 +81,9 @@ def test_a_machine_of_a_unix_user_runs_no_job_of_another_user() -> None:
         async def read(self, project: str, name: str) -> NamedMachine:
             return MACHINE
 
-        async def gang_of(self, machine: NamedMachine | None) -> tuple[JobRecord, Attempt]:
+        async def gang_of(
+            self, machine: NamedMachine | None
+        ) -> tuple[jobs.JobRecord, jobs.Attempt]:
             offer = replace(OFFER, by_user=True)
             return replace(HOLDER, user="ann"), replace(KEPT, offer=offer)
 
@@ -113,7 +106,7 @@ def test_a_job_that_waits_behind_a_session_reads_what_to_do() -> None:
 
 
 def test_the_gang_is_the_kept_or_the_current_one_of_the_newest_job() -> None:
-    ended = replace(GANG, phase=AttemptPhase.ENDED)
+    ended = replace(GANG, phase=jobs.AttemptPhase.ENDED)
     standby = replace(GANG, number=2)
     assert find_gang([GANG], None) is None
     assert find_gang([ended], HOLDER) is None
@@ -211,7 +204,7 @@ def test_the_task_that_starts_a_machine_has_its_setup_and_no_work() -> None:
 
 @pytest.mark.parametrize("leaving", [False, True])
 def test_states_are_those_that_users_see(leaving: bool) -> None:
-    starting = replace(HOLDER, phase=JobPhase.STARTING)
+    starting = replace(HOLDER, phase=jobs.JobPhase.STARTING)
     assert state_of(None, HOLDER, leaving=leaving) == ("stopping" if leaving else "stopped")
     assert state_of(KEPT, HOLDER, leaving=leaving) == "idle"
     assert state_of(GANG, HOLDER, leaving=leaving) == "busy"
@@ -220,7 +213,7 @@ def test_states_are_those_that_users_see(leaving: bool) -> None:
 
 def test_a_machine_is_not_stopped_while_its_nodes_are_released() -> None:
     ending, ended = (
-        replace(GANG, phase=phase) for phase in (AttemptPhase.ENDING, AttemptPhase.ENDED)
+        replace(GANG, phase=phase) for phase in (jobs.AttemptPhase.ENDING, jobs.AttemptPhase.ENDED)
     )
     assert find_gang([ended, ending], HOLDER) is None
     assert is_leaving([ended, ending])
@@ -230,22 +223,24 @@ def test_a_machine_is_not_stopped_while_its_nodes_are_released() -> None:
 @pytest.mark.parametrize(
     ("outcome", "cause", "kept"),
     [
-        (AttemptOutcome.SUCCEEDED, None, True),
-        (AttemptOutcome.EXIT, None, True),
-        (AttemptOutcome.SETUP, None, True),
-        (AttemptOutcome.STOPPED, StopCause.USER, True),
-        (AttemptOutcome.LIMIT, StopCause.DURATION, True),
-        (AttemptOutcome.LIMIT, StopCause.BUDGET, False),
-        (AttemptOutcome.LIMIT, None, False),
-        (AttemptOutcome.PREEMPTED, None, False),
-        (AttemptOutcome.NODE, None, False),
+        (jobs.AttemptOutcome.SUCCEEDED, None, True),
+        (jobs.AttemptOutcome.EXIT, None, True),
+        (jobs.AttemptOutcome.SETUP, None, True),
+        (jobs.AttemptOutcome.STOPPED, jobs.StopCause.USER, True),
+        (jobs.AttemptOutcome.LIMIT, jobs.StopCause.DURATION, True),
+        (jobs.AttemptOutcome.LIMIT, jobs.StopCause.BUDGET, False),
+        (jobs.AttemptOutcome.LIMIT, None, False),
+        (jobs.AttemptOutcome.PREEMPTED, None, False),
+        (jobs.AttemptOutcome.NODE, None, False),
     ],
 )
 def test_a_machine_outlives_every_end_that_leaves_its_nodes_intact(
-    outcome: AttemptOutcome, cause: StopCause | None, kept: bool
+    outcome: jobs.AttemptOutcome, cause: jobs.StopCause | None, kept: bool
 ) -> None:
     job = replace(HOLDER, stop_cause=cause, stop_reason="x" if cause else None)
-    told = AttemptOutcome.STOPPED if outcome is AttemptOutcome.LIMIT else outcome
-    node = Node(attempt_id=GANG.id, project="p", rank=0, phase=NodePhase.EXITED, exit_outcome=told)
+    told = jobs.AttemptOutcome.STOPPED if outcome is jobs.AttemptOutcome.LIMIT else outcome
+    node = jobs.Node(
+        attempt_id=GANG.id, project="p", rank=0, phase=jobs.NodePhase.EXITED, exit_outcome=told
+    )
     until = keeps_until(job, GANG, [node], (outcome, 1), None, NOW)
     assert (until is not None) is kept

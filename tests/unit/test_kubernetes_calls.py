@@ -17,15 +17,7 @@ import pytest
 from tests.records import make_gang_spec
 from tests.unit.test_kubernetes_reading import make_node
 
-from cavvy.providers.base import (
-    AgentEndpoint,
-    GangState,
-    NoCapacity,
-    ProviderContext,
-    ProviderError,
-    Refused,
-    TryAgain,
-)
+from cavvy.providers import base
 from cavvy.providers.kubernetes import MANIFEST
 from cavvy.providers.kubernetes.calls import wire
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
@@ -164,7 +156,7 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(
                 )
             config = write_config(tmp_path / "config", cluster, {})
             if way == "proxy refuses":
-                with pytest.raises(TryAgain, match=r"the proxy .* answered .*403 Forbidden"):
+                with pytest.raises(base.TryAgain, match=r"the proxy .* answered .*403 Forbidden"):
                     await ask(config, tmp_path)
                 return
             assert await ask(config, tmp_path) == {"gitVersion": "v1.33.0"}
@@ -172,7 +164,7 @@ def test_names_of_certificates_and_proxies_are_as_the_kubeconfig_says(
                 assert told[0].startswith(f"CONNECT 127.0.0.1:{server.port} HTTP/1.1\r\n".encode())
                 assert b"Proxy-Authorization: Basic YW5uOnBAc3M=\r\n" in told[0]
             del cluster["tls-server-name"]
-            with pytest.raises(TryAgain, match="certificate"):
+            with pytest.raises(base.TryAgain, match="certificate"):
                 await ask(write_config(tmp_path / "config", cluster, {}), tmp_path)
             del cluster["certificate-authority"]
             cluster["insecure-skip-tls-verify"] = True
@@ -254,7 +246,7 @@ async def test_a_watch_that_breaks_off_within_a_line_is_a_passing_fault(tmp_path
         )
         events = api.watch("/pods", {})
         assert (await anext(events))["type"] == "ADDED"
-        with pytest.raises(TryAgain):
+        with pytest.raises(base.TryAgain):
             await anext(events)
 
 
@@ -284,24 +276,24 @@ def test_several_kubeconfigs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
             422,
             "Invalid",
             "ValidatingAdmissionPolicy 'gpu' with binding 'gpu' denied request: no",
-            Refused,
+            base.Refused,
         ),
-        (403, "Forbidden", 'admission webhook "x" denied the request: no', Refused),
-        (429, "TooManyRequests", "the server is overloaded", TryAgain),
-        (409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q"', TryAgain),
-        (500, "InternalError", 'failed calling webhook "x": timeout', TryAgain),
-        (410, "Expired", "too old resource version", TryAgain),
+        (403, "Forbidden", 'admission webhook "x" denied the request: no', base.Refused),
+        (429, "TooManyRequests", "the server is overloaded", base.TryAgain),
+        (409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "q"', base.TryAgain),
+        (500, "InternalError", 'failed calling webhook "x": timeout', base.TryAgain),
+        (410, "Expired", "too old resource version", base.TryAgain),
     ],
 )
 def test_what_an_api_server_refuses_is_sorted_by_what_can_be_done(
-    status: int, reason: str, message: str, what: type[ProviderError]
+    status: int, reason: str, message: str, what: type[base.ProviderError]
 ) -> None:
     assert type(ApiServerRefused(status, reason, message).provider_error) is what
 
 
 def make_provider(tmp_path: Path, port: int, **settings: str) -> KubernetesProvider:
     config = write_config(tmp_path / "config", {"server": f"http://127.0.0.1:{port}"}, {})
-    context = ProviderContext(
+    context = base.ProviderContext(
         installation="i",
         home=tmp_path,
         settings=check_settings(MANIFEST, {"kubeconfig": config, **settings}),
@@ -350,7 +342,7 @@ async def test_what_refuses_every_pod_is_told_before_a_job_finds_it(
     server.answers["POST", PODS] = status, {"reason": "Forbidden", "message": message}
     async with server.serving():
         provider = make_provider(tmp_path, server.port)
-        with pytest.raises(Refused, match=f"would be refused: {message}"):
+        with pytest.raises(base.Refused, match=f"would be refused: {message}"):
             await provider.whoami()
         await provider.close()
 
@@ -439,7 +431,7 @@ async def test_a_queue_through_which_nothing_starts_is_not_ready(
     async with server.serving():
         provider = make_provider(tmp_path, server.port, queue="gold")
         if problem:
-            with pytest.raises(Refused, match=problem):
+            with pytest.raises(base.Refused, match=problem):
                 await provider.whoami()
         else:
             assert dict(await provider.whoami())["queue"] == shown
@@ -449,19 +441,23 @@ async def test_a_queue_through_which_nothing_starts_is_not_ready(
 @pytest.mark.parametrize(
     ("answer", "problem", "told", "goes_on"),
     [
-        (None, Refused, "no Kueue local queue with this name", False),
+        (None, base.Refused, "no Kueue local queue with this name", False),
         (
             (200, make_queue("False", "Stopped", "held")),
-            NoCapacity,
+            base.NoCapacity,
             "admits no jobs now: Stopped: held",
             False,
         ),
-        ((200, make_queue("True", "Ready", "")), Refused, "no more objects", True),
-        (DENIED, Refused, "no more objects", True),
+        ((200, make_queue("True", "Ready", "")), base.Refused, "no more objects", True),
+        (DENIED, base.Refused, "no more objects", True),
     ],
 )
 async def test_no_gang_is_put_into_a_queue_that_would_keep_it(
-    tmp_path: Path, answer: Answer | None, problem: type[ProviderError], told: str, goes_on: bool
+    tmp_path: Path,
+    answer: Answer | None,
+    problem: type[base.ProviderError],
+    told: str,
+    goes_on: bool,
 ) -> None:
     server = make_server()
     show_queue(server, answer)
@@ -470,9 +466,9 @@ async def test_no_gang_is_put_into_a_queue_that_would_keep_it(
     async with server.serving():
         provider = make_provider(tmp_path, server.port, queue="gold")
         (offer,) = [each for each in await provider.offers() if each.accelerator_count == 8]
-        agent_endpoint = AgentEndpoint(address="http://127.0.0.1:9", token="t")
+        agent_endpoint = base.AgentEndpoint(address="http://127.0.0.1:9", token="t")
         gang = make_gang_spec(offer, name="g", agent_endpoint=agent_endpoint)
-        with pytest.raises(ProviderError, match=told) as raised:
+        with pytest.raises(base.ProviderError, match=told) as raised:
             await provider.launch(gang)
         assert type(raised.value) is problem
         assert (("POST", records) in server.asked) is goes_on
@@ -511,7 +507,7 @@ async def test_who_can_run_nothing_is_not_ready(tmp_path: Path, missing: list[st
     async with server.serving():
         provider = make_provider(tmp_path, server.port)
         with pytest.raises(
-            Refused, match=f"x does not have the rights to {', '.join(missing)}; .* --policy"
+            base.Refused, match=f"x does not have the rights to {', '.join(missing)}; .* --policy"
         ):
             await provider.whoami()
         await provider.close()
@@ -529,7 +525,7 @@ async def test_what_can_be_done_without_hides_nothing_that_refuses_every_pod(
             404,
             {"reason": "NotFound", "message": 'namespaces "default" not found'},
         )
-        with pytest.raises(Refused, match="would be refused"):
+        with pytest.raises(base.Refused, match="would be refused"):
             await provider.whoami()
         await provider.close()
 
@@ -544,7 +540,7 @@ def test_a_context_that_does_not_answer_hides_no_other(tmp_path: Path) -> None:
             )
             west = write_config(tmp_path / "west", {"server": "http://127.0.0.1:9"}, {}, "west")
             monkeypatch.setenv("KUBECONFIG", f"{east}:{west}")
-            context = ProviderContext(
+            context = base.ProviderContext(
                 installation="i",
                 home=tmp_path,
                 settings=check_settings(MANIFEST, {"contexts": "west, east"}),
@@ -616,7 +612,7 @@ async def test_a_gang_that_kueue_has_not_admitted_waits_and_leaves_the_queue_whe
             }
             server.answers["GET", "/apis/kueue.x-k8s.io"] = 200, known
         (seen,) = await provider.gangs("g")
-        assert (seen.state, seen.reason) == (GangState.QUEUED, "SchedulingGated: gated")
+        assert (seen.state, seen.reason) == (base.GangState.QUEUED, "SchedulingGated: gated")
         await provider.remove("g")
         workload = f"/apis/kueue.x-k8s.io/{version}/namespaces/default/workloads/g"
         assert (("DELETE", workload) in server.asked) is bool(version)
@@ -653,7 +649,7 @@ async def test_a_gang_that_runs_keeps_its_place_in_kueue_until_its_pods_have_end
         # A pod that never began goes only with Kueue's own object, once the others have ended.
         show_gang(server, provider, [{**GATED, "metadata": {"deletionTimestamp": NOW.isoformat()}}])
         (seen,) = await provider.gangs("g")
-        assert seen.state is GangState.ENDED
+        assert seen.state is base.GangState.ENDED
         assert (
             "DELETE",
             "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads/g",
@@ -895,46 +891,46 @@ async def test_a_gang_waits_for_kueue_runs_is_evicted_and_leaves_nothing(tmp_pat
                     offers[gpus],
                     name=name,
                     nodes=nodes,
-                    agent_endpoint=AgentEndpoint(address="http://127.0.0.1:9", token="t"),
+                    agent_endpoint=base.AgentEndpoint(address="http://127.0.0.1:9", token="t"),
                 )
             )
 
-        async def look(provider: KubernetesProvider, name: str) -> tuple[GangState, bool, str]:
+        async def look(provider: KubernetesProvider, name: str) -> tuple[base.GangState, bool, str]:
             (seen,) = await provider.gangs(name)
             return seen.state, seen.preempted, seen.reason
 
         await launch(low, "first", 4)
-        assert await look(low, "first") == (GangState.RUNNING, False, "")
+        assert await look(low, "first") == (base.GangState.RUNNING, False, "")
         assert cluster.objects[f"{PODS}/first-0"]["spec"]["nodeSelector"]["flavor"] == "h100"
         await launch(low, "pair", 4, nodes=2)  # both of its pods start, or none
         waits = (
             "waits in Kueue's queue gold: couldn't assign flavors to pod set main: insufficient "
             "unused quota for nvidia.com/gpu in flavor h100, 4 more needed"
         )
-        assert await look(low, "pair") == (GangState.QUEUED, False, waits)
+        assert await look(low, "pair") == (base.GangState.QUEUED, False, waits)
         assert cluster.objects[f"{PODS}/pair-0"]["spec"]["schedulingGates"]
 
         await launch(high, "urgent", 8)
         evicted = (
             "Kueue: Preempted to accommodate a workload due to prioritization in the ClusterQueue"
         )
-        assert await look(low, "first") == (GangState.RUNNING, False, evicted)
-        assert (await look(high, "urgent"))[0] is GangState.QUEUED  # until the quota is free
+        assert await look(low, "first") == (base.GangState.RUNNING, False, evicted)
+        assert (await look(high, "urgent"))[0] is base.GangState.QUEUED  # until the quota is free
         cluster.stop_deleted()
-        assert await look(low, "first") == (GangState.ENDED, True, evicted)
-        assert await look(high, "urgent") == (GangState.RUNNING, False, "")
+        assert await look(low, "first") == (base.GangState.ENDED, True, evicted)
+        assert await look(high, "urgent") == (base.GangState.RUNNING, False, "")
         await launch(low, "again", 4)  # as the engine does for the preempted job
-        assert (await look(low, "again"))[:2] == (GangState.QUEUED, False)
+        assert (await look(low, "again"))[:2] == (base.GangState.QUEUED, False)
 
         cluster.end("urgent-0", 0)
-        assert await look(high, "urgent") == (GangState.ENDED, False, "the agents exited")
-        assert (await look(low, "pair"))[0] is GangState.RUNNING  # it waited for longer
-        assert (await look(low, "again"))[0] is GangState.QUEUED
+        assert await look(high, "urgent") == (base.GangState.ENDED, False, "the agents exited")
+        assert (await look(low, "pair"))[0] is base.GangState.RUNNING  # it waited for longer
+        assert (await look(low, "again"))[0] is base.GangState.QUEUED
         await low.remove("again")  # while it waits
-        assert await look(low, "again") == (GangState.ENDED, False, "removed")
+        assert await look(low, "again") == (base.GangState.ENDED, False, "removed")
         await low.remove("pair")  # while it runs
         cluster.stop_deleted()
-        assert await look(low, "pair") == (GangState.ENDED, False, "removed")
+        assert await look(low, "pair") == (base.GangState.ENDED, False, "removed")
         left = {path for path in cluster.objects if path.startswith((PODS, f"{NAMESPACE}/secrets"))}
         assert left == set()
         assert not [each for each in cluster._list(WORKLOADS) if _says(each, "Admitted", "True")]

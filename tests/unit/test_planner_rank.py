@@ -6,18 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.domain import tasks as domain
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer, Purchase
-from cavvy.domain.tasks import (
-    AcceleratorNeed,
-    CheckpointPolicy,
-    JobLimits,
-    ResourceSpec,
-    RetryPolicy,
-    TaskSpec,
-    Transfer,
-    Workload,
-)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.planner.placements import Objective, PlanLimit, PlanningContext, RankingView
@@ -27,8 +18,8 @@ from cavvy.task_files import parse_task
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-HOURLY = Workload(samples=3600.0, rates={"cpu": 1.0})
-SLOW_DEAR = Workload(samples=3600.0, rates={"cpu:4": 1.0, "cpu:8": 4.0})
+HOURLY = domain.Workload(samples=3600.0, rates={"cpu": 1.0})
+SLOW_DEAR = domain.Workload(samples=3600.0, rates={"cpu:4": 1.0, "cpu:8": 4.0})
 
 
 def make_offer(
@@ -46,9 +37,11 @@ def make_offer(
 
 
 def make_task(
-    work: Workload | None = None, limits: JobLimits | None = None, nodes: int = 1
-) -> TaskSpec:
-    return TaskSpec(name="t", run="true", work=work, limits=limits or JobLimits(), nodes=nodes)
+    work: domain.Workload | None = None, limits: domain.JobLimits | None = None, nodes: int = 1
+) -> domain.TaskSpec:
+    return domain.TaskSpec(
+        name="t", run="true", work=work, limits=limits or domain.JobLimits(), nodes=nodes
+    )
 
 
 def names(placements: object) -> list[str]:
@@ -96,9 +89,10 @@ def test_the_rate_is_the_whole_gangs() -> None:
 
 
 def test_unknown_times_come_after_known_ones() -> None:
-    work = Workload(samples=3600.0, rates={"cpu": 1.0})
+    work = domain.Workload(samples=3600.0, rates={"cpu": 1.0})
     task = replace(
-        make_task(work), resources=ResourceSpec(accelerators=(AcceleratorNeed(count_min=0),))
+        make_task(work),
+        resources=domain.ResourceSpec(accelerators=(domain.AcceleratorNeed(count_min=0),)),
     )
     unknown = replace(make_offer("gpu", 0.01), accelerator="NoSuchThing", accelerator_count=1)
     assert names(rank(task, [unknown, make_offer("cpu", 5)], now=NOW)) == ["cpu", "gpu"]
@@ -141,7 +135,7 @@ def test_a_limit_leaves_the_best_and_counts_all() -> None:
 
 
 def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
-    limits = JobLimits(duration=timedelta(minutes=30), budget=Money(1_000_000))
+    limits = domain.JobLimits(duration=timedelta(minutes=30), budget=Money(1_000_000))
     offers = [
         make_offer("slow", 0.1, 4),
         make_offer("dear", 9, 8),
@@ -157,14 +151,14 @@ def test_each_broken_limit_is_counted_once_with_its_nearest_miss() -> None:
 
 
 def test_a_miss_by_less_than_a_cent_is_shown_in_full() -> None:
-    limits = JobLimits(budget=Money(283_330))
+    limits = domain.JobLimits(budget=Money(283_330))
     made = plan(make_task(SLOW_DEAR, limits), [make_offer("a", 1, 8)], now=NOW)
     assert made.misses[0].text == "would cost $0.29, but your budget leaves $0.28"
     assert made.misses[0].change == "raise limits.budget by $0.01"
 
 
 def test_what_was_spent_and_run_counts_against_the_limits() -> None:
-    limits = JobLimits(duration=2 * HOUR, budget=Money(2_000_000))
+    limits = domain.JobLimits(duration=2 * HOUR, budget=Money(2_000_000))
     offer = make_offer("a", 1)
     assert rank(make_task(SLOW_DEAR, limits), [offer], now=NOW)
     ran = PlanningContext(ran=HOUR + timedelta(minutes=1))
@@ -181,7 +175,7 @@ def test_an_interrupted_job_has_only_the_rest_to_do() -> None:
     """What it ran counts against the limit and is done: the estimate of the whole must not rule
     out its end.
     """
-    task = make_task(SLOW_DEAR, JobLimits(duration=HOUR + timedelta(minutes=5)))
+    task = make_task(SLOW_DEAR, domain.JobLimits(duration=HOUR + timedelta(minutes=5)))
     ran = PlanningContext(ran=timedelta(minutes=45))
     assert plan(task, [make_offer("a", 1)], now=NOW, situation=ran).rejected == {
         PlanLimit.DURATION: 1
@@ -193,15 +187,21 @@ def test_an_interrupted_job_has_only_the_rest_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [JobLimits(duration=HOUR + timedelta(minutes=5)), JobLimits(budget=Money(1_200_000))]
+    "limits",
+    [
+        domain.JobLimits(duration=HOUR + timedelta(minutes=5)),
+        domain.JobLimits(budget=Money(1_200_000)),
+    ],
 )
-def test_work_that_an_interruption_lost_does_not_end_a_job_that_goes_on(limits: JobLimits) -> None:
+def test_work_that_an_interruption_lost_does_not_end_a_job_that_goes_on(
+    limits: domain.JobLimits,
+) -> None:
     """The estimate is rough, so a limit that was enough for the whole ends the job only when it
     is reached.
     """
     task = make_task(SLOW_DEAR, limits)
     lost = PlanningContext(ran=timedelta(minutes=30), spent=Money(500_000), done=0.1)
-    resumes = replace(task, checkpoint=CheckpointPolicy(path="c"))
+    resumes = replace(task, checkpoint=domain.CheckpointPolicy(path="c"))
     assert plan(task, [make_offer("a", 1)], now=NOW, situation=lost).rejected
     assert rank(resumes, [make_offer("a", 1)], now=NOW, situation=lost)
     over = replace(lost, ran=2 * HOUR, spent=Money(1_200_000))
@@ -225,7 +225,7 @@ def test_work_that_was_done_is_a_share_of_it_wherever_it_was_done() -> None:
 
 
 def test_a_deadline_counts_from_the_submission() -> None:
-    task = make_task(SLOW_DEAR, JobLimits(deadline_after=2 * HOUR))
+    task = make_task(SLOW_DEAR, domain.JobLimits(deadline_after=2 * HOUR))
     offer = make_offer("a", 1)
     assert rank(task, [offer], now=NOW)
     late = plan(task, [offer], now=NOW, situation=PlanningContext(submitted_at=NOW - HOUR))
@@ -233,34 +233,34 @@ def test_a_deadline_counts_from_the_submission() -> None:
 
 
 def test_limits_are_compared_with_the_time_that_the_work_may_take() -> None:
-    limits = JobLimits(deadline_after=timedelta(minutes=70), budget=Money(1_300_000))
+    limits = domain.JobLimits(deadline_after=timedelta(minutes=70), budget=Money(1_300_000))
     offers = [make_offer("a", 1)]
     sure = plan(make_task(HOURLY, limits), offers, now=NOW)
     assert sure.placements[0].run_time == HOUR
     doubtful = plan(make_task(replace(HOURLY, margin=1.2), limits), offers, now=NOW)
     assert doubtful.misses[0].text.startswith("would take 1h14m, but your deadline leaves 1h10m")
-    cheap = JobLimits(budget=Money(1_300_000))
+    cheap = domain.JobLimits(budget=Money(1_300_000))
     assert plan(make_task(replace(HOURLY, margin=1.2), cheap), offers, now=NOW).placements
     dear = plan(make_task(replace(HOURLY, margin=1.3), cheap), offers, now=NOW)
     assert dear.misses[0].limit is PlanLimit.BUDGET
 
 
 def test_a_deadline_that_has_passed_rejects_even_what_has_no_estimate() -> None:
-    made = plan(make_task(limits=JobLimits(deadline=NOW)), [make_offer("a", 1)], now=NOW)
+    made = plan(make_task(limits=domain.JobLimits(deadline=NOW)), [make_offer("a", 1)], now=NOW)
     assert made.misses[0].text == "your deadline has passed"
 
 
 def test_an_unknown_cost_breaks_no_budget_but_says_how_long_it_lasts() -> None:
     (placement,) = rank(
-        make_task(limits=JobLimits(budget=Money(6_000_000))), [make_offer("a", 2)], now=NOW
+        make_task(limits=domain.JobLimits(budget=Money(6_000_000))), [make_offer("a", 2)], now=NOW
     )
     assert "the budget lasts 3h00m" in placement.notes
 
 
 def test_spot_costs_more_time_and_says_how_much() -> None:
     task = replace(
-        make_task(Workload(samples=36000.0, rates={"cpu": 1.0})),
-        checkpoint=CheckpointPolicy(path="c", every=HOUR / 6),
+        make_task(domain.Workload(samples=36000.0, rates={"cpu": 1.0})),
+        checkpoint=domain.CheckpointPolicy(path="c", every=HOUR / 6),
     )
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
     loss = placement.spot_loss
@@ -274,13 +274,14 @@ def test_spot_costs_more_time_and_says_how_much() -> None:
 
 
 def test_spot_without_checkpoints_is_dearer_than_with_and_may_be_hopeless() -> None:
-    def cost(hours: float, checkpoint: CheckpointPolicy | None) -> Money | None:
+    def cost(hours: float, checkpoint: domain.CheckpointPolicy | None) -> Money | None:
         task = replace(
-            make_task(Workload(samples=3600 * hours, rates={"cpu": 1.0})), checkpoint=checkpoint
+            make_task(domain.Workload(samples=3600 * hours, rates={"cpu": 1.0})),
+            checkpoint=checkpoint,
         )
         return rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)[0].cost
 
-    with_one, without = cost(10, CheckpointPolicy(path="c")), cost(10, None)
+    with_one, without = cost(10, domain.CheckpointPolicy(path="c")), cost(10, None)
     assert with_one is not None
     assert without is not None
     assert with_one < without
@@ -289,10 +290,10 @@ def test_spot_without_checkpoints_is_dearer_than_with_and_may_be_hopeless() -> N
 
 def test_too_few_retries_for_the_expected_preemptions_are_said() -> None:
     task = replace(
-        make_task(Workload(samples=360000.0, rates={"cpu": 1.0})),
-        checkpoint=CheckpointPolicy(path="c"),
+        make_task(domain.Workload(samples=360000.0, rates={"cpu": 1.0})),
+        checkpoint=domain.CheckpointPolicy(path="c"),
     )
-    task = replace(task, retry=RetryPolicy(preemption=2))
+    task = replace(task, retry=domain.RetryPolicy(preemption=2))
     (placement,) = rank(task, [make_offer("s", 1, purchase=Purchase.SPOT)], now=NOW)
     assert any("the 2 that retry.preemption allows" in note for note in placement.notes)
 
@@ -310,7 +311,7 @@ def test_disks_and_addresses_are_part_of_the_cost() -> None:
     assert best.cost is not None
     assert second.cost is not None
     assert abs(second.cost.micros - best.cost.micros * 4 / 3) <= 1
-    small = replace(make_task(), resources=ResourceSpec(disk_gib=10))
+    small = replace(make_task(), resources=domain.ResourceSpec(disk_gib=10))
     assert names(rank(small, [cheap, plain], now=NOW)) == ["cheap", "plain"]
 
 
@@ -334,7 +335,7 @@ def test_an_unknown_egress_price_is_said_and_not_taken_for_nothing() -> None:
 
 
 def test_the_price_per_gb_is_noted_where_only_the_size_is_unknown() -> None:
-    task = replace(make_task(), outputs=(Transfer(source="out", target="s3://b/out"),))
+    task = replace(make_task(), outputs=(domain.Transfer(source="out", target="s3://b/out"),))
     (placement,) = rank(
         task, [make_offer("a", 0)], now=NOW, situation=PlanningContext(egress={"p": Money(90_000)})
     )
@@ -358,9 +359,9 @@ offers = st.lists(
 )
 tasks = st.builds(
     make_task,
-    st.sampled_from([None, SLOW_DEAR, Workload(flops=1e15, precision="fp32")]),
+    st.sampled_from([None, SLOW_DEAR, domain.Workload(flops=1e15, precision="fp32")]),
     st.builds(
-        JobLimits,
+        domain.JobLimits,
         budget=st.none() | st.integers(0, 5_000_000).map(Money),
         duration=st.none() | st.integers(0, 7200).map(lambda s: timedelta(seconds=s)),
         deadline_after=st.none() | st.integers(0, 7200).map(lambda s: timedelta(seconds=s)),
@@ -371,7 +372,7 @@ tasks = st.builds(
 
 @given(tasks, offers, st.randoms(), st.sampled_from(Objective))
 def test_the_order_does_not_depend_on_the_order_of_the_question(
-    task: TaskSpec, given_offers: list[Offer], random: object, by: Objective
+    task: domain.TaskSpec, given_offers: list[Offer], random: object, by: Objective
 ) -> None:
     shuffled = list(given_offers)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis hands out a random.Random
@@ -380,7 +381,7 @@ def test_the_order_does_not_depend_on_the_order_of_the_question(
 
 @given(tasks, offers)
 def test_every_offer_is_kept_or_counted_and_what_is_kept_keeps_the_limits(
-    task: TaskSpec, given_offers: list[Offer]
+    task: domain.TaskSpec, given_offers: list[Offer]
 ) -> None:
     made = plan(task, given_offers, now=NOW)
     assert (
@@ -395,14 +396,16 @@ def test_every_offer_is_kept_or_counted_and_what_is_kept_keeps_the_limits(
 
 @given(tasks, offers, st.integers(0, 15))
 def test_the_best_few_are_the_first_of_all(
-    task: TaskSpec, given_offers: list[Offer], few: int
+    task: domain.TaskSpec, given_offers: list[Offer], few: int
 ) -> None:
     made = plan(task, given_offers, now=NOW, view=RankingView(limit=few))
     assert list(made.placements) == rank(task, given_offers, now=NOW)[:few]
 
 
 @given(tasks, offers)
-def test_distinct_is_the_first_of_each_kind(task: TaskSpec, given_offers: list[Offer]) -> None:
+def test_distinct_is_the_first_of_each_kind(
+    task: domain.TaskSpec, given_offers: list[Offer]
+) -> None:
     everywhere = [
         replace(offer, region=region) for offer in given_offers for region in ("r1", "r2")
     ]
@@ -416,7 +419,7 @@ def test_distinct_is_the_first_of_each_kind(task: TaskSpec, given_offers: list[O
 
 def test_an_offer_that_breaks_several_limits_says_every_change_that_it_takes() -> None:
     dear = make_offer("dear", 12)
-    limits = JobLimits(duration=timedelta(minutes=30), budget=Money(1_000_000))
+    limits = domain.JobLimits(duration=timedelta(minutes=30), budget=Money(1_000_000))
     (miss,) = plan(make_task(HOURLY, limits), [dear], now=NOW).misses
     assert miss.broken == 2
     assert miss.text.startswith(
@@ -427,15 +430,15 @@ def test_an_offer_that_breaks_several_limits_says_every_change_that_it_takes() -
 
 def test_of_equal_misses_the_one_that_breaks_fewer_limits_and_then_the_cheaper_is_nearest() -> None:
     dear, cheap, fair = make_offer("a", 12), make_offer("c", 0.5), make_offer("b", 0.9)
-    limits = JobLimits(duration=timedelta(minutes=30), budget=Money(1_000_000))
+    limits = domain.JobLimits(duration=timedelta(minutes=30), budget=Money(1_000_000))
     (miss,) = plan(make_task(HOURLY, limits), [dear, fair, cheap], now=NOW).misses
     assert miss.offer is cheap
     assert miss.broken == 1
 
 
 def test_what_may_never_end_is_the_last_of_the_misses() -> None:
-    limits = JobLimits(deadline_after=timedelta(hours=100))
-    work = Workload(
+    limits = domain.JobLimits(deadline_after=timedelta(hours=100))
+    work = domain.Workload(
         samples=3600.0 * 400, rates={"cpu": 1.0}
     )  # without checkpoints, spot is taken away before it is done
     offers = [make_offer("spot", 0.1, purchase=Purchase.SPOT), make_offer("dear", 12)]

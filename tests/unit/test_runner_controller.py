@@ -330,14 +330,20 @@ def test_a_cancelled_job_takes_its_runner_along_and_no_other(
     assert (kept.runner, len(cavvy.jobs)) == (left, 2)
 
 
-def test_a_runner_that_is_lost_before_its_job_is_replaced(
-    site: GitHubSite, cavvy: MemoryCavvy
-) -> None:
+def queue_until_submitted(site: GitHubSite, cavvy: MemoryCavvy) -> tuple[CiJob, RunnerController]:
+    """A job of the workflow for which a job of ours is submitted, and does not start yet."""
     cavvy.starts = False
     (job,) = site.queue("gpu")
     controller = make_controller(site, cavvy)
     while not cavvy.jobs:
         controller.step()
+    return job, controller
+
+
+def test_a_runner_that_is_lost_before_its_job_is_replaced(
+    site: GitHubSite, cavvy: MemoryCavvy
+) -> None:
+    job, controller = queue_until_submitted(site, cavvy)
     (lost,) = cavvy.jobs
     cavvy.jobs[lost][1].set()  # its node is gone
     cavvy.starts = True
@@ -348,11 +354,7 @@ def test_a_runner_that_is_lost_before_its_job_is_replaced(
 def test_a_node_that_is_lost_in_its_job_gets_no_second_runner(
     site: GitHubSite, cavvy: MemoryCavvy
 ) -> None:
-    cavvy.starts = False
-    (job,) = site.queue("gpu")
-    controller = make_controller(site, cavvy)
-    while not cavvy.jobs:
-        controller.step()
+    job, controller = queue_until_submitted(site, cavvy)
     (name,) = cavvy.jobs
     with site.news:
         site.runners[name].job, job.state, job.runner = job, "running", name

@@ -26,16 +26,8 @@ from cavvy.control.decide.warm_pool import (
 )
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.costs.metering import total
+from cavvy.domain import jobs
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.jobs import (
-    Attempt,
-    AttemptOutcome,
-    AttemptPhase,
-    JobPhase,
-    JobRecord,
-    Node,
-    NodePhase,
-)
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import (
     JobLimits,
@@ -55,41 +47,46 @@ from cavvy.store.open import MemoryStore
 LATER = NOW + timedelta(minutes=5)
 OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1_000_000))
 TASK = TaskSpec(name="n", run="x", keep=timedelta(minutes=10))
-JOB = make_job_record(NOW, task=TASK, phase=JobPhase.RUNNING, attempt=1)
-ATTEMPT = make_attempt_record(NOW, OFFER, phase=AttemptPhase.RUNNING)
-NODE = Node(
+JOB = make_job_record(NOW, task=TASK, phase=jobs.JobPhase.RUNNING, attempt=1)
+ATTEMPT = make_attempt_record(NOW, OFFER, phase=jobs.AttemptPhase.RUNNING)
+NODE = jobs.Node(
     attempt_id="j-1",
     project="p",
     rank=0,
-    phase=NodePhase.EXITED,
-    exit_outcome=AttemptOutcome.SUCCEEDED,
+    phase=jobs.NodePhase.EXITED,
+    exit_outcome=jobs.AttemptOutcome.SUCCEEDED,
 )
 END = AdvanceAttempt(
-    phase=AttemptPhase.ENDING,
+    phase=jobs.AttemptPhase.ENDING,
     reason="the work succeeded",
-    outcome=AttemptOutcome.SUCCEEDED,
+    outcome=jobs.AttemptOutcome.SUCCEEDED,
     exit_code=0,
 )
-FAILED = replace(END, outcome=AttemptOutcome.EXIT, exit_code=3)
+FAILED = replace(END, outcome=jobs.AttemptOutcome.EXIT, exit_code=3)
 
 
 def kept_for(
-    job: JobRecord, attempt: Attempt, node: Node, end: AdvanceAttempt, spent: Money | None = None
+    job: jobs.JobRecord,
+    attempt: jobs.Attempt,
+    node: jobs.Node,
+    end: AdvanceAttempt,
+    spent: Money | None = None,
 ) -> timedelta | None:
     """How long the gang is kept; None where it is not."""
     until = keeps_until(job, attempt, [node], (end.outcome, end.exit_code), spent, NOW)
     return None if until is None else until - NOW
 
 
-def asking(**changes: object) -> JobRecord:
+def asking(**changes: object) -> jobs.JobRecord:
     return replace(JOB, task=replace(TASK, **changes))  # type: ignore[arg-type]
 
 
 def test_nodes_are_kept_when_their_work_ends_the_job_by_itself() -> None:
     assert kept_for(JOB, ATTEMPT, NODE, END) == TASK.keep
-    assert kept_for(JOB, replace(ATTEMPT, phase=AttemptPhase.BOOTING), NODE, END) == TASK.keep
+    assert kept_for(JOB, replace(ATTEMPT, phase=jobs.AttemptPhase.BOOTING), NODE, END) == TASK.keep
     assert (
-        kept_for(JOB, ATTEMPT, replace(NODE, exit_outcome=AttemptOutcome.EXIT), FAILED) == TASK.keep
+        kept_for(JOB, ATTEMPT, replace(NODE, exit_outcome=jobs.AttemptOutcome.EXIT), FAILED)
+        == TASK.keep
     )
 
 
@@ -101,27 +98,31 @@ def test_nodes_of_a_machine_are_kept_whatever_else_the_task_says() -> None:
 @pytest.mark.parametrize(
     ("phase", "node", "waits"),
     [
-        (AttemptPhase.RUNNING, NODE, True),
-        (AttemptPhase.BOOTING, NODE, True),
-        (AttemptPhase.RUNNING, replace(NODE, phase=NodePhase.RUNNING), False),
-        (AttemptPhase.RUNNING, replace(NODE, exit_outcome=AttemptOutcome.PREEMPTED), False),
-        (AttemptPhase.KEPT, NODE, True),
-        (AttemptPhase.KEPT, replace(NODE, phase=NodePhase.RUNNING), True),
-        (AttemptPhase.ENDING, NODE, False),
+        (jobs.AttemptPhase.RUNNING, NODE, True),
+        (jobs.AttemptPhase.BOOTING, NODE, True),
+        (jobs.AttemptPhase.RUNNING, replace(NODE, phase=jobs.NodePhase.RUNNING), False),
+        (
+            jobs.AttemptPhase.RUNNING,
+            replace(NODE, exit_outcome=jobs.AttemptOutcome.PREEMPTED),
+            False,
+        ),
+        (jobs.AttemptPhase.KEPT, NODE, True),
+        (jobs.AttemptPhase.KEPT, replace(NODE, phase=jobs.NodePhase.RUNNING), True),
+        (jobs.AttemptPhase.ENDING, NODE, False),
     ],
 )
 def test_an_agent_may_wait_for_the_next_job_once_its_work_is_over(
-    phase: AttemptPhase, node: Node, waits: bool
+    phase: jobs.AttemptPhase, node: jobs.Node, waits: bool
 ) -> None:
     attempt = replace(ATTEMPT, phase=phase)
     assert waits_on(JOB, attempt, node) is waits
-    if phase is not AttemptPhase.KEPT:
+    if phase is not jobs.AttemptPhase.KEPT:
         assert not waits_on(replace(JOB, released=True), attempt, node)
         assert not waits_on(asking(keep=timedelta(0)), attempt, node)
 
 
 def test_the_idle_period_before_a_takeover_costs_only_what_was_charged_for_it() -> None:
-    kept = replace(ATTEMPT, phase=AttemptPhase.KEPT, kept_since=NOW)
+    kept = replace(ATTEMPT, phase=jobs.AttemptPhase.KEPT, kept_since=NOW)
     idle = replace(make_charge(kept, 10), kind=ChargeKind.KEPT, amount=Money(250_000))
     work = replace(make_charge(kept, 10), amount=Money(9_000_000))
     changes = hand_over(kept, JOB, [work, idle], replace(JOB, id="k", name="next"), LATER)
@@ -147,10 +148,10 @@ def test_the_idle_period_before_a_takeover_costs_only_what_was_charged_for_it() 
         (JOB, replace(ATTEMPT, offer=replace(OFFER, shared=True)), NODE, END),
         (JOB, replace(ATTEMPT, drill_until=NOW), NODE, END),
         (JOB, ATTEMPT, replace(NODE, notice_until=NOW), END),
-        (JOB, ATTEMPT, replace(NODE, phase=NodePhase.RUNNING), END),
-        (JOB, ATTEMPT, replace(NODE, exit_outcome=AttemptOutcome.PREEMPTED), END),
-        (JOB, ATTEMPT, NODE, replace(END, outcome=AttemptOutcome.PREEMPTED)),
-        (JOB, ATTEMPT, NODE, replace(END, outcome=AttemptOutcome.NODE)),
+        (JOB, ATTEMPT, replace(NODE, phase=jobs.NodePhase.RUNNING), END),
+        (JOB, ATTEMPT, replace(NODE, exit_outcome=jobs.AttemptOutcome.PREEMPTED), END),
+        (JOB, ATTEMPT, NODE, replace(END, outcome=jobs.AttemptOutcome.PREEMPTED)),
+        (JOB, ATTEMPT, NODE, replace(END, outcome=jobs.AttemptOutcome.NODE)),
     ],
     ids=[
         *(
@@ -166,13 +167,16 @@ def test_the_idle_period_before_a_takeover_costs_only_what_was_charged_for_it() 
     ],
 )
 def test_other_nodes_are_given_back(
-    job: JobRecord, attempt: Attempt, node: Node, end: AdvanceAttempt
+    job: jobs.JobRecord, attempt: jobs.Attempt, node: jobs.Node, end: AdvanceAttempt
 ) -> None:
     assert kept_for(job, attempt, node, end) is None
 
 
 def test_work_that_is_tried_again_keeps_nothing() -> None:
-    job, node = asking(retry=RetryPolicy(exit=1)), replace(NODE, exit_outcome=AttemptOutcome.EXIT)
+    job, node = (
+        asking(retry=RetryPolicy(exit=1)),
+        replace(NODE, exit_outcome=jobs.AttemptOutcome.EXIT),
+    )
     assert kept_for(job, ATTEMPT, node, FAILED) is None
     assert kept_for(replace(job, retries={"exit": 1}), ATTEMPT, node, FAILED) == TASK.keep
     assert kept_for(asking(retry=RetryPolicy(exit=None)), ATTEMPT, node, FAILED) is None
@@ -216,7 +220,7 @@ def test_a_project_takes_its_own_gangs_the_longest_kept_first() -> None:
 
 
 def test_a_takeover_of_a_machine_says_which_machine() -> None:
-    kept = replace(ATTEMPT, phase=AttemptPhase.KEPT, kept_since=NOW)
+    kept = replace(ATTEMPT, phase=jobs.AttemptPhase.KEPT, kept_since=NOW)
     changes = hand_over(kept, JOB, [], asking(machine="m"), LATER)
     assert changes.job is not None
     assert changes.job.reason.startswith("starts on machine m, ")
@@ -231,10 +235,10 @@ class Ready:
     def now(self) -> datetime:
         return LATER
 
-    def waits(self, attempt: Attempt) -> bool:
+    def waits(self, attempt: jobs.Attempt) -> bool:
         return True
 
-    def forget(self, attempt: Attempt) -> None:
+    def forget(self, attempt: jobs.Attempt) -> None:
         return
 
 
@@ -243,7 +247,9 @@ async def test_a_gang_whose_time_is_over_is_nobodys(seconds: float, found: bool)
     """Its agents leave then, whether or not the server has looked at it since."""
     store, until = MemoryStore(make_id=lambda: "test"), LATER + timedelta(seconds=seconds)
     former = await submit(store, "j")
-    kept = await begin(store, former, phase=AttemptPhase.KEPT, kept_since=NOW, kept_until=until)
+    kept = await begin(
+        store, former, phase=jobs.AttemptPhase.KEPT, kept_since=NOW, kept_until=until
+    )
     await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
     ready = Ready()
     warm = WarmPool(store, cast(ControlClock, ready), ready)
@@ -322,7 +328,7 @@ KEPT = replace(AN_HOUR, nodes=2, kept_since=NOW + 10 * MINUTE)
 
 
 def written(
-    attempt: Attempt, told: GangSeen, minute: float, *, final: bool = False
+    attempt: jobs.Attempt, told: GangSeen, minute: float, *, final: bool = False
 ) -> dict[object, Charge]:
     """The rows as a store keeps them: one for each rank, kind and beginning."""
     charges = bill_gang(attempt, told, NOW + minute * MINUTE, final=final)
@@ -395,7 +401,7 @@ def test_of_several_stretches_the_last_is_made_longer() -> None:
 class Busy(Ready):
     """Agents that do not ask for work yet."""
 
-    def waits(self, attempt: Attempt) -> bool:
+    def waits(self, attempt: jobs.Attempt) -> bool:
         return False
 
 
@@ -407,7 +413,7 @@ async def test_a_gang_whose_agents_do_not_wait_yet_is_handed_to_nobody(
     store, since = MemoryStore(make_id=lambda: "test"), LATER - timedelta(seconds=age)
     former = await submit(store, "j")
     kept = await begin(
-        store, former, phase=AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE
+        store, former, phase=jobs.AttemptPhase.KEPT, kept_since=since, kept_until=LATER + MINUTE
     )
     await store.commit(AtomicWrite(charges=[make_charge(kept, 10)]))
     busy = Busy()
