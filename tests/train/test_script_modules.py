@@ -125,6 +125,43 @@ def test_a_pass_that_tries_a_model_before_its_optimizer_is_not_a_part_of_the_ste
     assert profiles_of[0] == profiles_of[1]
 
 
+@pytest.mark.parametrize(
+    "tried",
+    [
+        "print(model(torch.zeros(1, 8)).shape)\n",
+        "(model(torch.zeros(1, 8)) ** 2).sum().item()\nmodel(torch.zeros(2, 8))\n",
+        "optimizer.zero_grad()\nmodel(torch.zeros(64, 8))\n",
+    ],
+)
+def test_passes_without_gradients_after_the_optimizer_are_no_part_of_the_step(tried: str) -> None:
+    found = []
+    for each in (tried, ""):
+        Path("tries.py").write_text(
+            "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())\n"
+            f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{each}"
+            "for _ in range(4):\n"
+            "    model(torch.ones(32, 8)).sum().backward()\n"
+            "    optimizer.step(); optimizer.zero_grad()\n"
+        )
+        found.append(profiles.trace("tries.py", []))
+    assert found[0]["batch"] == 32
+    assert found[0] == found[1]
+
+
+def test_passes_that_one_loss_needs_all_belong_to_the_step() -> None:
+    """The batch is that of the first pass whose results get gradients."""
+    Path("pairs.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nmodel(torch.ones(1, 8))\n"
+        "one = model(torch.ones(32, 8))\noptimizer.zero_grad()\nmore = model(torch.ones(4, 8))\n"
+        "(one.sum() - more.sum()).backward(); optimizer.step()\n"
+    )
+    made = profiles.trace("pairs.py", [])
+    assert made["batch"] == 32
+    products = [each for each in made["ops"] if each["kind"] == "matmul" and not each["backward"]]
+    assert sum(each["count"] for each in products) == 2
+
+
 def test_the_pass_of_the_only_step_may_run_before_its_optimizer_is_made() -> None:
     Path("late.py").write_text(
         "import torch\nmodel = torch.nn.Linear(8, 4)\nout = model(torch.ones(32, 8))\n"

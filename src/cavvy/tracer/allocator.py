@@ -27,12 +27,14 @@ def simulate(
     storages: Sequence[Storage], sizes: Sequence[int], workspaces: Mapping[int, int]
 ) -> tuple[int, int]:
     """Return the bytes that the allocator reserves for some steps with AdamW, and the bytes in use
-    at their peak. `sizes` are those of the storages. `workspaces` are the bytes that only one event
-    uses, by its index.
+    at their peak. `sizes` are those of the storages; those of size 0 have no memory. `workspaces`
+    are the bytes that only one event uses, by its index.
     """
     memory = CachingAllocator()
     changes: dict[int, tuple[list[int], list[int]]] = {}
     for number, each in enumerate(storages):
+        if not sizes[number]:
+            continue
         if each.kept in ("parameter", "buffer"):
             memory.request(sizes[number])
             continue

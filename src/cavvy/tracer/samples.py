@@ -49,6 +49,15 @@ class SampleCount:
         """Forget the input of passes that are not a part of the step."""
         self._first = 0
 
+    def keep(self) -> Callable[[], None]:
+        """Return a function that restores the input that this object has seen until now."""
+        kept = self._first, self._sizes, self._listed
+
+        def restore() -> None:
+            self._first, self._sizes, self._listed = kept
+
+        return restore
+
     def see(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
         """Read the input of a module that is about to run."""
         self._ran = True

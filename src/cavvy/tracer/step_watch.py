@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -49,6 +49,9 @@ class StepWatch:
       there were a single optimizer.
     * Without an optimizer of PyTorch, the step lasts up to the second forward pass after a backward
       pass. The script is assumed to update parameters as SGD does.
+
+    Passes whose results get no gradients, before the first pass whose results do, only tried the
+    model, and do not belong to the step.
     """
 
     def __init__(self) -> None:
@@ -74,6 +77,10 @@ class StepWatch:
         # whether passes without a backward pass ran before the first optimizer was made; if others
         # follow, they only tried the model
         self._tries = False
+        # the ends of the model's passes before the first gradients (the events and views until
+        # then, and a function that restores the input), and which passes got gradients
+        self._passes: list[tuple[int, int, Callable[[], None]]] = []
+        self._used: set[int] = set()
         self._hooks = ExitStack()
         self.assumed: list[str] = []
 
@@ -90,6 +97,7 @@ class StepWatch:
         self._hooks.enter_context(self._copies)
         for handle in (
             register_module_forward_pre_hook(self._forward),
+            register_module_forward_hook(self._forwarded),
             register_optimizer_step_pre_hook(self._step),
             register_optimizer_step_post_hook(self._stepped),
         ):
@@ -118,6 +126,11 @@ class StepWatch:
                 self._forget()
         if not self._trains and torch.is_grad_enabled() and has_parameters:
             self._train(module)
+        again = module is self._model and self._ran and self._first is None
+        if again and not self._has_gradients():
+            tape = self._recorder.tape
+            self._passes.append((len(tape.events), tape.views, self._samples.keep()))
+            self._samples.restart()
         # Modules that run before the model, such as transforms of images, are no parts of it.
         if has_parameters or self._model is not None:
             self._samples.see(module, given)
@@ -126,11 +139,23 @@ class StepWatch:
         )  # also of other models, such as a target network
         if self._model is None and has_parameters:
             self._watch(module)
-        elif module is self._model and self._ran and self._first is None:
+        elif again:
             self._forward_again(module)
         self._ran = True
         if not self._trains:
             self._called.add(module)
+
+    def _forwarded(self, module: torch.nn.Module, _: Any, out: Any) -> None:
+        """Note whether the results of the model's pass get gradients."""
+        if module is not self._model or self._first is not None:
+            return
+        used, number = self._used, len(self._passes)
+        outs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        trained = [leaf for leaf in outs if leaf.requires_grad]
+        if not trained:
+            used.add(number)
+        for each in trained:
+            each.register_hook(lambda _: used.add(number))  # type: ignore[no-untyped-call]
 
     def _train(self, module: torch.nn.Module) -> None:
         """Handle the first forward pass that computes gradients. The passes of another model, such
@@ -150,6 +175,7 @@ class StepWatch:
 
     def _watch(self, module: torch.nn.Module) -> None:
         self._model = module
+        self._passes, self._used = [], set()
         self._recorder.watch(module)
         self._start()
 
@@ -270,7 +296,17 @@ class StepWatch:
         every = [*self._model.parameters(), *(each for group in groups for each in group["params"])]
         return list({id(each): each for each in every}.values())
 
+    def _forget_tries(self) -> None:
+        """Forget the passes before the first whose results got gradients."""
+        first = min(self._used, default=0)
+        if first < len(self._passes):
+            self._passes[first][2]()
+        if first:
+            self._recorder.tape.drop(*self._passes[first - 1][:2])
+        self._passes, self._used = [], set()
+
     def _summarize(self, optimizers: list[Optimizer], micro: int) -> dict[str, Any]:
+        self._forget_tries()
         every = self._list_parameters(optimizers)
         for each in every:
             self._recorder.see(each, "parameter")

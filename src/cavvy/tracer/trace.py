@@ -84,6 +84,17 @@ class TraceTape:
     views: int = 0  # operations that run no kernel, but take time of the host
     storages: list[TracedStorage] = field(default_factory=list)
 
+    def drop(self, events: int, views: int) -> None:
+        """Forget the first `events` events and `views` views, and storages that died before."""
+        del self.events[:events]
+        self.views -= views
+        for each in self.storages:
+            if each.died is not None and each.died <= events:
+                each.born, each.died, each.bytes = 0, 0, 0
+                continue
+            each.born = max(0, each.born - events)
+            each.died = each.died and each.died - events
+
 
 class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Records on `tape` every kernel and every allocation of the code that runs in its context."""
@@ -396,7 +407,9 @@ def _list_reserved(tape: TraceTape) -> list[tuple[float, int, int]]:
     found = []
     for multiple in _RESERVED:
         sizes = [
-            each.bytes if each.kept or number in fixed else max(_BLOCK, int(each.bytes * multiple))
+            each.bytes
+            if each.kept or number in fixed or not each.bytes
+            else max(_BLOCK, int(each.bytes * multiple))
             for number, each in enumerate(tape.storages)
         ]
         spaces = {
