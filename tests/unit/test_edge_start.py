@@ -19,13 +19,13 @@ from cavvy.edge.slots import write_json
 PYTHON = """#!/bin/sh
 mkdir -p "$3/bin"
 printf '#!/bin/sh\nexit 0\n' >"$3/bin/python"
-printf '#!/bin/sh\necho >>"%s"; [ "$(wc -l <"%s")" -gt 1 ]\n' "$CALLS" "$CALLS" >"$3/bin/pip"
+printf '#!/bin/sh\nenv; echo >>"%s"; [ "$(wc -l <"%s")" -gt 1 ]\n' "$CALLS" "$CALLS" >"$3/bin/pip"
 chmod +x "$3/bin/python" "$3/bin/pip"
 """
 
 
 def start(
-    folder: Path, curl: str = "#!/bin/sh\nexit 22\n", **variables: str
+    folder: Path, curl: str = "#!/bin/sh\nexit 22\n", *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the script, for a program with the bytes `packed`."""
     bundle = hashlib.sha256(b"packed").hexdigest()
@@ -35,8 +35,10 @@ def start(
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     return subprocess.run(
-        ["sh", "-c", make_script("https://server", ("pin", "pin"), bundle), "sh", "token"],
+        ["sh", "-s", *arguments],
+        input=make_script("https://server", ("pin", "pin"), bundle),
         env={
+            "CAVVY_EDGE_TOKEN": "" if arguments else "a token",
             "PATH": f"{tools}:{os.environ['PATH']}",
             "CAVVY_EDGE_FOLDER": str(folder / "device"),
             "CALLS": str(folder / "calls"),
@@ -53,6 +55,28 @@ def test_an_interrupted_installation_is_repeated_and_a_complete_one_is_kept(
     for _ in range(3):
         start(tmp_path)
     assert (tmp_path / "calls").read_text() == "\n\n"
+
+
+# writes the bytes `packed` to the file after `-o`
+CURL = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+printf packed >"$2"
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("a token",)], ids=["variable", "as older lines"])
+def test_only_the_program_of_a_device_gets_the_token(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    for _ in range(2):
+        ended = start(tmp_path, CURL, *arguments)
+    assert "a token" not in ended.stdout, "of `pip`, which prints its variables"
+    assert "PATH=" in ended.stdout
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "$CAVVY_EDGE_TOKEN, not $*"\n')
+    program.chmod(0o755)
+    told = start(tmp_path, CURL, *arguments, CAVVY_EDGE_PYTHON=str(program)).stdout
+    assert told.startswith("a token, not -m cavvy.edge "), told
 
 
 def test_a_named_python_that_is_missing_is_refused_before_anything_is_installed(

@@ -14,10 +14,16 @@ _LEFT_OUT = ("bundle.py",)
 REQUIREMENTS = ("onnxruntime>=1.20,<2", "numpy>=2,<3", "tuf>=6,<8", "securesystemslib[crypto]>=1")
 
 _SCRIPT = """\
-# Enrols this device and runs its program: sh -s -- TOKEN. Options are environment variables:
+# Enrols this device and runs its program: CAVVY_EDGE_TOKEN=TOKEN sh. Other users could read a token
+# among the arguments, where older lines have it. Options are environment variables:
 # CAVVY_EDGE_FOLDER, and CAVVY_EDGE_PYTHON, a Python that has the needed packages.
 set -eu
-folder=${{CAVVY_EDGE_FOLDER:-$HOME/.cavvy-edge}}
+token=${{CAVVY_EDGE_TOKEN:-${{1:-}}}}
+unset CAVVY_EDGE_TOKEN
+folder=${{HOME:-}}/.cavvy-edge
+# the user of an engine could not read what is in the home of root
+[ "$(id -u)" != 0 ] || [ -e "$folder" ] || folder=/var/lib/cavvy-edge
+folder=${{CAVVY_EDGE_FOLDER:-$folder}}
 python=${{CAVVY_EDGE_PYTHON:-$folder/venv/bin/python}}
 umask 077
 mkdir -p "$folder"
@@ -37,7 +43,7 @@ cat >"$folder/start" <<END
 PYTHONPATH="$folder/program.zip" exec "$python" -m cavvy.edge "$folder"
 END
 chmod 700 "$folder/start"
-export PYTHONPATH="$folder/program.zip" CAVVY_EDGE_TOKEN="$1"
+export PYTHONPATH="$folder/program.zip" CAVVY_EDGE_TOKEN="$token"
 exec "$python" -m cavvy.edge "$folder" {address} {pin} </dev/null
 """
 

@@ -45,6 +45,7 @@ _START_S = 120.0  # within which an engine must be ready
 _PROBE_S = 5.0
 _PORTS, _MOST_PORTS = (20_000, 32_000), 20  # of engines, and how many of them are looked at
 _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is refused at once
+_OWN_ENGINE = [sys.executable, "-m", "cavvy.model_server"]
 _FEW = 4  # failed requests below which a version on trial is not refused for them
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
@@ -60,13 +61,17 @@ _SKEW_S = 300.0  # by which the clock may be wrong without a word in the log
 class ModelEngine:
     """The process that serves one version, and where requests reach it. `command` is the program of
     another engine, in which {model}, {name} and {port} stand for the file, the model's name and the
-    port, and {plan} for what `trtexec` has built of the file."""
+    port, and {plan} for what `trtexec` has built of the file. Cavvy's own engine gets none of the
+    rights of this program, whose folder is `folder`."""
 
-    def __init__(self, name: str, number: int, path: str, command: list[str]) -> None:
-        self.target = EngineTarget(number, free_port())
+    def __init__(self, folder: str, name: str, number: int, path: str, command: list[str]) -> None:
+        self.target, path = EngineTarget(number, free_port()), os.path.abspath(path)
         values = {"model": path, "name": name, "port": str(self.target.port)}
         values["plan"] = plan_of(path)
         line = [each.format(**values) for each in command]
+        if line[:3] == _OWN_ENGINE and os.uname().sysname == "Linux":
+            confine = [sys.executable, "-m", "cavvy.edge.confine", os.path.abspath(folder)]
+            line = [*confine, f"{path.rpartition('/files/')[0]}/files", *line]
         self._process = subprocess.Popen(line, env=environment(), stdin=subprocess.DEVNULL)
         self.name, self.number = name, number
 
@@ -118,7 +123,7 @@ class RunningModel:
     def __init__(
         self, name: str, folder: str, front: EdgeFront, options: Fields, over: threading.Event
     ) -> None:
-        self.name, self._front, self._over = name, front, over
+        self.name, self._folder, self._front, self._over = name, folder, front, over
         self.trouble, self.fetch_at, self.failed = "", 0.0, 0
         self._start_at, self._starts = 0.0, 0
         self.slots = ModelSlots(f"{folder}/models/{name}")
@@ -195,7 +200,7 @@ class RunningModel:
             self._tried.stop()
         for last in (False, True):
             try:
-                engine = ModelEngine(self.name, number, path, self._command)
+                engine = ModelEngine(self._folder, self.name, number, path, self._command)
             except OSError as error:
                 self.slots.refuse(number, f"its engine does not start: {error}")
                 return
@@ -251,7 +256,7 @@ class RunningModel:
             say(f"{self.name}@{number} is damaged on the disk; it will be fetched again")
             return None
         try:
-            engine = ModelEngine(self.name, number, path, self._command)
+            engine = ModelEngine(self._folder, self.name, number, path, self._command)
         except OSError as error:
             say(f"the engine of {self.name}@{number} does not start: {error}")
             return None
@@ -691,7 +696,7 @@ def _read_float(value: Any) -> float | None:
 
 def make_defaults() -> Fields:
     """Return the options of a device. `engine` is the command of the engine."""
-    engine = [sys.executable, "-m", "cavvy.model_server", "--with-parent", "--model", "{model}"]
+    engine = [*_OWN_ENGINE, "--with-parent", "--model", "{model}"]
     return {
         "listen": "127.0.0.1:8080",
         "engine": [*engine, "--name", "{name}", "--port", "{port}"],

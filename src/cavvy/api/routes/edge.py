@@ -112,7 +112,8 @@ async def invite(
     )
     address, full = _find_address(app_state), f"{project}.{token}"
     pin = app_state.node_pins[1]
-    command = f"curl -fsSk --pinnedpubkey '{pin}' {address}/edge/v1/script | sh -s -- {full}"
+    script = f"curl -fsSk --pinnedpubkey '{pin}' {address}/edge/v1/script"
+    command = f"{script} | CAVVY_EDGE_TOKEN={full} sh"
     return wire.EnrolmentView(command=command, token=full, expires_at=made.expires_at)
 
 

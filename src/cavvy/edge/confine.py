@@ -1,0 +1,186 @@
+"""Starts the engine of a model, and with it the model's `cavvy_process.py`, without the device's
+rights: `python -m cavvy.edge.confine FOLDER FILES PROGRAM…`. FOLDER is the device's, with its key,
+and FILES the folder of the model.
+
+If this program runs as root, the engine runs as a user of its own, which owns nothing. On a kernel
+with Landlock (Linux 5.13), also without root, it reads only the model, Python and the system, and
+writes only to /dev/shm. It gets no capabilities and few variables. What is missing of this is said
+on the standard error, and the engine runs: a device must go on serving.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import hashlib
+import os
+import pwd
+import resource
+import stat
+import struct
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from cavvy.agent.work.reaper import prctl
+from cavvy.edge.tasks import say
+
+# The users that systemd too gives to services for the time that they run, as of 2024:
+# https://systemd.io/UIDS-GIDS. None of them has a name or files.
+_USERS = range(61184, 65520)
+_KEPT = ("PATH", "LANG", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH")  # variables, and by their beginning
+_KEPT_BEGINNINGS = ("LC_", "OMP_", "ORT_", "CUDA_", "NVIDIA_")
+_SYSTEM = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/proc", "/sys"]
+_SYSTEM += ["/run/systemd/resolve"]
+_PLAIN = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm")
+_ACCELERATORS = [f"/dev/{each}" for each in ("nvidia*", "nvhost*", "nvmap", "dri", "kfd")]
+_ACCELERATORS += ["/dev/apex_*", "/dev/hailo*"]
+_MOST_PROCESSES = 4096  # and threads, of the user of an engine
+# From linux/prctl.h and linux/landlock.h. The numbers of the system calls are the same for all
+# processors. With each version of Landlock, more kinds of access can be ruled.
+_DROP_CAPABILITY, _NO_NEW_PRIVILEGES, _CAPABILITIES = 24, 38, 64
+_MAKE, _ADD, _RESTRICT = 444, 445, 446
+_EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_ACCESSES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
+_OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
+_SCOPED_SINCE, _SCOPED = 6, 3  # no signals and no abstract sockets to processes outside
+
+
+def main(arguments: list[str]) -> None:
+    folder, files, *line = arguments
+    environ = choose_variables(os.environ)
+    needed = [*_find_python(environ), files]
+    nodes = [path for each in _ACCELERATORS for path in glob.glob(each)]
+    user = None
+    if os.geteuid() == 0:
+        open_folder(folder, needed)
+        user = None if (closed := _find_closed(needed)) else choose_user(folder, files)
+        if closed:
+            say(f"an engine runs as root, because no other user can read {closed}")
+    os.chdir("/")  # modules of the working folder are not those of the engine
+    for number in range(_CAPABILITIES):
+        prctl(_DROP_CAPABILITY, number)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if user is not None:
+        most = min(_MOST_PROCESSES, *filter(lambda n: n > 0, _most_processes()))
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        os.setgroups(sorted({os.stat(each).st_gid for each in nodes} - {0}))
+        os.setgid(user)
+        os.setuid(user)
+    os.umask(0o077)
+    prctl(_NO_NEW_PRIVILEGES, 1)
+    if not restrict([*_SYSTEM, *needed], [*_PLAIN, *nodes]) and user is None:
+        say("an engine can read the key of this device: the kernel has no Landlock (Linux 5.13)")
+    sys.stderr.flush()
+    os.execve(line[0], line, environ)
+
+
+def choose_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """Return the variables that an engine gets: none that may be a secret."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
+    }
+    return {**kept, "HOME": "/", "TMPDIR": "/dev/shm"}
+
+
+def choose_user(folder: str, files: str) -> int:
+    """Return the number of a user that no program and no other model has, as far as can be told."""
+    start = int(hashlib.sha256(f"{folder}\0{files}".encode()).hexdigest(), 16)
+    for number in range(len(_USERS)):
+        user = _USERS[(start + number) % len(_USERS)]
+        try:
+            pwd.getpwuid(user)
+        except KeyError:
+            return user
+    raise OSError("all users for engines are taken")
+
+
+def open_folder(folder: str, needed: Iterable[str]) -> None:
+    """Let other users read what is `needed` in a device's folder, and nothing else of it."""
+    folder = os.path.abspath(folder)
+    for each in os.scandir(folder):
+        if each.is_file(follow_symlinks=False):
+            os.chmod(each.path, each.stat(follow_symlinks=False).st_mode & 0o700)
+    for path in map(os.path.abspath, needed):
+        above = os.path.dirname(path)
+        if not path.startswith(f"{folder}/"):
+            continue
+        while above.startswith(folder):
+            _add_mode(above, 0o011)
+            above = os.path.dirname(above)
+        for inner, _, names in os.walk(path):
+            for name in names:
+                _add_mode(f"{inner}/{name}", 0o044)
+            _add_mode(inner, 0o055)
+        if os.path.isfile(path):
+            _add_mode(path, 0o044)
+
+
+def _add_mode(path: str, more: int) -> None:
+    mode = os.lstat(path).st_mode
+    more |= 0o011 if mode & 0o100 else 0
+    if not stat.S_ISLNK(mode) and mode & more != more:
+        os.chmod(path, stat.S_IMODE(mode) | more)
+
+
+def _find_python(environ: dict[str, str]) -> list[str]:
+    """Return what Python needs, without a folder of the user that is on its path by chance."""
+    found = [sys.prefix, sys.base_prefix, os.path.realpath(sys.executable)]
+    found += [sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += environ.get("PYTHONPATH", "").split(os.pathsep)
+    return sorted({each for each in found if each.strip("/") and os.path.exists(each)})
+
+
+def _find_closed(paths: Iterable[str]) -> str:
+    """Return a path that a user who owns nothing cannot read, or ""."""
+    for path in paths:
+        above, needed = path, 0o004 if os.path.isfile(path) else 0o005
+        while above not in ("", "/"):
+            if os.stat(above).st_mode & needed != needed:
+                return above
+            above, needed = os.path.dirname(above), 0o001
+    return ""
+
+
+def _most_processes() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NPROC)
+
+
+def restrict(read: Sequence[str], written: Sequence[str]) -> bool:
+    """Let this process and those that it starts open only what is in these folders and files, for
+    ever. Return False if the kernel cannot do it."""
+    version = _call(_MAKE, None, 0, 1)
+    if version < 1:
+        return False
+    handled = _ACCESSES[min(version, max(_ACCESSES))]
+    asked = struct.pack("QQQ", handled, 0, _SCOPED if version >= _SCOPED_SINCE else 0)
+    size = 24 if version >= _SCOPED_SINCE else 8
+    rules = _call(_MAKE, asked, size, 0)
+    if rules < 0:
+        return False
+    try:
+        looked = _EXECUTE | _READ | _LIST
+        for path, allowed in [(each, looked) for each in read] + [
+            (each, handled) for each in written
+        ]:
+            with suppress(OSError):  # what a system does not have
+                descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    allowed &= _OF_FILES & handled
+                _call(_ADD, rules, 1, struct.pack("=Qi", allowed, descriptor), 0)
+                os.close(descriptor)
+        return _call(_RESTRICT, rules, 0) == 0
+    finally:
+        os.close(rules)
+
+
+def _call(number: int, *values: int | bytes | None) -> int:
+    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in values]
+    return int(ctypes.CDLL(None).syscall(ctypes.c_long(number), *words))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
