@@ -24,10 +24,10 @@ from cavvy.providers.vm.cloud import (
     MachineState,
 )
 from cavvy.providers.vm.keys import ApiKeySource
+from cavvy.providers.vm.launch import finish_or_delete
 from cavvy.providers.vm.leftover_scripts import LeftoverScripts
 from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
-from cavvy.providers.vm.steps import finish_or_delete
 
 KEYS = ApiKeySource(
     provider="steppe", variables=("STEPPE_SECRET_KEY",), files=(), made_at="https://steppe.example"

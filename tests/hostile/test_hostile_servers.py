@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from cavvy.providers.base import NodeEndpoint
-from cavvy.providers.join.invitation import make_invitation
+from cavvy.providers.join.members import make_invitation
 from cavvy.server.node_tls import load_certificate
 
 

@@ -24,7 +24,7 @@ from cavvy.api.tokens import load_tokens
 from cavvy.client import ApiClient, connect
 from cavvy.domain.values import replace
 from cavvy.providers.base import NodeEndpoint
-from cavvy.providers.hosts.bootstrap import make_preamble
+from cavvy.providers.hosts.userdata import make_preamble
 from cavvy.server.node_tls import load_certificate
 
 pytestmark = pytest.mark.system

@@ -16,7 +16,7 @@ from tests.waits import wait_until
 
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec
 from cavvy.providers.batch.system import JobOptions
-from cavvy.providers.pbs.export import make_export
+from cavvy.providers.pbs.script import make_export
 
 pytestmark = pytest.mark.system
 

@@ -19,8 +19,8 @@ from cavvy.providers.batch.export import here_document, list_exports, list_notes
 from cavvy.providers.batch.system import JobOptions
 from cavvy.providers.kubernetes import export as kubernetes
 from cavvy.providers.kubernetes.options import read_options
-from cavvy.providers.pbs import export as pbs
-from cavvy.providers.slurm import export as slurm
+from cavvy.providers.pbs import script as pbs
+from cavvy.providers.slurm import script as slurm
 
 
 @settings(deadline=None)

@@ -9,9 +9,9 @@ from cavvy.domain.tasks import TaskSpec, TopologyNeed
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.system import JobOptions, read_job_options
-from cavvy.providers.pbs.export import make_export as export_pbs
+from cavvy.providers.pbs.script import make_export as export_pbs
 from cavvy.providers.slurm import MANIFEST
-from cavvy.providers.slurm.export import make_export as export_slurm
+from cavvy.providers.slurm.script import make_export as export_slurm
 from cavvy.providers.slurm.script import object_to_topology, place_together
 
 NAMES = {"rack": "r1|r2", "block": "block", "leaf": "switch"}

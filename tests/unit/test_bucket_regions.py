@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from cavvy.cli.main import cli
-from cavvy.store.objects.azure_regions import AzureDirectory
+from cavvy.store.objects.azure import AzureDirectory
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing
 from cavvy.store.objects.measures import find_region, find_regions
 from cavvy.store.objects.s3 import XmlBucket

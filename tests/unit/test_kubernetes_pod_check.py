@@ -9,7 +9,7 @@ import pytest
 from cavvy.providers.base import Refused
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused
 from cavvy.providers.kubernetes.options import read_options
-from cavvy.providers.kubernetes.pod_check import find_refused
+from cavvy.providers.kubernetes.pod_fields import find_refused
 
 Object = dict[str, Any]
 PLAIN: Object = {

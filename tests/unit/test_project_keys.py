@@ -8,12 +8,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from cavvy.providers.azure import project_key as azure
+from cavvy.providers.azure import account as azure
 from cavvy.providers.azure.account import AzureAccount
 from cavvy.providers.base import KeyFileRefused, Refused
-from cavvy.providers.gcp import project_key as gcp
+from cavvy.providers.gcp import credentials as gcp
 from cavvy.providers.nebius import project_key as nebius
-from cavvy.providers.oci import project_key as oci
+from cavvy.providers.oci import credentials as oci
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.registry import manifests
 

@@ -26,7 +26,7 @@ MANIFEST = EndpointManifest(
         "identity",
         "start_s",
     ),
-    project_key="cavvy.providers.azure.project_key",
+    project_key="cavvy.providers.azure.account",
     rights="the role AzureML Data Scientist, and two actions of "
     "Microsoft.MachineLearningServices: locations/vmSizes/read and "
     "locations/mfeOperationsStatus/read; instead of the role, these actions suffice: "

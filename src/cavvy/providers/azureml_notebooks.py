@@ -26,7 +26,7 @@ MANIFEST = NotebookManifest(
         "subnet",
         "idle_stop_s",
     ),
-    project_key="cavvy.providers.azure.project_key",
+    project_key="cavvy.providers.azure.account",
     rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, write "
     "and delete, and locations/vmSizes/read (the role AzureML Compute Operator contains the "
     "permissions for computes)",

@@ -25,7 +25,7 @@ MANIFEST = EndpointManifest(
         "disk_gib",
         "start_s",
     ),
-    project_key="cavvy.providers.gcp.project_key",
+    project_key="cavvy.providers.gcp.credentials",
     rights="the role Vertex AI User (roles/aiplatform.user), or a role with these permissions: "
     "aiplatform.models.upload, get, list and delete; aiplatform.endpoints.create, get, list, "
     "deploy, undeploy, delete and predict. If the setting `service_account` is set: also "

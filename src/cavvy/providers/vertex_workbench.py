@@ -27,7 +27,7 @@ MANIFEST = NotebookManifest(
         "disk_gib",
         "idle_stop_s",
     ),
-    project_key="cavvy.providers.gcp.project_key",
+    project_key="cavvy.providers.gcp.credentials",
     rights="notebooks.instances.create, get, list and delete, and notebooks.operations.get (the "
     "role Notebooks Admin, roles/notebooks.admin, contains them), and iam.serviceAccounts.actAs "
     "for the account of the notebooks",

@@ -17,8 +17,7 @@ from typing import BinaryIO
 from cavvy.domain.units import HourlyRate, UnitError, parse_rate
 from cavvy.domain.values import Struct
 from cavvy.http_client import HttpClient, NoReply, is_same_server
-from cavvy.providers.price_pages import read_page
-from cavvy.providers.prices import PriceError, PriceQuery
+from cavvy.providers.prices import PriceError, PriceQuery, read_page
 
 BASE = "https://pricing.us-east-1.amazonaws.com"
 SIZE = "about 5 GB"  # an estimate: the files were never downloaded

@@ -56,7 +56,7 @@ MANIFEST = Manifest(
         "ssh_key",
         "identity",
     ),
-    project_key="cavvy.providers.azure.project_key",
+    project_key="cavvy.providers.azure.account",
     prices="cavvy.providers.azure.price_list",
     visibility_delay=timedelta(minutes=1),
     notices=NOTICES,

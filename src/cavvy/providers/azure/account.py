@@ -1,9 +1,14 @@
-"""Calls Azure Resource Manager with the credentials of azure-identity.
+"""Calls Azure Resource Manager with the credentials of azure-identity. No other module imports
+Azure's SDK.
 
-No other module imports Azure's SDK.
+The file of a service principal that a project has set is checked first. The check reads only the
+fields that identify the principal, because the files of other kinds of credentials can point to
+local files or addresses.
 """
 
+import json
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -12,7 +17,6 @@ from typing import Any, Protocol
 
 from cavvy.domain.tasks import Scalar
 from cavvy.packages import extra_command
-from cavvy.providers.azure.project_key import read_principal
 from cavvy.providers.base import KeyFileRefused, Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
@@ -34,6 +38,15 @@ _NO_SUBSCRIPTION = frozenset(
     {"SubscriptionNotFound", "InvalidSubscriptionId", "MissingSubscription"}
 )
 _NOT_REGISTERED = "MissingSubscriptionRegistration"
+
+_HOME = "https://login.microsoftonline.com"
+_GUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+# field -> its names in the two output formats of `az ad sp create-for-rbac`, and its pattern
+_TAKEN = {
+    "clientId": (("appId", "clientId"), re.compile(_GUID)),
+    "tenantId": (("tenant", "tenantId"), re.compile(rf"{_GUID}|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")),
+    "clientSecret": (("password", "clientSecret"), re.compile(r"[!-~]{1,200}")),
+}
 
 
 class AccessToken(Protocol):
@@ -243,3 +256,31 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 def _version(kind: str) -> str:
     return f"api-version={_VERSIONS[kind.split('/')[0]]}"
+
+
+def clean_key(text: str) -> str:
+    """Return the text of a key file that contains only the necessary fields. Raises KeyFileRefused;
+    the error message contains no part of the key.
+    """
+    return json.dumps(read_principal(text))
+
+
+def read_principal(text: str) -> Mapping[str, str]:
+    """Return the values of `clientId`, `tenantId` and `clientSecret`. Raises KeyFileRefused."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        raise KeyFileRefused("the key is not JSON") from None
+    if not isinstance(told, dict):
+        raise KeyFileRefused("expected the output of `az ad sp create-for-rbac`")
+    if str(told.get("activeDirectoryEndpointUrl", _HOME)).rstrip("/") != _HOME:
+        raise KeyFileRefused(f"`activeDirectoryEndpointUrl` must be {_HOME}")
+    taken = {}
+    for field, (names, form) in _TAKEN.items():
+        value = next((told[name] for name in names if name in told), None)
+        if not isinstance(value, str) or not form.fullmatch(value):
+            raise KeyFileRefused(
+                f"`{names[0]}` is missing, or is not valid for a service principal"
+            )
+        taken[field] = value
+    return taken

@@ -27,6 +27,7 @@ from cavvy.providers.azure.machines import (
     read_machine,
     read_power,
 )
+from cavvy.providers.azure.market import AzureQuotas, AzureSize, read_sizes
 from cavvy.providers.azure.network import (
     NO_FABRIC,
     AzureLeftovers,
@@ -35,8 +36,6 @@ from cavvy.providers.azure.network import (
     needs_set,
 )
 from cavvy.providers.azure.price_list import AzurePrices, make_filter, read_extras
-from cavvy.providers.azure.quotas import AzureQuotas
-from cavvy.providers.azure.sizes import AzureSize, read_sizes
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.required_images import require_images

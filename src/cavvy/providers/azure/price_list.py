@@ -19,8 +19,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate, parse_usd
 from cavvy.domain.values import Struct, replace
 from cavvy.http_client import HttpClient, is_same_server
-from cavvy.providers.price_pages import read_page
-from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, ProviderPrices
+from cavvy.providers.prices import PriceError, PriceQuery, PriceSource, ProviderPrices, read_page
 
 _FILTER = "serviceName eq 'Virtual Machines'"
 _TERM_MONTHS = {"1 Year": 12, "3 Years": 36, "5 Years": 60}

@@ -24,7 +24,7 @@ MANIFEST = JobManifest(
         "image",
         "subnet",
     ),
-    project_key="cavvy.providers.azure.project_key",
+    project_key="cavvy.providers.azure.account",
     rights="the role Azure Batch Data Contributor on the Batch account, or a role with the actions "
     "Microsoft.Batch/batchAccounts/pools/read, write and delete, and the data actions "
     "Microsoft.Batch/batchAccounts/jobs/read, write and delete",

@@ -28,7 +28,7 @@ MANIFEST = JobManifest(
         "experiment",
         "max_run_s",
     ),
-    project_key="cavvy.providers.azure.project_key",
+    project_key="cavvy.providers.azure.account",
     notices=NOTICES,
     notice=timedelta(seconds=30),
     rights="Microsoft.MachineLearningServices/workspaces/read, jobs/read, write and "

@@ -86,7 +86,7 @@ MANIFEST = Manifest(
         "external_address",
         "service_account",
     ),
-    project_key="cavvy.providers.gcp.project_key",
+    project_key="cavvy.providers.gcp.credentials",
     options={
         "image": "the machine image, as projects/PROJECT/global/images/[family/]NAME",
         "reservation": "the only reservation that machines may use, as NAME or "

@@ -21,16 +21,15 @@ from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.gcp.extras import LivePrices, read_live
 from cavvy.providers.gcp.gpu_networks import GpuNetworks, has_gpu_networks
 from cavvy.providers.gcp.instance import find_default, make_instances
-from cavvy.providers.gcp.market import GcpMarket
+from cavvy.providers.gcp.market import GcpMarket, GcpQuotas
 from cavvy.providers.gcp.price_list import GcpPrices
-from cavvy.providers.gcp.quotas import GcpQuotas
 from cavvy.providers.prices import PriceQuery
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.launch import start_together
 from cavvy.providers.vm.records import INSTALLATION
 from cavvy.providers.vm.rest import Json
-from cavvy.providers.vm.steps import start_together
 
 # https://cloud.google.com/compute/docs/instances/instance-lifecycle
 _STATES = {

@@ -21,8 +21,15 @@ from cavvy.http_client import HttpClient
 from cavvy.providers.base import Refused
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.gcp.instance import find_shape
-from cavvy.providers.price_pages import PageRefused, read_page
-from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery, PriceSource, ProviderPrices
+from cavvy.providers.prices import (
+    NeedsLogin,
+    PageRefused,
+    PriceError,
+    PriceQuery,
+    PriceSource,
+    ProviderPrices,
+    read_page,
+)
 from cavvy.providers.vm.cloud import CloudFault
 
 _KEY = "GOOGLE_API_KEY"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from cavvy.catalog.accelerators import PROFILE
 from cavvy.domain.values import replace
 from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSources, NvmlQueries
-from cavvy.providers.hosts.mig import list_free, list_made, list_profiles
+from cavvy.providers.hosts.nvidia_smi import list_free, list_made, list_profiles
 
 _LIBRARY = "libnvidia-ml.so.1"
 _UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE

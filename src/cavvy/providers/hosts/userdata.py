@@ -1,5 +1,6 @@
-"""Builds user data for machines that a cloud starts: one script for all nodes of a gang, or one for
-each node. User data contains no long-lived secrets.
+"""Turns a machine into a node: builds the shell functions of start scripts, the agents'
+configuration, and user data for machines that a cloud starts (one script for all nodes of a gang,
+or one for each node). Scripts and configuration contain no long-lived secret.
 """
 
 import json
@@ -11,7 +12,6 @@ from typing import Any
 
 from cavvy.domain.values import Struct, asdict, field
 from cavvy.providers.base import GangSpec, NodeEndpoint
-from cavvy.providers.hosts.bootstrap import make_config, make_preamble
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource, make_notice_fields
 
 _SCRIPT, _PYTHON = Path(__file__).with_name("userdata.sh"), Path(__file__).with_name("boot.py")
@@ -30,6 +30,8 @@ _END_FILE = f"{FOLDER}/ends"
 PATIENCE = timedelta(
     minutes=15
 )  # how long a node tries to reach the control plane before it shuts down
+
+_FUNCTIONS = Path(__file__).with_name("bootstrap.sh")
 
 
 class MetadataService(Struct, frozen=True, kw_only=True):
@@ -130,4 +132,38 @@ def _announce_end(boot: dict[str, Any], gang: GangSpec, end: KnownEnd) -> None:
         "warning": _END_FILE,
         "warning_s": end.notice.total_seconds(),
         "source": end.source,
+    }
+
+
+def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
+    """Return the part of a shell script that defines functions and their variables. The first call
+    of `make_preamble` in a process blocks for seconds, because it packs a Python runtime.
+
+    The shell expands `folder` within double quotes. `cavvy_start` creates the folder and sets
+    `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into the folder.
+    """
+    cases = "".join(
+        f"    {shlex.quote(name)}) echo {digest} ;;\n"
+        for name, digest in node_endpoint.pythons().items()
+    )
+    lines = [
+        f"CAVVY_ADDRESS={shlex.quote(node_endpoint.address)}",
+        f"CAVVY_PIN={node_endpoint.pin}",
+        f'CAVVY_FOLDER="{folder}"',
+        f'cavvy_brought() {{ # which Python is for "`uname -s` `uname -m`"\n  case $1 in\n{cases}  '
+        f"esac\n}}",
+    ]
+    return "\n".join([_FUNCTIONS.read_text(), *lines, ""])
+
+
+def make_config(gang: GangSpec, node_endpoint: NodeEndpoint) -> dict[str, Any]:
+    """Return the configuration that all agents of a gang share. Each agent adds the values of its
+    node."""
+    return {
+        "protocol": 1,
+        "gang": gang.name,
+        "address": node_endpoint.address,
+        "pin": node_endpoint.pin,
+        "lease_s": gang.lease.total_seconds(),
+        "grace_s": gang.grace.total_seconds(),
     }

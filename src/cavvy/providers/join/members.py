@@ -3,24 +3,31 @@
 A machine's token is an HMAC of the machine's name and nonce, keyed with the invitation's token. The
 server computes the token from the join request, so the server stores no token, and a repeated
 request receives the same token again.
+
+An invitation consists of commands that users paste into a machine's shell (`make_invitation`).
 """
 
 import base64
 import hashlib
 import hmac
+import json
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 from cavvy.domain.allocations import NO_LABELS, object_to_label
 from cavvy.domain.values import Struct, field, replace
-from cavvy.providers.base import NotFound, Refused
+from cavvy.providers.abilities import JoinInvitation
+from cavvy.providers.base import NodeEndpoint, NotFound, Refused
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.state import ProviderState
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+
+_WRONG_SERVER = "the server's certificate does not match this command; nothing was run"
 
 
 class InvitedMachine(Struct, frozen=True, kw_only=True):
@@ -199,3 +206,33 @@ def _make_token(invitation: str, name: str, nonce: str) -> str:
 
 def _hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def make_invitation(
+    node_endpoint: NodeEndpoint, provider: str, token: str, expires: datetime
+) -> JoinInvitation:
+    """Return a shell command and a Python command, either of which joins a machine. The command
+    fetches the join script over TLS, and runs the script only if the server has the pinned
+    certificate.
+    """
+    host, _, port = node_endpoint.address.removeprefix("https://").rpartition(":")
+    path = f"/nodes/v1/{provider}/script"
+    # makes a Python literal without single quotes, because the command is in single quotes
+    text = json.dumps
+    program = (
+        "import hashlib,http.client as h,ssl,subprocess as s,sys;"
+        f"c=h.HTTPSConnection({text(host.strip('[]'))},{int(port)},"
+        "context=ssl._create_unverified_context());"
+        "c.connect();"
+        f"hashlib.sha256(c.sock.getpeercert(True)).hexdigest()=={text(node_endpoint.pin)} or "
+        f"sys.exit({text(_WRONG_SERVER)});"
+        f"c.request({text('GET')},{text(path)});"
+        f"s.run([{text('sh')},{text('-s')},{text('--')},{text(token)}],"
+        "input=c.getresponse().read())"
+    )
+    url = f"{node_endpoint.address}{path}"
+    return JoinInvitation(
+        shell=f"curl -fsSk --pinnedpubkey '{node_endpoint.key_pin}' {url} | sh -s -- {token}",
+        python=f"python3 -c {shlex.quote(program)}",
+        expires_at=expires,
+    )

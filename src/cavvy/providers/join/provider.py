@@ -30,17 +30,16 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.hosts.bootstrap import make_preamble
 from cavvy.providers.hosts.bundles import pack_supervisor
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers
 from cavvy.providers.hosts.fleet.placing import AgentRoute
+from cavvy.providers.hosts.userdata import make_preamble
 from cavvy.providers.join import calls
 from cavvy.providers.join.host_link import JoinLink
-from cavvy.providers.join.invitation import make_invitation
-from cavvy.providers.join.members import MachineRegister, MemberMachine
+from cavvy.providers.join.members import MachineRegister, MemberMachine, make_invitation
 from cavvy.providers.join.sessions import (
     ASK,
     CALL,

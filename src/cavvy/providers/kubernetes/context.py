@@ -56,8 +56,8 @@ from cavvy.providers.kubernetes.node_pools import (
     read_templates,
 )
 from cavvy.providers.kubernetes.options import PodOptions
-from cavvy.providers.kubernetes.pod_check import find_refused
 from cavvy.providers.kubernetes.pod_events import find_obstacle
+from cavvy.providers.kubernetes.pod_fields import find_refused
 from cavvy.providers.kubernetes.status import PodGangRecord
 
 Object = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavvy.domain.values import Struct, field
-from cavvy.providers.kubernetes.pod_overlay import overlay_pod
+from cavvy.providers.kubernetes.pod_fields import overlay_pod
 
 Object = dict[str, Any]
 

@@ -14,7 +14,7 @@ from cavvy.providers.kubernetes.cluster import SPOT, DeviceClaim, KubernetesNode
 from cavvy.providers.kubernetes.device_claims import add_claim, make_template
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
-from cavvy.providers.kubernetes.pod_overlay import overlay_pod
+from cavvy.providers.kubernetes.pod_fields import overlay_pod
 from cavvy.providers.kubernetes.topology import place_together
 
 Object = dict[str, Any]

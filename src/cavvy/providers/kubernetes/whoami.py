@@ -14,7 +14,7 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.context import ClusterContext
 from cavvy.providers.kubernetes.kueue import probe_queue
 from cavvy.providers.kubernetes.options import PodOptions
-from cavvy.providers.kubernetes.pod_check import find_refused
+from cavvy.providers.kubernetes.pod_fields import find_refused
 from cavvy.providers.kubernetes.pods import (
     CONTAINER,
     RANK,

@@ -27,13 +27,14 @@ from cavvy.providers.hosts.supervisor.service import PARTS_SLACK, find_death
 from cavvy.providers.local import processes
 from cavvy.providers.local.processes import ForkServer, LocalProcess
 from cavvy.providers.local.records import (
+    EARLIER,
     LastDelivery,
     LocalGangEnd,
     LocalIntent,
     LocalRemoval,
     RankDeath,
+    take_over,
 )
-from cavvy.providers.local.takeover import EARLIER, take_over
 
 
 def delete_folder(path: Path) -> None:

@@ -41,8 +41,8 @@ from cavvy.providers.hosts.supervisor.facts import find_user
 from cavvy.providers.local.configs import KEPT, list_obeyed, make_configs
 from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
 from cavvy.providers.local.offers import list_offers, make_host
+from cavvy.providers.local.processes import ProcessWatch
 from cavvy.providers.local.records import LocalGangEnd
-from cavvy.providers.local.watch import ProcessWatch
 
 # how long the hardware's description is cached: devices change rarely, and drivers answer slowly
 _LOOK_AGAIN = timedelta(seconds=60)

@@ -20,8 +20,7 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import asdict
 from cavvy.providers.base import GangSpec, Manifest, NodeEndpoint, ProviderContext, Refused
 from cavvy.providers.hosts import boot
-from cavvy.providers.hosts.bootstrap import make_config, make_preamble
-from cavvy.providers.hosts.userdata import PATIENCE
+from cavvy.providers.hosts.userdata import PATIENCE, make_config, make_preamble
 from cavvy.providers.managed.image import object_to_missing_image
 from cavvy.providers.managed.service import (
     ContainerEntry,

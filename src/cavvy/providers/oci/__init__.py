@@ -106,6 +106,6 @@ MANIFEST = make_manifest(
         "compute_clusters",
         "disk_gib",
     ),
-    project_key="cavvy.providers.oci.project_key",
+    project_key="cavvy.providers.oci.credentials",
     options={"image": "the OCID or the name of an image"},
 )

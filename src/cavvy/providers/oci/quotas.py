@@ -22,8 +22,7 @@ from cavvy.providers.oci.api import LIMITS, OciApi
 from cavvy.providers.oci.market import OciMarket
 from cavvy.providers.oci.places import shape_of
 from cavvy.providers.vm.cloud import CloudFault
-from cavvy.providers.vm.quotas import QuotaCache
-from cavvy.providers.vm.regions import ask_regions
+from cavvy.providers.vm.regions import QuotaCache, ask_regions
 from cavvy.providers.vm.rest import Json
 
 _SERVICE = "compute"

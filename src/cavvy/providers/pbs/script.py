@@ -1,13 +1,27 @@
-"""Builds the batch job of one gang: the options of qsub, and the script for qsub's input."""
+"""Builds the batch job of one gang: the options of qsub, and the script for qsub's input.
+
+Also exports a task as a qsub script that runs without Cavvy: `cavvy export pbs TASK.YAML`.
+"""
 
 import shlex
 from collections.abc import Sequence
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TopologyNeed
+from cavvy.domain.tasks import TaskSpec, TopologyNeed
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
+from cavvy.providers.batch.export import (
+    STAY,
+    here_document,
+    list_exports,
+    list_notes,
+    list_port_lines,
+    list_secret_lines,
+    make_header,
+    make_work,
+    take_first_choice,
+)
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
 
@@ -47,6 +61,30 @@ _EACH = (
     """pbsdsh -- /bin/sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$PBS_NODENUM"' """
     "{python} {agent} {folder}"
 )
+
+_LONGEST_NAME = 15  # characters; newer servers accept 236
+# The job's number, and an index for each job of an array: 123.server or 123[4].server.
+_NUMBER = "$(echo \"$PBS_JOBID\" | sed 's/[^0-9[].*//; s/\\[/ + /; s/[^0-9 +]//g; s/+ *$//')"
+_ARGUMENTS = '"$folder" "$MASTER_ADDR" "$MASTER_PORT" "$hosts"'
+# Runs on each node: the work, then a file with its exit code. PBS signals all processes of the job,
+# so this shell ignores SIGTERM to outlive the work.
+_RANK = """trap : TERM
+bash "$1/work.sh" "$@"
+echo $? > "$1/.code.$PBS_NODENUM" && mv "$1/.code.$PBS_NODENUM" "$1/code.$PBS_NODENUM"
+"""
+# pbsdsh does not report the exit codes of its tasks. The script therefore waits for the files with
+# these codes. When the script ends, PBS ends the work on the other nodes. A file may become visible
+# late on a shared file system.
+_WAIT = """pbsdsh -- bash -l "$folder/rank.sh" {arguments} &
+left=60 # seconds to wait for codes after pbsdsh has ended
+while :; do
+    codes=$(cat "$folder"/code.* 2>/dev/null)
+    for code in $codes; do [ "$code" = 0 ] || exit "$code"; done
+    [ "$(echo "$codes" | grep -c .)" -lt {nodes} ] || exit 0
+    kill -0 $! 2>/dev/null || left=$((left - 1))
+    [ $left -gt 0 ] || {{ echo "the work of some nodes ended without an exit code" >&2; exit 1; }}
+    sleep 1
+done"""
 
 
 def make_options(
@@ -123,3 +161,119 @@ def make_script(
 def format_length(length: timedelta) -> str:
     seconds = int(length.total_seconds())
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def make_export(
+    task: TaskSpec, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
+) -> str:
+    """Return the script for qsub. If `offer` is None, the script requests the accelerators, CPUs
+    and memory named in the task.
+
+    `pbsdsh` starts the work on the nodes, but does not pass environment variables on. Therefore the
+    nodes read the environment variables from a file in the folder from which the job was submitted.
+    """
+    if offer is None:
+        task = take_first_choice(task)
+    name, secrets = _choose_name(task.name), f"{task.name}.secrets"
+    chunks = f"{nodes}:{_chunk(task, offer, gpu_resource)}"
+    program = _make_program(task, nodes, _count_gpus(task, offer), secrets)
+    lines = [
+        *make_header(
+            "pbs",
+            "#PBS",
+            _list_options(task, offer, job_options, name, chunks),
+            task,
+            [*_list_own_notes(task, offer, name, gpu_resource), *list_notes(task, secrets)],
+        ),
+        'cd "$PBS_O_WORKDIR" || exit 1',
+        'folder="$PBS_O_WORKDIR/.$PBS_JOBID"',
+        'mkdir -m 700 "$folder" || exit 1',
+        "trap 'rm -rf \"$folder\"' EXIT",
+        "trap : TERM # PBS sends SIGTERM to the work too; this shell waits for it",
+        f'cat > "$folder/work.sh" {here_document(program)}',
+        f"hosts={HOSTS}",
+        'MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")',
+        *list_port_lines(_NUMBER),
+        *_list_start(nodes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _list_options(
+    task: TaskSpec, offer: Offer | None, job_options: JobOptions, name: str, chunks: str
+) -> Sequence[str]:
+    return [
+        "-S /bin/bash",
+        *([shlex.join(job_options.options)] if job_options.options else []),
+        f"-N {name}",
+        f"-l select={chunks}",
+        f"-l place=scatter{group_nodes(task.topology, job_options)}",
+        *([f"-q {offer.zone}"] if offer is not None and offer.zone else []),
+        *([f"-A {job_options.account}"] if job_options.account else []),
+        *([f"-l walltime={format_length(task.limits.duration)}"] if task.limits.duration else []),
+        "-r n",
+        "-j oe",
+    ]
+
+
+def _make_program(task: TaskSpec, nodes: int, gpus: int, secrets: str) -> str:
+    """Return the script that runs on each node."""
+    lines = [
+        'export MASTER_ADDR="$2" MASTER_PORT="$3" CAVVY_HOSTS="$4" NODE_RANK="${PBS_NODENUM:-0}"',
+        f"export NPROC_PER_NODE={gpus or 1}",
+        *list_exports(task, nodes),
+        'cd "$(dirname "$1")" || exit 1',
+        *([f". ./{secrets} || exit 1"] if task.secrets else []),
+        *list_secret_lines(task, f"the file {secrets}"),
+        f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
+        f'exec bash -c "{STAY}; $CAVVY_WORK"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _list_start(nodes: int) -> Sequence[str]:
+    """Return the lines that start the script on the nodes and wait for its end."""
+    if nodes == 1:
+        return [f'bash "$folder/work.sh" {_ARGUMENTS}']
+    return [
+        f'cat > "$folder/rank.sh" {here_document(_RANK)}',
+        _WAIT.format(arguments=_ARGUMENTS, nodes=nodes),
+    ]
+
+
+def _choose_name(name: str) -> str:
+    """Return the name, changed if necessary to one that every version of PBS accepts: it begins
+    with a letter."""
+    return (name if name[0].isalpha() else f"job-{name}")[:_LONGEST_NAME].rstrip("-")
+
+
+def _list_own_notes(
+    task: TaskSpec, offer: Offer | None, name: str, gpu_resource: str
+) -> Sequence[str]:
+    notes = []
+    if name != task.name:
+        notes.append(f"PBS may not accept the name {task.name}; the job has the name {name}.")
+    kinds = [each.name for each in task.resources.accelerators[:1] if each.name]
+    if kinds and (offer is None or not gpu_resource):
+        notes.append(
+            f"Any model of GPU is accepted; add your cluster's resource for {kinds[0]} to select."
+        )
+    return notes
+
+
+def _count_gpus(task: TaskSpec, offer: Offer | None) -> int:
+    if offer is not None:
+        return offer.accelerator_count
+    need = task.resources
+    return need.accelerators[0].count_min if need.accelerators else 0
+
+
+def _chunk(task: TaskSpec, offer: Offer | None, gpu_resource: str) -> str:
+    if offer is not None:
+        return make_chunk(offer, gpu_resource)
+    need = task.resources
+    cpus = max(1, round(need.cpus_min or 1))
+    memory = need.least_memory_mib(cpus)
+    gpus = _count_gpus(task, offer)
+    memory_part = f":mem={memory}mb" if memory else ""
+    return f"ncpus={cpus}{memory_part}" + (f":ngpus={gpus}" if gpus else "")

@@ -18,8 +18,7 @@ from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
-from cavvy.providers.pbs.export import make_export
-from cavvy.providers.pbs.script import MARK, make_options, make_script
+from cavvy.providers.pbs.script import MARK, make_export, make_options, make_script
 
 _TOOLS = ("qsub", "qstat", "qselect", "qdel", "pbsnodes", "pbsdsh")
 DIALECT = BatchDialect(

@@ -12,7 +12,7 @@ from typing import Any
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec, NodeEndpoint
-from cavvy.providers.hosts.bootstrap import make_config
+from cavvy.providers.hosts.userdata import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
 _REMOTE = Path(__file__).with_name("remote")

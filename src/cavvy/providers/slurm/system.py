@@ -19,8 +19,7 @@ from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
 from cavvy.providers.slurm import with_containers
-from cavvy.providers.slurm.export import make_export
-from cavvy.providers.slurm.script import make_options, make_script, object_to_topology
+from cavvy.providers.slurm.script import make_export, make_options, make_script, object_to_topology
 
 _TOOLS = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sacctmgr")
 DIALECT = BatchDialect(

@@ -78,6 +78,6 @@ MANIFEST = make_manifest(
         "external_address",
         "service_account",
     ),
-    project_key="cavvy.providers.gcp.project_key",
+    project_key="cavvy.providers.gcp.credentials",
     options={"runtime": "the software version of this task's hosts; see the setting `runtime`"},
 )

@@ -22,12 +22,11 @@ from cavvy.providers.base import GangSpec, NodeEndpoint, ProviderContext, Provid
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.hosts.userdata import MetadataService, make_user_data
 from cavvy.providers.tpu.api import FULL, QUOTA, TpuApi, ended_at, last_part, read_operation
-from cavvy.providers.tpu.market import TpuMarket
-from cavvy.providers.tpu.quotas import TpuQuotas
+from cavvy.providers.tpu.market import TpuMarket, TpuQuotas
 from cavvy.providers.vm import cloud as vm
+from cavvy.providers.vm.launch import start_together
 from cavvy.providers.vm.records import INSTALLATION, is_machine_name
 from cavvy.providers.vm.rest import Json
-from cavvy.providers.vm.steps import start_together
 
 # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#state
 _STATES = {

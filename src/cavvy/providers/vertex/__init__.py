@@ -29,7 +29,7 @@ MANIFEST = JobManifest(
         "disk_gib",
         "max_run_s",
     ),
-    project_key="cavvy.providers.gcp.project_key",
+    project_key="cavvy.providers.gcp.credentials",
     # SIGKILL follows SIGTERM after 25 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=15),
     rights="aiplatform.customJobs.create, get, list and cancel (the role Vertex AI User, "

@@ -4,10 +4,14 @@ machine.
 If a launch cannot be completed now, `launch` raises TryAgain. The control plane repeats the call of
 `launch` within 15 seconds, and the repeated call continues the launch. If a launch cannot succeed,
 the machines that the launch has started are deleted.
+
+Some clouds create a machine in several calls (`finish_or_delete`), or need several requests to
+start a gang's machines although they have the trait `atomic_count` (`start_together`).
 """
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -15,7 +19,13 @@ from cavvy.domain.gangs import list_extras
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
-from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState, read_fault
+from cavvy.providers.vm.cloud import (
+    UNREADABLE,
+    CloudFault,
+    MachineRequest,
+    MachineState,
+    read_fault,
+)
 from cavvy.providers.vm.machines import GangMachines, VmMachines
 from cavvy.providers.vm.records import (
     GANG,
@@ -40,6 +50,8 @@ _LATELY = timedelta(seconds=45)
 _NOT_YET_OR_ENDED = (MachineState.REQUESTED, MachineState.ENDED)
 
 MakeUserData = Callable[[GangSpec, int], Awaitable[str]]
+
+Step = Callable[[], Awaitable[object]]
 
 
 class VmLauncher:
@@ -264,3 +276,51 @@ def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str
         if machine.id in doomed and machine.id not in known
     ]
     return replace(record, rolled_back=(*record.rolled_back, *strays))
+
+
+async def finish_or_delete(
+    machine: str, steps: Sequence[Step], delete: Callable[[str], Awaitable[None]]
+) -> str:
+    """Make the remaining calls for the machine that the first call created, and return its id. If a
+    call fails, or if the launch is cancelled, delete the machine and raise the error. After a lost
+    reply to the last call, the machine may run and is kept; the layer then finds it by its name.
+
+    Set the trait `created_off`: if the deletion fails too, or if the reply to the first call is
+    lost, the layer deletes the machine that is off, and requests another one.
+    """
+    for number, step in enumerate(steps, 1):
+        try:
+            await step()
+        except BaseException as error:
+            lost = isinstance(error, CloudFault) and error.uncertain
+            if number < len(steps) or not lost:
+                with suppress(CloudFault, Refused, *UNREADABLE):
+                    await delete(machine)
+            raise
+    return machine
+
+
+async def start_together(
+    starts: Mapping[str, Awaitable[None]], undo: Callable[[str], Awaitable[None]]
+) -> None:
+    """Await all requests in `starts`, whose keys are names. If some requests fail, raise one of the
+    errors. If a request can never succeed, first call `undo` with each name, and then raise that
+    request's error. `undo` raises nothing.
+    """
+    results = await asyncio.gather(*starts.values(), return_exceptions=True)
+    errors = [each for each in results if isinstance(each, BaseException)]
+    for error in errors:
+        if not isinstance(error, CloudFault | ProviderError):
+            raise error
+    if final := [each for each in errors if _is_final(each)]:
+        await asyncio.gather(*map(undo, starts))
+        raise final[0]
+    if errors:
+        raise errors[0]
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return whether the request would also fail if it were repeated."""
+    if not isinstance(error, CloudFault):
+        return True
+    return not error.uncertain and error.status not in (409, 425, 429)

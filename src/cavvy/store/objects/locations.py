@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from cavvy.domain.targets import EVERY
 from cavvy.domain.values import Struct
-from cavvy.store.objects import azure_regions
+from cavvy.store.objects import azure
 from cavvy.store.objects.azure import AzureContainer
 from cavvy.store.objects.base import ObjectDenied, ObjectReader
 from cavvy.store.objects.http import WebPages
@@ -42,7 +42,7 @@ KEYS = (
         "AZURE_STORAGE_CONNECTION_STRING",
         "AZURE_STORAGE_ENDPOINT",
     ),
-    *azure_regions.KEYS,
+    *azure.KEYS,
     *("HF_TOKEN", "HF_ENDPOINT"),
     *("SFTP_USER", "SFTP_PASSWORD", "SFTP_PRIVATE_KEY", "SFTP_KNOWN_HOSTS"),
 )

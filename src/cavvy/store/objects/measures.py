@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from cavvy.domain.values import Struct
 from cavvy.store.objects import locations
-from cavvy.store.objects.azure import AzureContainer
-from cavvy.store.objects.azure_regions import AzureDirectory
+from cavvy.store.objects.azure import AzureContainer, AzureDirectory
 from cavvy.store.objects.base import ObjectDenied, ObjectError, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket

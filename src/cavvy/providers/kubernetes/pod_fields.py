@@ -1,5 +1,6 @@
-"""Checks the pod fields in a task or in the settings with dry runs, which create nothing, and finds
-the fields that the API server refuses.
+"""The pod fields in a task or in the settings: merges them into a pod, by the rules of a Kubernetes
+strategic merge patch, and checks them with dry runs, which create nothing and show the fields that
+the API server refuses.
 """
 
 import asyncio
@@ -8,10 +9,23 @@ from typing import Any
 
 from cavvy.providers.base import Refused
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
-from cavvy.providers.kubernetes.pod_overlay import overlay_pod
 
 Object = dict[str, Any]
 Path = tuple[str | int, ...]
+
+# The fields that identify a list item, in order of preference. List items without any of these
+# fields are appended.
+_KEYS = ("mountPath", "devicePath", "containerPort", "name", "key", "ip", "topologyKey")
+# The fields that Cavvy sets itself, to find its pods and to run its agent in them.
+_OWN = (
+    ("apiVersion",),
+    ("kind",),
+    ("metadata", "name"),
+    ("metadata", "namespace"),
+    ("metadata", "ownerReferences"),
+    ("spec", "restartPolicy"),
+)
+_OWN_IN_CONTAINER = ("name", "command", "args")
 
 
 async def find_refused(
@@ -95,3 +109,59 @@ def _has(pod: Any, path: Path) -> bool:
 def _write(path: Path) -> str:
     words = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return words.removeprefix(".")
+
+
+def overlay_pod(pod: Object, fields: Mapping[str, Any]) -> Object:
+    """Return the pod, merged with `fields`. The first container in `fields` is merged with the
+    container that runs the work. Fields that Cavvy sets itself are not changed.
+    """
+    labels = dict(pod["metadata"]["labels"])
+    first, *others = pod["spec"]["containers"]
+    wanted = list((fields.get("spec") or {}).get("containers") or ())
+    found: Object = _merge(pod, fields)
+    for path in _OWN:
+        _restore(found, pod, path)
+    own = {key: first[key] for key in _OWN_IN_CONTAINER if key in first}
+    container = {**_merge(first, wanted[0] if wanted else {}), **own}
+    if "args" not in first:
+        container.pop("args", None)
+    found["spec"]["containers"] = [container, *others, *wanted[1:]]
+    found["metadata"]["labels"] |= labels
+    return found
+
+
+def _restore(found: Object, pod: Object, path: Sequence[str]) -> None:
+    *parents, last = path
+    for name in parents:
+        found, pod = found[name], pod[name]
+    if last in pod:
+        found[last] = pod[last]
+    else:
+        found.pop(last, None)
+
+
+def _merge(base: Any, over: Any) -> Any:
+    if isinstance(base, Mapping) and isinstance(over, Mapping):
+        return {**base, **{key: _merge(base.get(key), value) for key, value in over.items()}}
+    if isinstance(base, list) and isinstance(over, list):
+        return _merge_lists(base, over)
+    return over
+
+
+def _merge_lists(base: list[Any], over: list[Any]) -> list[Any]:
+    found = list(base)
+    for each in over:
+        key = next((key for key in _KEYS if isinstance(each, Mapping) and key in each), None)
+        at = next(
+            (
+                at
+                for at, old in enumerate(found)
+                if key is not None and isinstance(old, Mapping) and old.get(key) == each[key]
+            ),
+            None,
+        )
+        if at is None:
+            found.append(each)
+        else:
+            found[at] = _merge(found[at], each)
+    return found
