@@ -26,8 +26,7 @@ from cavvy.domain.values import replace
 from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import run_job
-from cavvy.sim.traces.readers import TraceError, read_series
-from cavvy.sim.traces.world import MarketSeries, make_world
+from cavvy.sim.traces.readers import MarketSeries, TraceError, make_world, read_series
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

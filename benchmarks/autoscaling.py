@@ -31,7 +31,6 @@ from typing import NamedTuple
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.domain.values import asdict
 from cavvy.sim.serving.comparison import bound_replica_hours, scale_load
-from cavvy.sim.serving.history import ScalingRule
 from cavvy.sim.serving.requests import RequestTrace, read_requests
 from cavvy.sim.serving.rules import (
     AibrixRule,
@@ -39,6 +38,7 @@ from cavvy.sim.serving.rules import (
     KedaRule,
     KnativeRule,
     RayServeRule,
+    ScalingRule,
     SkyServeRule,
 )
 from cavvy.sim.serving.run import AutoscalerController, RuleController, run_service

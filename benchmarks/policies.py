@@ -29,7 +29,15 @@ from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
 from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
 from cavvy.sim.traces.optimum import find_optimum
-from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
+from cavvy.sim.traces.readers import (
+    TraceWorld,
+    list_traces,
+    make_world,
+    move_prices,
+    read_egress,
+    read_prices,
+    read_series,
+)
 from cavvy.sim.traces.serving import read_capacity, serve, window
 from cavvy.sim.traces.trials import (
     TraceMarkets,
@@ -38,7 +46,6 @@ from cavvy.sim.traces.trials import (
     plan_trials,
     run_trials,
 )
-from cavvy.sim.traces.world import TraceWorld, make_world
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

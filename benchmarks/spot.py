@@ -28,8 +28,15 @@ from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
 from cavvy.sim.traces.optimum import find_optimum
-from cavvy.sim.traces.readers import move_prices, read_egress, read_prices, read_series
-from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
+from cavvy.sim.traces.readers import (
+    MarketSeries,
+    TraceWorld,
+    make_world,
+    move_prices,
+    read_egress,
+    read_prices,
+    read_series,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

@@ -1,7 +1,7 @@
 """Writes `src/cavvy/catalog/token_prices.csv`: what APIs ask for the tokens of models whose weights
 can be served by oneself. Needs the package `genai-prices` (MIT), whose prices these are.
 
-    python scripts/catalog/token_prices.py
+    python scripts/catalog/tables.py
 """
 
 import csv
@@ -15,7 +15,7 @@ from typing import Any
 
 from genai_prices.data import providers
 
-from cavvy.catalog.token_prices import find_name
+from cavvy.catalog.tables import find_name
 
 FILE = Path(__file__).resolve().parents[2] / "src/cavvy/catalog/token_prices.csv"
 # APIs that sell only models whose weights cannot be had, or the models of others by subscription

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cavvy.server.backup import unpack
 from cavvy.server.state_dir import StateDirError
-from cavvy.server.unpacked import unpack
 from cavvy.store.drivers import make_driver
 from cavvy.store.migrate import HEAD, prepare
 from cavvy.store.table_copy import digest_rows

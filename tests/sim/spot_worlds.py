@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.planner.spot.view import JobTerms, PolicyMarket
-from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
+from cavvy.sim.traces.readers import MarketSeries, TraceWorld, make_world
 
 DATA = Path(os.environ.get("CAVVY_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 HOUR = 3600.0

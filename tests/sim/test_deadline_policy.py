@@ -46,7 +46,7 @@ from cavvy.planner.spot.view import (
     SpotQuote,
 )
 from cavvy.sim.traces.driver import Knows, TraceRun, run_job
-from cavvy.sim.traces.world import TraceWorld
+from cavvy.sim.traces.readers import TraceWorld
 
 SOURCE = Path(cavvy.__file__).parent
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

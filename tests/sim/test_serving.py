@@ -16,7 +16,6 @@ from spot_worlds import data
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.services import TargetKind
 from cavvy.sim.serving.comparison import bound_replica_hours
-from cavvy.sim.serving.history import LoadHistory, LoadView, RuleState, ScalingRule
 from cavvy.sim.serving.requests import RequestOptions, RequestTrace, TokenSpeed, read_requests
 from cavvy.sim.serving.rules import (
     RULES,
@@ -24,7 +23,11 @@ from cavvy.sim.serving.rules import (
     DstackRule,
     KedaRule,
     KnativeRule,
+    LoadHistory,
+    LoadView,
     RayServeRule,
+    RuleState,
+    ScalingRule,
     SkyServeRule,
 )
 from cavvy.sim.serving.run import AutoscalerController, RuleController, ServingScore, run_service

@@ -12,7 +12,7 @@ from spot_worlds import HOUR, market, random_world, terms, world
 
 from cavvy.planner.spot.view import NOWHERE, JobTerms
 from cavvy.sim.traces.optimum import find_optimum
-from cavvy.sim.traces.world import TraceWorld
+from cavvy.sim.traces.readers import TraceWorld
 
 
 def search(made: TraceWorld, job: JobTerms, tick_s: float) -> float:

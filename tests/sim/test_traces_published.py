@@ -10,7 +10,15 @@ from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import run_job
 from cavvy.sim.traces.optimum import find_optimum
 from cavvy.sim.traces.packing import pack_lists, read_nodes, read_pods
-from cavvy.sim.traces.readers import list_traces, move_prices, read_egress, read_prices, read_series
+from cavvy.sim.traces.readers import (
+    TraceWorld,
+    list_traces,
+    make_world,
+    move_prices,
+    read_egress,
+    read_prices,
+    read_series,
+)
 from cavvy.sim.traces.trials import (
     PolicyScore,
     ResultTally,
@@ -19,7 +27,6 @@ from cavvy.sim.traces.trials import (
     plan_trials,
     run_trials,
 )
-from cavvy.sim.traces.world import TraceWorld, make_world
 
 V100 = "traces/spot/availability/aws-02-15-2023"
 # SkyNomad (NSDI'27 artifact), V100: five windows of a 39.94-h job with 59.91 h, three zones, 50 GB,

@@ -10,13 +10,13 @@ from spot_worlds import write_trace
 from cavvy.sim.traces.readers import (
     TraceError,
     list_traces,
+    make_world,
     move_prices,
     read_egress,
     read_prices,
     read_series,
     region_of,
 )
-from cavvy.sim.traces.world import make_world
 
 
 def test_a_trace_is_its_changes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from tests.unit.cli_client import T0, UNSTARTED, FakeClient, client, make_job
 
 from cavvy.cli.main import cli
-from cavvy.cli.reach.array_logs import STREAMS
+from cavvy.cli.reach.arrays import STREAMS
 from cavvy.client import array_wire, wire
 from cavvy.client.array_wire import ArrayDetail
 from cavvy.domain.values import replace
@@ -68,7 +68,7 @@ def arrays(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> list[array_wi
         return states.pop(0) if len(states) > 1 else states[0]
 
     monkeypatch.setattr(array_wire, "read_array", read)
-    monkeypatch.setattr("cavvy.cli.reach.array_logs._LOOK_S", 0.01)
+    monkeypatch.setattr("cavvy.cli.reach.arrays._LOOK_S", 0.01)
     for index in range(3 * STREAMS):
         client.all_jobs[f"many-{index}"] = make_job(f"many-{index}", "done")
     client.log_bytes = b"one\r25%\r50%\ntwo"

@@ -32,7 +32,7 @@ from tests.unit.cli_client import (
     make_node,
 )
 
-from cavvy.catalog.token_prices import list_api_prices
+from cavvy.catalog.tables import list_api_prices
 from cavvy.cli import down, logs
 from cavvy.cli.exec import command as exec_command
 from cavvy.cli.exec import has_input

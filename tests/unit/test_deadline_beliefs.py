@@ -2,7 +2,7 @@
 
 from cavvy.domain.markets import ObservationKind
 from cavvy.planner.deadline.session import MarketBeliefs
-from cavvy.planner.spot.market_memory import MarketMemory
+from cavvy.planner.spot.spells import MarketMemory
 from cavvy.planner.spot.view import UNSEEN, SpotQuote
 
 

@@ -8,12 +8,12 @@ import socket
 import pytest
 
 from cavvy.server import turns as turns_module
-from cavvy.server.handshakes import HandshakeQueue
 from cavvy.server.turns import (
     HANDSHAKE_S,
     SERVED_S,
     WAITING,
     WAITING_EACH,
+    HandshakeQueue,
     Turns,
     Waiting,
     find_origin,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cavvy.cli.reach import editors
+from cavvy.cli.reach import ssh_config
 
 FOLDER = "/home/me/my work&x"
 
@@ -16,15 +16,15 @@ FOLDER = "/home/me/my work&x"
     ],
 )  # fmt: skip
 def test_a_path_cannot_add_to_a_link(ide: str, command: list[str], link: str) -> None:
-    assert list(editors.make_command(ide, "dev", FOLDER)) == command
-    assert editors.make_link(ide, "dev", FOLDER) == link
+    assert list(ssh_config.make_command(ide, "dev", FOLDER)) == command
+    assert ssh_config.make_link(ide, "dev", FOLDER) == link
 
 
 def test_gateway_gets_all_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "me")
-    link = editors.make_link("jetbrains", "dev.cavvy", FOLDER)
+    link = ssh_config.make_link("jetbrains", "dev.cavvy", FOLDER)
     assert link == (
         "jetbrains-gateway://connect#type=ssh&deploy=true&host=dev.cavvy&port=22&user=me"
         "&projectPath=%2Fhome%2Fme%2Fmy%20work%26x"
     )
-    assert editors.make_command("jetbrains", "dev.cavvy", FOLDER)[1] == link
+    assert ssh_config.make_command("jetbrains", "dev.cavvy", FOLDER)[1] == link

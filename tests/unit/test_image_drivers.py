@@ -2,7 +2,7 @@
 
 import pytest
 
-from cavvy.agent.images.driver import OLDEST_DRIVERS, find_objection, parse
+from cavvy.agent.images.compatibility import OLDEST_NVIDIA_DRIVERS, find_objection, parse
 
 REQUIRE = "cuda>=12.4 brand=tesla,driver>=470,driver<471 brand=tesla,driver>=535,driver<536"
 
@@ -42,5 +42,5 @@ def test_a_label_says_it_too() -> None:
 
 
 def test_the_table_falls() -> None:
-    rows = [(cuda, parse(driver)) for cuda, driver in OLDEST_DRIVERS]
+    rows = [(cuda, parse(driver)) for cuda, driver in OLDEST_NVIDIA_DRIVERS]
     assert rows == sorted(rows, reverse=True)

@@ -30,7 +30,7 @@ ALLOWED = {
     "providers/hosts/ssh_link.py": "what a host's shell prints; a line names its host once",
     "providers/ssh/provider.py": "a line on the screen names its host once",
     "providers/hosts/fleet/gangs.py": "the reason of a wait names its host once",
-    "cli/reach/scripts.py": "Python tells a relative import from others in its text alone",
+    "cli/reach/arguments.py": "Python tells a relative import from others in its text alone",
     "tracer/one_process.py": "PyTorch tells a missing variable from other values in its text alone",
     "cli/view/job_story.py": "words that the line above has on the screen are left out",
     "client/tunnel/mux.py": "a JSON object",

@@ -13,8 +13,8 @@ import time
 from .config import AgentConfig, BadConfig, read_config
 from .control_client import complain
 from .disk import open_private, read_process, read_text, write_whole
+from .ends import blame_node
 from .loop import EventLoop
-from .loss import blame_node
 from .runner import RankRunner
 from .tunnel import close_tunnel
 

@@ -13,14 +13,23 @@ from .config import BadConfig, read_work
 from .control_client import LOST, ControlPlaneClient, complain
 from .disk import open_own, read_text, write_whole
 from .documents import WorkConfig
-from .ends import EX_TEMPFAIL, describe_notice, judge, may_leave, serve_on
+from .ends import (
+    EX_TEMPFAIL,
+    describe_notice,
+    describe_start,
+    find_kept,
+    judge,
+    judge_lost,
+    keeps_entries,
+    may_leave,
+    serve_on,
+)
 from .log import LogSpool
-from .loss import describe_start, find_kept, judge_lost, keeps_entries
 from .notices.clues import FailureClues
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
+from .notices.notification_socket import TaskReports
 from .outbox import MessageOutbox
 from .redact import Redactor, make_redactor
-from .reports import TaskReports
 from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel

@@ -591,7 +591,7 @@ class StepRunner:
         return None
 
     def _judge_lost(self, lost: str) -> Failure:
-        from .loss import judge_lost
+        from .ends import judge_lost
 
         return judge_lost(read_text(self._config.started_file), lost)
 

@@ -42,7 +42,6 @@ from cavvy.api.routes import (
     logs,
     machines,
     maintenance,
-    markets,
     metrics,
     notices,
     offers,
@@ -57,7 +56,6 @@ from cavvy.api.routes import (
     service_keys,
     services,
     shares,
-    sign_in,
     trusts,
 )
 from cavvy.api.rules import RouteRule, authorize, list_rules
@@ -70,7 +68,6 @@ _ROUTERS = tuple(
     for each in (
         server,
         metrics,
-        sign_in,
         trusts,
         jobs,
         figures,
@@ -100,7 +97,6 @@ _ROUTERS = tuple(
         credentials,
         quotas,
         recipes,
-        markets,
         offers,
         checkpoints,
         data,

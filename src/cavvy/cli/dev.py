@@ -570,7 +570,7 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
     if ide in ("jupyter", "code-server"):
         _open_page(way, ide, no_open=no_open)
     elif ide != "ssh":
-        from cavvy.cli.reach.editors import open_editor
+        from cavvy.cli.reach.ssh_config import open_editor
 
         open_editor(way.project, way.name, way.folder, ide, no_open=no_open)
     if not no_open and ide == "ssh" and sys.stdin.isatty() and sys.stdout.isatty():

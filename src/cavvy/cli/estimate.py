@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.arguments import complete_gpus
-from cavvy.cli.reach.scripts import script_argument
+from cavvy.cli.reach.arguments import complete_gpus, script_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option, positive_option
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out

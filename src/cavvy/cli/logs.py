@@ -56,8 +56,7 @@ def command(
 
     --since and --timestamps use the local time at which the server received a line.
     """
-    from cavvy.cli.reach.array_logs import follow_logs, print_logs
-    from cavvy.cli.reach.arrays import array_instead
+    from cavvy.cli.reach.arrays import array_instead, follow_logs, print_logs
     from cavvy.cli.reach.follow import follow
     from cavvy.client import ApiError
 

@@ -14,7 +14,7 @@ from cavvy.cli.view.output import json_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cavvy.cli.task.graph import GraphFile
+    from cavvy.cli.task.submission import GraphFile
     from cavvy.client import ApiClient
     from cavvy.client.wire import MachineView, Submitted
     from cavvy.task_files import LoadedTask, ReadOptions
@@ -156,7 +156,7 @@ def _make_graph(
     project: str,
     name: str | None,
 ) -> "GraphFile":
-    from cavvy.cli.task.graph import GraphFile
+    from cavvy.cli.task.submission import GraphFile
 
     if name is not None:
         raise click.UsageError("--name is for a file with one task; set `name` in the file")
@@ -169,7 +169,7 @@ def _run_graph(
     """Submit the tasks of a file and, unless `detach` is set, wait for their jobs."""
     from cavvy.cli.reach.follow import leave_running
     from cavvy.cli.reach.waiting import wait_for_all
-    from cavvy.cli.task.graph import submit_graph
+    from cavvy.cli.task.submission import submit_graph
 
     jobs = submit_graph(client, graph, yes=yes)
     if output == "json":
@@ -191,9 +191,8 @@ def _show_graph(client: "ApiClient", graph: "GraphFile") -> None:
     if the submission would be refused.
     """
     from cavvy.cli.plan import show_plan
-    from cavvy.cli.task.graph import check_graph
     from cavvy.cli.task.profiles import with_rates
-    from cavvy.cli.task.submission import freeze_files
+    from cavvy.cli.task.submission import check_graph, freeze_files
     from cavvy.cli.view.output import pairs_out
     from cavvy.domain.values import replace
     from cavvy.spec.describe import describe_task

@@ -18,8 +18,8 @@ from cavvy.cli.profile import (
     ranks_option,
     script_arguments,
 )
+from cavvy.cli.reach.arguments import explain_relative_import, list_words, script_argument
 from cavvy.cli.reach.end_signals import ended_by_signals
-from cavvy.cli.reach.scripts import explain_relative_import, list_words, script_argument
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option
 

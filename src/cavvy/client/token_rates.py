@@ -21,7 +21,7 @@ def rate_apis(tokens: "Sequence[TokensView]") -> list[tuple[str, int]]:
     """Return the micro-dollars for a million of the same tokens at each public API that has all
     the models, the cheapest first: as many tokens of prompts, cached tokens and completions.
     """
-    from cavvy.catalog.token_prices import list_api_prices
+    from cavvy.catalog.tables import list_api_prices
 
     whole = sum(each.prompt + each.completion for each in tokens)
     used = [each for each in tokens if each.prompt + each.completion]
@@ -39,7 +39,7 @@ def rate_apis(tokens: "Sequence[TokensView]") -> list[tuple[str, int]]:
 
 def show_apis(tokens: "Sequence[TokensView]") -> str:
     """Return what the three cheapest public APIs ask, or an empty text if none has the models."""
-    from cavvy.catalog.token_prices import TOKEN_PRICE_SOURCE
+    from cavvy.catalog.tables import TOKEN_PRICE_SOURCE
 
     rates = rate_apis(tokens)
     if not rates:

@@ -10,8 +10,7 @@ from cavvy.domain.values import Struct
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, text_at
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.fields.paths import check_path
-from cavvy.spec.fields.urls import check_header_name, check_header_value
+from cavvy.spec.fields.places import check_header_name, check_header_value, check_path
 from cavvy.spec.fields.workdir import is_commit
 from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode

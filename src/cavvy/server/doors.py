@@ -20,9 +20,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from cavvy.api.auth import is_open
-from cavvy.server.handshakes import Handshakes
 from cavvy.server.state_dir import peer_is_us
-from cavvy.server.turns import Turns, Waiting, find_origin
+from cavvy.server.turns import Handshakes, Turns, Waiting, find_origin
 
 # maximum bytes of a head; the limits of other programs: Cavvy's client 64 KiB, nginx 32 KiB, h11 64
 # KiB

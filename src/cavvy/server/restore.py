@@ -34,7 +34,7 @@ from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
 from cavvy.providers.base import Provider
 from cavvy.providers.hosts.marked import find_agents
-from cavvy.server.backup import DATABASE, ArchiveManifest
+from cavvy.server.backup import DATABASE, ArchiveManifest, unpack
 from cavvy.server.database import (
     BindsFolder,
     bind_folder,
@@ -48,7 +48,6 @@ from cavvy.server.folder_copy import LEFT_OUT, make_private, work_folder
 from cavvy.server.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.server.stored_files import refuse_other_form, send_files
-from cavvy.server.unpacked import unpack
 from cavvy.settings import Settings
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import make_driver, translating

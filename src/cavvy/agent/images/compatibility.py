@@ -1,19 +1,21 @@
 """Compares the work's packages and image with this node's accelerators and their driver, before the
-setup installs anything.
+setup installs anything and before the work starts.
+
+Images declare the CUDA version that they require in the variable NVIDIA_REQUIRE_CUDA or, without
+it, in CUDA_VERSION. NVIDIA's base images declare their CUDA version.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig
 from ..disk import read_text
 from ..documents import WorkConfig
-from . import driver
 from .devices import find_certain_vendor, find_vendor
-from .driver import parse
 from .vendors import (
     explain_image,
     explain_packages,
@@ -23,6 +25,24 @@ from .vendors import (
 )
 
 LONGEST = 1 << 20  # characters of a requirements file that are read
+
+DRIVER = "/sys/module/nvidia/version"
+
+# The oldest Linux driver that runs every minor release of a CUDA major version, from "CUDA Minor
+# Version Compatibility" and, before 11, from "CUDA Toolkit and Corresponding Driver Versions" of
+# docs.nvidia.com/cuda/cuda-toolkit-release-notes.
+OLDEST_NVIDIA_DRIVERS = (
+    ((13, 0), "580"),
+    ((12, 0), "525.60.13"),
+    ((11, 0), "450.80.02"),
+    ((10, 2), "440.33"),
+    ((10, 1), "418.39"),
+    ((10, 0), "410.48"),
+    ((9, 2), "396.26"),
+    ((9, 1), "390.46"),
+    ((9, 0), "384.81"),
+    ((8, 0), "375.26"),
+)
 
 
 def find_misfit(config: AgentConfig, work: WorkConfig, folder: str) -> str | None:
@@ -57,7 +77,7 @@ def find_image_misfit(
     """
     if config.devices == [] or find_vendor(config) not in ("nvidia", ""):
         return None
-    return driver.find_objection(variables, labels, driver.read_driver())
+    return find_objection(variables, labels, read_driver())
 
 
 def _read(folder: str, path: str) -> str:
@@ -71,7 +91,10 @@ def _read(folder: str, path: str) -> str:
 
 
 NEURON_DRIVER = "/sys/module/neuron/version"
+
+
 MACHINE = "/sys/class/dmi/id/product_name"  # on EC2, the instance type
+
 
 # The newest driver that supports Inf1: "Correction: Neuron Driver support for Inf1 — version 2.24"
 # (awsdocs-neuron.readthedocs-hosted.com/en/latest/about-neuron/announcements, November 2026)
@@ -109,6 +132,7 @@ def find_neuron_objection(driver: str | None, *, inf1: bool | None) -> str | Non
 # Only AMD's own packages of the driver (amdgpu-dkms) have this file. The driver of the Linux kernel
 # has no version that could be compared with ROCm's.
 AMD_DRIVER = "/sys/module/amdgpu/version"
+
 
 # The oldest release of the driver that AMD tested with a release of ROCm's user space, from "User
 # and kernel-space support matrix" (rocm.docs.amd.com/projects/install-on-linux, 2025-06-26, which
@@ -155,3 +179,82 @@ def find_rocm_objection(names: list[str], driver: str | None) -> str | None:
         f"ROCm {'.'.join(map(str, wanted[:2]))} needs AMD's driver amdgpu {oldest} or newer; this "
         f"node has {driver}: choose an older ROCm, or a node with a newer driver"
     )
+
+
+def read_driver() -> str | None:
+    """Return the version of this node's NVIDIA driver, or None if it is unknown."""
+    if driver := read_text(DRIVER):
+        return driver
+    argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False
+        )
+        return done.stdout.decode("ascii", "replace").split("\n")[0].strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | None) -> str | None:
+    """Return the reason why the image's CUDA cannot run on this driver, or None if no reason is
+    known."""
+    if driver is None or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
+        return None
+    wanted = find_cuda(env, labels)
+    if wanted is None:
+        return None
+    oldest = next((drivers for cuda, drivers in OLDEST_NVIDIA_DRIVERS if cuda <= wanted[:2]), None)
+    try:
+        found = parse(driver)
+    except ValueError:
+        return None
+    if (
+        oldest is None
+        or found >= parse(oldest)
+        or _is_excepted(env.get("NVIDIA_REQUIRE_CUDA", ""), found)
+    ):
+        return None
+    return (
+        f"the image needs CUDA {'.'.join(map(str, wanted[:2]))}, which needs NVIDIA driver "
+        f"{oldest} or newer; "
+        f"this node has {driver}: choose an image with an older CUDA, or a node with a newer driver"
+    )
+
+
+def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | None:
+    """Return the lowest CUDA version that an image accepts, or None if the image declares none."""
+    found = re.search(r"\bcuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
+    texts = [
+        found[1] if found else "",
+        env.get("CUDA_VERSION", ""),
+        labels.get("com.nvidia.cuda.version", ""),
+    ]
+    for text in texts:
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
+    """Return whether the requirement accepts this driver as an exception, such as
+    `driver>=470,driver<471`. An image with this exception contains a compatibility package for the
+    driver.
+    """
+    for word in requirement.split():
+        terms = [re.fullmatch(r"driver(>=|<)([0-9.]+)", term) for term in word.split(",")]
+        bounds = [(term[1], parse(term[2])) for term in terms if term]
+        if bounds and all(
+            driver >= bound if sign == ">=" else driver < bound for sign, bound in bounds
+        ):
+            return True
+    return False
+
+
+def parse(text: str) -> tuple[int, ...]:
+    """Parse a version such as "12.4". Raises ValueError if the text is not a version."""
+    found = re.match(r"\s*(\d+(?:\.\d+)*)", text)
+    if found is None:
+        raise ValueError(text)
+    return tuple(int(part) for part in found[1].split("."))

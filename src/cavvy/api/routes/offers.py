@@ -1,4 +1,6 @@
-"""The route that lists what a project's jobs can rent, and what else the catalog knows."""
+"""Routes for what a project's jobs can rent, what else the catalog knows, what was observed in the
+markets, and what a job will probably still cost.
+"""
 
 import asyncio
 from asyncio import to_thread
@@ -10,16 +12,19 @@ from fastapi import Query
 
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
-from cavvy.api.routes.jobs import ProjectPath, TextQuery
+from cavvy.api.routes import views
+from cavvy.api.routes.jobs import JobPath, ProjectPath, TextQuery, find_job
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path
+from cavvy.api.rules import in_path, on_installation
 from cavvy.api.wire import view
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.needs import NeedError, parse_accelerator
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
+from cavvy.domain.jobs import JOB_ENDS
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
+from cavvy.planner.deadline.forecast import foresee
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
@@ -28,6 +33,9 @@ _MARKET_WAIT_S = 5.0
 _MOST = 500
 
 router = RouteGroup("markets", prefix="/v1")
+
+_MARKETS = 500  # maximum number of markets for which single observations are listed
+_RUNS = 60  # number of simulated runs for each answer
 
 
 @router.get(
@@ -115,3 +123,34 @@ def _view(offer: Offer, *, ready: bool, places: int) -> wire.OfferView:
         ready=ready,
         places=places,
     )
+
+
+@router.get("/markets", rule=on_installation(Permission.VIEW))
+async def markets(app_state: AppState) -> list[wire.MarketListing]:
+    """List the observations about each offer that was ever used."""
+    history = app_state.control_plane.advisor.history
+    knowledge = await history.knowledge(list(await history.standings())[:_MARKETS])
+    found = sorted(knowledge.standings.items())
+    return [views.market_row(known, knowledge.recent.get(key, ())) for key, known in found]
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/forecast",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found",),
+)
+async def forecast(app_state: AppState, project: ProjectPath, name: JobPath) -> wire.ForecastView:
+    """Get the forecast remaining cost of a job with a deadline, and the probability that the job
+    ends in time.
+    """
+    job = await find_job(app_state, project, name)
+    if job.phase in JOB_ENDS:
+        return wire.ForecastView(runs=0, reason="the job has ended")
+    found = await app_state.control_plane.advisor.policy_inputs(job)
+    if found is None:
+        why = "the job needs resources.spot: auto, a deadline, and work or limits.duration"
+        return wire.ForecastView(runs=0, reason=why)
+    inputs, knowledge, progress = found
+    now_s = (app_state.now() - job.submitted_at).total_seconds()
+    made = await to_thread(foresee, inputs, knowledge, progress, now_s, "auto", runs=_RUNS)
+    return views.forecast_view(made)

@@ -1,31 +1,43 @@
-"""Routes to manage the issuers whose ID tokens are accepted."""
+"""Routes to sign in with an ID token of another system, and to manage the issuers whose ID tokens
+are accepted.
+"""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
+from hashlib import sha256
+from secrets import token_hex
 from typing import Annotated
 
 from fastapi import Path
 from starlette.requests import Request
 
-from cavvy.api.app_state import AppState
-from cavvy.api.audit import note_change
-from cavvy.api.errors import ApiProblem
-from cavvy.api.id_tokens import check_issuer
+from cavvy.api.app_state import AppState, app_state_of
+from cavvy.api.audit import note_change, note_refusal
+from cavvy.api.errors import ApiProblem, RetryLater
+from cavvy.api.id_tokens import IdTokenRefused, IssuerSilent, check_issuer
 from cavvy.api.routes.accounts import ACCOUNT_NAME, PROJECT_NAME
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import on_installation
+from cavvy.api.rules import OPEN, on_installation
+from cavvy.api.tokens import hash_token, make_token
 from cavvy.api.wire import view
 from cavvy.client import sign_in_wire as wire
-from cavvy.domain.accounts import AccountKind, Permission, Role
+from cavvy.control.restored import read_sign_ins_from
+from cavvy.domain.accounts import AccountKind, AccountToken, Permission, Role
+from cavvy.domain.authorization import Principal
 from cavvy.domain.trusts import (
     AccountRule,
+    ClaimsRefused,
     GroupRole,
     IssuerTrust,
+    SignIn,
     find_owner_claims,
+    find_trust,
     limits_users,
+    make_sign_in,
     needs_limits,
 )
-from cavvy.store.base import NameConflict, RowNotFound
+from cavvy.domain.values import replace
+from cavvy.store.base import NameConflict, RowNotFound, SignInConflict
 
 router = RouteGroup("sign-in", prefix="/v1")
 _LONGEST = 200  # maximum characters of a text, and maximum entries of a list
@@ -166,3 +178,87 @@ def _facts(trust: IssuerTrust) -> dict[str, object]:
         "within": trust.project,
         "lifetime_s": int(trust.lifetime.total_seconds()),
     }
+
+
+@router.get("/sign-in", rule=OPEN)
+async def list_ways(app_state: AppState) -> list[wire.SignInWay]:
+    """List the providers with which people can sign in."""
+    trusts = await app_state.store.sign_ins.trusts()
+    return [
+        wire.SignInWay(name=each.name, issuer=each.issuer, client_id=each.client_id)
+        for each in trusts
+        if each.client_id
+    ]
+
+
+@router.post("/sign-in", rule=OPEN, status=201, errors=("sign-in-refused", "issuer-silent"))
+async def sign_in(request: Request, app_state: AppState, ask: wire.SignInAsk) -> wire.SignInMade:
+    """Exchange an ID token of a trusted issuer for a token of an account. An ID token can be
+    exchanged once.
+    """
+    found, until = await _verify(request, ask.id_token)
+    now, secret = app_state.now(), make_token()
+    expires_at = now + found.trust.lifetime
+    token = AccountToken(
+        id=token_hex(8),
+        account=found.account,
+        label=f"sign-in by {found.trust.name}",
+        scopes=found.trust.scopes,
+        project=found.trust.project,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    roles = [f"{each.role} {each.project}".strip() for each in found.roles]
+    facts = {"trust": found.trust.name, "expires_at": expires_at.isoformat(), "roles": roles}
+    note_change(request, after=facts)
+    # from here on, the audit log knows the account of the request
+    address = request.client.host if request.client else ""
+    request.scope["principal"] = Principal(account=found.account, token=token, address=address)
+    try:
+        await app_state.store.sign_ins.sign_in(
+            found, token, hash_token(secret), _hash_signed_part(ask.id_token), until
+        )
+    except SignInConflict as error:
+        del request.scope["principal"]
+        raise _refuse(request, str(error)) from error
+    return wire.SignInMade(token=secret, account=token.account, expires_at=expires_at)
+
+
+async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:
+    """Return the account and trust of an ID token, and the time until which the token can be used.
+    Raises ApiProblem.
+    """
+    app_state = app_state_of(request)
+    sign_ins = app_state.store.sign_ins
+    try:
+        verified = await app_state.id_tokens.verify(text, await sign_ins.trusts())
+        found = make_sign_in(find_trust(verified.trusts, verified.claims), verified.claims)
+        earliest = await read_sign_ins_from(app_state.store)
+        if earliest is not None and verified.issued_at < earliest:
+            raise IdTokenRefused(
+                "it was issued before this server was restored from a backup, so it may have been "
+                "used; get a new ID token"
+            )
+    except (IdTokenRefused, ClaimsRefused) as error:
+        raise _refuse(request, f"the ID token is refused: {error}") from error
+    except IssuerSilent as error:
+        raise RetryLater("issuer-silent", str(error)) from error
+    found = replace(found, issued_at=verified.issued_at)
+    trust = found.trust
+    if found.subject and (known := await sign_ins.identity(trust.issuer, found.subject)):
+        found = replace(found, account=known)
+    if not ACCOUNT_NAME.fullmatch(found.account):
+        raise _refuse(request, f"the claim {trust.account_claim} cannot be an account's name")
+    return found, verified.until
+
+
+def _refuse(request: Request, message: str) -> ApiProblem:
+    note_refusal(request.scope, "sign-in-refused")
+    return ApiProblem("sign-in-refused", message)
+
+
+def _hash_signed_part(text: str) -> str:
+    """Return the hash that identifies a used ID token. The hash does not depend on the signature,
+    because some algorithms permit several signatures of the same text.
+    """
+    return sha256(text.rpartition(".")[0].encode()).hexdigest()

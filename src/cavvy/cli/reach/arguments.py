@@ -1,9 +1,11 @@
-"""Arguments and options that several commands share: names with shell completion, and times."""
+"""Arguments and options that several commands share: names with shell completion, times, and
+training scripts.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
 
     _Named = HostView | JobListing | MachineView | PoolView | ServedView
 
+
 _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
+
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -126,9 +131,17 @@ def _name_argument(listing: str, complete: Callable[..., list[str]]) -> Callable
 
 
 job_argument = _name_argument(JOBS_LISTING, complete_jobs)
+
+
 machine_argument = _name_argument("`cavvy machines` lists machines", complete_machines)
+
+
 pool_argument = _name_argument("`cavvy pool list` lists pools", complete_pools)
+
+
 service_argument = _name_argument("`cavvy services` lists services", complete_services)
+
+
 service_key_option = click.option(
     "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy key`."
 )
@@ -158,12 +171,15 @@ since_option = click.option(
     help="Include only the time after TIME: a duration before now such as 10m or 7d, or a local "
     "date and time.",
 )
+
+
 until_option = click.option(
     "--until",
     metavar="TIME",
     callback=_read_time,
     help="Include only the time before TIME. The format of TIME is the same as for --since.",
 )
+
 
 providers_option = click.option(
     "--provider",
@@ -174,6 +190,7 @@ providers_option = click.option(
     help="Use only this provider; repeatable.",
 )
 
+
 # for commands that never ask, but are used beside others that do
 needless_yes_option = click.option(
     "-y",
@@ -182,3 +199,76 @@ needless_yes_option = click.option(
     expose_value=False,
     help="Has no effect, because this command never asks for confirmation.",
 )
+
+
+def script_argument(*, required: bool = True) -> Callable[[CommandFunction], CommandFunction]:
+    """Return a decorator that adds the argument `script` and the option `-m`. With `-m`, the value
+    of `script` is `-m package.module`.
+    """
+
+    def add(command: CommandFunction) -> CommandFunction:
+        metavar = "TRAIN.PY" if required else "[TRAIN.PY]"
+        command = click.argument(
+            "script",
+            required=required,
+            metavar=metavar,
+            type=click.Path(),
+            callback=_read,
+        )(command)
+        return click.option(
+            "-m",
+            "is_module",
+            is_flag=True,
+            is_eager=True,
+            help="TRAIN.PY is a module, such as package.train, and runs as `python -m` runs it.",
+        )(command)
+
+    return add
+
+
+def _read(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the script, and check that it exists. Importing a module's package may have effects,
+    so only the first part of a module's name is checked.
+    """
+    is_module = context.params.pop("is_module", False)
+    if value is None:
+        if is_module:
+            raise click.UsageError("-m needs the name of a module, such as package.train", context)
+        return None
+    if not is_module:
+        return str(click.Path(dir_okay=False, exists=True).convert(value, parameter, context))
+    from cavvy.tracer import MODULE
+
+    first = value.partition(".")[0]
+    if not first.isidentifier() or not _can_import(first):
+        raise click.BadParameter(
+            f"there is no module {first!r} in the current folder or among the installed packages",
+            context,
+            parameter,
+        )
+    return MODULE + value
+
+
+def list_words(script: str) -> list[str]:
+    """Return the words with which a shell passes a script to `python`."""
+    from cavvy.tracer import MODULE
+
+    return ["-m", script.removeprefix(MODULE)] if script.startswith(MODULE) else [script]
+
+
+def explain_relative_import(command: str, error: str) -> str:
+    """Return a hint if a script failed because it imports modules relative to its package."""
+    if "attempted relative import with no known parent package" not in error:
+        return ""
+    return (
+        "in the folder that contains the script's package, name the script as a module: "
+        f"`cavvy {command} -m package.train`"
+    )
+
+
+def _can_import(name: str) -> bool:
+    import os
+    import sys
+    from importlib.machinery import PathFinder
+
+    return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
-from cavvy.cli.reach.scripts import explain_relative_import, list_words
+from cavvy.cli.reach.arguments import explain_relative_import, list_words
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 from cavvy.packages import extra_command, install_command

@@ -105,7 +105,7 @@ def _find_price(
     """Let the server check the tasks. Return the price to which the user must first agree."""
     if len(tasks) == 1:
         return ask_server(client, tasks[0], file, params, project).consent_needed
-    from cavvy.cli.task.graph import GraphFile, check_graph
+    from cavvy.cli.task.submission import GraphFile, check_graph
 
     project = project or tasks[0].task.project
     return check_graph(client, GraphFile(tasks=tasks, file=file, params=params, project=project))

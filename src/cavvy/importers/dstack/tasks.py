@@ -47,7 +47,7 @@ from cavvy.importers.readers import (
 from cavvy.importers.translation_header import WAITS, enter_folder, use_python, write_secrets
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.fields.paths import check_path
+from cavvy.spec.fields.places import check_path
 from cavvy.spec.fields.service import object_to_groups
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
 from cavvy.spec.translation import WAIT, Translation

@@ -12,8 +12,7 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.importers.skypilot.needs import read_size
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.fields.paths import check_path
-from cavvy.spec.fields.urls import read_source
+from cavvy.spec.fields.places import check_path, read_source
 from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode
 

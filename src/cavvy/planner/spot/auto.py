@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from math import inf
 
 from cavvy.planner.spot.cycle import CycleProblem, SpotCycle, plan_trust, plan_wait
-from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
 from cavvy.planner.spot.roam import RoamingView, plan_course
-from cavvy.planner.spot.spells import SpellLengths
+from cavvy.planner.spot.spells import MarketMemory, SpellLengths, TimeLeft
 from cavvy.planner.spot.view import (
     ABOUT,
     GRAIN_S,

@@ -17,7 +17,7 @@ from math import erfc, inf, sqrt
 from typing import NamedTuple
 
 from cavvy.planner.spot.cycle import SCARCE, best_wait, find_price, plan_wait
-from cavvy.planner.spot.market_memory import MarketMemory, TimeLeft
+from cavvy.planner.spot.spells import MarketMemory, TimeLeft
 
 # The policy plans with this many times the slack, because a wait that is too long only causes a
 # move later, not a missed deadline.

@@ -5,10 +5,15 @@ Observations are mixed with a cautious prior. The prior has a Pareto tail, becau
 markets have many short spells and a few very long spells. The exponent of the tail, the lengths of
 the shortest and longest spell, and the weight of the prior are round numbers that were not fitted.
 Halving or doubling one of the constants hardly changes the results.
+
+`MarketMemory` has what a deadline policy has observed in each market, and `TimeLeft` the job's
+remaining work, time and slack, for `auto` and `roam`.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+
+from cavvy.planner.spot.view import UNSEEN, JobTerms, PolicyView, SpotQuote
 
 _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
@@ -17,6 +22,10 @@ _WEIGHT = 9.0  # the weight of the prior, as a number of observed spells
 _LIGHT = 1.0  # the weight of the prior in `trusting_seen`
 # a spell that is longer than all known spells is expected to reach this many times its current age
 _BEYOND = 3.0
+
+_HOUR_S = 3600.0
+# the assumed age in hours of the first observed state, because its start is unknown
+_AGE_AT_START_HR = 0.5
 
 
 def _prior() -> list[tuple[float, float]]:
@@ -30,6 +39,8 @@ def _prior() -> list[tuple[float, float]]:
 
 
 _PRIOR = _prior()
+
+
 _IN_PRIOR = frozenset(_PRIOR)
 
 
@@ -193,3 +204,93 @@ class SpellLengths:
 
 
 NOTHING_SEEN = SpellLengths()  # the prior
+
+
+class TimeLeft:
+    """The remaining hours of work, the hours until the deadline, and the slack, which is the
+    difference between the two.
+    """
+
+    __slots__ = ("left", "slack", "work")
+
+    def __init__(self, view: PolicyView, terms: JobTerms) -> None:
+        self.work = view.left_s / _HOUR_S
+        self.left = (terms.deadline_s - view.now_s) / _HOUR_S
+        self.slack = terms.slack_s(view) / _HOUR_S
+
+    @classmethod
+    def later(cls, moment: "TimeLeft", hours: float) -> "TimeLeft":
+        """Return the state after this many hours without work."""
+        after = cls.__new__(cls)
+        after.work, after.left, after.slack = moment.work, moment.left - hours, moment.slack - hours
+        return after
+
+
+class MarketMemory:
+    """The observations of one market. Spot that costs at least as much as on-demand is treated as
+    unavailable.
+    """
+
+    __slots__ = ("_now", "_offered", "_since", "_started", "_unit", "away", "ratio", "stays", "up")
+
+    def __init__(self, unit: float) -> None:
+        self._unit = unit
+        self._started = self._offered = False
+        self._since = self._now = 0.0
+        self.up, self.ratio = False, 1.0
+        self.stays = self.away = NOTHING_SEEN
+
+    def see(self, now: float, quote: SpotQuote) -> None:
+        """Record an observed quote. If the availability of spot is unknown, only the price is
+        recorded.
+        """
+        self._now, up = now, self._read(quote)
+        if quote.since_s == UNSEEN:
+            return
+        if not self._started:
+            self._started, self.up, self._since = True, up, now - _AGE_AT_START_HR
+        elif up != self.up:
+            since = self._begin(now, quote)
+            if self.up:
+                self.stays = self.stays.with_one(since - self._since)
+            else:
+                self.away = self.away.with_one(since - self._since)
+            self.up, self._since = up, since
+        self._offered = quote.up
+
+    def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
+        """Return a copy of the memory, as if this quote were observed at this time. The quote may
+        be an assumption. Therefore the copy adopts the quote's state and the time since when this
+        state lasts, but does not record a finished spell.
+        """
+        self._now, up = now, self._read(quote)
+        if self._started and up == self.up and quote.since_s != UNSEEN:
+            return self
+        # This is faster than `copy`, which matters in the simulator.
+        made = MarketMemory.__new__(MarketMemory)
+        made._unit, made._started, made._offered = self._unit, self._started, self._offered
+        made._now, made.ratio, made.up = now, self.ratio, up
+        made.stays, made.away = self.stays, self.away
+        if quote.since_s == UNSEEN or not self._started:
+            made._since = now - _AGE_AT_START_HR
+        else:
+            made._since = self._begin(now, quote)
+        return made
+
+    def _begin(self, now: float, quote: SpotQuote) -> float:
+        """Return the hour at which the new state began, or `now` if only the price has changed."""
+        if quote.since_s is None or quote.up is self._offered:
+            return now
+        return max(quote.since_s / _HOUR_S, self._since)
+
+    def _read(self, quote: SpotQuote) -> bool:
+        self.ratio = quote.usd_hr / self._unit
+        return quote.up and self.ratio < 1
+
+    @property
+    def age(self) -> float:
+        return self._now - self._since
+
+    @property
+    def saving(self) -> float:
+        return 1 - self.ratio if self.ratio < 1 else 0.0

@@ -25,8 +25,8 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, combine
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView, SpotHedge
 from cavvy.sim.serving.engines import EngineAnswers
-from cavvy.sim.serving.history import LoadHistory, LoadView, RuleState, ScalingRule
 from cavvy.sim.serving.requests import RequestTrace
+from cavvy.sim.serving.rules import LoadHistory, LoadView, RuleState, ScalingRule
 from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting, SimulatedService
 
 _WARM_S, _WARM_USE = 300.0, 0.8

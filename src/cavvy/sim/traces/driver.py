@@ -18,7 +18,7 @@ from cavvy.planner.spot.view import (
     RunMode,
     SpotQuote,
 )
-from cavvy.sim.traces.world import TraceWorld
+from cavvy.sim.traces.readers import TraceWorld
 
 
 class Knows(StrEnum):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavvy.planner.spot.view import NOWHERE, JobTerms, SpotQuote
-from cavvy.sim.traces.world import TraceWorld
+from cavvy.sim.traces.readers import TraceWorld
 
 _Costs = NDArray[np.float64]
 _Span = tuple[float, tuple[SpotQuote, ...]]

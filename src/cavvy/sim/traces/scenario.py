@@ -14,9 +14,15 @@ from cavvy.planner.spot.classic import ALIASES, POLICIES, find_policy
 from cavvy.planner.spot.view import PolicyMarket
 from cavvy.sim.traces.driver import TraceRun, run_job
 from cavvy.sim.traces.fleet import TraceArrival
-from cavvy.sim.traces.readers import TraceError, move_prices, read_series, region_of
+from cavvy.sim.traces.readers import (
+    MarketSeries,
+    TraceError,
+    make_world,
+    move_prices,
+    read_series,
+    region_of,
+)
 from cavvy.sim.traces.trials import TrialResult, TrialSetting
-from cavvy.sim.traces.world import MarketSeries, make_world
 
 T = TypeVar("T")
 _GAP_S = 60.0  # length of a tick in markets that the file defines itself, without a trace

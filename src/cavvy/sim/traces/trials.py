@@ -16,8 +16,16 @@ from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, TraceRun, run_job
-from cavvy.sim.traces.readers import TraceError, move_prices, read_egress, read_prices, read_series
-from cavvy.sim.traces.world import MarketSeries, TraceWorld, make_world
+from cavvy.sim.traces.readers import (
+    MarketSeries,
+    TraceError,
+    TraceWorld,
+    make_world,
+    move_prices,
+    read_egress,
+    read_prices,
+    read_series,
+)
 
 _HOUR_S = 3600.0
 

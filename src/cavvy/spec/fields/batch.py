@@ -12,8 +12,7 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
-from cavvy.spec.fields.paths import inner_path
-from cavvy.spec.fields.urls import read_source, read_target
+from cavvy.spec.fields.places import inner_path, read_source, read_target
 from cavvy.spec.problems import shown
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

@@ -19,7 +19,7 @@ from cavvy.spec.fields.kinds import (
     section,
     text_kind,
 )
-from cavvy.spec.fields.paths import inner_path
+from cavvy.spec.fields.places import inner_path
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 

@@ -67,9 +67,7 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
-from cavvy.spec.fields.resources import RESOURCES, check_count
-from cavvy.spec.fields.times import CRON, ZONE, length_kind
-from cavvy.spec.fields.urls import (
+from cavvy.spec.fields.places import (
     check_header_name,
     check_header_value,
     read_body,
@@ -77,6 +75,8 @@ from cavvy.spec.fields.urls import (
     read_path,
     read_source,
 )
+from cavvy.spec.fields.resources import RESOURCES, check_count
+from cavvy.spec.fields.times import CRON, ZONE, length_kind
 from cavvy.spec.problems import listed, shown
 from cavvy.spec.tree import MapNode, ScalarNode
 

@@ -51,8 +51,14 @@ from cavvy.spec.fields.resources import (
 )
 from cavvy.spec.fields.service import SERVICE, names_port
 from cavvy.spec.fields.times import SCHEDULE, WINDOW, length_kind
-from cavvy.spec.fields.transfers import CHECKPOINT, INPUTS, OUTPUTS, check_mounts
-from cavvy.spec.fields.volumes import VOLUMES, check_volumes
+from cavvy.spec.fields.transfers import (
+    CHECKPOINT,
+    INPUTS,
+    OUTPUTS,
+    VOLUMES,
+    check_mounts,
+    check_volumes,
+)
 from cavvy.spec.fields.work import WEBHOOKS, WORK
 from cavvy.spec.fields.workdir import WORKDIR
 from cavvy.spec.problems import shown

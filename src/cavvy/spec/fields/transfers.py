@@ -1,13 +1,14 @@
-"""The `inputs`, `outputs` and `checkpoint` of a task file. Inputs are copied to each node, outputs
-are copied from the nodes, and the files of a checkpoint are kept when an attempt ends.
+"""The `inputs`, `outputs`, `checkpoint` and `volumes` of a task file. Inputs are copied to each
+node, outputs are copied from the nodes, the files of a checkpoint are kept when an attempt ends,
+and volumes are mounted on each node.
 """
 
 import re
 from datetime import timedelta
 from enum import StrEnum
 
-from cavvy.domain.tasks import CheckpointPolicy, MountMode, Transfer
-from cavvy.spec.fields.amounts import size_kind
+from cavvy.domain.tasks import CheckpointPolicy, MountMode, Transfer, Volume, VolumeKind
+from cavvy.spec.fields.amounts import DISK_SIZE, size_kind
 from cavvy.spec.fields.kinds import (
     FLAG,
     FieldSpec,
@@ -17,14 +18,25 @@ from cavvy.spec.fields.kinds import (
     WrongValue,
     choice,
     either,
+    matching,
     section,
     text_kind,
 )
-from cavvy.spec.fields.paths import check_path, inner_path
+from cavvy.spec.fields.places import check_folder, check_path, inner_path, read_source, read_target
 from cavvy.spec.fields.times import length_kind
-from cavvy.spec.fields.urls import read_source, read_target
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
+
+_WORDS = (
+    "SOURCE:PATH such as data:/mnt/data, /scratch:/scratch or server:/export:/data, with :ro at "
+    "the end for read-only"
+)
+_check_name = matching(
+    r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?",
+    "is not a volume name",
+    expected="letters, digits and . _ -",
+)
+_NO_FULL_PATH = "is not an absolute path; a provider's volume needs an absolute path"
 
 
 class InputMode(StrEnum):
@@ -39,6 +51,8 @@ class InputMode(StrEnum):
 
 
 _MOUNTED = {InputMode.MOUNT: MountMode.MOUNT, InputMode.CACHED: MountMode.CACHED}
+
+
 _BUCKETS = ("s3://", "gs://", "az://")
 
 
@@ -69,7 +83,11 @@ def _build_output(table: SectionReader) -> Transfer | None:
 
 
 _SIZE = FieldSpec(size_kind("a size such as 200GB"), to=("size_mib",))
+
+
 _REGION = text_kind("a region such as us-east-1", str.strip)
+
+
 _INPUT = section(
     "inputs",
     _build_input,
@@ -101,6 +119,8 @@ _INPUT = section(
     size=_SIZE,
     region=_REGION,
 )
+
+
 _OUTPUT = section(
     "outputs",
     _build_output,
@@ -118,6 +138,8 @@ _OUTPUT = section(
     size=_SIZE,
     region=_REGION,
 )
+
+
 INPUTS, OUTPUTS = ListKind(_INPUT), ListKind(_OUTPUT)
 
 
@@ -138,6 +160,8 @@ def check_mounts(table: SectionReader) -> None:
 
 
 _FOLDER = text_kind("a folder within the working folder, such as checkpoints", inner_path)
+
+
 _LENGTH = length_kind(timedelta(seconds=1))
 
 
@@ -170,4 +194,103 @@ _TABLE = section(
     storage=text_kind("a bucket's URL such as s3://bucket/checkpoints", _bucket),
     region=_REGION,
 )
+
+
 CHECKPOINT = either(_FOLDER, lambda path: CheckpointPolicy(path=path), _TABLE)
+
+
+def _check_export(text: str) -> str:
+    check = matching(
+        r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(/[^:]*)",
+        "is not an NFS export",
+        expected="SERVER:/EXPORT",
+    )
+    return check(text.strip())
+
+
+def _read_short(text: str) -> Volume:
+    text = text.strip()
+    rest = re.sub(r":r[ow]\Z", "", text)
+    if "://" in rest:
+        raise WrongValue(
+            f"{shown(text)} is a URL", suggestion="add the URL to `inputs` or `outputs` instead"
+        )
+    source, _, path = rest.rpartition(":")
+    if not source or not path:
+        raise WrongValue(f"{shown(text)} needs a source and a path", expected=_WORDS)
+    if source.startswith(("/", "~", ".")):
+        kind, source = VolumeKind.HOST, check_folder(source)
+    elif ":" in source:
+        kind, source = VolumeKind.NFS, _check_export(source)
+    else:
+        kind, source = VolumeKind.NAMED, _check_name(source)
+    target = check_path(path)
+    if kind is VolumeKind.NAMED and not target.startswith("/"):
+        raise WrongValue(f"{shown(path)} {_NO_FULL_PATH}", suggestion=f"write /{path}")
+    return Volume(kind=kind, source=source, path=target, read_only=text.endswith(":ro"))
+
+
+_KINDS = {"name": VolumeKind.NAMED, "host": VolumeKind.HOST, "nfs": VolumeKind.NFS}
+
+
+def _build(table: SectionReader) -> Volume | None:
+    owner = table.find_one(tuple(_KINDS), "the volume")
+    if not owner:
+        return None
+    kind, source = _KINDS[owner], table.get(owner)
+    volume = table.make(Volume, kind=kind, source=source or "")
+    if kind is not VolumeKind.NFS:
+        table.reject_beside(owner, ("options",))
+    if kind is not VolumeKind.NAMED:
+        table.reject_beside(owner, ("size", "type", "keep"))
+        return volume if source else None
+    if table.has("type") and not table.has("size"):
+        message = "`type` needs `size`: both keys describe a volume that Cavvy creates"
+        table.wrong("type", message, suggestion="add `size`")
+    if not table.get("keep", True) and not table.has("size"):
+        message = "`keep: false` needs `size`, because only new volumes can be deleted"
+        table.wrong("keep", message)
+    if volume is not None and not volume.path.startswith("/"):
+        table.wrong("path", f"{shown(volume.path)} {_NO_FULL_PATH}")
+    return volume if source else None
+
+
+_VOLUME_TABLE = section(
+    "volumes",
+    _build,
+    name=FieldSpec(text_kind("a volume's name", _check_name, numbers=True), to=()),
+    host=FieldSpec(text_kind("an absolute path on the node", check_folder), to=()),
+    nfs=FieldSpec(text_kind("an NFS export in the form SERVER:/EXPORT", _check_export), to=()),
+    path=FieldSpec(
+        text_kind("an absolute path, or a path within the working folder", check_path),
+        required=True,
+    ),
+    read_only=FLAG,
+    size=FieldSpec(DISK_SIZE, to=("size_gib",)),
+    type=text_kind("a disk type or storage class by its provider's name, such as gp3", _check_name),
+    keep=FLAG,
+    options=text_kind(
+        "mount's options",
+        matching(
+            r"[A-Za-z0-9._=,:-]+",
+            "is not a list of mount options",
+            expected="such as nfsvers=4.1,nconnect=8",
+        ),
+    ),
+)
+
+
+VOLUMES = ListKind(
+    either(text_kind(_WORDS, _read_short), lambda volume: volume, _VOLUME_TABLE), single=True
+)
+
+
+def check_volumes(table: SectionReader) -> None:
+    """Add a problem if two volumes have the same path."""
+    paths = [each.path for each in table.get("volumes", ())]
+    for path in dict.fromkeys(path for path in paths if paths.count(path) > 1):
+        table.wrong(
+            "volumes",
+            f"two volumes have the path {path}",
+            suggestion="use different paths",
+        )

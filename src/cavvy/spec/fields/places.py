@@ -1,5 +1,6 @@
-"""Checks URLs: the sources of `inputs`, the targets of `outputs` (URLs, or absolute paths on the
-node), and the paths, headers and bodies of HTTP requests.
+"""Checks the places that a task file names: paths, which are relative to the working folder or
+absolute on the node, and URLs, such as the sources of `inputs` and the targets of `outputs`; also
+the paths, headers and bodies of HTTP requests.
 """
 
 import re
@@ -20,6 +21,24 @@ _OTHERS = {
 _READ_ONLY = ("http", "https", "hf")
 _HUB = re.compile(
     r"hf://(datasets/)?[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._%@/+ -]*", re.ASCII
+)
+
+_SCHEME_LIKE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_SYSTEM = frozenset(
+    [
+        "/",
+        "/proc",
+        "/sys",
+        "/dev",
+        "/etc",
+        "/usr",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib64",
+        "/boot",
+        "/run",
+    ]
 )
 
 
@@ -103,9 +122,15 @@ def _check(text: str, url: str, scheme: str) -> None:
 
 
 _MOST_BODY = 1 << 16  # bytes
+
+
 # the characters that RFC 9110 permits, in sections 5.1 and 5.5
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
 _HEADER_VALUE = re.compile(r"[\t -~]*")
+
+
 _FRAMING = ("connection", "content-length", "transfer-encoding")  # headers that the sender sets
 
 
@@ -142,3 +167,60 @@ def check_header_value(value: str) -> str:
     if _HEADER_VALUE.fullmatch(value) is None:
         raise WrongValue("the header contains characters that are not ASCII, or a line break")
     return value
+
+
+def inner_path(text: str) -> str:
+    """Check and normalize a path within the working folder. Raises WrongValue."""
+    path = filled(text).strip().rstrip("/") or "/"
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if path.startswith(("/", "~")):
+        wrong, hint = "is not within the working folder", "write a relative path"
+    elif ".." in parts:
+        wrong, hint = "leads out of the working folder", "write a path without .."
+    elif not parts:
+        wrong, hint = "is the working folder itself", "name a folder inside the working folder"
+    elif _SCHEME_LIKE.match(path):
+        wrong, hint = "is a URL", "name a folder; Cavvy stores its files outside of the node"
+    else:
+        return "/".join(parts)
+    raise WrongValue(f"{shown(text)} {wrong}", suggestion=hint)
+
+
+def check_path(text: str) -> str:
+    """Check and normalize a path on the node: an absolute path, or a path within the working
+    folder. Raises WrongValue.
+    """
+    path = text.strip()
+    if not path.startswith("/"):
+        return inner_path(path)
+    clean = _full(path)
+    if clean in _SYSTEM:
+        raise WrongValue(
+            f"{shown(path)} is a system path: a volume there would hide the node's own files",
+            suggestion="use another folder, such as /data",
+        )
+    return clean
+
+
+def check_folder(text: str) -> str:
+    """Check and normalize the absolute path of a folder on the node. Raises WrongValue."""
+    path = text.strip()
+    if path.startswith("~"):
+        raise WrongValue(
+            f"{shown(text)}: ~ is only expanded by a shell", suggestion="write the path in full"
+        )
+    if not path.startswith("/"):
+        raise WrongValue(
+            f"{shown(text)} is not an absolute path",
+            suggestion="use `workdir` for files next to the task file",
+        )
+    return _full(path)
+
+
+def _full(path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or ":" in path:
+        raise WrongValue(
+            f"{shown(path)} is not a plain path", suggestion="write the path without .. and colons"
+        )
+    return "/" + "/".join(parts)
