@@ -123,6 +123,39 @@ def popen(args: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     return subprocess.Popen(args, **options)
 
 
+def write_command(folder: Path) -> None:
+    """Write `cavvy` into a folder, for the PATH of shells: the command comes from the process that
+    forks, and gets the signals that its shell sends. Where `popen` would start the real command,
+    so does the shell.
+    """
+    _prepare(os.environ)
+    if _surroundings(os.environ) != _begun_with:
+        return  # shells find the real command
+    text = _COMMAND.format(python=sys.executable, address=_address, cli=CLI, wire=_WIRE)
+    folder.mkdir(exist_ok=True)
+    (folder / "cavvy").write_text(text)
+    (folder / "cavvy").chmod(0o755)
+
+
+_COMMAND = """#!{python} -IS
+import json, os, signal, socket, sys
+mask = os.umask(0o77)
+os.umask(mask)
+link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+link.connect({address!r})
+ask = {{"args": {cli!r} + sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
+body = json.dumps({{**ask, "umask": mask, "fds": [0, 1, 2]}}).encode()
+wire = os.open({wire!r}, os.O_RDONLY)
+socket.send_fds(link, [len(body).to_bytes(4, "big")], [wire, 0, 1, 2])
+link.sendall(body)
+pid = int.from_bytes(link.recv(4), "big")
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = int.from_bytes(link.recv(4) or b"\\xff" * 4, "big", signed=True)
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
 def _prepare(environ: Mapping[str, str]) -> None:
     """Start the process that forks, unless there is one."""
     global _address, _begun_with, _forker

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from tests.pages import ROOT, read_blocks
 from tests.system.ports import free_port
+from tests.system.prepared import write_command
 from tests.system.server_state import PYTHON, home_at, home_with_jobs
 from tests.waits import wait_until
 
@@ -28,9 +29,10 @@ from cavvy.client import connect
 from cavvy.store.snapshot.choose import SHIPPED
 
 pytestmark = pytest.mark.system
+REAL = "README.md"  # its commands are started as users start them, those of other pages by forks
 # With a server of its own, as the page stops it, or begins where there is none.
 TOURS = (
-    "README.md",
+    REAL,
     "docs/tutorials/first-job.md",
     "docs/tutorials/first-service.md",
     "docs/tutorials/a-team.md",
@@ -134,6 +136,8 @@ def follow_page(page: str, folder: Path, prepared: tuple[str, ...] = ()) -> None
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+    if page != REAL:
+        write_command(folder.parent / "bin")
     port = f":{free_port()}"  # another run of these tests may use the port of the page
     for step in [*map(Step, prepared), *steps]:
         run_step(replace(step, command=step.command.replace(":7411", port)), folder)
@@ -150,7 +154,7 @@ def run_step(step: Step, folder: Path) -> None:
         cwd=folder,
         env={
             **os.environ,
-            "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}",
+            "PATH": f"{folder.parent}/bin:{Path(PYTHON).parent}:{os.environ['PATH']}",
             "COLUMNS": "200",
         },
         stdin=subprocess.DEVNULL,
