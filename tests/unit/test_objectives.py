@@ -17,7 +17,7 @@ from cavvy.client.service_wire import ObjectiveView, TokenSpeedView
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.service_loads import TokenTimes
-from cavvy.domain.services import LatencyGoal
+from cavvy.domain.services import LatencyGoal, ReplicaRole
 from cavvy.domain.values import replace
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.token_meter import AnswerTimes, FirstToken
@@ -109,6 +109,20 @@ def test_replicas_follow_the_load_and_the_objectives(
         assert stricter.needed >= found.needed
     assert needed == sorted(needed)
     assert needed[-1] > 10
+
+
+def test_groups_with_roles_do_not_get_replicas_for_the_work_of_the_others() -> None:
+    times, asked = measure(500), replace(terms(1500, 26), concurrency=8)
+
+    def need(role: ReplicaRole | None, **goals: None) -> int:
+        found = estimate_goals(times, load(32.0), replace(asked, role=role, **goals), 1.0)
+        assert found is not None
+        return found.needed
+
+    prefill = need(ReplicaRole.PREFILL, token_gap=None)
+    decode = need(ReplicaRole.DECODE, ttft=None)
+    assert 1 < prefill < need(None, token_gap=None)
+    assert 1 < decode < need(None, ttft=None)
 
 
 def test_an_objective_out_of_reach_is_said_and_adds_few_replicas() -> None:

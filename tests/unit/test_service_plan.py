@@ -41,10 +41,20 @@ def test_ways_are_compared_with_prices_of_the_catalog(folder: Path) -> None:
     assert "the catalog has no price for it" in ways["managed endpoint"]["price"]
     assert ways["serverless"]["source"] == "stated by --serverless-price"
     assert found["requests_per_day"] == 10
+    assert not any(each["limited"] for each in found["ways"])
     assert plot.stat().st_size > 1000
     code, text = plan(folder)
     assert "for 10 requests a day, and a month of 730.5 hours" in text
     assert "assumes that spot replicas are never lost" in text
+
+
+def test_a_maximum_that_makes_requests_late_is_told(folder: Path) -> None:
+    (folder / "service.yaml").write_text(SERVICE.replace("max: 4", "max: 1"))
+    (folder / "day.csv").write_text("arrival_s,service_s\n" + "1,30\n2,30\n3,30\n" * 3)
+    code, text = plan(folder)
+    assert code == 0
+    assert "note: with `replicas.max: 1`, more requests are late than with more replicas" in text
+    assert "(always on, one kept, to zero, spot mix)" in text
 
 
 def test_mistakes_are_told(folder: Path) -> None:
@@ -108,3 +118,40 @@ def test_groups_on_the_same_nodes_are_planned_once(folder: Path) -> None:
     )
     said = CliRunner().invoke(cli, [*words, "-o", "json"]).output
     assert "has 2 groups of replicas; use -o table" in said
+
+
+def test_each_group_of_replicas_and_the_whole_service_have_costs(folder: Path) -> None:
+    groups = (
+        "router: {run: r, resources: {cpu: 2}}, prefill: {replicas: {min: 1, max: 2}}, "
+        "decode: {resources: {gpu: A100}, replicas: {min: 1, max: 9}}"
+    )
+    (folder / "service.yaml").write_text(
+        "{name: chat, run: s, resources: {gpu: L4}, service: {models: [m], concurrency: 32, "
+        f"slo: {{ttft: {{p95: 300ms}}, token_gap: {{p95: 60ms}}}}, groups: {{{groups}}}}}}}"
+    )
+    rows = [f"{number / 8},{900 + number % 7 * 100},60" for number in range(2400)]
+    (folder / "day.csv").write_text("arrival_s,prompt_tokens,answer_tokens\n" + "\n".join(rows))
+    code, text = plan(folder, "-o", "json")
+    assert code == 0, text
+    found = json.loads(text[text.index("{") :])
+    prefill, decode = found["groups"]
+    assert [each["name"] for each in found["groups"]] == ["prefill", "decode"]
+    stated = [each["objectives"][2] for each in (prefill, decode, found)]
+    assert [each["ttft"] is None for each in stated] == [False, True, False]
+    assert [each["token_gap"] is None for each in stated] == [True, False, False]
+    # prompts take more than two replicas have; the answers, computed elsewhere, only one
+    assert stated[0]["limited"] > 0.5
+    assert stated[0]["late"] > 0.5
+    assert (stated[1]["limited"], stated[1]["replicas"][2]) == (0.0, 1)
+    assert stated[1]["gap_s"] <= 0.06
+    parts = [each["usd_hr"] for each in stated]
+    assert 0 < parts[2] - parts[0] - parts[1] < 0.2  # the router
+    ways = [{e["way"]: e["usd_month"] for e in each["ways"]} for each in (prefill, decode, found)]
+    assert ways[2]["always on"] > ways[0]["always on"] + ways[1]["always on"]
+    assert ways[2]["serverless"] is ways[2]["spot mix"] is None
+    code, text = plan(folder)
+    assert "note: group prefill: with `replicas.max: 2`, more requests are late" in text
+    assert "spot mix" not in text
+    assert "prices: skypilot-catalog" in text
+    code, text = plan(folder, "--serverless-price", "3")
+    assert (code, "--serverless-price does not apply" in text) == (2, True)

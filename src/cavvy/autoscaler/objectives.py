@@ -28,8 +28,8 @@ from cavvy.autoscaler.load import ServiceLoad
 from cavvy.autoscaler.staffing import find_late_share
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import TokenTimes
-from cavvy.domain.services import LatencyGoal
-from cavvy.domain.values import Struct
+from cavvy.domain.services import LatencyGoal, ReplicaRole
+from cavvy.domain.values import Struct, replace
 
 _ENOUGH = 20  # answers from which a speed is computed
 # Until the number of running requests has varied, the gap is assumed to grow by this share of the
@@ -137,6 +137,7 @@ def estimate_goals(
     speeds = find_speeds(times)
     if speeds is None:
         return None
+    speeds = _take_role(speeds, terms.role)
     model = _Model(speeds=speeds, load=load, slots=terms.concurrency)
     ttft, gap = terms.ttft or _ANY, terms.token_gap or _ANY
     limits = _ReplicaLimits(
@@ -153,6 +154,15 @@ def estimate_goals(
         best_ttft_s=model.find_ttft(_MOST, 1 - ttft.share),
         best_gap_s=model.find_gap(_MOST, 1 - gap.share),
     )
+
+
+def _take_role(speeds: TokenSpeeds, role: ReplicaRole | None) -> TokenSpeeds:
+    """Return the speeds without the work that replicas of other roles do."""
+    if role is ReplicaRole.PREFILL:
+        return replace(speeds, completion=0.0)
+    if role is ReplicaRole.DECODE:
+        return replace(speeds, prompt_s=0.0, base_s=0.0, first_sd_s=0.0)
+    return speeds
 
 
 def _find_least(is_enough: Callable[[int], bool], most: int) -> int:

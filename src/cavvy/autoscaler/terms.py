@@ -1,6 +1,6 @@
 """The requirements of a service for the autoscaler, and the constants of the rule."""
 
-from cavvy.domain.services import DEFAULT_AVAILABILITY, LatencyGoal, TargetKind
+from cavvy.domain.services import DEFAULT_AVAILABILITY, LatencyGoal, ReplicaRole, TargetKind
 from cavvy.domain.values import Struct
 
 
@@ -47,7 +47,8 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
     `drain_s`. After `idle_s` without a request, `least` replicas remain.
 
     `ttft` and `token_gap` are the objectives of a language model. Once its speed was measured,
-    there are also enough replicas to meet them.
+    there are also enough replicas to meet them. Replicas with the `role` PREFILL only compute
+    prompts, and those with the role DECODE only generate answers.
 
     `cold_start_s` and `service_s` are assumed until the first measurement. `availability` is the
     availability that the spot policy aims at.
@@ -67,6 +68,7 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
     availability: float = DEFAULT_AVAILABILITY
     ttft: LatencyGoal | None = None
     token_gap: LatencyGoal | None = None
+    role: ReplicaRole | None = None
     weights: ScalingWeights = ScalingWeights()
 
     @property

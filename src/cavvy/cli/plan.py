@@ -86,10 +86,12 @@ def command(
     tasks = [with_rates(each, Path(file).parent) for each in read_any_tasks(file, params, options)]
     parts = [part for each in tasks for part in _list_parts(each)]
     count = sum(max(1, len(each.replica_groups)) for each in tasks)
-    if count > 1 and (load["load"] is not None or output != "table"):
+    loaded = load["load"] is not None
+    if (len(tasks) > 1 and loaded) or (count > 1 and not loaded and output != "table"):
         what = "tasks" if len(tasks) > 1 else "groups of replicas"
-        raise click.UsageError(f"{file} has {count} {what}; use -o table, and omit --load")
-    if load["load"] is not None:
+        rather = "omit --load" if loaded else "use -o table"
+        raise click.UsageError(f"{file} has {count} {what}; {rather}")
+    if loaded:
         from cavvy.cli.task.service_plan import show_ways
 
         show_ways(tasks[0], load, output)

@@ -35,6 +35,20 @@ class WayPrices(Struct, frozen=True, kw_only=True):
     serverless_usd_hr: float | None
 
 
+class ServicePlan(Struct, frozen=True, kw_only=True):
+    """The compared ways to run a service, or the group `name` of its replicas, with at most `most`
+    replicas. A service with `groups` pays `routers_usd_hr` for its routers at all times.
+    """
+
+    name: str
+    most: int
+    loads: "Sequence[LoadCosts]"
+    prices: WayPrices
+    objectives: "Sequence[ObjectiveCost]"
+    groups: "tuple[ServicePlan, ...]" = ()
+    routers_usd_hr: float = 0.0
+
+
 _COLUMNS = (
     TableColumn("way"),
     TableColumn("usd_month", "$/MONTH", show=show_dollars),
@@ -53,6 +67,7 @@ _OBJECTIVES = (
     TableColumn("gap_s", "REACHED", show=lambda value: f"{value:.3f}s"),
     TableColumn("late_percent", "LATE", show=lambda value: f"{value:.1f}%", drop=2),
     TableColumn("replicas", drop=1),
+    TableColumn("limited_percent", "AT MAX", show=lambda value: f"{value:.0f}%", drop=1),
     TableColumn("replica_hours", "REPLICA-HOURS", show=lambda value: f"{value:.1f}", drop=3),
     TableColumn("usd_hr", "$/HOUR", show=show_dollars),
     TableColumn("usd_month", "$/MONTH", show=show_dollars),
@@ -60,33 +75,37 @@ _OBJECTIVES = (
 
 
 def print_ways(
-    loads: "Sequence[LoadCosts]",
+    plan: ServicePlan,
     crossings: "Sequence[WayCrossing]",
-    prices: WayPrices,
-    objectives: "Sequence[ObjectiveCost]",
     output: str,
 ) -> None:
     """Print the cost of each way to run the service under the recorded load, and the loads at which
     the cheapest way changes; for a language model with objectives, also the cost of each objective.
+    Groups of replicas come first, each with its own costs.
     """
-    [recorded] = [each for each in loads if each.factor == 1]
+    loads, prices, recorded = plan.loads, plan.prices, _find_recorded(plan)
     if output == "json":
-        rows = [dict(zip(_names(), _row(each, prices), strict=True)) for each in recorded.costs]
-        document = {"requests_per_day": recorded.per_day, "ways": rows}
         others = {
             "loads": [asdict(each) for each in loads],
             "crossings": [asdict(each) for each in crossings],
-            "objectives": [_describe_objective(each) for each in objectives],
         }
-        json_out({**document, **others})
+        groups = [{"name": each.name, **_describe(each)} for each in plan.groups]
+        json_out({**_describe(plan), **others, "groups": groups})
         return
-    cells = [_row(each, prices) for each in recorded.costs]
     below = output == "table"
-    columns = [replace(each, hidden=below and each.name in _OF_PRICES) for each in _COLUMNS]
-    rows_out(columns, cells, output)
+    priced = list[tuple[object, ...]]()
+    for group in plan.groups if below else ():
+        click.echo(f"group {group.name}:")
+        priced += _print_tables(group, output)
+        click.echo()
+    if plan.groups and below:
+        routers = plan.routers_usd_hr
+        also = f", with {show_dollars(routers)} an hour for routers" if routers else ""
+        click.echo(f"all groups{also}:")
+    priced += _print_tables(plan, output)
     if not below:
         return
-    dated = [f"{source}, {day}" for *_, source, day in cells if source and day]
+    dated = [f"{source}, {day}" for *_, source, day in priced if source and day]
     text_out(f"prices: {'; '.join(dict.fromkeys(dated))}")
     click.echo(f"for {recorded.per_day:,.0f} requests a day, and a month of 730.5 hours")
     for each in crossings:
@@ -99,14 +118,60 @@ def print_ways(
         known = [each for each in recorded.costs if each.usd_month is not None]
         best = min(known, key=lambda each: each.usd_month or 0.0).way
         click.echo(f"{best} is the cheapest from {least:,.0f} to {most:,.0f} requests a day")
-    if objectives:
+    for one in plan.groups or (plan,):
+        _note_limits(one)
+    if not plan.groups:
+        _print_notes(prices)
+
+
+def _find_recorded(plan: ServicePlan) -> "LoadCosts":
+    return next(each for each in plan.loads if each.factor == 1)
+
+
+def _describe(plan: ServicePlan) -> dict[str, object]:
+    recorded = _find_recorded(plan)
+    return {
+        "requests_per_day": recorded.per_day,
+        "ways": [
+            {**dict(zip(_names(), _row(each, plan), strict=True)), "limited": each.limited}
+            for each in recorded.costs
+        ],
+        "objectives": [_describe_objective(each) for each in plan.objectives],
+    }
+
+
+def _print_tables(plan: ServicePlan, output: str) -> Sequence[tuple[object, ...]]:
+    """Print the ways, and as tables also the objectives. Return the rows of the ways."""
+    below = output == "table"
+    grouped = bool(plan.name or plan.groups)  # nothing else than on-demand replicas is compared
+    costs = _find_recorded(plan).costs
+    cells = [_row(each, plan) for each in costs if each.usd_month is not None or not grouped]
+    columns = [replace(each, hidden=below and each.name in _OF_PRICES) for each in _COLUMNS]
+    rows_out(columns, cells, output)
+    if below and plan.objectives:
         click.echo()
-        rows_out(_OBJECTIVES, [_objective_row(each) for each in objectives], output)
-        _note_missed(next(each for each in objectives if each.factor == 1))
-    _print_notes(prices)
+        rows_out(_OBJECTIVES, [_objective_row(each) for each in plan.objectives], output)
+    return cells
 
 
-def _note_missed(stated: "ObjectiveCost") -> None:
+def _note_limits(plan: ServicePlan) -> None:
+    """Say which requests are late because the service may have too few replicas, and which of the
+    stated objectives no number of replicas meets.
+    """
+    who = f"group {plan.name}: " if plan.name else ""
+    limited = [each.way for each in _find_recorded(plan).costs if each.limited and each.usd_month]
+    if limited or any(each.limited for each in plan.objectives):
+        where = f" ({', '.join(limited)})" if limited else ", see AT MAX"
+        click.echo(
+            f"note: {who}with `replicas.max: {plan.most}`, more requests are late than with more "
+            f"replicas{where}",
+            err=True,
+        )
+    if plan.objectives:
+        _note_missed(next(each for each in plan.objectives if each.factor == 1), who)
+
+
+def _note_missed(stated: "ObjectiveCost", who: str) -> None:
     """Say which of the stated objectives no number of replicas meets."""
     pairs = (
         ("ttft", stated.ttft, stated.best_ttft_s),
@@ -115,7 +180,7 @@ def _note_missed(stated: "ObjectiveCost") -> None:
     for name, goal, best_s in pairs:
         if goal is not None and best_s is not None and best_s > goal.limit_s:
             click.echo(
-                f"note: no number of replicas meets {name}, {_say_goal(goal)}: the best is "
+                f"note: {who}no number of replicas meets {name}, {_say_goal(goal)}: the best is "
                 f"{best_s:.3g}s, because of the speed of the model and the lengths of prompts",
                 err=True,
             )
@@ -130,6 +195,7 @@ def _objective_row(each: "ObjectiveCost") -> tuple[object, ...]:
         None if each.token_gap is None else each.gap_s,
         100 * each.late,
         f"{least} to {most}, mean {mean:.1f}",
+        100 * each.limited,
         each.replica_hours,
         each.usd_hr,
         each.usd_month,
@@ -173,16 +239,19 @@ def _names() -> list[str]:
     return [each.name for each in _COLUMNS]
 
 
-def _row(cost: "WayCost", prices: WayPrices) -> tuple[object, ...]:
+def _row(cost: "WayCost", plan: ServicePlan) -> tuple[object, ...]:
     on_time = None if cost.on_time is None else 100 * cost.on_time
     simulated = on_time, cost.wait_p99_s, cost.most
     if cost.usd_month is None:
         simulated = None, None, None
-    return cost.way, cost.usd_month, *simulated, *_price(cost.way, prices)
+    return cost.way, cost.usd_month, *simulated, *_price(cost.way, plan)
 
 
-def _price(way: ServingWay, prices: WayPrices) -> tuple[str, str | None, object]:
+def _price(way: ServingWay, plan: ServicePlan) -> tuple[str, str | None, object]:
     """Return the price as text, its source and its date."""
+    if plan.groups:
+        return "see the groups", None, None
+    prices = plan.prices
     if way is ServingWay.MANAGED and prices.managed_usd_hr is None and prices.managed is not None:
         return _offered(prices.managed)
     if way is ServingWay.MANAGED:

@@ -87,7 +87,10 @@ def scale_replicas(
     if not groups:
         return scale(service, before, traffic, now, average_readings(service, seen))
     alone = [as_group(service, each) for each in groups]
-    scaled = [scale(each, before, traffic, now, average_readings(each, seen)) for each in alone]
+    scaled = [
+        scale(each, before, traffic, now, average_readings(each, seen), group.role)
+        for group, each in zip(groups, alone, strict=True)
+    ]
     done = {each.id: each for part in scaled for each in part.replicas}
     states = tuple(
         GroupScale(name=group.name, target=each.target, why=each.why, scaling=each.scaling)

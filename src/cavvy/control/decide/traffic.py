@@ -19,6 +19,7 @@ from cavvy.domain.services import (
     COMING_REPLICAS,
     DEFAULT_AVAILABILITY,
     ReplicaLoss,
+    ReplicaRole,
     ReplicaState,
     ServiceReplica,
     ServiceSpec,
@@ -85,8 +86,10 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     whole: bool = True  # whether all gateways have reported their requests in flight
 
 
-def make_terms(spec: ServiceSpec) -> ScalingTerms:
-    """Return the autoscaler's terms, derived from the specification of the service."""
+def make_terms(spec: ServiceSpec, role: ReplicaRole | None = None) -> ScalingTerms:
+    """Return the autoscaler's terms, derived from the specification of the service, or of its
+    replicas with this role.
+    """
     target = spec.replicas.target
     waits = target.kind is TargetKind.QUEUE_WAIT
     return ScalingTerms(
@@ -101,6 +104,7 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
         availability=spec.slo.availability or DEFAULT_AVAILABILITY,
         ttft=spec.slo.ttft,
         token_gap=spec.slo.token_gap,
+        role=role,
     )
 
 
@@ -110,11 +114,12 @@ def scale(
     traffic: ServiceTraffic,
     now: datetime,
     reading: float | None = None,
+    role: ReplicaRole | None = None,
 ) -> StoredService:
     """Return the service with its wanted number of replicas (also for each of its markets), and
     with the autoscaler's next state. `before` is the traffic at the last decision, or None at the
     first decision after a start of the gateway or the server. `reading` is the mean, over the ready
-    replicas, of the value by which the service is scaled.
+    replicas, of the value by which the service is scaled. `role` is that of all its replicas.
     """
     state = _decode_state(service.scaling) if service.scaling else ScalingState()
     seen = replace(observe(service, before, traffic, now), reading=reading)
@@ -122,7 +127,7 @@ def scale(
         # A rate that was measured over one second is not meaningful, because a new service was idle
         # before.
         seen = replace(seen, arrivals=(*[0] * _IDLE_BEFORE_S, *seen.arrivals))
-    decision, state = decide(make_terms(service.spec), state, seen)
+    decision, state = decide(make_terms(service.spec, role), state, seen)
     scaling = msgspec.json.encode(state).decode()
     service = _mark_seen(service)
     counts = zip(service.markets, decision.placement, strict=False)

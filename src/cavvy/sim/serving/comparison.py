@@ -39,7 +39,8 @@ class ServingWay(StrEnum):
 class WayCost(Struct, frozen=True, kw_only=True):
     """The monthly cost of one way to run the service, or None if its price is unknown. Some ways
     are not simulated; for these, the share of requests on time, the 99th percentile of the waits,
-    and the maximum number of replicas are None.
+    and the maximum number of replicas are None. `limited` is whether the service would need more
+    replicas than it may have for enough requests on time.
     """
 
     way: ServingWay
@@ -47,6 +48,7 @@ class WayCost(Struct, frozen=True, kw_only=True):
     on_time: float | None = None
     wait_p99_s: float | None = None
     most: int | None = None
+    limited: bool = False
 
 
 class LoadCosts(Struct, frozen=True, kw_only=True):
@@ -105,6 +107,37 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
     return LoadCosts(factor=factor, per_day=len(load.arrivals_s) / days, costs=costs)
 
 
+def add_groups(groups: Sequence[Sequence[LoadCosts]], fixed_usd_hr: float) -> Sequence[LoadCosts]:
+    """Return the costs of a whole service, from those of its groups of replicas under the same
+    loads, and from what its routers cost in an hour. A request is on time if it is in each group.
+    """
+    return [
+        replace(
+            each[0],
+            costs=[
+                _add(costs, fixed_usd_hr)
+                for costs in zip(*(one.costs for one in each), strict=True)
+            ],
+        )
+        for each in zip(*groups, strict=True)
+    ]
+
+
+def _add(costs: Sequence[WayCost], fixed_usd_hr: float) -> WayCost:
+    def known(name: str) -> list[float]:
+        return [value for each in costs if (value := getattr(each, name)) is not None]
+
+    usd = known("usd_month")
+    return WayCost(
+        way=costs[0].way,
+        usd_month=sum(usd) + fixed_usd_hr * MONTH_HOURS if len(usd) == len(costs) else None,
+        on_time=min(known("on_time"), default=None),
+        wait_p99_s=max(known("wait_p99_s"), default=None),
+        most=int(sum(known("most"))) if known("most") else None,
+        limited=any(each.limited for each in costs),
+    )
+
+
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
     """Return the costs of running the service in each way that needs no autoscaler, and therefore
     no simulation.
@@ -114,9 +147,10 @@ def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> l
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
     endpoint = None if managed is None else steady.most * managed * MONTH_HOURS
     serverless = terms.serverless_usd_hr
+    late = steady.on_time < terms.scaling.on_time  # with the largest number
     return [
-        _cost(ServingWay.ALWAYS_ON, steady, steady.most * demand * MONTH_HOURS),
-        _cost(ServingWay.MANAGED, steady, endpoint),
+        _cost(ServingWay.ALWAYS_ON, steady, steady.most * demand * MONTH_HOURS, late),
+        _cost(ServingWay.MANAGED, steady, endpoint, late),
         WayCost(
             way=ServingWay.SERVERLESS,
             usd_month=None if serverless is None else busy_hours * serverless / months,
@@ -233,16 +267,18 @@ def _scaled(
     # for the rest of the last day, the minimum number of replicas is billed
     rest_h = max(0.0, months * MONTH_HOURS - load.length_s / 3600)
     usd = score.usd + rest_h * scaling.least * terms.setting.on_demand_usd_hr
-    return _cost(way, score, usd / months)
+    limited = controller.limited > 0 and score.on_time < scaling.on_time
+    return _cost(way, score, usd / months, limited)
 
 
-def _cost(way: ServingWay, score: ServingScore, usd_month: float | None) -> WayCost:
+def _cost(way: ServingWay, score: ServingScore, usd_month: float | None, limited: bool) -> WayCost:
     return WayCost(
         way=way,
         usd_month=usd_month,
         on_time=score.on_time,
         wait_p99_s=score.wait_s[2],
         most=score.most,
+        limited=limited,
     )
 
 

@@ -19,8 +19,8 @@ class ObjectiveCost(Struct, frozen=True, kw_only=True):
     and `gap_s` are the percentiles that were reached. `best_ttft_s` and `best_gap_s` are those that
     the autoscaler expects of any number of replicas, or None if it measured too few answers. `late`
     is the share of answers that missed an objective. `replicas` contains the lowest number of
-    replicas after each full minute, the mean and the highest one, and `history` the number at each
-    of these minutes.
+    replicas after each full minute, the mean and the highest one, `limited` the share of the time
+    in which more were needed than the service may have, and `history` the number at each minute.
     """
 
     factor: float
@@ -32,6 +32,7 @@ class ObjectiveCost(Struct, frozen=True, kw_only=True):
     best_gap_s: float | None
     late: float
     replicas: tuple[int, float, int]
+    limited: float
     replica_hours: float
     usd_hr: float
     history: tuple[tuple[float, int], ...]
@@ -48,6 +49,33 @@ def compare_objectives(
     setting the speed of the model.
     """
     return list(_run_all(trace, terms, setting))
+
+
+def add_groups(
+    groups: Sequence[Sequence[ObjectiveCost]], fixed_usd_hr: float
+) -> Sequence[ObjectiveCost]:
+    """Return the costs of a whole service, from those of its groups of replicas, and from what its
+    routers cost in an hour. Each objective is that of the first group that has it.
+    """
+    return [_add(each, fixed_usd_hr) for each in zip(*groups, strict=True)]
+
+
+def _add(parts: Sequence[ObjectiveCost], fixed_usd_hr: float) -> ObjectiveCost:
+    first = next((each for each in parts if each.ttft is not None), parts[0])
+    gap = next((each for each in parts if each.token_gap is not None), parts[0])
+    least, mean, most = (sum(each.replicas[at] for each in parts) for at in range(3))
+    return replace(
+        first,
+        token_gap=gap.token_gap,
+        gap_s=gap.gap_s,
+        best_gap_s=gap.best_gap_s,
+        late=max(each.late for each in parts),
+        replicas=(int(least), mean, int(most)),
+        limited=max(each.limited for each in parts),
+        replica_hours=sum(each.replica_hours for each in parts),
+        usd_hr=sum(each.usd_hr for each in parts) + fixed_usd_hr,
+        history=(),
+    )
 
 
 def _run_all(
@@ -79,6 +107,7 @@ def _run_all(
                 score.replica_hours / hours,
                 score.most,
             ),
+            limited=controller.limited,
             replica_hours=score.replica_hours,
             usd_hr=score.usd / hours,
             history=tuple(counts),

@@ -15,6 +15,7 @@ from cavvy.autoscaler.decide import decide
 from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.autoscaler.observations import (
     MarketObservation,
+    ScaleReason,
     ScalingDecision,
     ServiceObservation,
 )
@@ -81,7 +82,7 @@ class AutoscalerController:
         self.decisions: list[tuple[float, ScalingDecision]] = []
         self._terms, self._state = terms, ScalingState()
         self._arrivals: list[int] = []
-        self._arrived = 0
+        self._arrived = self._limited = 0
         self._before = (0, 0, 0, 0.0)
         self._tokens, self._prompts = TokenTimes(), PromptSums()
         self.answers: EngineAnswers
@@ -97,8 +98,14 @@ class AutoscalerController:
     def order(self, service: SimulatedService) -> Sequence[int]:
         decision, self._state = decide(self._terms, self._state, self._observe(service))
         self.decisions.append((service.now_s, decision))
+        self._limited += decision.reason is ScaleReason.MOST
         self.goals = self._state.goals or self.goals
         return decision.placement
+
+    @property
+    def limited(self) -> float:
+        """The share of the decisions that wanted more replicas than the service may have."""
+        return self._limited / max(1, len(self.decisions))
 
     def _observe(self, service: SimulatedService) -> ServiceObservation:
         started, late, completed, completed_s = self._before
