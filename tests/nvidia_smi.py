@@ -5,7 +5,8 @@ put into PATH. It has the commands that Cavvy uses, refuses all others, and prin
 
 Each GPU of the file has "uuid", "name", "memory", "mig", "profiles" (name, ID, slices, processors,
 first slices) and "instances" (name, start, size, processors, whether it has a compute instance,
-busy).
+busy). It may have "programs" (PIDs), "held" (by a program that is not listed) and "pending", the
+noted mode.
 """
 
 import fcntl
@@ -31,10 +32,10 @@ def answer(arguments, gpus):
     if arguments[:1] == ["mig"]:
         return mig(arguments[1:], gpus)
     text = " ".join(arguments)
-    if text.startswith("--query-gpu=index,uuid,name,memory.total,mig.mode.current"):
-        for index, gpu in enumerate(gpus):
-            mode = "Enabled" if gpu["mig"] else "Disabled"
-            print(f"{index}, {gpu['uuid']}, {gpu['name']}, {gpu['memory']}, {mode}")
+    if text.startswith("--query-"):
+        return query(text, gpus)
+    if arguments[:1] == ["-i"] and arguments[2:3] == ["-mig"]:
+        return switch(find(gpus, arguments[1]), arguments[3] == "1")
     elif text == "-L":
         for index, gpu in enumerate(gpus):
             print(f"GPU {index}: {gpu['name']} (UUID: {gpu['uuid']})")
@@ -45,8 +46,46 @@ def answer(arguments, gpus):
             print(f"<mig_device>\n<index>{device}</index>")
             print(f"<gpu_instance_id>{number}</gpu_instance_id>\n</mig_device>")
     else:
-        print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.")
-        return 2
+        return refuse()
+    return 0
+
+
+def query(text, gpus):
+    for index, gpu in enumerate(gpus):
+        mode = say(gpu["mig"])
+        if text.startswith("--query-gpu=index,uuid,name,memory.total,mig.mode.current "):
+            print(f"{index}, {gpu['uuid']}, {gpu['name']}, {gpu['memory']}, {mode}")
+        elif text.startswith("--query-gpu=index,uuid,mig.mode.current,mig.mode.pending "):
+            print(f"{index}, {gpu['uuid']}, {mode}, {say(gpu.get('pending', gpu['mig']))}")
+        elif text.startswith("--query-compute-apps=gpu_uuid,pid "):
+            for pid in gpu.get("programs", []):
+                print(f"{gpu['uuid']}, {pid}")
+        else:
+            return refuse()
+    return 0
+
+
+def say(mode):
+    return "Enabled" if mode else "Disabled"
+
+
+def refuse():
+    print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.")
+    return 2
+
+
+def switch(gpu, on):
+    """Switch the mode, or note it for the next reset if the GPU is "held"."""
+    if on == gpu["mig"]:
+        gpu.pop("pending", None)
+    elif gpu.get("held"):
+        gpu["pending"] = on
+        print("Warning: MIG mode is in pending enable state for GPU 00000000:07:00.0:In use by")
+        print("another client")
+    else:
+        gpu["mig"] = on
+        print("Enabled MIG Mode for GPU 00000000:07:00.0")
+    print("All done.")
     return 0
 
 

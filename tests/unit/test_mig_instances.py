@@ -26,7 +26,8 @@ from cavvy.providers.hosts.fleet.machines import (
     make_hosts,
     make_machine,
 )
-from cavvy.providers.hosts.supervisor.facts import ask_smi
+from cavvy.providers.hosts.supervisor.facts import ask_smi, read_facts
+from cavvy.providers.hosts.supervisor.mig_mode import divide_marked
 from cavvy.scheduler.packing import AllocationOwner, allocate_one, choose_slices
 from cavvy.task_files import parse_task
 
@@ -307,3 +308,85 @@ def test_a_killed_agent_s_instance_is_swept(card: Card) -> None:
     card.change("1", busy=False)
     assert main(["--sweep", "config.json"]) == 0
     assert not card.instances()
+
+
+class MarkedGpu:
+    """The stand-in's GPU without MIG mode, which the owner's file may mark."""
+
+    def __init__(self, card: Card, marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.card, self.shared = card, card.file.parent
+        self.root = self.shared / "installations" / "one"
+        self.root.mkdir(parents=True)
+        (self.shared / "marks").write_text(marks)
+        monkeypatch.setenv("CAVVY_MIG_MARKS", str(self.shared / "marks"))
+        self.set(mig=False)
+
+    def set(self, **fields: object) -> None:
+        (gpu,) = json.loads(self.card.file.read_text())
+        self.card.file.write_text(json.dumps([gpu | fields]))
+
+    def modes(self) -> tuple[bool, bool]:
+        """The mode, and whether the driver has noted another one."""
+        (gpu,) = json.loads(self.card.file.read_text())
+        return gpu["mig"], "pending" in gpu
+
+    def divide(self) -> str:
+        return divide_marked(str(self.root)).get("GPU-a", "")
+
+
+@pytest.mark.parametrize("marks", ["0", "GPU-a", "7, 0  # the owner's", "all"])
+def test_a_marked_gpu_that_is_idle_is_switched_to_mig(
+    card: Card, marks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = MarkedGpu(card, marks, monkeypatch)
+    smi = SmiReading(**read_facts(str(gpu.root), divide_marked(str(gpu.root)))["smi"])
+    assert gpu.modes() == (True, False)
+    machine = make_machine(ENTRY, replace(FACTS, smi=smi))
+    assert [each.id for each in machine.devices] == [f"GPU-a/{n}" for n in range(8)]
+    with hold(card, "GPU-a/0", "1g.10gb") as config:
+        assert config.devices == ["MIG-a-1-1"]
+        assert gpu.divide() == ""
+
+
+@pytest.mark.parametrize("marks", ["", "1", "# 0", "GPU-b", "-1", "al", "00"])
+def test_a_gpu_that_is_not_marked_keeps_its_mode(
+    card: Card, marks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = MarkedGpu(card, marks, monkeypatch)
+    assert gpu.divide() == ""
+    assert gpu.modes() == (False, False)
+
+
+def test_a_gpu_that_something_uses_is_not_switched(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = MarkedGpu(card, "all", monkeypatch)
+    rank = gpu.shared / "other" / "two" / "agents" / "their-gang" / "0"
+    rank.mkdir(parents=True)
+    (rank / "devices").write_text("GPU-a 0.25\n")  # it is about to start
+    command = "`sudo nvidia-smi -i GPU-a -mig 1`"
+    assert (
+        gpu.divide() == f"the gang their-gang is using GPU-a; {command} switches it when it is idle"
+    )
+    (rank / "dead.json").write_text("{}")
+    gpu.set(programs=[4711])
+    assert gpu.divide().startswith(f"the process 4711 uses it; {command}")
+    gpu.set(programs=[])
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert gpu.divide().startswith(f"only root can switch the mode: {command}")
+    assert gpu.modes() == (False, False)
+
+
+def test_a_mode_that_the_driver_only_notes_is_taken_back(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the next reset, the GPU would be divided under the job that runs then."""
+    gpu = MarkedGpu(card, "0", monkeypatch)
+    gpu.set(held=True)
+    told = divide_marked(str(gpu.root))
+    assert "In use by another client" in told["GPU-a"]
+    assert gpu.modes() == (False, False)
+    smi = SmiReading(**read_facts(str(gpu.root), told)["smi"])
+    machine = make_machine(ENTRY, replace(FACTS, smi=smi))
+    assert [each.id for each in machine.devices] == ["GPU-a"], "it is offered whole"
+    assert machine.notes == [f"NVIDIA: GPU-a is not divided: {told['GPU-a']}"]

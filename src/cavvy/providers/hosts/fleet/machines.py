@@ -76,6 +76,7 @@ class SmiReading(Struct, frozen=True, kw_only=True):
     links: str = ""  # the output of `nvidia-smi topo -m`
     mig: Mapping[str, str] = field(default_factory=dict)  # see `supervisor.facts.read_mig`
     errors: str = ""  # for each GPU a row of UUID and uncorrected memory errors
+    undivided: Mapping[str, str] = field(default_factory=dict)  # see `supervisor.mig_mode`
     remaps: str = ""  # for each GPU a row of UUID, and whether remappings are pending or failed
 
 
@@ -205,7 +206,8 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
             usable=lambda path: f"/{path.relative_to(root)}" in facts.usable,
         )
         machine = discover(sources)
-    return machine.limit(
+    kept = [f"NVIDIA: {uuid} is not divided: {why}" for uuid, why in facts.smi.undivided.items()]
+    return replace(machine, notes=[*machine.notes, *kept]).limit(
         cpus=entry.cpus, memory_gib=entry.memory_gib, accelerators=entry.accelerators
     )
 

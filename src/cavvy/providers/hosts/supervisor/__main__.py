@@ -16,10 +16,11 @@ if __name__ == "__main__":
     sys.modules["cavvy_supervisor"] = package
     # the package exists from the line above on
     from cavvy_supervisor.facts import read_facts  # type: ignore[import-not-found]
+    from cavvy_supervisor.mig_mode import divide_marked  # type: ignore[import-not-found]
     from cavvy_supervisor.service import HostSupervisor  # type: ignore[import-not-found]
 
     if sys.argv[1] == "facts":
-        sys.stdout.write(json.dumps(read_facts(sys.argv[2])))
+        sys.stdout.write(json.dumps(read_facts(sys.argv[2], divide_marked(sys.argv[2]))))
         sys.stdout.flush()
     else:
         HostSupervisor(sys.argv[2]).serve()

@@ -62,8 +62,8 @@ GROUP_FILES = (
 )
 
 
-def read_facts(root: str) -> Fields:
-    """Return the raw facts of this host."""
+def read_facts(root: str, undivided: dict[str, str]) -> Fields:
+    """Return the raw facts of this host. `undivided` is what `mig_mode.divide_marked` returns."""
     disk = os.statvfs(root)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -76,7 +76,7 @@ def read_facts(root: str) -> Fields:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_mib": pages >> 20,
         "disk_gib": disk.f_bavail * disk.f_frsize >> 30,
-        "smi": ask_smi(),
+        "smi": {**ask_smi(), "undivided": undivided},
         "files": read_fact_files(),
         "links": read_fact_links(),
         "usable": [path for path in ("/dev/kfd",) if os.access(path, os.R_OK | os.W_OK)],
