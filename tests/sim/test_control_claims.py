@@ -112,6 +112,55 @@ def test_ranks_get_each_others_keys_and_the_addresses_of_their_tunnel() -> None:
     in_harness(scenario)
 
 
+def test_agents_that_wait_for_their_gang_get_the_work_when_it_is_complete() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        job = await harness.submit(nodes=4, secrets=())
+        await harness.wait()
+        gang, sessions = await harness.gang(job), harness.control_plane.agents
+
+        async def claim(rank: int, wait_s: float, here: AgentSessions = sessions) -> object:
+            wait = timedelta(seconds=wait_s)
+            return await here.claim(gang, rank, f"n{rank}", f"10.0.0.{rank}", HOST, wait=wait)
+
+        began = harness.clock.now()
+        assert isinstance(await claim(0, 0), ClaimWait), "agents that cannot wait ask again"
+        assert isinstance(await claim(0, 5), ClaimWait)
+        assert harness.clock.now() - began == timedelta(seconds=5)
+        # others claim elsewhere, and at the same time, so that none of them sees the last claim
+        there = AgentSessions(
+            harness.store, harness.clock, harness.control_plane.hint, sessions._dependencies
+        )
+        first = asyncio.create_task(claim(0, 60))
+        second = asyncio.create_task(claim(1, 60, there))
+        await harness.wait(3)
+        assert not first.done()
+        began = harness.clock.now()
+        last = await asyncio.gather(claim(2, 60), claim(3, 60))
+        assert harness.clock.now() == began
+        for answer in (await first, await second, *last):
+            assert isinstance(answer, ClaimGranted)
+            assert answer.work.addresses == [f"10.0.0.{rank}" for rank in range(4)]
+
+    in_harness(scenario)
+
+
+def test_agents_that_wait_for_their_gang_are_answered_when_the_server_stops() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        job = await harness.submit(nodes=2, secrets=())
+        await harness.wait()
+        gang, sessions = await harness.gang(job), harness.control_plane.agents
+        waits = asyncio.create_task(
+            sessions.claim(gang, 0, "n", "a", HOST, wait=timedelta(hours=1))
+        )
+        await harness.wait(1)
+        began = harness.clock.now()
+        sessions.wake(gang)  # as a server that stops
+        assert isinstance(await waits, ClaimWait)
+        assert harness.clock.now() == began
+
+    in_harness(scenario)
+
+
 def test_a_checkpoint_that_nobody_waits_for_any_more_is_not_brought() -> None:
     ended: list[str] = []
 

@@ -132,7 +132,7 @@ class Stub:
         rank, nonce = int(str(ask["rank"])), str(ask["nonce"])
         if self.nonces.setdefault(rank, nonce) != nonce:
             return 409, {"code": "claimed"}
-        if set(ask) != {"gang", "rank", "nonce", "address", "host"}:
+        if set(ask) != {"gang", "rank", "nonce", "address", "host", "wait_s"}:
             self.faults.append(f"claim with {sorted(ask)}")
         if self.claims_before_go > 0:
             self.claims_before_go -= 1

@@ -34,7 +34,7 @@ from cavvy.store.open import open_store
 if TYPE_CHECKING:
     import psycopg
 
-_OPTIONS = {
+OPTIONS = {
     "listen_addresses": "",
     "fsync": "off",
     "full_page_writes": "off",
@@ -218,7 +218,7 @@ def _start() -> Path:
 
 
 def _run(programs: Path, folder: Path) -> "subprocess.Popen[bytes]":
-    options = [part for name, value in _OPTIONS.items() for part in ("-c", f"{name}={value}")]
+    options = [part for name, value in OPTIONS.items() for part in ("-c", f"{name}={value}")]
     with open(folder / "log", "ab") as log:
         return start_tied(
             [programs / "postgres", "-D", folder / "data", "-k", folder, *options],

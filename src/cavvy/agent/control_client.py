@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 ORDERS_WAIT_S = 30
+CLAIM_WAIT_S = 5  # while agents of other ranks are missing
 FIRST_DELAY_S = 0.1
 LAST_DELAY_S = 5.0
 LOG_PAUSE_S = 0.1  # seconds to wait for more output before a short piece of the log is sent
@@ -200,6 +201,8 @@ class ControlPlaneClient:
             "nonce": self._nonce,
             "address": self._config.node_address,
             "host": host,
+            # a mailbox answers one request after the other
+            "wait_s": 0 if self.address.by_mail else CLAIM_WAIT_S,
         }
         self._messages.ask("POST", "/agent/v1/claim", json.dumps(body).encode(), self._claimed)
 

@@ -2,7 +2,8 @@
 
 from asyncio import Lock, to_thread
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -101,13 +102,17 @@ class AppState(Struct, kw_only=True):
 
     async def wait_order(self, gang: str, rank: int, after: int, seconds: float) -> Order | None:
         """Wait for the next order to a rank. Returns None early if the server stops."""
-        if seconds <= 0 or self.watch.closed:
-            return await self.control_plane.agents.order(gang, rank, after)
+        with self.poll(gang, seconds) as wait:
+            if not wait:
+                return await self.control_plane.agents.order(gang, rank, after)
+            return await self.control_plane.agents.wait_order(gang, rank, after, wait)
+
+    @contextmanager
+    def poll(self, gang: str, seconds: float) -> Iterator[timedelta]:
+        """Give how long a request of an agent may wait, and let `close_polls` wake it."""
         self.polling[gang] += 1
         try:
-            return await self.control_plane.agents.wait_order(
-                gang, rank, after, timedelta(seconds=seconds)
-            )
+            yield timedelta(seconds=0 if self.watch.closed else seconds)
         finally:
             self.polling[gang] -= 1
             if not self.polling[gang]:

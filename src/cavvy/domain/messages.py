@@ -156,8 +156,18 @@ class AgentCalls(Protocol):
     """The requests of an agent to the control plane."""
 
     async def claim(
-        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts
-    ) -> ClaimGranted | ClaimWait | ClaimRefused: ...
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        address: str,
+        host: HostFacts,
+        *,
+        wait: timedelta = timedelta(0),
+    ) -> ClaimGranted | ClaimWait | ClaimRefused:
+        """Request the work. While agents of other ranks are missing, the answer waits for at most
+        `wait`."""
+
     async def messages(
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
     ) -> MessagesStored | ClaimLost: ...

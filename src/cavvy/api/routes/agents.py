@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import Path, Query
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.json import decode
 from starlette.requests import Request
 from starlette.responses import Response
@@ -63,6 +63,8 @@ class ClaimAsk(Struct, frozen=True, kw_only=True):
     nonce: Name
     address: Name
     host: HostFacts = HostFacts()
+    # how long the answer waits while agents of other ranks are missing
+    wait_s: Annotated[float, Meta(ge=0, le=3600)] = 0
 
 
 class ClaimAnswer(Answer, frozen=True, kw_only=True):
@@ -124,9 +126,11 @@ async def claim(request: Request) -> ClaimAnswer:
     app_state, protocol = _speak(request), _version(request)
     ask = await read(request, ClaimAsk)
     once = app_state.tokens.check_claim(request, ask.gang, ask.rank)
-    match await app_state.control_plane.agents.claim(
-        ask.gang, ask.rank, ask.nonce, ask.address, ask.host, protocol=protocol
-    ):
+    with app_state.poll(ask.gang, min(ask.wait_s, _LONGEST_WAIT_S)) as wait:
+        answer = await app_state.control_plane.agents.claim(
+            ask.gang, ask.rank, ask.nonce, ask.address, ask.host, protocol=protocol, wait=wait
+        )
+    match answer:
         case ClaimGranted(work=work, lease=lease):
             work = replace(work, log_limit_mib=app_state.settings.whole("logs.job_mib"))
             token = app_state.tokens.of(ask.gang) if once else None

@@ -7,8 +7,10 @@ applied once. A lost wake-up delays a response by at most one polling interval.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, timedelta
+from functools import partial
 
 from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
 from cavvy.control.agents.claims import find_objection
@@ -52,8 +54,8 @@ from cavvy.planner.risk import CheckpointInterval, fit_notice, is_news
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
-# time after which an agent repeats its claim while agents of other ranks are missing
-_ASK_AGAIN = timedelta(milliseconds=200)
+# the answer while agents of other ranks are missing: the agent repeats its claim
+_INCOMPLETE = ClaimWait(after=timedelta(milliseconds=200))
 # time after which an agent of a standby gang repeats its claim while another gang does the work
 _STANDBY_ASKS_AGAIN = timedelta(seconds=1)
 _GROUP_ASKS_AGAIN = timedelta(seconds=1)
@@ -143,6 +145,8 @@ class AgentSessions:
             str, asyncio.Future[CheckpointConfig | None]
         ] = {}  # running copies of checkpoints, keyed by attempt ID, until the claim is granted
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        # the ranks of incomplete gangs whose agents have claimed them on this server
+        self._gathered: defaultdict[str, set[int]] = defaultdict(set)
 
     async def claim(
         self,
@@ -153,12 +157,31 @@ class AgentSessions:
         host: HostFacts,
         *,
         protocol: int = PROTOCOL,
+        wait: timedelta = timedelta(0),
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         """Grant the rank to the first nonce that requests the rank. A repeated request with the
-        same nonce gets the same response as the first request.
+        same nonce gets the same response as the first request. While agents of other ranks are
+        missing, the response waits for at most `wait`, or until the gang's agents are woken.
 
         An agent with an older `protocol` is refused if it would ignore fields of the work.
         """
+        ask = partial(self._try_claim, gang, rank, nonce, address, host, protocol)
+        with self._listen(gang) as changed:
+            answer, pause, woken = await ask(), _INCOMPLETE.after, False
+            # agents may also claim on other servers, so the gang is looked at now and then
+            while wait and answer == _INCOMPLETE and not woken:
+                pause = min(2 * pause, wait)
+                wait -= pause
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause.total_seconds()):
+                        await changed.wait()
+                woken = changed.is_set()
+                answer = await ask()
+        return answer
+
+    async def _try_claim(
+        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, protocol: int
+    ) -> ClaimGranted | ClaimWait | ClaimRefused:
         for _ in range(_TRIES):
             try:
                 return await self._claim(gang, rank, nonce, address, host, protocol)
@@ -234,9 +257,7 @@ class AgentSessions:
         than `after` exists. When `notify` is called, the wait ends early, and the result may be
         None.
         """
-        changed = asyncio.Event()
-        self._waiters[gang].add(changed)
-        try:
+        with self._listen(gang) as changed:
             order = await self.order(gang, rank, after)
             if order is not None:
                 return order
@@ -246,18 +267,26 @@ class AgentSessions:
             except TimeoutError:
                 return None
             return await self.order(gang, rank, after)
+
+    @contextmanager
+    def _listen(self, gang: str) -> Iterator[asyncio.Event]:
+        """Give an event that is set whenever the requests of this gang's agents are woken."""
+        changed = asyncio.Event()
+        self._waiters[gang].add(changed)
+        try:
+            yield changed
         finally:
             self._waiters[gang].discard(changed)
             if not self._waiters[gang]:
                 del self._waiters[gang]
 
     def notify(self, gang: str) -> None:
-        """Wake all waiting requests for orders to this gang, on all servers."""
+        """Wake all waiting requests of this gang's agents, on all servers."""
         self.wake(gang)
         self.notify_others(gang)
 
     def wake(self, gang: str) -> None:
-        """Agents of this gang may wait on this server for orders: answer their requests now."""
+        """Agents of this gang may wait on this server: answer their requests now."""
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 
@@ -290,6 +319,7 @@ class AgentSessions:
         orders.
         """
         self.memory.forget(attempt.id, range(attempt.nodes))
+        self._gathered.pop(attempt.gang, None)
         if (coming := self._readying.pop(attempt.id, None)) is not None:
             coming.cancel()
         self.notify(attempt.gang)
@@ -342,15 +372,25 @@ class AgentSessions:
                     attempt, rank, "the agent cannot encrypt the traffic between ranks"
                 )
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
+            self._gather(gang, nodes)
         self.memory.hear(attempt.id, rank, now)
         return await self._give(job, attempt, nodes)
+
+    def _gather(self, gang: str, nodes: Sequence[Node]) -> None:
+        """Wake the agents that wait for the rest of their gang if it is complete. Agents that claim
+        at the same time do not see each other's claims in `nodes`."""
+        gathered = self._gathered[gang]
+        gathered |= {each.rank for each in nodes if each.claim is not None}
+        if len(gathered) == len(nodes):
+            del self._gathered[gang]
+            self.wake(gang)
 
     async def _give(
         self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node]
     ) -> ClaimGranted | ClaimWait:
         """Return the work document if every rank has an agent; otherwise the agent must wait."""
         if not all(other.claim for other in nodes):
-            return ClaimWait(after=_ASK_AGAIN)
+            return _INCOMPLETE
         # A standby gang gets no work until it has taken the job over. A takeover after the job was
         # read has changed the rows of the other gang's nodes, so the grant would have failed.
         if attempt.number != job.attempt:

@@ -30,6 +30,7 @@ from cavvy.providers.fake.machines import FakeGang, FakeMachine
 T = TypeVar("T")
 Call = Callable[[AgentCalls], Coroutine[Any, Any, T]]
 _LONG_POLL = timedelta(minutes=5)
+_GATHERS = timedelta(seconds=5)  # how long a claim waits for the agents of other ranks
 _RETRY_S = 5.0  # pause between requests while the control plane does not answer
 _REACTION_S = 1.0  # time from a signal to the end of cooperative work
 _CHECKPOINT_S = 600.0  # time between checkpoints if the task sets no interval
@@ -212,7 +213,7 @@ class _Agent:
         while self._until is None or self._now() < self._until:
             answer = await self._ask(
                 lambda control_plane: control_plane.claim(
-                    name, self._rank, self._nonce, address, host
+                    name, self._rank, self._nonce, address, host, wait=_GATHERS
                 )
             )
             match answer:
