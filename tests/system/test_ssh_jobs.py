@@ -216,10 +216,10 @@ def gpus(host: str) -> list[str]:
     return [f"GPU-{int(host[1:]):04x}-{n:04x}" for n in range(2)]
 
 
-def test_thirty_short_jobs(user: User) -> None:
-    names = [user.submit(f"{{name: short{n}, run: 'echo {n}; exit {n % 3}'}}") for n in range(30)]
+def test_fifteen_short_jobs(user: User) -> None:
+    names = [user.submit(f"{{name: short{n}, run: 'echo {n}; exit {n % 3}'}}") for n in range(15)]
     jobs = [user.ended(name) for name in names]
-    assert [job.exit_code for job in jobs] == [n % 3 for n in range(30)]
+    assert [job.exit_code for job in jobs] == [n % 3 for n in range(15)]
     assert all(user.log(name).split() == [str(n)] for n, name in list(enumerate(names))[::7])
 
 
