@@ -11,6 +11,7 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec
+from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.store.snapshot.prices import list_prices
 
 
@@ -23,6 +24,10 @@ def make_offer(place: str, micros: int, **fields: Any) -> Offer:
 
 TASK = TaskSpec(name="n", run="x")
 FIXED = make_offer("fake/r/a/m", 1_000_000, vcpus=8, memory_mib=32768)
+FACTS = SupervisorFacts(  # of a host
+    system="Linux", hostname="x", user="ann", python="3.9.2", address="10.0.0.1", cpus=8,
+    memory_mib=4096, disk_gib=100,
+)  # fmt: skip
 SPOT = replace(FIXED, purchase=Purchase.SPOT, rate=HourlyRate(300_000))
 
 

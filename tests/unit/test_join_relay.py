@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.records import FACTS
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import Struct
 from cavvy.providers.base import NoCapacity, NodeEndpoint, ProviderContext, Refused, TryAgain
 from cavvy.providers.hosts.connection import CannotConnect
-from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.hosts.remote_calls import LinkLost
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 from cavvy.providers.join import MANIFEST
@@ -31,10 +31,6 @@ from cavvy.providers.join.remote.calls import ServerAddresses
 from cavvy.providers.state import MemoryProviderState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FACTS = SupervisorFacts(
-    system="Linux", hostname="box", user="u", python="3", address="10.0.0.1", cpus=4,
-    memory_mib=8192, disk_gib=50,
-)  # fmt: skip
 
 
 class Echo(Struct, frozen=True):

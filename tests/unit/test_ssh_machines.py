@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests import records
 
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
@@ -18,15 +19,8 @@ from cavvy.providers.hosts.supervisor.facts import ask_smi
 from cavvy.providers.ssh.inventory import InventoryHost
 
 ENTRY = InventoryHost(name="h1", group="lab", rate=parse_rate("2"), folder="~/x")
-FACTS = SupervisorFacts(
-    system="Linux",
-    hostname="x",
-    user="ann",
-    python="3.9.2",
-    address="10.0.0.1",
-    cpus=8,
-    memory_mib=4096,
-    disk_gib=100,
+FACTS = replace(
+    records.FACTS,
     smi=SmiReading(rows=[[str(n), f"GPU-{n}", "Tesla T4", "15360", "[N/A]"] for n in range(2)]),
 )
 NODE = "/sys/class/kfd/kfd/topology/nodes/1"
