@@ -4,12 +4,14 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.api.api_state import Api, until
 
+from cavvy.client.model_keys import ListChange, make_key
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.edge import EdgeService
 from cavvy.control.site_pace import SitePace
@@ -492,5 +494,89 @@ async def test_labels_and_keys_are_changed_with_an_entry_in_the_audit_log(api: A
     entries = [json.loads(each["text"]) for each in log]
     taken = [each for each in entries if each["action"].startswith("DELETE") and each["before"]]
     assert [each["before"] for each in taken] == [{"model": "m@2"}]
-    missing = await api.http.post("/v1/projects/default/edge/keys")
+    missing = await api.http.get("/v1/projects/default/edge/lists")
     assert (missing.status_code, missing.json()["code"]) == (404, "model-not-found")
+    assert (await api.http.post("/v1/projects/default/edge/keys")).status_code == 200
+
+
+class Publisher:
+    """A user who publishes models and changes the signed lists."""
+
+    project = "/v1/projects/default"
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        blobs, weights = api.app_state.blobs.of("default"), sha256(b"weights").hexdigest()
+        snapshot = encode_manifest([FolderEntry(path="m.onnx", size=7, sha256=weights)])
+        self.snapshot = sha256(snapshot).hexdigest()
+        blobs.put(weights, [b"weights"])
+        blobs.put(self.snapshot, [snapshot])
+
+    async def publish(self, name: str) -> Any:
+        ask = {"name": name, "snapshot": self.snapshot}
+        return await self.api.http.post(f"{self.project}/models", json=ask)
+
+    async def read(self) -> tuple[ListChange, dict[str, str]]:
+        path = f"{self.project}/edge/lists"
+        told = (await self.api.http.get(path, params={"model": "m"})).json()
+        return ListChange(told["lists"], told["held"]), told["unsigned"]
+
+    async def put(self, change: ListChange) -> Any:
+        lists, keys = change.result()
+        ask = {"lists": lists, "keys": keys}
+        return await self.api.http.put(f"{self.project}/edge/lists", json=ask)
+
+
+async def test_a_version_that_the_key_of_its_model_has_not_signed_reaches_no_device(
+    api: Api, tmp_path: Path
+) -> None:
+    user = Publisher(api)
+    project, publish, read, put = user.project, user.publish, user.read, user.put
+    await enrol(api, "one")
+    team, owner = (make_key(tmp_path / each, "") for each in ("team", "owner"))
+    assert (await publish("m")).json()["signed"]
+    change, unsigned = await read()
+    assert not unsigned
+    text = change.result()[0] or {"model-m": "{}"}
+    refused = await api.http.put(f"{project}/models/m/list", json={"list": text["model-m"]})
+    assert refused.status_code == 422, "the server's own models are signed by no user"
+    change.set_key("m", team, None)
+    assert (await put(change)).json()["keys"]["model-m"] == team.key_id
+    assert (await put(change)).status_code == 422, "sent twice"
+    assert not (await publish("m")).json()["signed"]
+    listed = (await api.http.get("/v1/models")).json()
+    assert {each["name"]: each["signed"] for each in listed} == {"m@1": True, "m@2": False}
+    rollout = {"model": "m", "to": 2, "site": "lab"}
+    label = f"{project}/models/m/labels/production"
+    for _ in range(2):
+        answer = await api.http.post(f"{project}/rollouts", json=rollout)
+        assert (answer.status_code, "is not signed" in answer.text) == (422, True)
+        answer = await api.http.put(label, json={"number": 2})
+        assert (answer.status_code, "is not signed" in answer.text) == (422, True)
+        for wrong in ("", "{}", "\0", "[" * 10_000, json.dumps({"signed": {}, "signatures": 1})):
+            answer = await api.http.put(f"{project}/models/m/list", json={"list": wrong})
+            assert (answer.status_code, answer.json()["code"]) == (422, "model-refused"), wrong
+            answer = await api.http.put(f"{project}/edge/lists", json={"lists": {"root": wrong}})
+            assert (answer.status_code, answer.json()["code"]) == (422, "model-refused"), wrong
+    change, unsigned = await read()
+    change.sign_version("m", "m/2.json", unsigned["m/2.json"].encode(), team)
+    signed = {"list": change.result()[0]["model-m"]}
+    assert (await api.http.put(f"{project}/models/m/list", json=signed)).status_code == 200
+    assert (await api.http.put(label, json={"number": 2})).status_code == 200
+    assert (await api.http.post(f"{project}/rollouts", json=rollout)).status_code == 201
+    change, _ = await read()
+    change.take_keys(owner, None)
+    taken = await put(change)
+    assert taken.json()["keys"]["root"] == taken.json()["keys"]["targets"] == owner.key_id
+    answer = await publish("new")
+    assert (answer.status_code, "cavvy model key set new" in answer.text) == (422, True)
+    assert (await api.http.post(f"{project}/edge/keys")).status_code == 422
+    stored = await api.app_state.store.edge.repositories.get("default", "models")
+    assert sorted(stored.keys) == ["snapshot", "timestamp"]
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    entries = [json.loads(each["text"]) for each in log]
+    changes = [each for each in entries if each["action"].endswith("/edge/lists")]
+    done = [each for each in changes if each["outcome"] == "done"]
+    assert [each["after"]["key of root"] == owner.key_id for each in done] == [False, True]
+    assert [each["after"]["key of model-m"] for each in done] == [team.key_id] * 2
+    assert "PRIVATE" not in json.dumps(entries)

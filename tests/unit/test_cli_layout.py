@@ -287,6 +287,7 @@ APART = {
     "image.py",
     "kernel_bench.py",
     "model.py",
+    "model_keys.py",
     "notify.py",
     "restore.py",
     "service_ways.py",

@@ -296,7 +296,8 @@ def test_stolen_former_keys_deceive_no_device_that_has_followed(
     turn_keys(site)
     ask(site, tmp_path, 1)
     good = site.repository
-    thief = {**Site().private, **{role: former[role] for role in stolen}}
+    own_keys = {**Site().private, "model-m": Site().private["targets"]}
+    thief = {**own_keys, **{role: former[role] for role in stolen}}
     forged = json.dumps({"number": 9, "main": "evil.onnx", "files": []}).encode()
     site.manifests["m/9"] = forged
     own, keys = rotate(good, thief, NOW)  # a list of keys of their own

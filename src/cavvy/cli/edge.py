@@ -342,9 +342,9 @@ def retire(name: str, project: str) -> None:
 def rotate_keys(project: str, output: str) -> None:
     """Replace the keys with which the server signs the project's models.
 
-    The new list of keys is signed with the former key too, so devices follow at their next update,
-    also those that were offline during several rotations. A device that has followed refuses what
-    the former keys sign; one that has not still accepts it.
+    Keys of `cavvy model key` stay. The new list of keys is signed with the former key too, so
+    devices follow at their next update, also those that were offline during several rotations. A
+    device that has followed refuses what the former keys sign; one that has not still accepts it.
     """
     from cavvy.client.edge_wire import rotate_signing_keys
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach import model_keys
 from cavvy.cli.reach.session import any_project_option, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
@@ -24,6 +25,7 @@ from cavvy.cli.view.output import (
     pairs_out,
     rows_out,
 )
+from cavvy.domain.edge import PROGRAM
 from cavvy.domain.units import format_count
 from cavvy.packages import extra_command
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from cavvy.client import ApiClient
     from cavvy.client.edge_wire import ModelView
+    from cavvy.spec.workdir import FolderSnapshot
     from cavvy.store.objects.hub import HubRepository
 
 _NAMED = 8  # maximum number of versions that a message names
@@ -45,6 +48,9 @@ _BELOW = "model"  # the folder into which a job's checkpoint is copied
 @click.group("model", cls=CommandGroup)
 def command() -> None:
     """Publish models in numbered, signed versions."""
+
+
+command.add_command(model_keys.command)
 
 
 @command.command("publish")
@@ -73,6 +79,11 @@ def command() -> None:
     "`labels`, or bodies of requests as JSON lines, perhaps each with `label`. With --convert, "
     "every second sample calibrates, and the others measure.",
 )
+@click.option(
+    "--key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Sign the version with this key, of `cavvy model key set`.",
+)
 @project_option
 @json_option
 def publish(
@@ -83,6 +94,7 @@ def publish(
     notes: tuple[str, ...],
     conversions: tuple[str, ...],
     evaluate: Path | None,
+    key: Path | None,
     project: str,
     output: str,
 ) -> None:
@@ -92,16 +104,19 @@ def publish(
     (with HF_TOKEN if it needs one), or of a version in an MLflow registry, models:/NAME/NUMBER or
     models:/NAME@ALIAS (at MLFLOW_TRACKING_URI). `cavvy model push` writes to MLflow.
 
-    The server signs the version, and devices accept only what is signed. What --convert and
-    --evaluate measure is kept with the version: `accuracy` and `accuracy_before` the conversion,
+    The server signs the version, and devices accept only what is signed; a model with a key of
+    `cavvy model key set` is signed here with --key, or later by `cavvy model sign`. What --convert
+    and --evaluate measure is kept with it: `accuracy` and `accuracy_before` the conversion,
     `agreement` with the original on the set (or on random inputs), and `speed_up`.
     """
     from tempfile import TemporaryDirectory
 
     from cavvy.client.edge_wire import ModelAsk, publish_model
 
-    measured = _read_notes(notes)
+    measured, signing = _read_notes(notes), model_keys.read_key(key)
     with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
+        if signing:
+            model_keys.check_key(client, project, name, signing)
         job = below = ""
         folder = _find_files(source, Path(fresh, "pulled"))
         if folder is None:
@@ -131,10 +146,53 @@ def publish(
                 made_by=getpass.getuser(),
             ),
         )
+        if signing:
+            from msgspec.structs import replace
+
+            files = None if folder is None else _hash_files(folder)
+            model_keys.sign_version(client, project, made.name, signing, files, main)
+            made = replace(made, signed=True)
     if output == "json":
         json_out(made)
         return
     _say_published(made)
+
+
+@command.command("sign")
+@click.argument("name", metavar="MODEL@NUMBER|LABEL")
+@click.option(
+    "--key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The key of `cavvy model key set`.",
+)
+@click.option(
+    "--files",
+    type=click.Path(exists=True, path_type=Path),
+    help="Sign only if the version has these files: a file or a folder.",
+)
+@project_option
+def sign(name: str, key: Path, files: Path | None, project: str) -> None:
+    """Sign a version of a model that was published without its key, such as a job's checkpoint.
+
+    Without --files, what the server stores is signed, and the SHA-256 of each file is printed. The
+    program of devices, cavvy.edge@NUMBER, must be the one of this installation.
+    """
+    signing = model_keys.read_key(key)
+    assert signing is not None
+    wanted = None if files is None else _hash_files(files)
+    with session() as client:
+        found = find_version(client, project, name)
+        if wanted is None and found.model == PROGRAM:
+            from hashlib import sha256
+
+            from cavvy.edge.bundle import pack_device
+
+            wanted = {"program.zip": sha256(pack_device()).hexdigest()}
+        signed = model_keys.sign_version(client, project, found.name, signing, wanted)
+    for path, digest in signed.items():
+        click.echo(f"{digest}  {path}")
+    click.echo(f"{found.name} is signed")
 
 
 def _find_files(source: str, pulled: Path) -> Path | None:
@@ -154,6 +212,8 @@ def _say_published(made: "ModelView") -> None:
     told = [f"{key} {value:g}" for key, value in made.notes.items()]
     size = formatting.show_size(made.size)
     click.echo(f"published {made.name}: {', '.join([made.main, size, *told])}")
+    if not made.signed:
+        click.echo(f"no device gets it before: cavvy model sign {made.name} --key FILE")
     click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")
 
 
@@ -185,6 +245,7 @@ def list_all(project: str | None, output: str) -> None:
             "project": each.project,
             "main": each.main,
             "labels": ", ".join(each.labels),
+            "signed": each.signed,
             "size": each.size,
             "job": each.job,
             "notes": ", ".join(f"{key}={value:g}" for key, value in each.notes.items()),
@@ -198,6 +259,7 @@ def list_all(project: str | None, output: str) -> None:
         TableColumn("project", drop=3),
         TableColumn("main", drop=2),
         TableColumn("labels", wrap=True),
+        TableColumn("signed", "SIGNED", lambda signed: "yes" if signed else "no", drop=2),
         TableColumn("size", "SIZE", formatting.show_size),
         TableColumn("job", drop=1),
         TableColumn("notes", wrap=True),
@@ -225,6 +287,7 @@ def show(name: str, project: str, output: str) -> None:
         "model": found.name,
         "main": found.main,
         "labels": ", ".join(found.labels) or "none",
+        "signed": "yes" if found.signed else f"no: cavvy model sign {found.name} --key FILE",
         "job": found.job or "none",
         "residency": found.residency or "anywhere",
         "by": found.made_by,
@@ -447,6 +510,19 @@ def find_version(client: "ApiClient", project: str, name: str) -> "ModelView":
 def _upload(client: "ApiClient", project: str, source: Path) -> str:
     """Upload a file or folder as a snapshot, and return the snapshot's hash."""
     from cavvy.client.upload import upload
+
+    snapshot = _freeze(source)
+    upload(client, project, snapshot.blobs())
+    return snapshot.hash
+
+
+def _hash_files(source: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a model, by path."""
+    found = _freeze(source).entries
+    return {each.path: each.sha256 for each in found if each.sha256 is not None}
+
+
+def _freeze(source: Path) -> "FolderSnapshot":
     from cavvy.spec.workdir import FreezeError, freeze
 
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
@@ -456,8 +532,7 @@ def _upload(client: "ApiClient", project: str, source: Path) -> str:
         raise CommandFailure(str(error), exit_code=2) from error
     if not snapshot.entries:
         raise CommandFailure(f"the folder {source} has no files", "publish a folder with a model")
-    upload(client, project, snapshot.blobs())
-    return snapshot.hash
+    return snapshot
 
 
 def _copy_checkpoint(client: "ApiClient", project: str, name: str) -> tuple[str, str, str]:

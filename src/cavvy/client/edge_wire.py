@@ -126,7 +126,8 @@ class PublishedFileView(Answer, frozen=True, kw_only=True):
 
 class ModelView(Answer, frozen=True, kw_only=True):
     """A version of a model, such as defects@7. `size` is in bytes. Of all versions of a model, only
-    one has each of the `labels`."""
+    one has each of the `labels`. Devices get it when it is `signed`: by the server or, if the model
+    has a key of a user, with that key."""
 
     project: str
     name: str
@@ -141,6 +142,7 @@ class ModelView(Answer, frozen=True, kw_only=True):
     created_at: datetime
     notes: dict[str, float]
     labels: list[str] = field(default_factory=list)
+    signed: bool = True
 
 
 class SigningKeysView(Answer, frozen=True, kw_only=True):
@@ -148,6 +150,31 @@ class SigningKeysView(Answer, frozen=True, kw_only=True):
 
     version: int
     keys: dict[str, str]
+
+
+class SignedListsView(Answer, frozen=True, kw_only=True):
+    """The newest signed lists of The Update Framework by role (root, targets, model-NAME), and the
+    roles of which the server has the keys. `unsigned` has the manifests of the asked model's
+    versions that its key has yet to sign, by the paths that the list of the model is to name."""
+
+    lists: dict[str, str]
+    held: list[str]
+    unsigned: dict[str, str] = field(default_factory=dict)
+
+
+class SignedListsAsk(Ask, frozen=True, kw_only=True):
+    """Signed lists by role, each with the next version. The server signs those whose keys it has.
+    `keys` are private keys in PEM by role, which the server is to have: in its place, none is kept
+    whose role the lists give another key."""
+
+    lists: dict[str, str]
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+class SignedModelAsk(Ask, frozen=True, kw_only=True):
+    """The signed list of a model."""
+
+    list: str
 
 
 class PromoteAsk(Ask, frozen=True, kw_only=True):
@@ -306,6 +333,25 @@ def rotate_signing_keys(client: ApiClient, project: str) -> SigningKeysView:
     """Replace the keys that sign a project's models. Raises ApiError."""
     path = f"{project_path(project)}/edge/keys"
     return client.ask(path, SigningKeysView, method="POST", retry=False)
+
+
+def read_signed_lists(client: ApiClient, project: str, model: str = "") -> SignedListsView:
+    """Return the signed lists of a project. Raises ApiError."""
+    path = f"{project_path(project)}/edge/lists{query(model=model or None)}"
+    return client.ask(path, SignedListsView)
+
+
+def replace_signed_lists(client: ApiClient, project: str, ask: SignedListsAsk) -> SigningKeysView:
+    """Replace signed lists, and keys of the server. Raises ApiError."""
+    path = f"{project_path(project)}/edge/lists"
+    return client.ask(path, SigningKeysView, ask, method="PUT", retry=False)
+
+
+def sign_model(client: ApiClient, project: str, model: str, signed: str) -> SigningKeysView:
+    """Replace the signed list of a model, which its key has signed. Raises ApiError."""
+    path = f"{project_path(project)}/models/{segment('model', model)}/list"
+    ask = SignedModelAsk(list=signed)
+    return client.ask(path, SigningKeysView, ask, method="PUT", retry=False)
 
 
 def deploy_model(client: ApiClient, project: str, ask: RolloutAsk) -> RolloutView:

@@ -35,10 +35,16 @@ from cavvy.control.edge_tasks import DeviceTasks
 from cavvy.control.job_service import JobServiceError
 from cavvy.control.model_deltas import choose_bases, make_deltas
 from cavvy.control.model_repository import (
+    OF_MODEL,
+    ListRefused,
     RepositoryMissing,
+    SignedElsewhere,
+    accept,
     add_target,
+    list_signed,
     make_repository,
     must_renew,
+    newest_lists,
     renew,
     rotate,
 )
@@ -87,6 +93,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
 _NONE: tuple[datetime, Sequence[ModelVersion]] = datetime.min.replace(tzinfo=UTC), ()
+_Signed = tuple[ModelRepository, Mapping[str, str]]  # lists, and the private keys of the server
 _KEYS = "edge-models"  # the name to which the sealed private keys are bound
 
 
@@ -376,6 +383,7 @@ class EdgeService:
             )
         for _ in range(_TRIES):
             version = await self._store.edge.models.get(project, f"{base}@{number}")
+            await self._check_signed(version)
             known = [each for each in await self.models(project) if each.model == base]
             holders = {key[2]: each for key, each in find_labels(known).items()}
             holder = holders.get(label)
@@ -449,6 +457,7 @@ class EdgeService:
         """Begin a rollout; the number in its name is ignored. Return it with the names of devices
         that do not get the model because of its residency. Raises RowNotFound, ModelRefused."""
         model = await self._store.edge.models.get(rollout.project, f"{rollout.model}@{rollout.to}")
+        await self._check_signed(model)
         everywhere = rollout
         rollout = replace(rollout, residency=model.residency)
         devices = await self._store.edge.devices.list(rollout.project)
@@ -791,21 +800,124 @@ class EdgeService:
         return await self._store.edge.repositories.get(project, "models")
 
     async def rotate_keys(self, project: str, sealer: SecretSealer) -> ModelRepository:
-        """Give the project's signed lists new keys. Raises RowNotFound, ModelRefused."""
+        """Give the project's signed lists new keys, or the first ones. Raises ModelRefused."""
+
+        def work(found: ModelRepository | None, private: Mapping[str, str]) -> _Signed:
+            now = self._clock.now()
+            return rotate(found, private, now) if found else make_repository(project, now)
+
+        return await self._change_lists(project, sealer, work)
+
+    async def read_lists(
+        self, project: str, model: str
+    ) -> tuple[Mapping[str, str], Sequence[str], Mapping[str, str]]:
+        """Return the newest signed lists by role, the roles of which the server has the keys, and
+        the manifests of the model's versions that are to be signed, by path. Raises RowNotFound."""
+        found = await self.find_repository(project)
+        lists = newest_lists(found)
+        signed = list_signed(found, model)
+        versions = [each for each in await self.models(project) if each.model == model]
+        manifests = {
+            _target_path(each): make_manifest(each).decode()
+            for each in (versions if signed is not None else ())
+            if signed is not None and _target_path(each) not in signed
+        }
+        return lists, sorted(found.keys), manifests
+
+    async def accept_lists(
+        self,
+        project: str,
+        lists: Mapping[str, str],
+        keys: Mapping[str, str],
+        sealer: SecretSealer,
+    ) -> ModelRepository:
+        """Replace signed lists, by role, by those that a user has made and signed, and take new
+        private keys for roles of the server. Raises RowNotFound, ModelRefused."""
+        await self.find_repository(project)
+        manifests = {
+            _target_path(each): make_manifest(each)
+            for each in await self.models(project)
+            if f"{OF_MODEL}{each.model}" in lists
+        }
+
+        def work(found: ModelRepository | None, private: Mapping[str, str]) -> _Signed:
+            assert found is not None  # no repository is ever removed
+            return accept(found, private, lists, keys, manifests, self._clock.now())
+
+        return await self._change_lists(project, sealer, work)
+
+    async def accept_list(
+        self, project: str, model: str, signed: str, sealer: SecretSealer
+    ) -> ModelRepository:
+        """Replace the signed list of a model that has a key of a user. Raises RowNotFound,
+        ModelRefused."""
+        if list_signed(await self.find_repository(project), model) is None:
+            raise ModelRefused(
+                f"the model {model} has no key of a user: the server signs its versions",
+                f"give it one: cavvy model key set {model} --key FILE",
+            )
+        return await self.accept_lists(project, {f"{OF_MODEL}{model}": signed}, {}, sealer)
+
+    async def list_unsigned(self, versions: Sequence[ModelVersion]) -> frozenset[tuple[str, str]]:
+        """Return the project and name of versions that the key of a user has yet to sign."""
+        found = await self._store.edge.repositories.list(sorted({v.project for v in versions}))
+        known = {each.project: each for each in found}
+        signed = {
+            (each.project, each.model): list_signed(known[each.project], each.model)
+            for each in versions
+            if each.project in known
+        }
+        return frozenset(
+            (each.project, each.name)
+            for each in versions
+            if (paths := signed.get((each.project, each.model))) is not None
+            and _target_path(each) not in paths
+        )
+
+    async def _check_signed(self, version: ModelVersion) -> None:
+        """Raises ModelRefused."""
+        if await self.list_unsigned([version]):
+            raise ModelRefused(
+                f"{version.name} is not signed by the key of {version.model}",
+                f"sign it: cavvy model sign {version.name} --key FILE",
+            )
+
+    async def find_repository(self, project: str) -> ModelRepository:
+        """Return the project's signed lists. Raises RowNotFound."""
+        try:
+            return await self._store.edge.repositories.get(project, "models")
+        except RowNotFound:
+            reason = f"project {project} has no keys: it has published no model"
+            raise RowNotFound(reason) from None
+
+    async def _change_lists(
+        self,
+        project: str,
+        sealer: SecretSealer,
+        work: Callable[[ModelRepository | None, Mapping[str, str]], _Signed],
+    ) -> ModelRepository:
+        """Store what `work` makes of the signed lists and of the server's private keys. Raises
+        ModelRefused."""
         for _ in range(_TRIES):
-            try:
+            found, private = None, dict[str, str]()
+            with suppress(RowNotFound):
                 found = await self._store.edge.repositories.get(project, "models")
-            except RowNotFound:
-                reason = f"project {project} has no keys: it has published no model"
-                raise RowNotFound(reason) from None
-            private = await asyncio.to_thread(_unseal, sealer, found)
+                private = dict(await asyncio.to_thread(_unseal, sealer, found))
             try:
-                fresh, private = await asyncio.to_thread(rotate, found, private, self._clock.now())
-            except RepositoryMissing as error:
+                fresh, kept = await asyncio.to_thread(work, found, private)
+            except SignedElsewhere as error:
+                raise ModelRefused(
+                    f"the server does not have the key of the list {error}",
+                    "its owner replaces the keys: cavvy model key take --key FILE --former FILE",
+                ) from error
+            except (ListRefused, RepositoryMissing) as error:
                 raise ModelRefused(str(error)) from error
-            sealed = await asyncio.to_thread(_seal, sealer, fresh, private)
+            changed = {role: pem for role, pem in kept.items() if private.get(role) != pem}
+            sealed = await asyncio.to_thread(_seal, sealer, fresh, changed)
+            old = {} if found is None else found.keys
+            keys = {role: sealed.get(role) or old[role] for role in kept}
             with suppress(StaleVersion):
-                return await self._store.edge.repositories.put(replace(fresh, keys=sealed))
+                return await self._store.edge.repositories.put(replace(fresh, keys=keys))
         raise StaleVersion("the signed lists kept changing during the request; try again")
 
     # Rollouts
@@ -883,31 +995,28 @@ class EdgeService:
                     break
 
     async def _sign(self, model: ModelVersion, sealer: SecretSealer) -> None:
-        now = self._clock.now()
-        manifest = make_manifest(model)
+        """Name a version in the signed list of its model, unless the key of a user is to sign it.
+        Raises ModelRefused."""
+        now, manifest, path = self._clock.now(), make_manifest(model), _target_path(model)
         custom = {"residency": model.residency, "bytes": model.size}
-        path = f"{model.model}/{model.number}.json"
+
+        def work(found: ModelRepository | None, private: Mapping[str, str]) -> _Signed:
+            if found is None:
+                found, private = make_repository(model.project, now)
+            try:
+                return add_target(found, private, path, manifest, custom, now)
+            except SignedElsewhere as error:
+                if str(error) != "targets":
+                    return found, private
+                raise ListRefused(
+                    f"the server cannot name the new model {model.model}: it does not have the key "
+                    "of the list targets, with which its owner names the model first: "
+                    f"cavvy model key set {model.model} --key FILE --owner FILE"
+                ) from error
+
         try:
-            for _ in range(_TRIES):
-                try:
-                    found = await self._store.edge.repositories.get(model.project, "models")
-                    private = await asyncio.to_thread(_unseal, sealer, found)
-                except RowNotFound:
-                    found, private = await asyncio.to_thread(make_repository, model.project, now)
-                    found = replace(
-                        found, keys=await asyncio.to_thread(_seal, sealer, found, private)
-                    )
-                signed, keys = await asyncio.to_thread(
-                    add_target, found, private, path, manifest, custom, now
-                )
-                fresh = {role: key for role, key in keys.items() if role not in private}
-                sealed = await asyncio.to_thread(_seal, sealer, found, fresh)
-                signed = replace(signed, keys={**found.keys, **sealed})
-                with suppress(StaleVersion):
-                    await self._store.edge.repositories.put(signed)
-                    return
-            raise StaleVersion("the signed lists kept changing during the request; try again")
-        except (RepositoryMissing, StaleVersion) as error:
+            await self._change_lists(model.project, sealer, work)
+        except (ModelRefused, StaleVersion) as error:
             await self._store.edge.models.delete(model)
             raise ModelRefused(str(error)) from error
 
@@ -918,6 +1027,10 @@ def _check_site(name: str) -> None:
             f"the site {name!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
             "either end"
         )
+
+
+def _target_path(model: ModelVersion) -> str:
+    return f"{model.model}/{model.number}.json"
 
 
 def make_manifest(model: ModelVersion) -> bytes:

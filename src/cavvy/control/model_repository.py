@@ -5,14 +5,16 @@ have seen, and no list that has expired.
 A target is the manifest of a model version (`MODEL/NUMBER.json`), which names the SHA-256 of each
 of the model's files. The role `root` names the keys of the other roles; `targets` names the key of
 each model, which signs the manifests of this model only, so a key that is stolen signs no other
-model; `snapshot` and `timestamp` say which list is the newest. The needed packages are in the extra
-`edge`, which is loaded when a model is first published.
+model; `snapshot` and `timestamp` say which list is the newest. The server has the keys of the
+latter two, and of those lists whose keys no user has taken over (`accept`). The needed packages are
+in the extra `edge`, which is loaded when a model is first published.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Mapping
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,12 +33,25 @@ _SIGNED = {  # for how long a signature of each role is valid
     "snapshot": timedelta(days=30),
     "timestamp": timedelta(days=7),
 }
-_OF_MODEL = "model-"  # the role of a model is this and its name
+OF_MODEL = "model-"  # the role of a model is this and its name
+_ROLE = re.compile(f"{OF_MODEL}[a-z0-9.-]{{1,63}}")
 _KEPT = 3  # former versions of a file, which a device may be reading
+
+
+_MOST_ROOT, _MOST_LIST = 512_000, 5_000_000  # bytes that devices take, by tuf's UpdaterConfig
+_LEAST_VALID, _MOST_VALID = timedelta(days=1), timedelta(days=3653)  # of a list of a user
 
 
 class RepositoryMissing(Exception):
     """Raised if the packages of the extra `edge` are not installed."""
+
+
+class ListRefused(Exception):
+    """Raised if a list of a user is not what devices would accept, or changes too much."""
+
+
+class SignedElsewhere(Exception):
+    """Raised if the server does not have the key of a role. The argument is the role."""
 
 
 def make_repository(project: str, now: datetime) -> tuple[ModelRepository, Mapping[str, str]]:
@@ -62,13 +77,17 @@ def add_target(
     now: datetime,
 ) -> tuple[ModelRepository, Mapping[str, str]]:
     """Return the repository with one more target, whose file has this content, and the private
-    keys, among them that of the target's model."""
+    keys, among them that of the target's model. Raises SignedElsewhere."""
     tuf = _load()
     model, signers = path.partition("/")[0], dict(_read_signers(tuf, private))
-    role, lists = f"{_OF_MODEL}{model}", dict[str, Any]()
+    role, lists = f"{OF_MODEL}{model}", dict[str, Any]()
+    if role not in signers and _versions(repository.files, role):
+        raise SignedElsewhere(role)
     if role in signers:
         lists[role] = _read_newest(tuf, repository.files, role).signed
         lists[role].version += 1
+    elif "targets" not in signers:
+        raise SignedElsewhere("targets")
     else:
         signers[role] = tuf.CryptoSigner.generate_ed25519()
         lists[role] = tuf.Targets(expires=_expire("targets", now))
@@ -93,7 +112,7 @@ def renew(
 ) -> ModelRepository:
     """Return the repository with new signatures of the lists that have used up half their time."""
     tuf, lists = _load(), dict[str, Any]()
-    for role in _list_targets(private):
+    for role in _list_targets(repository.files, private):
         signed = _read_newest(tuf, repository.files, role).signed
         if signed.expires - now < _SIGNED["targets"] / 2:
             signed.version += 1
@@ -106,15 +125,19 @@ def rotate(
     repository: ModelRepository, private: Mapping[str, str], now: datetime
 ) -> tuple[ModelRepository, Mapping[str, str]]:
     """Return the repository with new keys of all roles, and the new private keys. The new root is
-    signed with the former root's key, by which devices follow it, and with its own."""
+    signed with the former root's key, by which devices follow it, and with its own. Raises
+    SignedElsewhere."""
     tuf = _load()
+    if missing := [role for role in ROLES if role not in private]:
+        raise SignedElsewhere(missing[0])
     former = _read_signers(tuf, private)
     signers = {role: tuf.CryptoSigner.generate_ed25519() for role in private}
     root = _read_newest(tuf, repository.files, "root")
     root.signed.version += 1
     root.signed.expires = _expire("root", now)
     lists = {
-        role: _read_newest(tuf, repository.files, role).signed for role in _list_targets(private)
+        role: _read_newest(tuf, repository.files, role).signed
+        for role in _list_targets(repository.files, private)
     }
     for role, signer in signers.items():
         holder = root.signed if role in ROLES else lists["targets"]
@@ -147,6 +170,180 @@ def newest_root(repository: ModelRepository) -> str:
     return repository.files[f"{max(_versions(repository.files, 'root'))}.root.json"]
 
 
+def newest_lists(repository: ModelRepository) -> Mapping[str, str]:
+    """Return the newest lists of keys and targets, by role."""
+    return {
+        role: repository.files[f"{max(_versions(repository.files, role))}.{role}.json"]
+        for role in ("root", *_list_targets(repository.files))
+    }
+
+
+def list_signed(repository: ModelRepository, model: str) -> frozenset[str] | None:
+    """Return the paths of the targets that a user's key has signed for a model, or None if the
+    server signs them."""
+    role = f"{OF_MODEL}{model}"
+    if role in repository.keys or not (versions := _versions(repository.files, role)):
+        return None
+    return frozenset(
+        json.loads(repository.files[f"{max(versions)}.{role}.json"])["signed"]["targets"]
+    )
+
+
+def accept(
+    repository: ModelRepository,
+    private: Mapping[str, str],
+    uploaded: Mapping[str, str],
+    fresh: Mapping[str, str],
+    manifests: Mapping[str, bytes],
+    now: datetime,
+) -> tuple[ModelRepository, Mapping[str, str]]:
+    """Return the repository with new lists of a user, by role, and the private keys that the server
+    has from now on: those of before and the `fresh` ones that the lists name. The server signs the
+    lists whose keys it has, among them a new root with the former root's key. All is then checked
+    as a device does. `manifests` are the contents of targets that may be added, by their paths.
+
+    Raises ListRefused.
+    """
+    tuf = _load()
+    try:
+        made = _Acceptance(tuf, repository, private, fresh)
+        for role, text in uploaded.items():
+            made.read(role, text, now)
+        made.check_root()
+        made.check_targets(manifests)
+        kept = made.keep_keys()
+    except (tuf.RepositoryError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ListRefused(f"the lists are not valid: {error or type(error).__name__}") from error
+    files = dict(repository.files)
+    for role, metadata in made.changed.items():
+        files[f"{metadata.signed.version}.{role}.json"] = str(metadata.to_bytes(), "utf-8")
+    files = dict(_publish(tuf, {}, _read_signers(tuf, kept), files, now))
+    return replace(repository, files=files), kept
+
+
+class _Acceptance:
+    """Lists of a user that are checked in the place of those of a repository. The methods raise
+    ListRefused, and the errors of a list that is not valid."""
+
+    def __init__(
+        self,
+        tuf: Any,
+        repository: ModelRepository,
+        private: Mapping[str, str],
+        fresh: Mapping[str, str],
+    ) -> None:
+        self._tuf, self._files = tuf, repository.files
+        signers = [_read_signers(tuf, each) for each in (private, fresh)]
+        self._signers = [(role, each) for found in signers for role, each in found.items()]
+        self.changed: dict[str, Any] = {}
+
+    def read(self, role: str, text: str, now: datetime) -> None:
+        kind = self._tuf.Root if role == "root" else self._tuf.Targets
+        if role not in ("root", "targets") and not role.startswith(OF_MODEL):
+            raise ListRefused(f"users sign no list of the role {role[:80]!r}")
+        if len(text) > (most := _MOST_ROOT if role == "root" else _MOST_LIST):
+            raise ListRefused(f"the list of {role} has more than {most:,} bytes")
+        metadata = self._tuf.Metadata.from_bytes(text.encode())
+        signed = metadata.signed
+        former = max(_versions(self._files, role), default=0)
+        if not isinstance(signed, kind):
+            raise ListRefused(f"the list of {role} has the type {signed.type}")
+        if signed.version != former + 1:
+            raise ListRefused(
+                f"the list of {role} has the version {signed.version}; expected {former + 1}: "
+                "another change came first, so try again"
+            )
+        if not _LEAST_VALID < signed.expires - now <= _MOST_VALID:
+            raise ListRefused(f"the list of {role} expires at {signed.expires}")
+        self.changed[role] = metadata
+
+    def check_root(self) -> None:
+        former = self._read_former("root")
+        root = self.changed.get("root")
+        if root is None:
+            return
+        plain = root.signed.consistent_snapshot and root.signed.roles.keys() == {*ROLES}
+        if not plain or any(
+            each.threshold != 1 or len(each.keyids) != 1 for each in root.signed.roles.values()
+        ):
+            raise ListRefused("the list root must name one key for each of its four roles")
+        for keys in (former.signed, root.signed):
+            self._sign(keys, "root", root)
+            keys.verify_delegate("root", root.signed_bytes, root.signatures)
+
+    def check_targets(self, manifests: Mapping[str, bytes]) -> None:
+        before, targets = self._read_former("targets").signed, self._find("targets")
+        self._check(self._find("root").signed, "targets", targets)
+        delegations = targets.signed.delegations
+        roles = {} if delegations is None else delegations.roles or {}
+        known = {} if before.delegations is None else before.delegations.roles
+        if targets.signed.targets != before.targets or not known.keys() <= roles.keys():
+            raise ListRefused(
+                "the list targets may add and change keys of models, and nothing else"
+            )
+        if unknown := self.changed.keys() - {"root", "targets", *roles}:
+            raise ListRefused(f"the list targets does not name {min(unknown)}")
+        for role, named in roles.items():
+            model = role.removeprefix(OF_MODEL)
+            plain = self._tuf.DelegatedRole(
+                role, named.keyids, threshold=1, terminating=True, paths=[f"{model}/*"]
+            )
+            if named != plain or len(named.keyids) != 1 or not _ROLE.fullmatch(role):
+                raise ListRefused(f"the role {role[:80]!r} must have one key, for {model[:80]}/*")
+            self._check_model(role, manifests)
+            self._check(targets.signed, role, self._find(role))
+
+    def _check_model(self, role: str, manifests: Mapping[str, bytes]) -> None:
+        """Check that a list names all that it named before, and only what is stored."""
+        if role not in self.changed:
+            return
+        signed = self.changed[role].signed
+        former = self._read_former(role).signed.targets if _versions(self._files, role) else {}
+        if signed.delegations is not None or not former.items() <= signed.targets.items():
+            raise ListRefused(f"the list of {role} lacks a version that it had, or changes one")
+        for path in signed.targets.keys() - former.keys():
+            if path not in manifests or not path.startswith(f"{role.removeprefix(OF_MODEL)}/"):
+                raise ListRefused(f"the list of {role} names {path[:80]!r}, which is not published")
+            signed.targets[path].verify_length_and_hashes(manifests[path])
+
+    def keep_keys(self) -> Mapping[str, str]:
+        """Return the private keys that are those of roles from now on."""
+        held = {role: self._find_signer(self._holder(role), role) for role, _ in self._signers}
+        kept = {role: _to_pem(signer) for role, signer in held.items() if signer is not None}
+        if not {"snapshot", "timestamp"} <= kept.keys():
+            raise ListRefused("the server needs the keys of snapshot and timestamp")
+        return kept
+
+    def _holder(self, role: str) -> Any:
+        """Return the list that names the key of a role."""
+        return self._find("root" if role in ROLES else "targets").signed
+
+    def _find(self, role: str) -> Any:
+        return self.changed.get(role) or self._read_former(role)
+
+    def _read_former(self, role: str) -> Any:
+        return _read_newest(self._tuf, self._files, role)
+
+    def _check(self, holder: Any, role: str, metadata: Any) -> None:
+        if role in self.changed:
+            self._sign(holder, role, metadata)
+        holder.verify_delegate(role, metadata.signed_bytes, metadata.signatures)
+
+    def _sign(self, holder: Any, role: str, metadata: Any) -> None:
+        """Sign a list if the server has the key that `holder` names for it."""
+        signer = self._find_signer(holder, role)
+        if signer is not None:
+            metadata.sign(signer, append=True)
+
+    def _find_signer(self, holder: Any, role: str) -> CryptoSigner | None:
+        named = holder.roles if role in ROLES else holder.delegations.roles
+        if role not in named:
+            raise ListRefused(f"there is no role {role[:80]!r}")
+        wanted = (role, named[role].keyids[0])
+        found = [s for name, s in self._signers if (name, s.public_key.keyid) == wanted]
+        return found[0] if found else None
+
+
 def _publish(
     tuf: Any,
     lists: Mapping[str, Any],
@@ -161,7 +358,7 @@ def _publish(
         signed.expires = _expire("targets", now)
         changed[f"{signed.version}.{role}.json"] = _sign(tuf, signed, signers[role])
     number = max(_versions(files, "snapshot"), default=0) + 1
-    roles = _list_targets(signers)
+    roles = _list_targets(changed)
     snapshot = tuf.Snapshot(
         version=number,
         expires=_expire("snapshot", now),
@@ -182,9 +379,11 @@ def _publish(
     return changed
 
 
-def _list_targets(roles: Iterable[str]) -> list[str]:
-    """Return the roles that sign targets."""
-    return ["targets", *sorted(role for role in roles if role.startswith(_OF_MODEL))]
+def _list_targets(files: Mapping[str, str], among: Container[str] | None = None) -> list[str]:
+    """Return the roles that sign targets, of all or of those `among` others."""
+    found = {name.partition(".")[2].removesuffix(".json") for name in files}
+    roles = ["targets", *sorted(role for role in found if role.startswith(OF_MODEL))]
+    return [role for role in roles if among is None or role in among]
 
 
 def _sign(tuf: Any, signed: Any, signer: CryptoSigner) -> str:
@@ -225,7 +424,7 @@ def _load() -> Any:
     """Return the functions of the packages that sign. Raises RepositoryMissing."""
     try:
         from securesystemslib.signer import CryptoSigner
-        from tuf.api import metadata
+        from tuf.api import exceptions, metadata
     except ImportError as error:
         raise RepositoryMissing(
             f"the server has no package to sign models: {extra_command('edge')}"
@@ -241,4 +440,5 @@ def _load() -> Any:
         DelegatedRole=metadata.DelegatedRole,
         MetaFile=metadata.MetaFile,
         CryptoSigner=CryptoSigner,
+        RepositoryError=exceptions.RepositoryError,
     )

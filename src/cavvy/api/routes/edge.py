@@ -12,10 +12,11 @@ import hmac
 import json
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from hashlib import sha256
 from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -39,7 +40,7 @@ from cavvy.client.service_wire import EdgePathView
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused
 from cavvy.control.edge_tasks import MOST_OUTPUT, TooManyTasks
-from cavvy.control.model_repository import newest_root
+from cavvy.control.model_repository import newest_lists, newest_root
 from cavvy.domain.accounts import Permission
 from cavvy.domain.edge import (
     CHECK_IN_S,
@@ -241,7 +242,15 @@ async def list_models(app_state: AppState, projects: ProjectFilter) -> list[wire
     labels: dict[tuple[str, str], list[str]] = {}
     for (project, _, label), each in find_labels(found).items():
         labels.setdefault((project, each.name), []).append(label)
-    return [_model(each, sorted(labels.get((each.project, each.name), []))) for each in found]
+    unsigned = await app_state.control_plane.edge.list_unsigned(found)
+    return [
+        _model(
+            each,
+            sorted(labels.get((each.project, each.name), [])),
+            signed=(each.project, each.name) not in unsigned,
+        )
+        for each in found
+    ]
 
 
 @router.post(
@@ -274,13 +283,15 @@ async def publish(
         notes=ask.notes,
     )
     note_change(request, after={"model": ask.name, "snapshot": ask.snapshot})
-    return _model(await app_state.control_plane.edge.publish(model, app_state.sealer, blobs))
+    edge = app_state.control_plane.edge
+    made = await edge.publish(model, app_state.sealer, blobs)
+    return _model(made, signed=not await edge.list_unsigned([made]))
 
 
 @router.post(
     "/v1/projects/{project}/edge/keys",
     rule=in_path(Permission.MANAGE),
-    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
+    when={ModelRefused: "model-refused"},
 )
 async def rotate_keys(
     request: Request, app_state: AppState, project: ProjectPath
@@ -289,11 +300,65 @@ async def rotate_keys(
     edge = app_state.control_plane.edge
     await app_state.store.archive.check(project)
     note_change(request, after={"keys": "replaced"})
-    made = json.loads(newest_root(await edge.rotate_keys(project, app_state.sealer)))["signed"]
-    return wire.SigningKeysView(
-        version=made["version"],
-        keys={role: each["keyids"][0] for role, each in made["roles"].items()},
-    )
+    return _read_keys(newest_lists(await edge.rotate_keys(project, app_state.sealer)))
+
+
+@router.get(
+    "/v1/projects/{project}/edge/lists",
+    rule=in_path(Permission.VIEW),
+    when={RowNotFound: "model-not-found"},
+)
+async def read_lists(
+    app_state: AppState,
+    project: ProjectPath,
+    model: Annotated[str, Query(max_length=63)] = "",
+) -> wire.SignedListsView:
+    """Get the signed lists of the project's models."""
+    edge = app_state.control_plane.edge
+    lists, held, unsigned = await edge.read_lists(project, model)
+    return wire.SignedListsView(lists=dict(lists), held=list(held), unsigned=dict(unsigned))
+
+
+@router.put(
+    "/v1/projects/{project}/edge/lists",
+    rule=in_path(Permission.MANAGE),
+    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
+)
+async def replace_lists(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.SignedListsAsk
+) -> wire.SigningKeysView:
+    """Replace signed lists, with which a user takes the keys of roles over."""
+    edge = app_state.control_plane.edge
+    await app_state.store.archive.check(project)
+    known = newest_lists(await edge.find_repository(project))
+    try:
+        keys = [_read_keys(each).keys for each in (known, {**known, **ask.lists})]
+    except (AttributeError, KeyError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ModelRefused(f"the lists are not valid: {type(error).__name__}: {error}") from error
+    told = [{f"key of {role}": key for role, key in each.items()} for each in keys]
+    note_change(request, before=told[0], after=told[1])
+    made = await edge.accept_lists(project, ask.lists, ask.keys, app_state.sealer)
+    return _read_keys(newest_lists(made))
+
+
+@router.put(
+    "/v1/projects/{project}/models/{name}/list",
+    rule=in_path(Permission.RUN),
+    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
+)
+async def sign_model(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: _DevicePath,
+    ask: wire.SignedModelAsk,
+) -> wire.SigningKeysView:
+    """Replace the signed list of a model by one that the model's key has signed."""
+    edge = app_state.control_plane.edge
+    await app_state.store.archive.check(project)
+    note_change(request, after={"model": name, "list": sha256(ask.list.encode()).hexdigest()})
+    made = await edge.accept_list(project, name, ask.list, app_state.sealer)
+    return _read_keys(newest_lists(made))
 
 
 @router.put(
@@ -960,7 +1025,18 @@ def _device_model(model: ModelReport) -> wire.DeviceModelView:
     )
 
 
-def _model(model: ModelVersion, labels: Sequence[str] = ()) -> wire.ModelView:
+def _read_keys(lists: Mapping[str, str]) -> wire.SigningKeysView:
+    """Return the IDs of the keys of all roles that signed lists name."""
+    root, targets = (json.loads(lists[role])["signed"] for role in ("root", "targets"))
+    keys = {role: each["keyids"][0] for role, each in root["roles"].items()}
+    delegated = targets.get("delegations") or {"roles": ()}
+    keys |= {each["name"]: each["keyids"][0] for each in delegated["roles"]}
+    return wire.SigningKeysView(version=root["version"], keys=keys)
+
+
+def _model(
+    model: ModelVersion, labels: Sequence[str] = (), *, signed: bool = True
+) -> wire.ModelView:
     files = [
         view(
             wire.PublishedFileView,
@@ -970,7 +1046,8 @@ def _model(model: ModelVersion, labels: Sequence[str] = ()) -> wire.ModelView:
         for each in model.files
     ]
     notes = dict(model.notes)
-    return view(wire.ModelView, model, files=files, notes=notes, labels=list(labels))
+    told = {"files": files, "notes": notes, "labels": list(labels), "signed": signed}
+    return view(wire.ModelView, model, **told)
 
 
 def _rollout(
