@@ -87,7 +87,11 @@ class UnitOfWork:
 
 def join_writes(changes: Iterable[RowChanges]) -> AtomicWrite:
     """Convert the changes of several jobs to one write of the store."""
-    writes = [make_write(each) for each in changes]
+    return join_rows([make_write(each) for each in changes])
+
+
+def join_rows(writes: Sequence[AtomicWrite]) -> AtomicWrite:
+    """Return one write of the rows of all these."""
     names = AtomicWrite.__struct_fields__
     return AtomicWrite(
         **{name: [row for each in writes for row in getattr(each, name)] for name in names}

@@ -217,7 +217,7 @@ def _able(
             continue
         hosts = index.find(offer) if offer.shared else ()
         alike = offer if located else replace(offer, region="", zone=None)
-        kind = alike, tuple(map(_shape_of, hosts))
+        kind = alike, tuple(map(_shape_of, hosts if task.topology is None else ()))
         known = task.topology is None and kind in passed
         if not known and (shared := object_to_share(task, offer)):
             reasons.append(shared)

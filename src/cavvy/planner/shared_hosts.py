@@ -162,7 +162,7 @@ def object_to_topology(
 
 
 def _list_labels(hosts: Iterable[Host]) -> Sequence[str]:
-    return sorted({label for host in hosts for label, _ in host.labels})
+    return sorted({label for labels in {host.labels for host in hosts} for label, _ in labels})
 
 
 def fits_empty(task: TaskSpec, offer: Offer, hosts: Sequence[Host]) -> bool:

@@ -26,14 +26,18 @@ class HostLabels:
 
     def __init__(self, labels: Sequence[Labels]) -> None:
         self._labels = labels
+        self._domains: dict[str, Sequence[str | None]] = {}  # of each label, by host
 
     def group(self, at: Iterable[int], label: str) -> Mapping[str, Sequence[int]]:
         """Return the hosts of each domain. Hosts without the label are in no domain."""
+        if label not in self._domains:
+            self._domains[label] = [dict(mine).get(label) for mine in self._labels]
+        domains = self._domains[label]
         found: dict[str, list[int]] = {}
         for each in at:
-            for name, value in self._labels[each]:
-                if name == label:
-                    found.setdefault(value, []).append(each)
+            domain = domains[each]
+            if domain is not None:
+                found.setdefault(domain, []).append(each)
         return found
 
     def order(self, parts: Iterable[Sequence[int]], main: str | None) -> Sequence[int]:

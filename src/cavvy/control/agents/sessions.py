@@ -14,6 +14,7 @@ from functools import partial
 
 from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
 from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.gang_writes import GangWrites
 from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (
     ReportOutcome,
@@ -132,6 +133,7 @@ class AgentSessions:
         agent_dependencies: AgentDependencies,
     ) -> None:
         self._store = store
+        self._writes = GangWrites(store)
         self._clock = clock
         self._hint = hint
         self._dependencies = agent_dependencies
@@ -332,6 +334,7 @@ class AgentSessions:
         for each in coming:
             each.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
+        await self._writes.close()
 
     async def _read(
         self, gang: str, rank: int | None = None
@@ -469,7 +472,7 @@ class AgentSessions:
             kind="claimed",
             text=f"the agent of rank {node.rank} reported in{where}",
         )
-        await self._store.commit(AtomicWrite(nodes=[granted], events=[event]))
+        await self._writes.commit(attempt.gang, AtomicWrite(nodes=[granted], events=[event]))
         self._hint(job.id)
         return replace(granted, version=node.version + 1)
 
@@ -562,7 +565,8 @@ class AgentSessions:
             stop = RowChanges()
             if job.task.stop_early is not None and rank == 0 and attempt.number == job.attempt:
                 rungs, stop = await self._early.check(job, report.node.progress, now)
-            await self._store.commit(
+            await self._writes.commit(
+                gang,
                 AtomicWrite(
                     jobs=[] if stop.job is None else [stop.job],
                     attempts=attempts,
@@ -570,7 +574,7 @@ class AgentSessions:
                     events=[*report.events, *stop.events],
                     rungs=rungs,
                     figures=report.figures,
-                )
+                ),
             )
             if report.moved or stop.job is not None:
                 self._hint(job.id)

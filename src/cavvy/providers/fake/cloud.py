@@ -4,6 +4,7 @@ clouds."""
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -330,7 +331,8 @@ class FakeCloud:
         return f"fake-{self._engine_ids:05d}"
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        # machines outlive the request that starts them, and the lease under which it was made
+        task = asyncio.get_running_loop().create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
