@@ -2,13 +2,14 @@
 
 import asyncio
 import io
+import time
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 
-from tests.waits import patience
+from tests.waits import LONGEST_PAUSE_S, patience
 
 from cavvy.providers.base import GangState, Provider
 
@@ -17,7 +18,7 @@ class StandInPlace(ABC):
     """A place whose gangs are such programs. They need a moment, and time passes for the provider
     only."""
 
-    pause_s = 0.02  # between two looks
+    pause_s = 0.02  # between two looks, at least
     later = timedelta(0)
 
     @abstractmethod
@@ -25,15 +26,25 @@ class StandInPlace(ABC):
         """Whether nothing is on its way."""
 
     async def settle(self) -> None:
-        async with patience():
-            while not await self._settled():
-                await asyncio.sleep(self.pause_s)
+        await self._until(self._settled)
 
     async def until_ended(self, gang: str, providers: Iterable[Provider]) -> None:
+        for provider in providers:
+
+            async def ended(provider: Provider = provider) -> bool:
+                seen = await provider.gangs(gang)
+                return all(each.state is GangState.ENDED for each in seen)
+
+            await self._until(ended)
+
+    async def _until(self, true: Callable[[], Awaitable[bool]]) -> None:
+        """Look again and again. What is waited for has the machine for two thirds of the time."""
+        began = time.monotonic()
         async with patience():
-            for provider in providers:
-                while any(seen.state is not GangState.ENDED for seen in await provider.gangs(gang)):
-                    await asyncio.sleep(self.pause_s)
+            while not await true():
+                took = time.monotonic() - began
+                await asyncio.sleep(max(self.pause_s, min(LONGEST_PAUSE_S, 2 * took)))
+                began = time.monotonic()
 
     async def wait(self, length: timedelta) -> None:
         self.later += length

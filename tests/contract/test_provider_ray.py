@@ -5,7 +5,6 @@ over HTTPS.
 import itertools
 import ssl
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +16,7 @@ import pytest
 from tests.contract.stand_in import StandInPlace, pack_stand_in
 from tests.system.ray_cluster import PROOF as PROOF
 from tests.system.ray_cluster import Cluster, shared_cluster
-from tests.waits import PATIENCE_S
+from tests.waits import wait_until
 
 from cavvy.api.downloads import NodeDownloads
 from cavvy.providers.base import (
@@ -147,10 +146,8 @@ class TestRay(ProviderContract):
         """Each scenario must leave nothing."""
         cluster, boot = yard
         yield RayPlace(cluster, boot, tmp_path)
-        deadline = time.monotonic() + PATIENCE_S
-        while left := [*cluster.groups(), *cluster.agents()]:
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.1)
+        wait_until(lambda: not cluster.groups(), lambda: f"left: {cluster.groups()}", pause_s=0.3)
+        wait_until(lambda: not cluster.agents(), lambda: f"left: {cluster.agents()}", pause_s=0.3)
 
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
