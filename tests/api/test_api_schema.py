@@ -122,7 +122,7 @@ def test_no_request_finds_a_fault(servers: Servers) -> None:
             tried += 1
 
             @settings(
-                max_examples=6,  # ten more find no further status or code of an error
+                max_examples=15,
                 deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),

@@ -5,7 +5,7 @@ import logging
 import pytest
 from tests.sim.dice import play_number
 
-SCENARIOS = 60  # later ones hardly ever take a branch that these do not
+SCENARIOS = 120
 _CHUNK = 20
 
 
