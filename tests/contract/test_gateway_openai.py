@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.gateway_suite import KEY, KEYED
 from tests.contract.http_talk import Talk, ask, write_request
 from tests.waits import PATIENCE_S
+
+from cavvy.gateway.response_holders import ResponseHolders
 
 openai = pytest.importorskip("openai", reason="`make setup-dev` installs OpenAI's client")
 
@@ -269,6 +272,48 @@ def test_a_response_whose_replica_has_ended_is_unknown_to_the_others(
         )
         assert reply.status in (200, 404, 502)
     assert gateway.process.poll() is None
+
+
+def test_a_gateway_that_starts_again_knows_the_responses_it_has_passed_on(
+    engine: EngineStandIn, other: EngineStandIn
+) -> None:
+    gateway = GatewayProcess(services=SERVICES[:1])
+    gateway.config["port"] = gateway.port
+    base = f"http://127.0.0.1:{gateway.port}/v1"
+    with openai.OpenAI(base_url=base, api_key="none", timeout=PATIENCE_S) as client:
+        gateway.set_replicas("llm", [engine, other])
+        made = [client.responses.create(model="org/tiny", input="a").id for _ in range(6)]
+        assert {"resp_e1", "resp_e2"} == {each.rpartition("-")[0] for each in made}
+        [file] = (gateway.folder / "state").glob("responses-*")
+        assert file.stat().st_mode & 0o777 == 0o600
+        with file.open("a") as lines:
+            lines.write("resp_odd \nresp_x y z\nresp_e1-99 cut-off-by-a-kill")
+        gateway.process.kill()
+        gateway.process.wait()
+        gateway.start()
+        gateway.set_replicas("llm", [engine, other])
+        for each in made * 2:
+            assert client.responses.retrieve(each).id == each  # writes nothing
+        more = [client.responses.create(model="org/tiny", input="a").id for _ in range(2)]
+        assert [line.split()[0] for line in file.read_text().splitlines()] == [*made, *more]
+        gateway.set_services()
+        assert not file.exists()
+    gateway.remove()
+
+
+def test_a_file_of_responses_that_cannot_be_used_is_done_without(tmp_path: Path) -> None:
+    holders = ResponseHolders(tmp_path, "s")
+    for number in range(3):
+        holders.add(f"resp_{number}", "r")
+    [file] = tmp_path.iterdir()
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    for folder in (tmp_path, tmp_path / "missing"):
+        holders = ResponseHolders(folder, "s")
+        holders.add("resp_7", "r")
+        assert (holders.find("resp_0"), holders.find("resp_7")) == (None, "r")
+        holders.remove()
+    assert file.is_symlink()
 
 
 def test_odd_bodies_get_a_clear_answer(gateway: GatewayProcess) -> None:

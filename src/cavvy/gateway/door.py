@@ -57,7 +57,8 @@ class Door:
         self.fallbacks = Fallbacks(self.memo, lambda name: self.services.get(name))
         self._admission = Admission(config, calls, self.fallbacks, traces)
         self._routes: Routes[ServiceQueue] = Routes(())
-        store = FileStore(Path(config.state) / "openai")
+        self._state = Path(config.state)
+        store = FileStore(self._state / "openai")
         self.runs = BatchRuns(
             store, config.limits, lambda owners, model: self._models.find_owned(owners, model)
         )
@@ -83,7 +84,9 @@ class Door:
             if old is not None and old.route == route:
                 services[route.name] = old
                 continue
-            new = services[route.name] = ServiceQueue(route, self.memo, self._tell_cold, self._kept)
+            state = self._state if old is None else None
+            new = ServiceQueue(route, self.memo, self._tell_cold, self._kept, state)
+            services[route.name] = new
             if old is None:
                 new.resume_work()
             else:
@@ -94,6 +97,7 @@ class Door:
         self._known_hosts.clear()
         for old in gone.values():
             old.close()
+            old.engine.holders.remove()
         self._kept.keep_only(services)
         self.fallbacks.keep_only(services)
 

@@ -2,14 +2,26 @@
 
 Engines keep responses in the memory of one replica. A request that continues a response
 (`previous_response_id`), or reads, cancels or deletes it, is therefore sent to this replica. The
-gateway knows the responses that it has passed on since it started. If it does not know one, or its
-replica has ended, any replica gets the request, and the engine says that it has no such response.
+gateway knows the responses that it has passed on, also before a restart: each is a line of a file.
+If it does not know one, or its replica has ended, any replica gets the request, and the engine says
+that it has no such response.
 """
 
+import logging
+import os
 import re
 from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from stat import S_ISREG
+
+_log = logging.getLogger(__name__)
 
 _KNOWN_MAX = 20_000  # responses of a service; the oldest are forgotten
+_FILE_MAX = 16 << 20  # bytes of the file that are read
+# a line whose end is missing was cut off by a kill
+_LINE = re.compile(rb"(?m)^(resp_[\w.-]{1,128}) ([!-~]{1,256})\n")
 _BEGIN = 4096  # bytes of an answer in which its ID is looked for
 _ID = re.compile(rb'"id"\s{0,8}:\s{0,8}"(resp_[\w.-]{1,128})"')
 _ID_LONGEST = 160  # bytes of a match
@@ -24,20 +36,86 @@ def read_response_id(target: bytes) -> str:
 
 
 class ResponseHolders:
-    """The replicas that hold responses of one service, by the IDs of the responses."""
+    """The replicas that hold responses of one service, by the IDs of the responses. A file in the
+    folder outlives the process; without a folder, or if the file cannot be used, nothing does.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None, service: str = "") -> None:
         self._replicas: OrderedDict[str, str] = OrderedDict()
+        self._path = None
+        if folder is not None:
+            self._path = folder / f"responses-{sha256(service.encode()).hexdigest()[:32]}"
+        self._fd, self._written = -1, 0
+        self._try(self._load)
 
     def add(self, response_id: str, replica: str) -> None:
+        is_new = self._replicas.get(response_id) != replica
+        self._remember(response_id, replica)
+        if is_new:
+            self._try(lambda: self._write(response_id, replica))
+
+    def find(self, response_id: str) -> str | None:
+        """Return the replica that has made a response, or None if this is not known."""
+        return self._replicas.get(response_id)
+
+    def remove(self) -> None:
+        """Delete the file, because the service is gone."""
+        path = self._path
+        self._stop_writing()
+        if path is not None:
+            self._try(lambda: path.unlink(missing_ok=True))
+
+    def _remember(self, response_id: str, replica: str) -> None:
         self._replicas[response_id] = replica
         self._replicas.move_to_end(response_id)
         if len(self._replicas) > _KNOWN_MAX:
             self._replicas.popitem(last=False)
 
-    def find(self, response_id: str) -> str | None:
-        """Return the replica that has made a response, or None if this is not known."""
-        return self._replicas.get(response_id)
+    def _try(self, step: Callable[[], None]) -> None:
+        """Take a step with the file; after an error, do without the file."""
+        try:
+            step()
+        except OSError as error:
+            _log.warning("responses are forgotten at the end of the gateway: %s", error)
+            self._stop_writing()
+
+    def _stop_writing(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._path, self._fd = None, -1
+
+    def _load(self) -> None:
+        if self._path is None or not os.path.lexists(self._path):
+            return
+        fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if not S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(f"{self._path} is not a file")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _FILE_MAX))
+            for line in _LINE.finditer(file.read(_FILE_MAX)):
+                self._remember(line[1].decode(), line[2].decode())
+
+    def _write(self, response_id: str, replica: str) -> None:
+        if self._path is None:
+            return
+        if self._fd < 0 or self._written >= _KNOWN_MAX:
+            self._rewrite(self._path)
+        else:
+            os.write(self._fd, f"{response_id} {replica}\n".encode())
+            self._written += 1
+
+    def _rewrite(self, path: Path) -> None:
+        """Replace the file by one with the known responses, without those that were forgotten."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        new = path.with_name(f"{path.name}.new")
+        self._fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        lines = "".join(f"{name} {replica}\n" for name, replica in self._replicas.items())
+        os.write(self._fd, lines.encode())
+        new.rename(path)
+        self._written = 0
 
 
 class ResponseIdReader:

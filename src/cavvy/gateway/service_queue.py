@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from math import ceil, inf
 from operator import add
+from pathlib import Path
 from time import monotonic, time
 
 from cavvy.domain.request_bills import KeyWork, TokenUse
@@ -87,6 +88,7 @@ class ServiceQueue:
         memo: HeadMemo,
         wake: Callable[[str], None] = lambda name: None,
         kept: KeptCounts | None = None,
+        state: Path | None = None,
     ) -> None:
         now = monotonic()
         self.route = route
@@ -108,7 +110,7 @@ class ServiceQueue:
         self.counters = ServiceCounters(now)
         self.limits = make_limits(route.name, route.keys, self._kept, now)
         self._fair = make_order(route)
-        self.engine = EngineTerms(route, memo.limits.hold_bytes)
+        self.engine = EngineTerms(route, memo.limits.hold_bytes, state)
         self.engine.times.limits_s = (
             inf if route.ttft_s is None else route.ttft_s,
             inf if route.token_gap_s is None else route.token_gap_s,

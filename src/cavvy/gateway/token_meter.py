@@ -12,6 +12,7 @@ are a token.
 import re
 from math import inf
 from operator import add, sub
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -158,7 +159,7 @@ class FirstToken:
 class EngineTerms:
     """What meters know of the engine of a service."""
 
-    def __init__(self, route: ServiceRoute, hold_bytes: int) -> None:
+    def __init__(self, route: ServiceRoute, hold_bytes: int, state: Path | None = None) -> None:
         self.models = route.models
         self.base_models = len(route.models) - len(route.adapters.sources if route.adapters else ())
         self.hold_bytes = hold_bytes  # of a body that is read before a replica gets it
@@ -166,7 +167,7 @@ class EngineTerms:
         self.limited = any(key.tokens_per_min is not None for key in route.keys)
         self.times = AnswerTimes()
         self.asks_usage = True  # of streams, because the engine has not refused to state it
-        self.holders = ResponseHolders()
+        self.holders = ResponseHolders(state if route.models else None, route.name)
 
 
 def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: str = "") -> None:
