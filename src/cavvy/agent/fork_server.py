@@ -21,7 +21,17 @@ import sys
 # the modules that most agents need besides those of `main`, which calls this module
 from . import disk
 from .notices import notification_socket  # noqa: F401
-from .work import cache, home_entries, meters, monitor, mounts, prepare, protect, usage, view  # noqa: F401
+from .work import (  # noqa: F401
+    cache,
+    home_entries,
+    meters,
+    monitor,
+    mounts,
+    prepare,
+    protect,
+    usage,
+    view,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,7 +119,8 @@ def _become(
             starter.close()
             code = run(arguments[arguments.index(sys.argv[0]) + 1 :])
             sys.stderr.flush()
-    except BaseException:  # noqa: BLE001  after any error, this process must not go on as a fork server
+    except BaseException:  # noqa: BLE001
+        # after any error, this process must not go on as a fork server
         import traceback
 
         traceback.print_exc()

@@ -36,7 +36,8 @@ def _sub(owner: str) -> Mapping[str, re.Pattern[str]]:
 # Issuers that sign tokens for all their users, and the claims that only the owner of a project, or
 # a person, has at the issuer. Not listed are claims that every user can choose, such as the name of
 # a branch or pipeline. Not listed are also issuers whose URL names the customer, such as
-# https://oidc.circleci.com/org/ID, https://oidc.vercel.com/TEAM or https://ACCOUNT.app.spacelift.io.
+# https://oidc.circleci.com/org/ID, https://oidc.vercel.com/TEAM or
+# https://ACCOUNT.app.spacelift.io.
 # https://docs.github.com/en/actions/reference/security/oidc
 # https://docs.gitlab.com/ci/secrets/id_token_authentication/
 # https://developers.google.com/identity/openid-connect/openid-connect
@@ -45,8 +46,10 @@ def _sub(owner: str) -> Mapping[str, re.Pattern[str]]:
 # https://vercel.com/docs/oidc/reference
 # https://github.com/sigstore/fulcio (Codefresh), https://modal.com/docs/guide/oidc-integration
 # https://depot.dev/docs/ci/oidc, https://www.pulumi.com/docs/esc/guides/configuring-oidc/
-# https://namespace.so/docs/federation, https://docs.envzero.com/guides/integrations/oidc-integrations
-# https://github.com/pypi/warehouse (ActiveState), https://docs.slack.dev/authentication/sign-in-with-slack
+# https://namespace.so/docs/federation
+# https://docs.envzero.com/guides/integrations/oidc-integrations
+# https://github.com/pypi/warehouse (ActiveState)
+# https://docs.slack.dev/authentication/sign-in-with-slack
 SHARED_ISSUERS: Mapping[str, Mapping[str, re.Pattern[str]]] = {
     "https://token.actions.githubusercontent.com": {
         **_sub("repo:OWNER/|repository_owner:OWNER(:|\\Z)|repository(_owner)?_id:OWNER(:|\\Z)"),

@@ -3,7 +3,8 @@ gateways, and how many tokens of prompts their caches hold.
 
 Sources of the names: https://docs.vllm.ai/en/latest/usage/metrics.html,
 https://docs.sglang.io/references/production_metrics.html (with `--enable-metrics`), the README of
-llama.cpp's server (with `--metrics`), https://huggingface.co/docs/text-generation-inference/reference/metrics.
+llama.cpp's server (with `--metrics`),
+https://huggingface.co/docs/text-generation-inference/reference/metrics.
 """
 
 import asyncio

@@ -488,11 +488,12 @@ class ContentRequest:
             if self._request.head.method == b"HEAD":
                 size = 0
             sink.respond(head, b"", not size)
+            unsent = sink.transport.get_write_buffer_size
             while size and not self._gone:
                 piece = await runs.work.call(lambda: content.read(_PIECE))
                 size = size - len(piece) if piece else 0
                 # a transport has no event for this
-                while not self._gone and sink.transport.get_write_buffer_size() > _UNSENT_MAX:  # noqa: ASYNC110
+                while not self._gone and unsent() > _UNSENT_MAX:  # noqa: ASYNC110
                     await asyncio.sleep(_WAIT_S)
                 if not self._gone:
                     sink.send(piece, not size)

@@ -198,7 +198,8 @@ class Client:
                 hint = "functions, `output` and `rows` are for a file or folder of rows"
                 raise TypeError(f"items is no path: {hint}")
             sweep = {"item": [*islice(items, MOST_MEMBERS + 1)]}  # a generator may have no end
-            task = Task(run, **keys, sweep=sweep)  # type: ignore[misc]  # a sweep in keys: TypeError
+            # a sweep in keys: TypeError
+            task = Task(run, **keys, sweep=sweep)  # type: ignore[misc]
         return self.submit_array(task, consent=consent, max_cost=max_cost)
 
     def array(self, name: str, *, project: str | None = None) -> JobArray:

@@ -16,13 +16,11 @@ import secrets
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
 
 from cavvy.client.state import write_private
 from cavvy.domain.values import Struct
 from cavvy.server.database import (
     SCHEMES,
-    BindsFolder,
     bind_folder,
     choose_bucket,
     choose_files,
@@ -115,7 +113,7 @@ class _Move:
             store = open_store(self._url)
             await store.open()
             try:
-                await bind_folder(cast(BindsFolder, store), self._home, self._files, self._url)
+                await bind_folder(store, self._home, self._files, self._url)
             finally:
                 await store.close()
             self._mark()

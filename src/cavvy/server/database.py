@@ -10,11 +10,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from cavvy.client.state import host_name, write_private
 from cavvy.server.state_dir import StateDir, StateDirBusy, StateDirError
-from cavvy.server.stored_files import bind_bucket, check_bucket, is_bucket, open_bucket
+from cavvy.server.stored_files import BindsFiles, bind_bucket, check_bucket, is_bucket, open_bucket
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder
@@ -28,15 +27,6 @@ _SERVERS = "servers"  # a folder with a file for each server, so that servers de
 _LOCAL = "local"  # name of the provider of this machine
 _TURN_PAUSE_S = 1.0  # seconds after which a waiting server checks again
 _log = logging.getLogger(__name__)
-
-
-class BindsFolder(Protocol):
-    """A store whose database refers to files on a disk."""
-
-    async def bind(self, key: str, value: str) -> str:
-        """Store the value of `key` if the database has none for this key, and return the stored
-        value.
-        """
 
 
 def choose_database(home: StateDir, settings: Settings) -> str | None:
@@ -259,7 +249,7 @@ def _uses_machine(settings: Settings) -> bool:
 
 
 async def bind_folder(
-    store: BindsFolder,
+    store: BindsFiles,
     home: StateDir,
     files: StateDir,
     url: str,

@@ -41,7 +41,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
-from cavvy.server.database import BindsFolder, bind_folder
+from cavvy.server.database import bind_folder
 from cavvy.server.log_export import LogSender, SentLogs, open_log_sender, sending_server_log
 from cavvy.server.node_listener import NodeListener
 from cavvy.server.provider_services import ProviderPeers, StoredProviderState
@@ -141,7 +141,7 @@ async def open_state(
     try:
         files = files or home
         if leases is not None:
-            await bind_folder(cast(BindsFolder, store), home, files, url, bucket)
+            await bind_folder(store, home, files, url, bucket)
             address = f"unix:{files.agents_path()}"
         installation = await store.installation()
         if database is None and kept != installation:

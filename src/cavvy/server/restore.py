@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from cavvy.control.clock import WallClock
 from cavvy.control.decide.restored import RestoreComparison
@@ -36,7 +36,6 @@ from cavvy.providers.base import Provider
 from cavvy.providers.hosts.marked import find_agents
 from cavvy.server.backup import DATABASE, ArchiveManifest, unpack
 from cavvy.server.database import (
-    BindsFolder,
     bind_folder,
     choose_bucket,
     choose_database,
@@ -326,7 +325,7 @@ async def _fill_database(
         store = open_store(url)
         await store.open()
         try:
-            await bind_folder(cast(BindsFolder, store), home, files, url, bucket)
+            await bind_folder(store, home, files, url, bucket)
         finally:
             await store.close()
 

@@ -12,7 +12,7 @@ from asyncio import to_thread
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from cavvy.api.reported import read_batch
 from cavvy.api.tokens import load_tokens
@@ -245,7 +245,7 @@ async def join_bucket(bucket: BucketFolder, url: str, home: StateDir, settings: 
     store = open_store(url)
     await store.open()  # which creates the tables
     try:
-        await bind_bucket(cast(BindsFiles, store), bucket)
+        await bind_bucket(store, bucket)
     finally:
         await store.close()
     place = FilesPlace(root=Path(home.path), bucket=bucket, url=url)

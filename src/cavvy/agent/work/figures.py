@@ -65,7 +65,8 @@ class MinuteFigures:
                 if len(self._reported) >= MOST_REPORTED:
                     continue
                 self._reported.add(name)
-            self.measure({name: float(value)})  # type: ignore[arg-type]  # the scanner gives numbers
+            # the scanner gives numbers
+            self.measure({name: float(value)})  # type: ignore[arg-type]
 
     def tick(self) -> None:
         """Send the figures of the minute that is over. To be called about once a second."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import JobDetail
     from cavvy.sdk.client import Client
+    from cavvy.spec.keys import Resources
 
 _POLL_S = 0.5
 # seconds that a node may take to start and set up; the measured time begins after that
@@ -125,14 +126,16 @@ def _submit_all(
     made: list[tuple[str, str]] = []
     try:
         for gpu, provider in places:
-            resources = {"gpu": gpu, "providers": [provider] if provider else None}
+            resources: Resources = {"gpu": gpu} if gpu else {}
+            if provider:
+                resources["providers"] = [provider]
             place = " ".join(filter(None, (provider, gpu))) or "any"
             try:
                 task = Task(
                     f"python3 {shlex.quote(script.path.name)}",
                     name=name_job(script.path),
                     workdir=str(script.path.absolute().parent),
-                    resources={key: value for key, value in resources.items() if value},  # type: ignore[arg-type] # strings and lists, as in a task file
+                    resources=resources,
                     limits={"duration": f"{round(script.seconds + START_S)}s"},
                 )
                 earlier = f"{made[-1][1]}:any" if made else None

@@ -89,11 +89,11 @@ def _has_answered(node: Node) -> bool:
 
 def find_behind(nodes: Sequence[Node], reason: str, now: datetime) -> StuckWork:
     """Return which processes did not reach the place where the others wait, by their stacks."""
-    answered = [node for node in nodes if _has_answered(node)]
-    stacks = {each.rank: each for node in answered for each in node.stacks.stacks}  # type: ignore[union-attr]  # answered
-    homes = {each.rank: node.rank for node in answered for each in node.stacks.stacks}  # type: ignore[union-attr]  # answered
+    answers = [(node.rank, node.stacks) for node in nodes if node.stacks and _has_answered(node)]
+    stacks = {each.rank: each for _, answer in answers for each in answer.stacks}
+    homes = {each.rank: rank for rank, answer in answers for each in answer.stacks}
     if not stacks:
-        why = next((node.stacks.text for node in answered if node.stacks and node.stacks.text), "")
+        why = next((answer.text for _, answer in answers if answer.text), "")
         alone = nodes[0].rank if len(nodes) == 1 else None
         text = f"{reason}; {why}" if why else reason
         only = () if alone is None else (alone,)

@@ -1,8 +1,8 @@
 """Creates a compute cluster for each gang whose shape has RDMA, and deletes it after the gang.
 
 A compute cluster is an empty group of the RDMA network. An instance that is launched into it is
-connected to the others: https://docs.oracle.com/en-us/iaas/Content/Compute/Tasks/compute-clusters.htm
-A cluster costs nothing.
+connected to the others. A cluster costs nothing.
+https://docs.oracle.com/en-us/iaas/Content/Compute/Tasks/compute-clusters.htm
 """
 
 import hashlib
