@@ -336,12 +336,10 @@ async def test_the_rows_of_a_job_are_read_in_one_step(store: Store) -> None:
     found = await store.read_gang(attempt.gang)
     assert (found.job, found.attempts) == (job, [attempt])
     assert found.nodes == {attempt.id: nodes}
-    assert (await store.read_gang(attempt.gang, 1)).nodes == {attempt.id: nodes[1:]}
-    for missing in (
-        store.read_job("x"),
-        store.read_gang("x"),
-        store.read_gang(attempt.gang, 2),
-    ):
+    assert (await store.read_gang(attempt.gang, [1])).nodes == {attempt.id: nodes[1:]}
+    assert (await store.read_gang(attempt.gang, [1, 2, 0])).nodes == {attempt.id: nodes}
+    assert (await store.read_gang(attempt.gang, [2])).nodes == {attempt.id: []}
+    for missing in (store.read_job("x"), store.read_gang("x")):
         with pytest.raises(RowNotFound):
             await missing
 

@@ -218,8 +218,8 @@ class Deferred:
     async def read_job(self, job_id: str) -> JobReading:
         return self._overlay(await self._store.read_job(job_id))
 
-    async def read_gang(self, gang: str, rank: int | None = None) -> JobReading:
-        return self._overlay(await self._store.read_gang(gang, rank))
+    async def read_gang(self, gang: str, ranks: Collection[int] | None = None) -> JobReading:
+        return self._overlay(await self._store.read_gang(gang, ranks))
 
     def _overlay(self, found: JobReading) -> JobReading:
         if not self._kept:

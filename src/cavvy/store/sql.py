@@ -330,13 +330,16 @@ class Store:
 
         return await self._read(read)
 
-    async def read_gang(self, gang: str, rank: int | None = None) -> JobReading:
-        """Return the attempt with this gang, its nodes or only the one with this rank, and its job,
-        read in this order in one step. Raises RowNotFound.
+    async def read_gang(self, gang: str, ranks: Collection[int] | None = None) -> JobReading:
+        """Return the attempt with this gang, its nodes or only those with these ranks, and its job,
+        read in this order in one step. Raises RowNotFound if there is no such gang.
         """
 
         def read(session: DatabaseSession) -> JobReading:
-            where, values = _if_given("n.rank", rank)
+            values = [*(ranks or ())]
+            # as few different statements as possible: a connection prepares each of them
+            values += values[-1:] * ((1 << (len(values) - 1).bit_length()) - len(values))
+            where = "TRUE" if ranks is None else f"n.rank IN ({', '.join('?' * len(values))})"
             of = self._documents.jobs
             by_gang = f"{of.select} {_WITH_GANG}"
             parts, owner = session.run_all(
@@ -347,8 +350,6 @@ class Store:
                 raise RowNotFound(f"no attempt has the gang {gang}")
             attempt = ATTEMPTS.make(found[0][1:])
             nodes = [NODES.make(row[1:]) for row in found[1:]]
-            if rank is not None and not nodes:
-                raise RowNotFound(f"attempt {attempt.id} has no rank {rank}")
             return JobReading(job=of.make(row), attempts=[attempt], nodes={attempt.id: nodes})
 
         return await self._read(read)

@@ -14,7 +14,7 @@ from functools import partial
 
 from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
 from cavvy.control.agents.claims import find_objection
-from cavvy.control.agents.gang_writes import GangWrites
+from cavvy.control.agents.gang_rows import GangReads, GangWrites
 from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (
     ReportOutcome,
@@ -133,7 +133,7 @@ class AgentSessions:
         agent_dependencies: AgentDependencies,
     ) -> None:
         self._store = store
-        self._writes = GangWrites(store)
+        self._reads, self._writes = GangReads(store), GangWrites(store)
         self._clock = clock
         self._hint = hint
         self._dependencies = agent_dependencies
@@ -250,7 +250,7 @@ class AgentSessions:
     async def order(self, gang: str, rank: int, after: int) -> Order | None:
         """Return the current order for this rank if the order is newer than `after`. Raises
         RowNotFound."""
-        attempt, _, [node] = await self._read(gang, rank)
+        attempt, _, [node] = await self._reads.read(gang, rank)
         self.memory.hear(attempt.id, rank, self._clock.now())
         return node.order if node.order is not None and node.order.seq > after else None
 
@@ -296,7 +296,7 @@ class AgentSessions:
         """Return how long this gang's agents may continue to work without a response from the
         server. Raises RowNotFound.
         """
-        attempt, job, _ = await self._read(gang, 0)  # every gang has this rank
+        attempt, job, _ = await self._reads.read(gang, 0)  # every gang has this rank
         return self._lease(job, attempt)
 
     def heard(self, attempt_id: str, rank: int) -> datetime | None:
@@ -336,20 +336,11 @@ class AgentSessions:
         await asyncio.gather(*coming, return_exceptions=True)
         await self._writes.close()
 
-    async def _read(
-        self, gang: str, rank: int | None = None
-    ) -> tuple[Attempt, JobRecord, list[Node]]:
-        """Return the gang's attempt, its job, and all nodes or the node with this rank. Raises
-        RowNotFound."""
-        found = await self._store.read_gang(gang, rank)
-        [attempt] = found.attempts
-        return attempt, found.job, [*found.nodes[attempt.id]]
-
     async def _claim(
         self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, protocol: int
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         now = self._clock.now()
-        attempt, job, nodes = await self._read(gang)
+        attempt, job, nodes = await self._reads.read(gang, None)
         if attempt.phase in GOING:
             return ClaimRefused(reason=f"attempt {attempt.number} is over: {attempt.reason}")
         if not 0 <= rank < len(nodes):
@@ -547,7 +538,7 @@ class AgentSessions:
         heard_at: datetime | None,
     ) -> MessagesStored | ClaimLost:
         now = heard_at or self._clock.now()
-        attempt, job, [node] = await self._read(gang, rank)
+        attempt, job, [node] = await self._reads.read(gang, rank)
         if objection := find_objection(attempt, node, nonce):
             return objection
         if heard_at is None:

@@ -1,5 +1,6 @@
-"""Joins the writes of a gang's agents, which often report at the same moment: while one write is
-under way, the next ones of its gang gather, and are then written together.
+"""Joins the reads and the writes of a gang's agents, which often report at the same moment: what is
+asked for at once is read at once, and while one write is under way, the next ones of its gang
+gather, and are then written together.
 """
 
 import asyncio
@@ -7,8 +8,42 @@ from collections.abc import Sequence
 from functools import partial
 
 from cavvy.control.unit_of_work import join_rows
-from cavvy.store.base import AtomicWrite, StoreError
+from cavvy.domain.jobs import Attempt, JobRecord, Node
+from cavvy.store.base import AtomicWrite, JobReading, RowNotFound, StoreError
 from cavvy.store.sql import Store
+
+
+class GangReads:
+    """Reads gangs. Requests of one turn of the event loop share a read, which begins after them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # the ranks that are asked for, None for all, and the read of them, by gang
+        self._asked: dict[str, tuple[set[int | None], asyncio.Task[JobReading]]] = {}
+
+    async def read(self, gang: str, rank: int | None) -> tuple[Attempt, JobRecord, list[Node]]:
+        """Return the gang's attempt, its job, and all nodes or the node with this rank. Raises
+        RowNotFound."""
+        if gang not in self._asked:
+            ranks: set[int | None] = set()
+            self._asked[gang] = ranks, asyncio.create_task(self._read(gang, ranks))
+        ranks, task = self._asked[gang]
+        ranks.add(rank)
+        found = await asyncio.shield(task)
+        [attempt] = found.attempts
+        nodes = found.nodes[attempt.id]
+        if rank is not None:
+            nodes = [each for each in nodes if each.rank == rank]
+            if not nodes:
+                raise RowNotFound(f"attempt {attempt.id} has no rank {rank}")
+        return attempt, found.job, [*nodes]
+
+    async def _read(self, gang: str, ranks: set[int | None]) -> JobReading:
+        del self._asked[gang]
+        if None in ranks:
+            return await self._store.read_gang(gang)
+        return await self._store.read_gang(gang, [each for each in ranks if each is not None])
+
 
 _Waiting = list[tuple[AtomicWrite, asyncio.Future[None]]]
 

@@ -1,11 +1,13 @@
-"""Writes of a gang's ranks that travel together."""
+"""Reads and writes of a gang's ranks that travel together."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from cavvy.control.agents.gang_writes import GangWrites
-from cavvy.store.base import AtomicWrite, StaleVersion
+from tests.contract.store_suite import make_attempt, make_job, make_node
+
+from cavvy.control.agents.gang_rows import GangReads, GangWrites
+from cavvy.store.base import AtomicWrite, JobReading, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
 
@@ -34,6 +36,56 @@ def run(test: Callable[[SlowStore, GangWrites], Awaitable[None]]) -> None:
 
 def change(row: str) -> AtomicWrite:
     return AtomicWrite(release=[row])
+
+
+class CountedReads:
+    """A gang g of four ranks, and the ranks that each read asked for."""
+
+    def __init__(self) -> None:
+        self.reads: list[list[int] | None] = []
+
+    async def read_gang(self, gang: str, ranks: list[int] | None = None) -> JobReading:
+        self.reads.append(ranks)
+        await asyncio.sleep(0)
+        if gang != "g":
+            raise RowNotFound(gang)
+        job = make_job("j")
+        attempt = make_attempt(job)
+        found = [make_node(attempt, each) for each in range(4) if ranks is None or each in ranks]
+        return JobReading(job=job, attempts=[attempt], nodes={attempt.id: found})
+
+
+def test_requests_of_one_moment_share_a_read_that_begins_after_them() -> None:
+    async def test() -> None:
+        store = CountedReads()
+        reads = GangReads(cast(Store, store))
+
+        async def ask(*asked: tuple[str, int | None]) -> list[object]:
+            told = await asyncio.gather(
+                *(reads.read(*each) for each in asked), return_exceptions=True
+            )
+            return [
+                type(each) if isinstance(each, BaseException) else [node.rank for node in each[2]]
+                for each in told
+            ]
+
+        assert await ask(("g", 1), ("g", 3), ("h", 0), ("g", 9)) == [
+            [1],
+            [3],
+            RowNotFound,
+            RowNotFound,
+        ]
+        assert store.reads == [[1, 3, 9], [0]]
+        assert await ask(("g", 1), ("g", None)) == [[1], [0, 1, 2, 3]]
+        assert store.reads[2:] == [None]
+        first = asyncio.create_task(reads.read("g", 0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its read has begun
+        assert await ask(("g", 2)) == [[2]]
+        await first
+        assert store.reads[3:] == [[0], [2]]
+
+    asyncio.run(test())
 
 
 def test_writes_that_wait_for_another_of_their_gang_travel_together() -> None:
