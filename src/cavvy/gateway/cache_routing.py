@@ -30,8 +30,8 @@ CACHE_TOKENS = 1_000_000  # of a replica, if the service's file does not state t
 _COPY = 0.5  # of each token that another replica holds already
 _RUNNING = 200.0  # tokens for each running request
 _BUSY = 0.03  # of each uncached token, if the replica also generates tokens for other requests
-_WORK = 0.005  # of each token of work above the least worked replica
-_REQUEST = 4.0  # how much work a request is besides its prompt, in mean prompts
+_WORK = 0.02  # of each token of work above the least worked replica
+_REQUEST = 1.0  # how much work a request is besides its prompt, in mean prompts
 # of each token that no replica is known to hold, and of the load of an adapter, at the replica that
 # all gateways prefer
 _HOME = 0.5
