@@ -181,7 +181,7 @@ def make_view(phase: str, spent: int, early: bool = False) -> ArrayMemberView:
 def test_the_saved_cost_is_told() -> None:
     whole, early = make_view("done", 6_000_000), make_view("done", 1_000_000, early=True)
     assert say_saved([whole]) == ""
-    assert say_saved([early, make_view("running", 0)]) == "1 of 2 jobs were stopped early"
+    assert say_saved([early, make_view("running", 0)]) == "1 of 2 jobs was stopped early"
     told = say_saved([whole, early, make_view("done", 4_000_000), early])
     assert told == "2 of 4 jobs were stopped early, which saved about $8.00"
     assert exit_code_of([whole, early]) == 0

@@ -306,6 +306,48 @@ def test_a_wrong_file_of_a_pool(text: str, problem: str) -> None:
         parse_pool(text, file="pool.yaml", project="p")
 
 
+def test_a_fleet_of_dstack_is_a_pool() -> None:
+    text = "type: fleet\nname: gpus\nnodes: 1..4\nplacement: cluster\nidle_duration: 1h\n"
+    text += "resources: {gpu: A100:80GB:8}\nspot_policy: auto\nbackends: [aws]\nmax_price: 30"
+    pool = read_pool(text, file="x.dstack.yml", project="p")
+    assert (pool.name, pool.project, pool.min_nodes, pool.max_nodes) == ("gpus", "p", 1, 4)
+    assert (pool.idle, pool.spot_share, pool.text) == (timedelta(hours=1), 1.0, text)
+    assert (pool.resources.providers, pool.resources.spot) == (("aws",), SpotPolicy.NEVER)
+    assert pool.resources.accelerators[0].count_min == 8
+    assert pool.resources.max_rate is not None
+    for nodes, idle, sizes in (
+        ("2", "", (2, 2, timedelta(minutes=10))),
+        ("..3", "idle_duration: off", (0, 3, timedelta(days=1))),
+        ("{min: 1, target: 2, max: 3}", "idle_duration: 3d", (1, 3, timedelta(days=1))),
+        ("0..1", "idle_duration: -1", (0, 1, timedelta(days=1))),
+        ("0..1", "idle_duration: 5", (0, 1, timedelta(minutes=1))),
+    ):
+        pool = read_pool(f"type: fleet\nnodes: {nodes}\n{idle}", file="f.yml", project="p")
+        assert (pool.min_nodes, pool.max_nodes, pool.idle) == sizes
+        assert pool.spot_share == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nodes: 0..", "a maximum from 1 to"),
+        ("nodes: 0", "a maximum from 1 to"),
+        ("name: a", "nodes"),
+        ("nodes: 1..99999", "a maximum from 1 to"),
+        ("nodes: 3..1", "cannot use '3..1'"),
+        ("nodes: 2\nblocks: 4", "each job of a pool has whole nodes"),
+        ("nodes: 2\nblocks: auto", "each job of a pool has whole nodes"),
+        ("nodes: 2\nworkers: 4", "workers"),
+        ("nodes: 2\nidle_duration: soon", "idle_duration"),
+        ("nodes: 2\nresources: {gpu: 3x}", "gpu"),
+        ("ssh_config: {user: ann, hosts: [a]}", "SSH hosts are a setting"),
+    ],
+)
+def test_a_wrong_fleet_of_dstack(text: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(problem)):
+        read_pool(f"type: fleet\n{text}", file="fleet.yml", project="p")
+
+
 @pytest.mark.parametrize("key", ["workers: ", "min_workers: 1, max_workers: "])
 @pytest.mark.parametrize("count", [str(10**4 + 1), "9" * 23])
 def test_a_pool_of_skypilot_has_a_largest_size(key: str, count: str) -> None:

@@ -137,12 +137,14 @@ def _follow_job(
 def _follow_array(client: "ApiClient", job: "Submitted", output: str, *, detach: bool) -> None:
     """Print that an array was submitted and, unless `detach` is set, wait for its jobs."""
     from cavvy.cli.reach.arrays import follow_to_end
+    from cavvy.domain.units import format_count
 
     if detach and output == "json":
         _print(client, job, output)
         return
     there = named(job.project, job.name)
-    click.echo(f"{job.name} ({job.id}): {job.members} jobs submitted", err=not detach)
+    jobs = format_count(job.members or 0, "job")
+    click.echo(f"{job.name} ({job.id}): {jobs} submitted", err=not detach)
     if detach:
         click.echo(f"list its jobs: cavvy ps {there}    stop it: cavvy stop {there}")
         return

@@ -1,6 +1,9 @@
-"""Reads the file of a pool, in Cavvy's format or in that of `sky jobs pool apply`."""
+"""Reads the file of a pool: in Cavvy's format, in that of `sky jobs pool apply`, or dstack's file
+of a fleet.
+"""
 
 from datetime import timedelta
+from json import dumps
 from typing import Any
 
 from cavvy.domain.node_pools import MOST_NODES, USUAL_IDLE, NodePool
@@ -8,10 +11,23 @@ from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec.fields.node_pool import SHORTEST_IDLE, parse_pool
 from cavvy.spec.problems import ProblemNotes
-from cavvy.spec.tree import MapNode, compose_all, to_value
+from cavvy.spec.tree import MapNode, ScalarNode, compose_all, to_value
 from cavvy.task_files import ReadOptions, parse_file
 
+LONGEST_IDLE = timedelta(days=1)
 # Keys with which SkyPilot prepares the workers of a pool before their first job.
+_OF_FLEET = (  # keys that a fleet of dstack has in common with its jobs
+    "name",
+    "resources",
+    "backends",
+    "regions",
+    "availability_zones",
+    "instance_types",
+    "reservation",
+    "spot_policy",
+    "max_price",
+    "backend_options",
+)
 _OF_JOBS = ("setup", "run", "workdir", "file_mounts", "envs", "secrets", "volumes")
 
 
@@ -20,6 +36,9 @@ def read_pool(text: str, *, file: str, project: str) -> NodePool:
     notes = ProblemNotes(file, text.removeprefix("\ufeff"))
     documents = compose_all(notes.text, notes)
     root = documents[0] if len(documents) == 1 else None
+    kind = root.get("type") if isinstance(root, MapNode) else None
+    if isinstance(root, MapNode) and isinstance(kind, ScalarNode) and kind.value == "fleet":
+        return _read_fleet(root, notes, file=file, project=project)
     table = root.get("pool") if isinstance(root, MapNode) else None
     if not isinstance(root, MapNode) or not isinstance(table, MapNode):
         return parse_pool(text, file=file, project=project)
@@ -28,10 +47,7 @@ def read_pool(text: str, *, file: str, project: str) -> NodePool:
             message = f"`{key.text}` of a pool is not supported: the jobs bring their own"
             hint = f"move `{key.text}` to the task files of the jobs"
             notes.add(key.mark, message, suggestion=hint)
-    found = parse_file(text, file=file, options=ReadOptions(dialect="skypilot"))
-    for each in found.refused:
-        notes.outside(file, f"`{each.key}` of this pool is not supported: {each.reason}")
-    task = found.tasks[0] if found.tasks else TaskSpec(name="", run="")
+    task = _translate(text, "skypilot", notes, file)
     if task.nodes > 1:
         message = f"workers of {task.nodes} nodes are not supported"
         hint = "delete `num_nodes`; a job with several nodes uses several nodes of the pool"
@@ -44,6 +60,52 @@ def read_pool(text: str, *, file: str, project: str) -> NodePool:
         expected = f"at most {MOST_NODES:,}"
         notes.add(table.mark, "the pool has too many workers", expected=expected)
     notes.check()
+    return _make_pool(task, least, most, idle, text=text, project=project)
+
+
+def _read_fleet(root: MapNode, notes: ProblemNotes, *, file: str, project: str) -> NodePool:
+    """A fleet's minimum is that of the pool; its target is only the size at its creation. Idle
+    nodes are kept for a day at most, and without `idle_duration` as in other pools."""
+    checked = parse_file(notes.text, file=file, options=ReadOptions(dialect="dstack"))
+    table = {key.text: to_value(value) for key, value in root.entries}
+    if "ssh_config" in table:
+        notes.outside(file, "; ".join(each.reason for each in checked.refused))
+    if table.get("blocks", 1) != 1:
+        message = "`blocks` is not supported: each job of a pool has whole nodes"
+        notes.add(root.mark, message, suggestion="delete `blocks`")
+    least, most = _read_nodes(table.get("nodes"))
+    if "ssh_config" not in table and not 1 <= most <= MOST_NODES:
+        expected = f"a maximum from 1 to {MOST_NODES:,}, such as `nodes: 0..4`"
+        notes.add(root.mark, "the fleet has no usable maximum of nodes", expected=expected)
+    idle = table.get("idle_duration", f"{USUAL_IDLE // timedelta(seconds=1)}s")
+    run = {"type": "task", "commands": ["true"], **{k: table[k] for k in _OF_FLEET if k in table}}
+    if str(idle).lower() not in ("off", "false", "no", "-1"):
+        run["max_duration"] = idle  # read as dstack reads lengths of time
+    task = _translate(dumps(run), "dstack", notes, file)
+    notes.check()
+    kept = task.limits.duration or LONGEST_IDLE
+    return _make_pool(task, min(least, most), most, kept, text=notes.text, project=project)
+
+
+def _read_nodes(nodes: Any) -> tuple[int, int]:
+    """Return the minimum and the maximum of a fleet, 0 if it has none."""
+    if isinstance(nodes, dict):
+        return int(nodes.get("min") or 0), int(nodes.get("max") or 0)
+    low, dots, high = str(nodes if nodes is not None else "").partition("..")
+    return int(low or 0), int((high if dots else low) or 0)
+
+
+def _translate(text: str, dialect: str, notes: ProblemNotes, file: str) -> TaskSpec:
+    """Return the task of another tool's file, and note what is not supported. Raises SpecError."""
+    found = parse_file(text, file=file, options=ReadOptions(dialect=dialect))
+    for each in found.refused:
+        notes.outside(file, f"`{each.key}` of this pool is not supported: {each.reason}")
+    return found.tasks[0] if found.tasks else TaskSpec(name="", run="")
+
+
+def _make_pool(
+    task: TaskSpec, least: int, most: int, idle: timedelta, *, text: str, project: str
+) -> NodePool:
     spot = any(each.spot is not SpotPolicy.NEVER for each in task.resources.choices)
     return NodePool(
         project=project,
@@ -53,7 +115,7 @@ def read_pool(text: str, *, file: str, project: str) -> NodePool:
         image_login=task.image_login,
         min_nodes=least,
         max_nodes=most,
-        idle=idle,
+        idle=min(max(idle, SHORTEST_IDLE), LONGEST_IDLE),
         spot_share=1.0 if spot else 0.0,
         text=text,
     )
@@ -66,7 +128,7 @@ def _read_sizes(table: dict[str, Any]) -> tuple[int, int, timedelta]:
     least = table.get("min_workers", workers if workers is not None else 0)
     idle_s = table.get("downscale_delay_seconds")
     idle = USUAL_IDLE if idle_s is None else timedelta(seconds=float(idle_s))
-    return min(least, most), most, min(max(idle, SHORTEST_IDLE), timedelta(days=1))
+    return min(least, most), most, idle
 
 
 def _without_spot(need: ResourceSpec) -> ResourceSpec:

@@ -195,7 +195,8 @@ def say_saved(jobs: "Sequence[ArrayMemberView]") -> str:
     whole = [job.spent_micros for job in jobs if job.phase == "done" and not job.early]
     if not early:
         return ""
-    told = f"{len(early)} of {len(jobs)} jobs were stopped early"
+    were = "was" if len(early) == 1 else "were"
+    told = f"{len(early)} of {len(jobs)} jobs {were} stopped early"
     if not whole:
         return told
     mean = sum(whole) // len(whole)

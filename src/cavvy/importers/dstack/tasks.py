@@ -57,8 +57,8 @@ KIND = "dstack"
 TYPES = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
 _VOLUME_BACKENDS = ("aws", "gcp", "runpod", "kubernetes", "daytona", "lium")
 _WHY_NOT = {
-    "fleet": "nothing to create: Cavvy finds nodes for each job and releases them afterwards; "
-    "`cavvy run FILE --machine NAME --keep TIME` keeps nodes for later jobs",
+    "fleet": "`cavvy pool apply FILE` makes a pool of this fleet, in which `cavvy run --pool NAME` "
+    "runs jobs; without a pool, Cavvy finds nodes for each job and releases them afterwards",
     "volume": "nothing to create: write `volumes` into the file of the job; the first job creates "
     "a volume that has a `size`, and a volume that exists is found by its name",
     "gateway": "nothing to create: the server has one gateway for all services, which `cavvy "
@@ -80,8 +80,8 @@ _NOTED = {
     "home_dir": "dstack no longer reads this key",
     "setup": "dstack no longer uses this key",
     "single_branch": "Cavvy submits a copy of the working folder, and clones no repository",
-    "fleets": "Cavvy has no fleets: the job may run on every configured provider; `--provider` and "
-    "`--region` restrict it",
+    "fleets": "the job may run on every configured provider; `--pool NAME` runs it in the pool "
+    "that `cavvy pool apply` has made of a fleet's file",
     "idle_duration": "`--machine NAME --keep TIME` keeps the nodes after the job has ended",
 }
 _ORDER = (
