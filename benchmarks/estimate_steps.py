@@ -46,9 +46,12 @@ _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base", "vgg16": "vgg16 tor
 
 # llm-foundry's MPT steps used FlashAttention in Triton (`attn_impl: triton` of its benchmarks),
 # while PyTorch has FlashAttention-2. That is 1.3 to 1.5 times faster in the forward pass and about
-# twice as fast in the backward pass (Dao 2023, "FlashAttention-2", section 4.1, on an A100). The
-# steps of MPT are estimated with this many times the time of attention.
-_TRITON, _TRITON_BACKWARD = 1.4, 2.0
+# twice as fast in the backward pass (Dao 2023, "FlashAttention-2", section 4.1, on an A100). That
+# Triton was older than the H100 (`triton_pre_mlir`, mosaicml/llm-foundry pull request 149), so an
+# H100 was faster than an A100 only by its processors and its clock, 1.59 times by the data sheets,
+# where the estimates of FlashAttention-2 are 2.46 and 2.13 times faster. The steps of MPT are
+# estimated with so many times the time of attention, forward and backward.
+_TRITON = {"A100": (1.4, 2.0), "H100": (1.4 * 2.46 / 1.59, 2.0 * 2.13 / 1.59)}
 
 # Where `fit_host` starts: microseconds of single operations, by `cavvy bench --kernels` on the
 # hosts of an H200 and an H100. A time step of a recurrent layer launches two kernels, and the
@@ -248,17 +251,17 @@ def read_mpt() -> list[Step]:
         device = _device(name, int(size) * 1024)
         tokens = int(row["MicroBatchSize"]) * int(row["GradAccum"]) * count * length
         step_s = tokens / float(row["Throughput (T/s)"])
-        what, slow = f"{run.batch} {name}", _with_triton(profile)
+        what, slow = f"{run.batch} {name}", _with_triton(profile, name)
         found.append(Step("MPT", profile.name, slow, run, device, step_s, 0, 0, what))
     return found
 
 
-def _with_triton(profile: WorkProfile) -> WorkProfile:
-    """Return the profile with the time of attention that its kernels in Triton take. They count as
-    several kernels each.
+def _with_triton(profile: WorkProfile, device: str) -> WorkProfile:
+    """Return the profile with the time of attention that its kernels in Triton take on a device.
+    They count as several kernels each.
     """
     kernels = tuple(
-        replace(each, count=round(each.count * (_TRITON_BACKWARD if each.backward else _TRITON)))
+        replace(each, count=round(each.count * _TRITON[device][each.backward]))
         if each.kind == "attention"
         else each
         for each in profile.kernels

@@ -17,7 +17,7 @@ from cavvy.planner.device_rates import device_of
 from cavvy.planner.estimate.profile import StepSettings, read_profile
 from cavvy.planner.estimate.roofline import count_launches, estimate_step
 from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.operations import as_on_gpu, classify, count_flops
+from cavvy.tracer.operations import as_on_gpu, classify, count_flops, find_window
 from cavvy.tracer.script import run_script, trace_script
 from cavvy.tracer.trace import trace_step
 
@@ -477,6 +477,16 @@ def test_the_gradient_of_a_look_up_is_many_launches() -> None:
         count_launches(read_profile(each), StepSettings()) for each in (plain, looked_up)
     )
     assert now["other backward"] > before["other backward"] + 10
+
+
+def test_the_dilation_of_a_convolution_is_recorded() -> None:
+    given, weight = torch.empty(1, 8, 9, 9), torch.empty(4, 8, 3, 3)
+    grad = torch.empty(1, 4, 5, 5)
+    options: list[object] = [[1, 1], [0, 0], [2, 2], False, [0, 0], 1]
+    forward = find_window("conv", "convolution", (given, weight, None, *options), [grad])
+    args = (grad, given, weight, None, *options)
+    assert forward == (8, 9, 25, 1, 0, 2)
+    assert find_window("conv", "convolution_backward", args, [given]) == forward
 
 
 def test_grouped_convolutions_count_their_own_channels_only() -> None:

@@ -135,6 +135,42 @@ def test_more_work_never_takes_less(
 PROFILE = gpt2()
 
 
+def test_the_host_waits_for_the_sizes_of_groups_and_launches_nothing() -> None:
+    profile = gpt2()
+    groups = replace(
+        profile.kernels[0],
+        **{"name": "_grouped_mm", "kind": "matmul", "wide": True, "size": (8, 2048, 2048, 1024)},
+        **{"flops": 2.0 * 8 * 2048 * 2048 * 1024, "count": 4},
+    )
+    more = replace(profile, kernels=(*profile.kernels, groups))
+    run = StepSettings(batch=1, accumulate=2)  # The host limits this step.
+    before, found = (estimate_step(each, H200, run) for each in (profile, more))
+    assert found.host > found.device
+    assert found.alone > 0
+    assert found.alone == pytest.approx(found.device - before.device)
+    assert found.total > found.host + found.alone
+
+
+def test_winograd_speeds_up_small_windows_in_fp32_where_nothing_is_faster() -> None:
+    """Volta has no TF32, and Hopper's measured kernels decide."""
+    profile = find_model("resnet50", "fp32", False)
+    wide = tuple(
+        replace(each, window=(*each.window, 2)) if each.window else each for each in profile.kernels
+    )
+    gain = {}
+    for name in ("V100", "H200"):
+        device = device_of(name)
+        assert device is not None
+        run = StepSettings(batch=256, precision="fp32")
+        dense, dilated = (
+            estimate_step(replace(profile, kernels=each), device, run).total
+            for each in (profile.kernels, wide)
+        )
+        gain[name] = dilated / dense
+    assert gain["V100"] > 1.1
+    assert gain["H200"] == 1.0
+
+
 def test_choices_act_as_they_should() -> None:
     plain = StepSettings(batch=16)
     assert (

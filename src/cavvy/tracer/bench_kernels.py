@@ -273,7 +273,8 @@ def _matmul(
     )
 
 
-# batch, channels, side of the image, output channels, side of the kernel, stride, groups
+# batch, channels, side of the image, output channels, side of the kernel, stride, groups, and the
+# dilation if it exceeds 1
 _IMAGES = _read(
     """64x3x224x64x7x2x1 64x64x56x64x3x1x1 64x128x28x128x3x1x1 64x256x14x256x3x1x1
     64x512x7x512x3x1x1 256x64x56x64x3x1x1 64x128x56x128x3x2x1 32x64x224x64x3x1x1
@@ -283,7 +284,7 @@ _IMAGES = _read(
     64x240x28x240x5x1x240 64x96x56x96x7x1x96 64x384x14x384x7x1x384 64x256x56x256x3x1x32
     64x512x14x512x3x1x32 64x3x224x768x16x16x1 4x512x64x256x3x1x1
     128x3x224x32x3x2x1 64x3x224x96x4x4x1 64x240x28x240x5x2x240 64x512x28x128x1x1x1
-    64x2048x7x512x1x1x1"""
+    64x2048x7x512x1x1x1 16x256x64x256x3x1x1x2 16x2048x64x256x3x1x1x12"""
 )
 _WIDE_IMAGES = _read("64x64x56x64x3x1x1 64x256x56x64x1x1x1 64x144x56x144x3x1x144")
 
@@ -319,12 +320,13 @@ def _convolution(
     kernel: int,
     stride: int,
     groups: int,
+    dilation: int = 1,
 ) -> Iterator[Case]:
     batch = device.number(batch)
     side = max(kernel, device.number(side, 8))
-    padding = kernel // 2 if stride < kernel or kernel == 1 else 0
-    out = (side + 2 * padding - kernel) // stride + 1
-    options = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups)
+    padding = kernel // 2 * dilation if stride < kernel or kernel == 1 else 0
+    out = (side + 2 * padding - (kernel - 1) * dilation - 1) // stride + 1
+    options = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups)
     first = inputs == 3  # the gradient of images is not computed
     shapes = (
         (batch, inputs, side, side),
@@ -350,7 +352,8 @@ def _convolution(
         precision=precision,
         make=forward,
         size=(groups, pixels, outputs // groups, depth),
-        shape=(batch, inputs, side, side, outputs, kernel, stride, groups),
+        shape=(batch, inputs, side, side, outputs, kernel, stride, groups)
+        + ((dilation,) if dilation > 1 else ()),
         flops=2.0 * pixels * outputs * depth,
         bytes=sum(counts) * item,
         layout=layout,

@@ -219,17 +219,19 @@ def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
 
 def find_window(kind: str, name: str, args: Any, outs: list[torch.Tensor]) -> tuple[int, ...]:
     """Return for a convolution: the input channels of a group, the elements of its window, the
-    pixels of a result, the step between windows, and 1 if its input is in channels-last memory.
-    Returns () for other operations.
+    pixels of a result, the step between windows, 1 if its input is in channels-last memory, and the
+    dilation if it exceeds 1. Returns () for other operations.
     """
     if kind != "conv":
         return ()
     backward = "backward" in name
     weight, result = (args[2], args[0]) if backward else (args[1], outs[0])
     stride = args[4] if backward else args[3] if len(args) > 3 else (1,)
+    spread = max(args[6] if backward else args[5] if len(args) > 5 else (1,), default=1)
     pixels = prod(result.shape[2:])
     last = int(_is_last(args[1] if backward else args[0]))
-    return weight.shape[1], prod(weight.shape[2:]), pixels, max(stride, default=1), last
+    window = weight.shape[1], prod(weight.shape[2:]), pixels, max(stride, default=1), last
+    return (*window, spread) if spread > 1 else window
 
 
 def needs_conversion(window: tuple[int, ...], size: Size) -> bool:
@@ -238,7 +240,7 @@ def needs_conversion(window: tuple[int, ...], size: Size) -> bool:
     """
     if not window or (size[0] > 1 and size[2] <= 1):
         return False
-    _, elements, pixels, stride, last = window
+    _, elements, pixels, stride, last = window[:5]
     return not last and not (elements == 1 and stride == 1 and pixels % 8 == 0)
 
 

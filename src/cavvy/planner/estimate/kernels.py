@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from cavvy.domain.values import Struct
-from cavvy.planner.device_rates import DeviceRates, slower_than_h200
+from cavvy.planner.device_rates import DeviceRates, has_half_lanes, slower_than_h200
 from cavvy.planner.estimate.profile import KernelProfile, StepSettings
 
 
@@ -41,6 +41,11 @@ _ALIGNED = {0.5: 0.45, 0.25: 0.24, 0.125: 0.14}
 # convolutions, as shares of the rate of large matrix products
 _CONV, _CONV_BACKWARD = 0.95, 0.88
 _WIDE_CONV = 0.75  # in tf32 and fp32
+# Windows of 3 x 3 that move by one pixel are multiplied by Winograd's algorithm in fp32: 16
+# multiplications for 4 results of 36 (Lavin, Gray 2016, "Fast Algorithms for Convolutional Neural
+# Networks", F(2x2, 3x3)). Assumed only for devices with half as many fp32 results per clock as an
+# H200, whose fp32 kernels were measured.
+_WINOGRAD = 36 / 16
 _CONV_DEPTH = 90.0  # the same as `_DEPTH`
 _CONV_COLUMNS = 32.0  # Convolutions with n results per pixel reach n / (n + columns).
 _GROUPED_COLUMNS = 155.0  # the channels of a group that would reach the full rate
@@ -331,6 +336,7 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
         rate *= _WIDE_CONV if wide else narrow
         rate *= depth / (depth + _CONV_DEPTH * slower)
         rate *= columns / (columns + _CONV_COLUMNS)
+        rate *= _WINOGRAD if _is_winograd(kernel, setting) else 1.0
         return flops * _padded(columns, _PAD_CONV) * _padded(depth, _PAD_CONV) / rate
     pad = _PAD_WIDE if wide else _PAD_HALF
     tiles = groups * ceil(rows / _TILE) * ceil(columns / _TILE) * max(1.0, depth / _SPLIT)
@@ -340,6 +346,13 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
     work = _padded(rows, pad) * _padded(columns, pad) * _padded(depth, _PAD_DEPTH)
     work += _DEPTH * slower / depth
     return flops * work / (rate * busy * align(kernel, setting))
+
+
+def _is_winograd(kernel: KernelProfile, setting: KernelSetting) -> bool:
+    """Return whether a dense convolution is multiplied by Winograd's algorithm."""
+    is_small = bool(kernel.window) and kernel.window[1] == 9 and kernel.window[3] == 1
+    dense = len(kernel.window) == 5  # without dilation
+    return is_small and dense and has_half_lanes(setting.device) and in_fp32(kernel, setting)
 
 
 def align(kernel: KernelProfile, setting: KernelSetting) -> float:
@@ -434,7 +447,7 @@ def _conversion(kernel: KernelProfile, moved: float, setting: KernelSetting) -> 
     aligned, needs no conversion.
     """
     slower = 1e-9 * slower_than_h200(setting.device)
-    inputs, window, pixels, stride, _ = kernel.window or (64, 9, 64, 1, 0)
+    inputs, window, pixels, stride = kernel.window[:4] or (64, 9, 64, 1)
     seconds, elements = 0.0, moved / 2
     if kernel.backward:
         elements *= 4 / 3  # Both gradients read the gradient of the result.

@@ -138,7 +138,8 @@ def find_place(kernel: KernelProfile, setting: KernelSetting) -> tuple[float, ..
             0.4 * fourth,
             0.4 * log2(window[1] or 1),
         ]
-        return (*near, last, 2 * kept, few, 0.5 * window[3], *other)
+        spread = log2(max(1, window[5])) if len(window) > 5 else 0.0
+        return (*near, last, 2 * kept, few, 0.5 * window[3], spread, *other)
     if kind == "attention":
         causal = 0.7 if is_causal(kernel) else 0.0
         return (0.15 * (first + log2(scale)), 0.4 * second, 0.4 * third, fourth, causal, *other)
@@ -203,7 +204,7 @@ def read_row(row: Mapping[str, Any], device: DeviceRates) -> tuple[KernelProfile
     if row["kind"] == "conv":
         inputs, kernel, stride, groups = shape[1], shape[5], shape[6], shape[7]
         pixels = size[1] // shape[0]
-        window = (inputs // groups, kernel * kernel, pixels, stride, 0)
+        window = (inputs // groups, kernel * kernel, pixels, stride, 0, *shape[8:9])
     elif row["kind"] in ("pointwise", "copy"):
         elements = 1
         for each in shape:

@@ -40,8 +40,8 @@ class KernelProfile(Struct, frozen=True, kw_only=True):
     # Whether the size of the result does not grow with the batch, as for gradients of parameters.
     fixed_result: bool = False
     # For convolutions: input channels of a group, elements of a window, pixels of a result, the
-    # step between windows, and 1 if the script uses channels-last memory. () for others, and in
-    # profiles of earlier versions.
+    # step between windows, 1 if the script uses channels-last memory, and the dilation if it
+    # exceeds 1. () for others, and in profiles of earlier versions.
     window: tuple[int, ...] = ()
     name: str = ""  # PyTorch's name of the operation; "" in profiles of earlier versions
 
@@ -198,8 +198,8 @@ def _kernel(data: Mapping[str, object]) -> KernelProfile:
 
 
 def _window(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or len(value) not in (0, 5):
-        raise ValueError(f"window must contain 5 numbers, not {value!r}")
+    if not isinstance(value, list | tuple) or len(value) not in (0, 5, 6):
+        raise ValueError(f"window must contain 5 or 6 numbers, not {value!r}")
     return tuple(int(_number(each)) for each in value)
 
 

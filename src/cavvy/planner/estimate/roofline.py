@@ -96,6 +96,8 @@ class StepTime(Struct, frozen=True, kw_only=True):
     # How far the kernels of the step are from measured ones, by `DeviceProfile.correct`: from 0 to
     # 3. It is 3 if no device was measured, or if the host limits the step.
     distance: float
+    # the part of the device's time during which the host waits instead of launching kernels
+    alone: float = 0.0
 
 
 def estimate_step(
@@ -115,7 +117,7 @@ def estimate_step(
     setting = KernelSetting(
         device=device, run=run, precision=precision, scale=scale, tf32=profile.tf32
     )
-    busy = arithmetic = far = 0.0
+    busy = arithmetic = far = alone = 0.0
     nearest = find_device(measured, device)
     for kernel in profile.kernels:
         seconds = kernel_time(kernel, setting) * kernel.count
@@ -128,6 +130,8 @@ def estimate_step(
         busy += seconds
         if kernel.kind in PRODUCTS:
             arithmetic += seconds
+        if _is_grouped(kernel):
+            alone += seconds
     shards = run.accelerators if run.shard else 1
     _, moved = optimizer_costs(profile, run)
     update = moved / shards / (bandwidth_of(device) * _UPDATE)
@@ -135,7 +139,8 @@ def estimate_step(
     device_s = busy * run.accumulate + update
     host_s = _host_time(profile, run, host_us)
     waited = _EXPOSED * _communication(profile, device, run)
-    total = _blend(device_s, host_s) + waited
+    alone *= run.accumulate
+    total = _blend(device_s - alone, host_s) + alone + waited
     samples = batch * run.accumulate * run.accelerators
     flops = profile.flops * scale * run.accumulate
     return StepTime(
@@ -147,6 +152,7 @@ def estimate_step(
         samples_per_s=samples / total,
         mfu=flops / total / peak_of(device, precision),
         distance=FARTHEST if host_s > device_s else far / (busy or 1.0),
+        alone=alone,
     )
 
 
@@ -166,7 +172,8 @@ def find_correction(step: StepTime, measured_s: float) -> tuple[float, float]:
 def correct_step(step: StepTime, factors: tuple[float, float]) -> float:
     """Return the seconds of a step with corrected times of the device and of the host."""
     device, host = factors
-    return _blend(step.device * device, step.host * host) + step.communication
+    busy = _blend((step.device - step.alone) * device, step.host * host)
+    return busy + step.alone * device + step.communication
 
 
 def _blend(device_s: float, host_s: float) -> float:
@@ -211,10 +218,17 @@ def count_launches(profile: WorkProfile, run: StepSettings) -> Mapping[str, floa
     return counts | {"tensor": profile.tensors, "step": 1.0}
 
 
+def _is_grouped(kernel: KernelProfile) -> bool:
+    """Return whether an operation is a product for each group, for which the host first reads the
+    sizes of the groups from the device. Only products of groups in bfloat16 are one kernel
+    (ATen/native/cuda/GroupedBlas.cpp; `offs.cpu()` in ATen/native/GroupedMMUtils.h).
+    """
+    return kernel.name == "_grouped_mm" and kernel.wide
+
+
 def _launches(kernel: KernelProfile) -> int:
     """Return how many kernels an operation launches."""
-    if kernel.name == "_grouped_mm" and kernel.wide:
-        # Only products of groups in bfloat16 are one kernel (ATen/native/cuda/GroupedBlas.cpp).
+    if _is_grouped(kernel):
         return max(1, kernel.size[0])
     is_sorted = "embedding" in kernel.name or "index_put" in kernel.name
     return _SORTED if kernel.backward and is_sorted else 1
