@@ -292,7 +292,7 @@ async def test_a_device_learns_of_those_of_its_site_that_have_what_it_wants(api:
 def test_a_site_waits_for_few_of_its_devices() -> None:
     async def play() -> None:
         clock = VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
-        edge = EdgeService(MemoryStore(), clock, lambda key: None)
+        edge = EdgeService(MemoryStore(), clock, lambda *_: None)
         own = {"project": "p", "site": "lyon", "key": "0" * 64, "enrolled_at": clock.now()}
         devices = [EdgeDevice(name=f"d{each}", **own) for each in range(9)]
         model = ModelVersion(
@@ -314,7 +314,7 @@ def test_a_site_waits_for_few_of_its_devices() -> None:
 def test_turns_outside_the_hours_of_a_site_do_not_count_for_a_day(opens: int) -> None:
     async def play() -> None:
         store, clock = MemoryStore(), VirtualClock(datetime(2030, 1, 1, tzinfo=UTC))
-        edge, begun = EdgeService(store, clock, lambda key: None), clock.now()
+        edge, begun = EdgeService(store, clock, lambda *_: None), clock.now()
         own = {"project": "p", "site": "lyon", "key": "0" * 64, "enrolled_at": begun}
         devices = [EdgeDevice(name=f"d{each}", **own) for each in range(9)]
         for each in devices:

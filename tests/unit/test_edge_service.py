@@ -21,7 +21,7 @@ from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
 from cavvy.control.site_pace import SitePace
 from cavvy.domain.audit import AuditOutcome
-from cavvy.domain.edge import DeviceReport, ModelFile, ModelVersion, find_labels
+from cavvy.domain.edge import DeviceReport, ModelFile, ModelVersion, Rollout, find_labels
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
@@ -35,7 +35,7 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 def test_reports_to_another_server_do_not_bring_a_retired_device_back() -> None:
     async def play() -> None:
         store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
-        one, two = (EdgeService(store, clock, lambda key: None) for _ in range(2))
+        one, two = (EdgeService(store, clock, lambda *_: None) for _ in range(2))
         token, _ = await one.invite("p", site="lyon", labels={}, count=1, valid=timedelta(hours=1))
         device = await one.enrol("p", token, "0" * 64, "box", {})
         await two.check_in("p", device.name, DeviceReport(at=NOW))  # which keeps its row in memory
@@ -98,7 +98,7 @@ def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
         def locate(service: StoredService) -> str:
             return f"http://cloud/{service.name}"
 
-        edge = EdgeService(store, clock, lambda key: None, locate, open_secrets)
+        edge = EdgeService(store, clock, lambda *_: None, locate, open_secrets)
         names = []
         for number, (site, residency) in enumerate([("lyon", ""), ("lyon", "eu"), ("oslo", "")]):
             labels = {"residency": residency} if residency else {}
@@ -239,7 +239,7 @@ def test_new_keys_replace_the_stored_ones_also_beside_a_publication() -> None:
 
     async def play() -> None:
         store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
-        one, two = (EdgeService(store, clock, lambda key: None) for _ in range(2))
+        one, two = (EdgeService(store, clock, lambda *_: None) for _ in range(2))
         sealer = cast(Any, PlainSealer())
         with pytest.raises(RowNotFound, match="published no model"):
             await one.read_lists("p", "m")
@@ -278,7 +278,7 @@ def version_of(name: str) -> int:
 def test_a_label_is_on_one_version_whoever_moves_it() -> None:
     async def play() -> None:
         store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
-        one, two = (EdgeService(store, clock, lambda key: None) for _ in range(2))
+        one, two = (EdgeService(store, clock, lambda *_: None) for _ in range(2))
         for number in (1, 2, 3):
             for name in ("m", "n"):
                 await store.edge.models.put(
@@ -363,3 +363,25 @@ def test_a_downloaded_snapshot_has_its_bytes_and_stays_in_its_folder(
         download_snapshot(cast(Any, BlobSource(blobs)), "p", snapshot, "model", folder)
     written = [each for each in tmp_path.rglob("*") if each.is_file()]
     assert written == ([] if wrong else [folder / "deep" / "m.onnx"])
+
+
+def test_check_ins_are_written_in_groups_and_a_rollout_begins_at_once() -> None:
+    async def play() -> None:
+        hints: list[timedelta] = []
+        store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
+        edge = EdgeService(store, clock, lambda key, after: hints.append(after))
+        token, _ = await edge.invite("p", site="s", labels={}, count=9, valid=timedelta(hours=1))
+        for number in range(9):
+            device = await edge.enrol("p", token, f"{number:064x}", f"box{number}", {})
+            await edge.check_in("p", device.name, DeviceReport(at=NOW))
+        assert len(hints) == 1
+        assert hints[0] >= timedelta(seconds=5)
+        model = ModelVersion(
+            project="p", name="m@1", snapshot="", files=(), main="m", created_at=NOW
+        )
+        await store.edge.models.put(model)
+        own = {"project": "p", "created_at": NOW, "wave_at": NOW}
+        await edge.deploy(Rollout(**own, name="m-0", model="m", to=1))
+        assert hints[1:] == [timedelta(0)]
+
+    asyncio.run(play())

@@ -248,7 +248,7 @@ class ControlPlane:
     def _make_edge(self) -> EdgeService:
         front, open_secrets = self._outside.front, self._outside.open_secrets
         locate = (lambda service: "") if front is None else front.locate
-        return EdgeService(self._store, self._clock, self.hint, locate, open_secrets)
+        return EdgeService(self._store, self._clock, self._hint_after, locate, open_secrets)
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside

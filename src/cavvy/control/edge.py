@@ -197,15 +197,15 @@ def is_edge_key(key: str) -> bool:
 
 
 class EdgeService:
-    """Handles requests of users and devices, and carries out rollouts. `hint` adds a key to the
-    worklist, `locate` returns the URL of a service or "", and `open_secrets` returns values of a
-    project's secrets."""
+    """Handles requests of users and devices, and carries out rollouts. `hint` makes a key of the
+    worklist due after a time, `locate` returns the URL of a service or "", and `open_secrets`
+    returns values of a project's secrets."""
 
     def __init__(
         self,
         store: Store,
         clock: ControlClock,
-        hint: Callable[[str], None],
+        hint: Callable[[str, timedelta], None],
         locate: Callable[[StoredService], str] = lambda service: "",
         open_secrets: OpenSecrets = _open_none,
     ) -> None:
@@ -480,7 +480,7 @@ class EdgeService:
                 stored = await self._store.edge.rollouts.put(named)
                 await self._replace_running(stored, same)
                 self._known.pop(rollout.project, None)
-                self._hint(edge_key(rollout.project))
+                self._hint(edge_key(rollout.project), timedelta(0))
                 return stored, refused
         raise StaleVersion(f"rollouts of {rollout.model} kept changing; try again")
 
@@ -584,8 +584,8 @@ class EdgeService:
         known = await self._read(project)
         known.devices[name] = replace(device, report=report)
         known.note_share(known.devices[name])
-        if not known.reported:
-            self._hint(edge_key(project))
+        if not known.reported:  # later, because a write of each report would cost more than it
+            self._hint(edge_key(project), _EVERY)
         known.reported.add(name)
         wanted = choose_versions(device, list(known.rollouts.values()), known.members)
         return [
