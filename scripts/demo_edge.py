@@ -18,11 +18,12 @@ from pathlib import Path
 from sklearn.datasets import load_digits
 
 from cavvy.client import connect
-from cavvy.client.edge_wire import list_devices, list_rollouts, list_samples
+from cavvy.client.edge_wire import list_devices, list_rollouts
 
 LIMIT_S = 180.0
-# The images that devices see: first some, and at the end others, on which no model was trained.
-SEEN, UNSEEN = range(60, 730), range(730, 1400)
+# The images that devices see: those of the training, of which the first model is sure; then new
+# ones, and at the end others, on which no model was trained.
+KNOWN, NEW, UNSEEN = range(60), range(60, 730), range(730, 1400)
 
 
 def free_port() -> int:
@@ -92,8 +93,8 @@ def await_version(number: int, count: int) -> None:
     def served() -> bool:
         with connect() as client:
             found = [model.serving for each in list_devices(client, None) for model in each.models]
-            over = list_rollouts(client, None)[0].phase != "running"
-        return found.count(number) == count and over
+            rollouts = list_rollouts(client, None)
+        return found.count(number) == count and rollouts[0].phase != "running"
 
     await_it(served, f"{count} devices serve digits@{number}")
     print(f"{count} devices serve digits@{number}")
@@ -124,10 +125,11 @@ def load(folder: Path, count: int, option: str = "") -> None:
         with connect() as client:
             return list_rollouts(client, None)[0].phase == "halted"
 
+    seen = {"--new": NEW, "--unseen": UNSEEN}.get(option, KNOWN)
     until = time.monotonic() + LIMIT_S
     with ThreadPoolExecutor(4) as pool:
         while True:
-            images = chosen.choices(UNSEEN if option == "--unseen" else SEEN, k=count)
+            images = chosen.choices(seen, k=count)
             for index, found in zip(images, pool.map(ask, images), strict=True):
                 sent += 1
                 answered += found is not None
@@ -137,34 +139,6 @@ def load(folder: Path, count: int, option: str = "") -> None:
             if time.monotonic() > until:
                 sys.exit("the rollout did not halt")
     print(f"{answered} of {sent} requests answered, {right / max(1, answered):.1%} of them rightly")
-
-
-def await_samples() -> None:
-    with connect() as client:
-        await_it(
-            lambda: (
-                not sum(each.waiting for each in list_devices(client, None))
-                and list_samples(client, "default", "digits").samples
-            ),
-            "the devices send their samples",
-        )
-
-
-def label(source: str, target: str) -> None:
-    """Do the work of a person: name the digit of each collected image."""
-    digits = load_digits()
-    known = {
-        tuple(image): int(digit) for image, digit in zip(digits.data, digits.target, strict=True)
-    }
-    lines = [json.loads(line) for line in Path(source).read_text().splitlines()]
-    with Path(target).open("w") as file:
-        for line in lines:
-            images = line["request"]["instances"]
-            line["labels"] = [
-                known[tuple(round(16 * value) for value in image)] for image in images
-            ]
-            file.write(json.dumps(line) + "\n")
-    print(f"labelled {len(lines)} images")
 
 
 def main() -> None:
@@ -183,10 +157,6 @@ def main() -> None:
             await_version(int(rest[0]), int(rest[1]))
         case "load":
             load(state, int(rest[0]), *rest[1:])
-        case "await-samples":
-            await_samples()
-        case "label":
-            label(*rest)
         case _:
             sys.exit(f"there is no command {command}")
 

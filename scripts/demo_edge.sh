@@ -10,8 +10,8 @@ export CAVVY_HOME=$state/home CAVVY_CONFIG=$state/settings.toml
 export PATH=$PWD/.venv/bin:$PATH
 mkdir -p "$CAVVY_HOME" "$state/devices" && chmod 700 "$CAVVY_HOME"
 cp -r examples/edge-digits "$state/task"
-# `make demo-edge` has installed what the job needs here, so it installs nothing
-sed -i -e '/^setup:/,/^$/d' -e "s#^run: python3 #run: >-\\n  '$PWD/.venv/bin/python' #" "$state/task/task.yaml"
+# `make demo-edge` has installed what the jobs need here, so they install nothing
+sed -i -e '/^setup:/,/^$/d' -e "s#^run: python3 #run: >-\\n  '$PWD/.venv/bin/python' #" "$state"/task/*.yaml
 edge() { .venv/bin/python scripts/demo_edge.py "$state" "$@"; }
 read -r inner outer < <(edge ports)
 cat >"$CAVVY_CONFIG" <<T
@@ -36,42 +36,36 @@ leave() {
     cavvy server stop >/dev/null 2>&1 || true
 }
 trap leave EXIT
-deploy() { show cavvy edge deploy "$1" --soak 1s --waves 0%,30%,100% --collect-below 0.6; }
 
-heading "1. Train a small classifier of handwritten digits by a job, on 60 images, and publish it"
-show cavvy run "$state/task/task.yaml" --yes
-show cavvy model publish edge-digits --name digits --note images=60
-
-heading "2. Ten devices enrol with one token; each makes its own key"
+heading "1. Ten devices enrol with one token; each makes its own key"
 join_link
 token=$(cavvy edge token --site lyon --count 10 2>/dev/null)
 printf '%s$ cavvy edge token --site lyon --count 10%s\n%s\n' "$bold" "$plain" "$token"
 edge start 10 "$token"
 
-heading "3. Roll the model out: one device, 30 %, all"
-deploy digits@1
+heading "2. One graph of jobs: train on 60 images, publish, test, deploy to one device, 30 %, all; then collect and train again"
+show cavvy run "$state/task/loop.yaml" --detach --yes --param soak=1s
 edge await 1 10
 show cavvy edge list
 
-heading "4. The link to the server breaks. All devices go on serving:"
+heading "3. The link to the server breaks. All devices go on serving:"
 cut_link
 edge load 300
 join_link
 
-heading "5. A bad version, which refuses every request, goes to one device first. The device answers with the old one"
+heading "4. A bad version, which refuses every request, goes to one device first. The device answers with the old one"
 show cavvy run "$state/task/task.yaml" --param bad=true --name edge-bad --yes
 show cavvy model publish edge-bad --name digits
-deploy digits@2
-edge load 300 --until-halted
+edge load 300 --until-halted & load=$!
+show cavvy edge deploy digits@2 --soak 1s --waves 0%,30%,100%
+wait "$load"
 show cavvy edge rollouts
 
-heading "6. The devices kept the images of which they were not sure. Label them, and train again with them"
-edge await-samples
-show cavvy edge collect digits --out "$state/task/samples.jsonl"
-edge label "$state/task/samples.jsonl" "$state/task/hard.jsonl"
-show cavvy run "$state/task/task.yaml" --name edge-better --yes
-show cavvy model publish edge-better --name digits
-deploy digits@3
+heading "5. Devices keep the images of which they are not sure. When 100 have come, the graph goes on: train, publish, test, deploy"
+show cavvy status collect
+edge load 300 --new
 edge await 3 10
+show cavvy wait deploy-better
+show cavvy ps
 edge load 300 --unseen
 show cavvy edge list

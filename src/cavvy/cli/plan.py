@@ -185,6 +185,9 @@ def show_plan(task: "TaskSpec", file: str) -> None:
     """
     from cavvy.planner.candidates import join_reasons, tasks_of
 
+    if task.edge is not None:
+        click.echo("the server does this step; it needs no node")
+        return
     answers = [_answer(each, "cost", 5, False, True, None) for each in tasks_of(task)]
     _show(answers, task.resources.ordered, all_locations=False)
     _print_notes(answers, "table")

@@ -23,6 +23,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
 from cavvy.control.discounts import post_discounts
 from cavvy.control.edge import EdgeService, is_edge_key
+from cavvy.control.edge_steps import EdgeSteps, StepKeeper
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
@@ -66,7 +67,7 @@ from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.retention import RetentionDays
 from cavvy.domain.shares import HALF_LIFE, MIN_RUN
-from cavvy.domain.tasks import Delivery, TaskSpec
+from cavvy.domain.tasks import Delivery, EdgeStep, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.abilities import (
     CLOSEABLE,
@@ -118,6 +119,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     min_run: timedelta = MIN_RUN  # of work whose nodes another project may get back for its quota
     front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
+    step_keeper: StepKeeper | None = None  # None: steps with models of devices fail
     traced: bool = False  # whether the server sends traces, so that work learns its span
 
 
@@ -169,6 +171,7 @@ class ControlPlane:
         self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
         self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
         self.edge = self._make_edge()
+        self._steps = EdgeSteps(store, clock, self.edge, self.checkpoints, dependencies.step_keeper)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
 
@@ -331,10 +334,19 @@ class ControlPlane:
             notify=self._notify,
         )
 
+    async def _look_at_step(self, job: JobRecord, step: EdgeStep) -> timedelta:
+        return await self._steps.step(job, step)
+
     def _make_reconciler(self) -> JobReconciler:
         history = self.advisor.history
         schedules = ScheduleReconciler(
-            self._store, self._clock, self.pool, history, self._start_run, self._arrived
+            self._store,
+            self._clock,
+            self.pool,
+            history,
+            self._start_run,
+            self._arrived,
+            self._look_at_step,
         )
         dependencies = JobReconcilerDependencies(
             pool=self.pool,

@@ -1033,6 +1033,18 @@ def _target_path(model: ModelVersion) -> str:
     return f"{model.model}/{model.number}.json"
 
 
+def choose_main(files: Sequence[ModelFile]) -> str:
+    """Return the file to serve if there is only one. Raises ModelRefused."""
+    served = [each.path for each in files if each.path.endswith(".onnx")]
+    if len(served) == 1:
+        return served[0]
+    told = ", ".join(sorted(each.path for each in files)[:4]) or "no files"
+    raise ModelRefused(
+        f"the model has {len(served)} .onnx files among {told}; one is needed",
+        "name the file to serve: --main PATH",
+    )
+
+
 def make_manifest(model: ModelVersion) -> bytes:
     """Return the signed description of a model version, whose hash the repository names."""
     files = [

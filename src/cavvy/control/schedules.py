@@ -24,7 +24,7 @@ from cavvy.control.markets.history import MarketHistory
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.jobs import JOB_ENDS, JobRecord
-from cavvy.domain.tasks import JobSchedule, TaskSpec
+from cavvy.domain.tasks import EdgeStep, JobSchedule, TaskSpec
 from cavvy.planner.calendar import HISTORY, Prices, TimeInterval
 from cavvy.planner.candidates import jobs_of
 from cavvy.store.base import RowNotFound, StaleVersion
@@ -32,6 +32,8 @@ from cavvy.store.sql import Store
 
 _OLD = timedelta(seconds=60)  # maximum age of the offers whose prices are used
 
+# Looks at the step of a job that has no program; returns the time until the next look
+LookAtStep = Callable[[JobRecord, EdgeStep], Awaitable[timedelta]]
 # Submits one run of a repeating job. The arguments are the repeating job, the run's task, and the
 # run's ID.
 Submit = Callable[[JobRecord, TaskSpec, str], Awaitable[JobRecord]]
@@ -48,9 +50,10 @@ class ScheduleReconciler:
         history: MarketHistory,
         submit: Submit,
         arrived: Callable[[], None],
+        look_at_step: LookAtStep,
     ) -> None:
         self._store, self._clock, self._pool, self._history = store, clock, pool, history
-        self._submit, self._arrived = submit, arrived
+        self._submit, self._arrived, self._look_at_step = submit, arrived, look_at_step
 
     async def step(self, job: JobRecord) -> timedelta:
         """Start the job, or its next run, if the start is due. Returns the time until the next
@@ -61,6 +64,8 @@ class ScheduleReconciler:
             return job.held_until - now
         if not job.attempt and (why := await find_bar(self._store, job)):
             changes = bar_job(job, why, now)
+        elif job.task.edge is not None:
+            return await self._look_at_step(job, job.task.edge)
         elif schedule is not None and schedule.cron is not None:
             changes = await self._start_run(job, schedule, now)
         elif (interval := find_window(job, now)) is None:

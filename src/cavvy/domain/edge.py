@@ -1,6 +1,6 @@
 """Devices at the edge, the models that they serve, and rollouts of these models."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
@@ -12,6 +12,7 @@ CHECK_IN_S = 60.0
 # Shares of the devices of a rollout that have the new model after each wave. The first wave is one
 # device, as long as there are fewer than 100.
 WAVES = (0.0, 0.01, 0.1, 1.0)
+MOST_WAVES = 20
 PROGRAM = "cavvy.edge"  # the devices' own program, which they get like a model
 MOST_LABELS = 16  # of a model
 MOST_SAMPLES = 2000  # that are kept of one device
@@ -147,6 +148,7 @@ class ModelVersion(Struct, frozen=True, kw_only=True):
     files: tuple[ModelFile, ...]
     main: str
     job: str = ""
+    step: str = ""  # ID of the job whose step published it
     residency: str = ""
     made_by: str = ""
     created_at: datetime
@@ -178,6 +180,15 @@ def find_labels(versions: Iterable[ModelVersion]) -> Mapping[tuple[str, str, str
             if other is None or (moved, each.number) > (other.labels[label], other.number):
                 found[key] = each
     return found
+
+
+def find_wrong_waves(waves: Sequence[float]) -> str:
+    """Return why these cannot be the waves of a rollout, or ""."""
+    given = list(waves)
+    right = sorted(given) == given and given[-1:] == [1] and given[0] >= 0
+    if not given or (right and len(given) <= MOST_WAVES):
+        return ""
+    return f"`waves` is {given}; expected up to {MOST_WAVES} growing shares that end with 1"
 
 
 class RolloutPhase(StrEnum):
@@ -222,6 +233,7 @@ class Rollout(Struct, frozen=True, kw_only=True):
     # devices whose counts are left out, because no other device agreed with them
     doubted: tuple[str, ...] = ()
     made_by: str = ""
+    job: str = ""  # ID of the job whose step began it
     created_at: datetime
     version: int = 0
 

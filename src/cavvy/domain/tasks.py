@@ -518,6 +518,33 @@ class ReplicaGroup(Struct, frozen=True, kw_only=True):
     bootstrap_port: int | None = None
 
 
+class EdgeStep(Struct, frozen=True, kw_only=True):
+    """What the server does with a model of devices as the work of a job, which has no node. One of
+    `publish`, `deploy` and `collect` is set.
+
+    `publish` names a job of `after`, whose newest checkpoint becomes the next version of `model`.
+    `deploy` is MODEL, MODEL@NUMBER or MODEL@LABEL; without a number or label, it is the version
+    that an earlier step of the same graph has published, or the newest one. The other attributes
+    are those of a rollout. `collect` is a model: the job ends when devices have sent so many
+    `samples` since its submission. Files of the model, or all samples, come to the path `into` in
+    the working folders of the jobs that wait for this one.
+    """
+
+    publish: str = ""
+    model: str = ""
+    main: str = ""
+    residency: str = ""
+    deploy: str = ""
+    site: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    waves: tuple[float, ...] = ()
+    soak: timedelta = timedelta(minutes=10)
+    below: float | None = None
+    collect: str = ""
+    samples: int = 1
+    into: str = ""
+
+
 class TaskSpec(Struct, frozen=True, kw_only=True):
     """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
@@ -577,6 +604,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     pool: str | None = None  # name of the pool whose nodes the task uses, see `NodePool`
     service: ServiceSpec | None = None  # how the task answers requests; None for a job
     replica_groups: tuple[ReplicaGroup, ...] = ()  # () if all replicas of the service are equal
+    edge: EdgeStep | None = None  # what the server does in place of a program
 
     @property
     def on_kept_nodes(self) -> bool:

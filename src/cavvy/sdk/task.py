@@ -32,7 +32,7 @@ class Task:
     def __init__(self, run: str, **keys: Unpack["TaskKeys"]) -> None:
         check_type(run, str, "run")
         table = {name: to_plain(value, name) for name, value in keys.items() if value is not None}
-        if run or "batch" not in table:  # a batch may run a function
+        if run or not {"batch", "edge"} & table.keys():  # which may do without
             table["run"] = str(run)
         self._set(Path.cwd() / _SHOWN, write_text(table), {}, "cavvy", {})
 

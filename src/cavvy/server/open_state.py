@@ -26,6 +26,7 @@ from cavvy.catalog.doubts import OfferJudge
 from cavvy.client.state import write_private
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
+from cavvy.control.edge_steps import StepKeeper
 from cavvy.control.share import WorkShare
 from cavvy.control.webhooks import post_json
 from cavvy.costs.discounts import Discount, parse_discounts
@@ -559,6 +560,7 @@ def make_dependencies(
         read_targets=read_allowed,
         post=post,
         open_address=open_address,
+        step_keeper=StepKeeper(blobs=files.blobs.of, sealer=sealer),
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),
     )

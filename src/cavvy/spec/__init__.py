@@ -31,7 +31,7 @@ def parse_own(
     Raises SpecError with every problem.
     """
     from cavvy.spec.batch_section import expand_batch
-    from cavvy.spec.engine_section import add_own_command, expand_engine
+    from cavvy.spec.engine_section import add_edge_run, add_own_command, expand_engine
     from cavvy.spec.fields.arrays import SWEEP
     from cavvy.spec.fields.hints import elsewhere
     from cavvy.spec.fields.params import ParamFiller, read_params
@@ -55,7 +55,7 @@ def parse_own(
             for key, value in root.entries
         )
         root = expand_batch(replace(root, entries=entries), notes)
-        root = add_own_command(expand_engine(root, notes))
+        root = add_edge_run(add_own_command(expand_engine(root, notes)))
     task: TaskSpec | None = TASK.read(root, notes)
     notes.check()
     assert task is not None

@@ -12,6 +12,7 @@ from cavvy.domain.arrays import count_members, is_array
 from cavvy.domain.services import DEFAULT_AVAILABILITY
 from cavvy.domain.tasks import (
     AcceleratorNeed,
+    EdgeStep,
     JobLimits,
     MountMode,
     ResourceSpec,
@@ -34,6 +35,9 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
     """Return the description as rows of name and text, with the most important row first. Keys that
     the file omits have no row.
     """
+    if task.edge is not None:
+        rows = [("name", task.name), ("step", describe_step(task.edge)), ("after", _after(task))]
+        return [(name, text) for name, text in rows if text]
     groups = task.replica_groups
     parts = [take_role(task, each) for each in groups]
     needs = [f"{describe_nodes(each)}{_image(each)}{_setup(each)}" for each in parts]
@@ -77,6 +81,16 @@ def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
         ("tries again", _retry(task)),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def describe_step(step: EdgeStep) -> str:
+    """Return what the server does, for example: publishes the checkpoint of train as digits."""
+    into = f", into {step.into} of the jobs after it" if step.into else ""
+    if step.publish:
+        return f"publishes the checkpoint of {step.publish} as {step.model}{into}"
+    if step.deploy:
+        return f"brings {step.deploy} to devices of {step.site or 'all sites'}"
+    return f"waits for {step.samples:,} samples of {step.collect}{into}"
 
 
 def _members(task: TaskSpec) -> str:

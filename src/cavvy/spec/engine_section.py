@@ -26,6 +26,7 @@ from cavvy.spec.engines import (
     list_own_flags,
     write_command,
 )
+from cavvy.spec.fields.edge_step import RUN
 from cavvy.spec.fields.kinds import advise_point
 from cavvy.spec.model_files import MODEL_FOLDER
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
@@ -264,6 +265,12 @@ def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
             suggestion=advise_point(text) or "write 99% or 0.99",
         )
     return share
+
+
+def add_edge_run(root: MapNode) -> MapNode:
+    """Return the tree with a `run`, if the server does the work of the task."""
+    alone = root.get("edge") is not None and root.get("run") is None
+    return complete(root, {"run": RUN}) if alone else root
 
 
 def complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:

@@ -445,6 +445,24 @@ class ServiceGroup(TypedDict):
     probe: NotRequired[str | ServiceProbe]
 
 
+class EdgeWork(TypedDict, total=False):
+    """What the server does with a model of devices in place of a program."""
+
+    publish: str
+    model: str
+    main: str
+    residency: str
+    deploy: str
+    site: str
+    labels: Mapping[str, str]
+    waves: Sequence[Number]
+    soak: Length
+    below: Number
+    collect: str
+    samples: Whole
+    into: str
+
+
 class ServiceEdge(TypedDict):
     """Devices at the edge that are a part of a service."""
 

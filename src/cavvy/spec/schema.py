@@ -22,6 +22,6 @@ def make_schema() -> Schema:
         "description": TASK.help,
         **{name: value for name, value in TASK.schema.items() if name != "required"},
         # An image and an engine name their own commands.
-        "anyOf": [{"required": [name]} for name in ("run", "image", "service", "batch")],
+        "anyOf": [{"required": [name]} for name in ("run", "image", "service", "batch", "edge")],
         "$defs": {"expression": EXPRESSION},
     }

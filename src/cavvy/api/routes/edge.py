@@ -38,7 +38,7 @@ from cavvy.client import edge_wire as wire
 from cavvy.client.addresses import is_loopback
 from cavvy.client.service_wire import EdgePathView
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
-from cavvy.control.edge import EnrolmentRefused, ModelRefused
+from cavvy.control.edge import EnrolmentRefused, ModelRefused, choose_main
 from cavvy.control.edge_tasks import MOST_OUTPUT, TooManyTasks
 from cavvy.control.model_repository import newest_lists, newest_root
 from cavvy.domain.accounts import Permission
@@ -49,12 +49,12 @@ from cavvy.domain.edge import (
     DeviceReport,
     EdgeDevice,
     EdgeSite,
-    ModelFile,
     ModelReport,
     ModelVersion,
     PathCounts,
     Rollout,
     find_labels,
+    find_wrong_waves,
 )
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.stored_services import StoredService
@@ -275,7 +275,7 @@ async def publish(
         name=f"{ask.name}@0",
         snapshot=ask.snapshot,
         files=files,
-        main=ask.main or _choose_main(files),
+        main=ask.main or choose_main(files),
         job=ask.job,
         residency=ask.residency,
         made_by=name_user(request, ask.made_by),
@@ -957,25 +957,9 @@ def _json(answer: object) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def _choose_main(files: Sequence[ModelFile]) -> str:
-    served = [each.path for each in files if each.path.endswith(".onnx")]
-    if len(served) == 1:
-        return served[0]
-    told = ", ".join(sorted(each.path for each in files)[:4]) or "no files"
-    raise ApiProblem(
-        "model-refused",
-        f"the model has {len(served)} .onnx files among {told}; one is needed",
-        "name the file to serve: --main PATH",
-    )
-
-
 def _check_rollout(ask: wire.RolloutAsk) -> None:
-    waves = ask.waves
-    if waves and (sorted(waves) != waves or waves[-1] != 1 or waves[0] < 0 or len(waves) > 20):
-        raise ApiProblem(
-            "invalid-request",
-            f"`waves` is {waves}; expected up to 20 growing shares of the devices that end with 1",
-        )
+    if problem := find_wrong_waves(ask.waves):
+        raise ApiProblem("invalid-request", problem)
     if not 0 <= ask.soak_s <= _LONGEST.total_seconds():
         raise ApiProblem("invalid-request", "`soak_s` must be 0 to a year, in seconds")
     _check_limits(ask.mib_per_s, ask.window, 0.0)

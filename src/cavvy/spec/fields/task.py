@@ -22,6 +22,7 @@ from cavvy.spec.fields.arrays import (
     check_early,
 )
 from cavvy.spec.fields.batch import BATCH
+from cavvy.spec.fields.edge_step import EDGE, check_edge
 from cavvy.spec.fields.image import COMMANDS, IMAGE, SETUP
 from cavvy.spec.fields.kinds import (
     FLAG,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
     from cavvy.spec.keys import (
         Checkpoint,
+        EdgeWork,
         GitWorkdir,
         Group,
         Image,
@@ -193,6 +195,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
     _check_service(table)
     check_after(table)
     check_group(table)
+    check_edge(table)
     if table.has("pool"):
         table.reject_beside("pool", ("machine", "keep"))
     _check_shares(table)
@@ -372,6 +375,7 @@ class TaskKeys(TypedDict, total=False):
     machine: Annotated["str", NAME]
     pool: Annotated["str", NAME]
     session: Annotated["Switch", FLAG]
+    edge: Annotated["EdgeWork", EDGE]
 
 
 TASK = section("", _build, run=FieldSpec(COMMANDS, required=True), **list_kinds(TaskKeys))
