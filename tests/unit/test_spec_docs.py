@@ -65,6 +65,7 @@ def test_the_schema_is_one() -> None:
         },
         {"run": "x", "workdir": {"git": "https://x.org/a", "commit": "abcdef1"}},
         {"batch": {"input": "a.jsonl", "output": "/b", "function": "m:f", "rows": 10}},
+        {"edge": {"deploy": "m@prod", "labels": {"kind": "pi"}, "waves": [0.1, 1], "soak": "1h"}},
     ],
 )
 def test_what_the_parser_accepts_the_schema_accepts(document: dict[str, object]) -> None:

@@ -503,6 +503,9 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
     }
     if "function" in document.get("batch", {}):
         del document["run"]
+    if "edge" in document:
+        del document["run"]
+        document |= {"edge": _complete_step(document["edge"]), "after": "train"}
     task = parse_task(json.dumps(document), now=NOW)
     assert task != parse_task("run: x\nparams: {lr: 1}")
 
@@ -512,6 +515,16 @@ def test_outputs_may_be_sent_while_the_work_runs() -> None:
     assert task.outputs == (Transfer(source="a", target="s3://b/c", every=timedelta(minutes=1)),)
     with pytest.raises(SpecError, match="`every` needs a URL as the target"):
         parse_task("{run: x, outputs: [{source: a, target: /b, every: 1m}]}")
+
+
+def _complete_step(step: dict[str, Any]) -> dict[str, Any]:
+    """Add the keys that a step needs beside the key of an example."""
+    step.pop("rates", None)  # beside `samples`, which `work` has too
+    if step.keys() & {"publish", "model", "main"}:
+        return {"publish": "train", "model": "m", **step}
+    if step.keys() & {"collect", "samples", "residency", "into"}:
+        return {"collect": "m", "into": "a", **step}
+    return {"deploy": "m", **step}
 
 
 def _complete_service(document: dict[str, Any], path: str, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
-from cavvy.spec.fields.paths import inner_path
+from cavvy.spec.fields.places import inner_path
 from cavvy.spec.fields.times import length_kind
 
 RUN = "true"  # what a job without a program has as its `run`
