@@ -21,7 +21,7 @@ from cavvy.providers.ray.cluster import (
     promise,
     read_nodes,
 )
-from cavvy.providers.ray.entry import RayOptions, make_job
+from cavvy.providers.ray.entry import RayOptions, make_job, make_plan
 from cavvy.providers.ray.provider import read_addresses
 from cavvy.providers.ray.remote.actor_supervisor import ActorSupervisor
 from cavvy.providers.ray.status import RayGangRecord, as_seen, end, explain_wait, judge, read_log
@@ -252,7 +252,8 @@ def test_a_job_holds_no_secret() -> None:
     options = RayOptions(
         namespace="cavvy", python="python", folder="~/.cavvy-ray", spread=True, wait=False
     )
-    job = make_job(gang, "mark", ray_node, node_endpoint, options, cache="p-1", mixed=True)
+    made = make_plan(gang, "mark", ray_node, node_endpoint, options, cache="p-1", mixed=True)
+    job = make_job(gang, "mark", made, node_endpoint, options.python)
     assert "claim-" not in json.dumps(job)
     assert "secret" not in json.dumps(job) + shelved[0].decode()
     plan = json.loads(shelved[0])

@@ -1,9 +1,10 @@
 """Launches gangs on one Ray cluster, reads the state of these gangs, and removes gangs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection
@@ -16,7 +17,7 @@ from cavvy.providers.project_caches import ProjectCaches
 from cavvy.providers.ray import status
 from cavvy.providers.ray.calls import DashboardRefused, Object, RayDashboard
 from cavvy.providers.ray.cluster import RayNode, list_offers, promise, read_nodes
-from cavvy.providers.ray.entry import RayOptions, job_name, make_job
+from cavvy.providers.ray.entry import RayOptions, job_name, make_job, make_plan
 from cavvy.providers.ray.status import KEPT, RayGangRecord
 
 _MISSED = timedelta(
@@ -129,11 +130,14 @@ class RayCluster:
     ) -> None:
         terms = self._terms
         cache = await terms.caches.name(gang)
-        job = await asyncio.to_thread(
-            lambda: make_job(
+
+        def make() -> Mapping[str, Any]:
+            plan = make_plan(
                 gang, terms.mark, node, node_endpoint, terms.options, cache=cache, mixed=mixed
             )
-        )
+            return make_job(gang, terms.mark, plan, node_endpoint, terms.options.python)
+
+        job = await asyncio.to_thread(make)
         try:
             await self.api.submit(dict(job))
         except DashboardRefused as error:

@@ -60,24 +60,12 @@ def job_name(mark: str, gang: str) -> str:
 def make_job(
     gang: GangSpec,
     mark: str,
-    node: RayNode,
+    plan: Mapping[str, Any],
     node_endpoint: NodeEndpoint,
-    options: RayOptions,
-    *,
-    cache: str,
-    mixed: bool,
+    python: str,
 ) -> Mapping[str, Any]:
-    """Return the request that submits the gang's job. The first call blocks, because it packs the
-    agent.
-
-    `node` is one of the offer's nodes. `cache` is the name of the project's cache. `mixed`
-    is True if only some of the cluster's nodes can be preempted.
-    """
-    plan = json.dumps(
-        make_plan(gang, mark, node, node_endpoint, options, cache=cache, mixed=mixed),
-        sort_keys=True,
-    ).encode()
-    digest = node_endpoint.publish(plan)
+    """Return the request that submits the gang's job, whose driver carries out the plan."""
+    digest = node_endpoint.publish(json.dumps(plan, sort_keys=True).encode())
     line = _LINE.format(
         url=f"{node_endpoint.address}/boot/v1/{digest}",
         digest=digest,
@@ -86,7 +74,7 @@ def make_job(
     leave_s = int((gang.grace + 2 * RESERVE).total_seconds())
     return {
         "submission_id": job_name(mark, gang.name),
-        "entrypoint": f"exec {options.python} -c {shlex.quote(line)}",
+        "entrypoint": f"exec {python} -c {shlex.quote(line)}",
         "runtime_env": {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(leave_s)}},
         "metadata": {
             INSTALLATION: mark,
@@ -107,7 +95,12 @@ def make_plan(
     cache: str,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """Return the driver's plan, including the source of the driver and of the actor supervisor."""
+    """Return the driver's plan, including the source of the driver and of the actor supervisor. The
+    first call blocks, because it packs the agent.
+
+    `node` is one of the offer's nodes. `cache` is the name of the project's cache. `mixed` is True
+    if only some of the cluster's nodes can be preempted.
+    """
     offer = gang.offer
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
     spread = "STRICT_SPREAD" if options.spread else "SPREAD"
