@@ -291,6 +291,44 @@ def test_a_key_signs_only_what_its_user_asked_for(site: OwnedSite, tmp_path: Pat
             check_files(good, files, main)
 
 
+def test_a_key_signs_nothing_that_a_server_has_put_into_a_list(
+    site: OwnedSite, tmp_path: Path
+) -> None:
+    """Also if the server calls a key of its own by the ID of the user's key, or says that it has
+    the key itself."""
+    site.set_key(site.team, None)
+    site.take(site.owner)
+    thief, tuf = make_key(tmp_path / "thief", ""), model_repository._load()
+    good = site.repository.files
+    root, targets, mine = (
+        model_repository._read_newest(tuf, good, role) for role in ("root", "targets", "model-m")
+    )
+    for holder, keys, key in (
+        (root, root.signed.keys, site.owner),
+        (targets, targets.signed.delegations.keys, site.team),
+    ):
+        key_id, public = key.key_id, thief.signer.public_key
+        keys[key_id] = type(public)(key_id, public.keytype, public.scheme, public.keyval)
+        holder.signatures.clear()
+    mine.signed.targets["m/9.json"] = mine.signed.targets["m/1.json"]
+    for metadata, key in ((root, site.owner), (targets, site.owner), (mine, site.team)):
+        made = thief.signer.sign(metadata.signed_bytes)
+        metadata.signatures = {key.key_id: type(made)(key.key_id, made.signature)}
+    lists = {"root": root, "targets": targets, "model-m": mine}
+    content, new = site.manifests["m/1"].replace(b"1", b"2"), make_key(tmp_path / "new", "")
+    for held in ([], ["root", "targets"]):
+        made = {role: str(each.to_bytes(), "utf-8") for role, each in lists.items()}
+        for sign in (
+            lambda change: change.sign_version("m", "m/2.json", content, site.team),
+            lambda change: change.renew(site.team),
+            lambda change: change.renew(site.owner),
+            lambda change: change.set_key("free", site.team, site.owner),
+            lambda change: change.take_keys(new, site.owner),
+        ):
+            with pytest.raises(KeyRefused, match="not genuine"):
+                sign(ListChange({**newest_lists(site.repository), **made}, held))
+
+
 def test_what_a_user_signs_is_renewed_by_the_user(site: OwnedSite) -> None:
     site.set_key(site.team, None)
     site.take(site.owner)

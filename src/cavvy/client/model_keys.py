@@ -148,8 +148,9 @@ class ListChange:
     def set_key(self, model: str, key: SigningKey | None, owner: SigningKey | None) -> None:
         """Name the key of a model, or a new one for the server if it is None, and sign the list of
         its versions. Raises KeyRefused."""
-        role, targets = f"{_OF_MODEL}{model}", self._change("targets", VALID)
+        role = f"{_OF_MODEL}{model}"
         self._sign_as("targets", owner)
+        targets = self._change("targets", VALID)
         signer = self._signer_of(role, key)
         if targets.signed.delegations is None:
             targets.signed.delegations = self._tuf.Delegations({}, {})
@@ -172,8 +173,7 @@ class ListChange:
     def sign_version(self, model: str, path: str, manifest: bytes, key: SigningKey) -> None:
         """Add a version to the list of a model. Raises KeyRefused."""
         role = f"{_OF_MODEL}{model}"
-        self.check_key(role, key)
-        self._verify(self._targets.signed, role)
+        self._verify(role, key)
         self._check_manifest(model, path, manifest)
         made = self._change(role, VALID)
         made.signed.targets[path] = self._tuf.TargetFile.from_data(path, manifest, ["sha256"])
@@ -182,7 +182,8 @@ class ListChange:
     def take_keys(self, key: SigningKey, former: SigningKey | None) -> None:
         """Let a user's key sign the lists root and targets, and give the server new keys for all
         that it signs. Raises KeyRefused."""
-        self._sign_as("root", former)
+        for owned in _OWNER:
+            self._sign_as(owned, former)
         root = self._change("root", _ROOT_VALID)
         for role in (*_OWNER, *_SERVER):
             for each in list(root.signed.roles[role].keyids):
@@ -208,7 +209,7 @@ class ListChange:
             each for each in (*_OWNER, *sorted(self._roles())) if self.key_of(each) == key.key_id
         ]
         for role in mine:
-            self._verify((self._root if role in _OWNER else self._targets).signed, role)
+            self._verify(role, key)
             self._change(role, _ROOT_VALID if role == "root" else VALID).sign(key.signer)
         return mine
 
@@ -227,17 +228,19 @@ class ListChange:
         return self._changed[role]
 
     def _sign_as(self, role: str, key: SigningKey | None) -> None:
-        """Check who signs a list: the server, or the user who has its key."""
-        if role not in self._held:
-            if key is None:
+        """Check who signs a list, before it is changed: the server, or the user who has its key.
+        Raises KeyRefused."""
+        if key is None:
+            if role not in self._held:
                 option = "--owner" if role == "targets" else "--former"
                 raise KeyRefused(
                     f"the list {role} is signed with the key {self.key_of(role)[:16]} of its owner",
                     f"add {option} FILE",
                 )
-            self.check_key(role, key)
-        elif key is not None and key.key_id != self.key_of(role):
+            return
+        if role in self._held and key.key_id != self.key_of(role):
             raise KeyRefused(f"the server signs the list {role}, and not this key", "leave it out")
+        self._verify(role, key)
 
     def _sign_again(self, role: str, key: SigningKey | None) -> None:
         if role not in self._held and key is not None:
@@ -254,13 +257,14 @@ class ListChange:
                 "`cavvy model key list` lists the keys",
             )
 
-    def _verify(self, holder: Any, role: str) -> None:
-        """Check that the newest list is one that its key has signed: the server may have changed
-        it."""
+    def _verify(self, role: str, key: SigningKey) -> None:
+        """Check that the newest list is one that this key has signed: the server may have changed
+        it, and may call a key of its own by the ID of this one. Raises KeyRefused."""
+        self.check_key(role, key)
         known = self._lists[role]
         try:
-            holder.verify_delegate(role, known.signed_bytes, known.signatures)
-        except (self._tuf.RepositoryError, ValueError) as error:
+            key.signer.public_key.verify_signature(known.signatures[key.key_id], known.signed_bytes)
+        except (self._tuf.UnverifiedSignatureError, KeyError, ValueError) as error:
             raise KeyRefused(
                 f"the list of {role} that the server sent is not genuine", ""
             ) from error
@@ -309,6 +313,7 @@ def _load() -> Any:
     from types import SimpleNamespace
 
     try:
+        from securesystemslib.exceptions import UnverifiedSignatureError
         from securesystemslib.signer import CryptoSigner
         from tuf.api import exceptions, metadata
     except ImportError as error:
@@ -321,5 +326,6 @@ def _load() -> Any:
             for each in ("Metadata", "Targets", "TargetFile", "Delegations", "DelegatedRole")
         },
         RepositoryError=exceptions.RepositoryError,
+        UnverifiedSignatureError=UnverifiedSignatureError,
         CryptoSigner=CryptoSigner,
     )

@@ -907,7 +907,7 @@ class EdgeService:
                 fresh, kept = await asyncio.to_thread(work, found, private)
             except SignedElsewhere as error:
                 raise ModelRefused(
-                    f"the server does not have the key of the list {error}",
+                    str(error),
                     "its owner replaces the keys: cavvy model key take --key FILE --former FILE",
                 ) from error
             except (ListRefused, RepositoryMissing) as error:
@@ -1006,7 +1006,7 @@ class EdgeService:
             try:
                 return add_target(found, private, path, manifest, custom, now)
             except SignedElsewhere as error:
-                if str(error) != "targets":
+                if error.role != "targets":
                     return found, private
                 raise ListRefused(
                     f"the server cannot name the new model {model.model}: it does not have the key "

@@ -51,7 +51,11 @@ class ListRefused(Exception):
 
 
 class SignedElsewhere(Exception):
-    """Raised if the server does not have the key of a role. The argument is the role."""
+    """Raised if the server does not have the key of a role."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(f"the server does not have the key of the list {role}")
+        self.role = role
 
 
 def make_repository(project: str, now: datetime) -> tuple[ModelRepository, Mapping[str, str]]:
