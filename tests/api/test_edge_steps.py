@@ -4,10 +4,12 @@ import json
 from hashlib import sha256
 from typing import Any
 
+import pytest
 from tests.api.api_state import Api, make_key, until
 from tests.api.test_api_accounts import add, call
 from tests.api.test_hostile_devices import EDGE, enrol
 
+from cavvy.control.model_repository import list_targets
 from cavvy.domain.edge import ModelFile, ModelVersion
 from cavvy.domain.values import replace
 from cavvy.store.blobs import read_manifest
@@ -94,7 +96,10 @@ async def test_samples_come_to_the_jobs_that_wait_for_them(api: Api) -> None:
     api.app_state.control_plane.edge._known.clear()
 
     async def send(to: dict[str, str], *numbers: int) -> None:
-        samples = [{"number": each, "model": "m", "request": {"a": [each]}} for each in numbers]
+        samples = [
+            {"number": each, "model": "m", "request": {"a": [each]}, "device": "another"}
+            for each in numbers
+        ]
         answer = await api.http.post(f"{EDGE}/samples", json={"samples": samples}, headers=to)
         assert answer.status_code == 204, answer.text
 
@@ -144,6 +149,18 @@ async def test_a_step_that_cannot_succeed_fails_and_says_why(api: Api) -> None:
     await submit(api, "{name: never, limits: {deadline: 1s}, edge: {collect: m, into: a}}")
     phase, reason = await ended(api, "never")
     assert (phase, reason.partition(":")[0]) == ("failed", "its deadline has passed")
+
+
+async def test_a_version_that_a_crash_left_without_a_signature_is_signed(api: Api) -> None:
+    pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
+    await submit(api, f"{{name: train, run: x, {LATE}}}")
+    await submit(api, "{name: pub, after: train:any, edge: {publish: train, model: m}}")
+    store = api.app_state.store
+    await put_model(api, 1, step=(await store.find_job("default", "pub")).id)
+    await api.http.post(f"{JOBS}/train/stop")
+    assert await ended(api, "pub") == ("done", "published m@1")
+    lists = await store.edge.repositories.get("default", "models")
+    assert list_targets(lists, "m") == {"m/1.json"}
 
 
 async def test_a_deployment_in_a_graph_needs_the_right_to_deploy(api: Api) -> None:

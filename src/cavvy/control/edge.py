@@ -42,6 +42,7 @@ from cavvy.control.model_repository import (
     accept,
     add_target,
     list_signed,
+    list_targets,
     make_repository,
     must_renew,
     newest_lists,
@@ -993,6 +994,15 @@ class EdgeService:
                         replace(found, phase=RolloutPhase.REPLACED, reason=reason, counted={})
                     )
                     break
+
+    async def complete(self, model: ModelVersion, sealer: SecretSealer) -> None:
+        """Sign a stored version that a crash has left without the server's signature. Raises
+        ModelRefused."""
+        with suppress(RowNotFound):
+            found = await self._store.edge.repositories.get(model.project, "models")
+            if _target_path(model) in list_targets(found, model.model):
+                return
+        await self._sign(model, sealer)
 
     async def _sign(self, model: ModelVersion, sealer: SecretSealer) -> None:
         """Name a version in the signed list of its model, unless the key of a user is to sign it.

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -130,6 +130,8 @@ class EdgeSteps:
                 created_at=now,
             )
             made = await self._edge.publish(model, keeper.sealer, blobs)
+        else:
+            await self._edge.complete(made, keeper.sealer)
         entries = [
             FolderEntry(path=f"{step.into}/{each.path}", size=each.size, sha256=each.sha256)
             for each in (made.files if step.into else ())
@@ -171,15 +173,20 @@ class EdgeSteps:
         return _Look(reason=f"{told} is done", done=True)
 
     async def _collect(self, job: JobRecord, step: EdgeStep, blobs: BlobStore) -> _Look:
-        since = to_micros(await self._find_start(job))
-        new = len(await self._read(job, step, since, step.samples))
+        since, new = to_micros(await self._find_start(job)), 0
+        async for _ in self._read(job, step, since):
+            new += 1
+            if new == step.samples:
+                break
         told = f"{new:,} of {step.samples:,} samples of {step.collect}"
         if new < step.samples:
             return _Look(reason=told)
         lines, size = deque[bytes](), 0
-        for each in await self._read(job, step, 0, None):
-            lines.append(json.dumps({"device": each.device, **json.loads(each.body)}).encode())
-            size += len(lines[-1]) + 1
+        async for each in self._read(job, step, 0):
+            # the name of the device is what the server knows, whatever the device wrote
+            line = json.dumps({**json.loads(each.body), "device": each.device}).encode()
+            lines.append(line)
+            size += len(line) + 1
             while size > _MOST_BYTES:
                 size -= len(lines.popleft()) + 1
         content = b"".join(line + b"\n" for line in lines)
@@ -190,19 +197,19 @@ class EdgeSteps:
         return _Look(reason=told, done=True, files=[entry], residency=step.residency)
 
     async def _read(
-        self, job: JobRecord, step: EdgeStep, since: int, most: int | None
-    ) -> Sequence[EdgeSample]:
-        """Return samples that came after `since`, in microseconds, oldest first."""
-        found, place = list[EdgeSample](), (since, "", 0)
-        while most is None or len(found) < most:
+        self, job: JobRecord, step: EdgeStep, since: int
+    ) -> AsyncGenerator[EdgeSample, None]:
+        """Yield samples that came after `since`, in microseconds, oldest first."""
+        place = (since, "", 0)
+        while True:
             page, _, last = await self._edge.list_samples(
                 job.project, step.collect, step.residency, place, _PAGE
             )
-            found += page
+            for each in page:
+                yield each
             if last is None:
                 break
             place = last.received, last.device, last.number
-        return found
 
     async def _give(self, job: JobRecord, look: _Look) -> list[JobRecord]:
         """Return the jobs that wait for this one, with the files in their working folders."""

@@ -186,8 +186,16 @@ def list_signed(repository: ModelRepository, model: str) -> frozenset[str] | Non
     """Return the paths of the targets that a user's key has signed for a model, or None if the
     server signs them."""
     role = f"{OF_MODEL}{model}"
-    if role in repository.keys or not (versions := _versions(repository.files, role)):
+    if role in repository.keys or not _versions(repository.files, role):
         return None
+    return list_targets(repository, model)
+
+
+def list_targets(repository: ModelRepository, model: str) -> frozenset[str]:
+    """Return the paths of the targets in the list of a model, whoever signs it."""
+    role = f"{OF_MODEL}{model}"
+    if not (versions := _versions(repository.files, role)):
+        return frozenset()
     return frozenset(
         json.loads(repository.files[f"{max(versions)}.{role}.json"])["signed"]["targets"]
     )
