@@ -75,12 +75,13 @@ def test_another_program_cannot_take_the_name_of_the_console(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Browsers try ::1 first, where a program of another user could wait for the secret."""
-    try:
-        other = socket.create_server(("::1", 0), family=socket.AF_INET6)
-    except OSError as error:
-        pytest.skip(f"no IPv6: {error}")
+    with socket.create_server(("127.0.0.1", 0)) as free:  # a port that nobody has there either
+        port = free.getsockname()[1]
+        try:
+            other = socket.create_server(("::1", port), family=socket.AF_INET6)
+        except OSError as error:
+            pytest.skip(f"no IPv6: {error}")
     with other:
-        port = other.getsockname()[1]
         assert f"http://127.0.0.1:{port}/sign-in" in run("--port", str(port)).stdout
     refused: list[OSError] = []
 

@@ -50,6 +50,7 @@ TABLES: dict[str, Any] = {
     "topology": keys.Topology,
     "schedule": keys.Schedule,
     "work": keys.Work,
+    "edge": keys.EdgeWork,
     "webhooks": keys.Webhook,
     "service": keys.Service,
     "service.replicas": keys.ServiceReplicas,

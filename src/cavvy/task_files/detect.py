@@ -24,7 +24,7 @@ def _words(text: str) -> frozenset[str]:
 
 # Keys that only Cavvy's files have.
 _OURS = _words(
-    "nodes env params image limits retry checkpoint tags project work webhooks grace schedule "
+    "nodes env edge params image limits retry checkpoint tags project work webhooks grace schedule "
     "window priority keep machine session encrypt array sweep parallel after group "
     "topology best stop_early batch search trials"
 )
