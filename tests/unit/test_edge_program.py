@@ -19,6 +19,7 @@ from cavvy.edge import slots
 from cavvy.edge.device import (
     DeviceOptionInvalid,
     DeviceProgram,
+    ModelEngine,
     RunningModel,
     enrol,
     free_port,
@@ -176,7 +177,7 @@ def test_a_wrong_clock_is_told_once(
     for _ in range(3):
         device._check_in()
     told = capfd.readouterr().err
-    assert told.count("the clock of this device is 31536") == 1
+    assert told.count("the clock of this device is 3153") == 1
     assert ("ahead of" if year > 0 else "behind") in told
     look(device)
     assert device.front.routes["m"]
@@ -249,6 +250,37 @@ def test_a_version_that_was_taken_back_may_be_tried_again(
         assert model.slots.refused == 0
     model.stop()  # in good order, which is no failed trial
     assert ModelSlots(model.slots.folder)._state["tries"] == 0
+
+
+def test_a_version_stays_on_trial_until_it_has_had_requests(
+    device: DeviceProgram, server: FakeServer
+) -> None:
+    def answer(engine: ModelEngine | None, status: int, times: int) -> None:
+        assert engine is not None
+        for _ in range(times):
+            begun = engine.target.begin()
+            engine.target.end(begun, status=status, late=False, counts=True)
+
+    model = look(device)
+    model._probation_s = 1e-9
+    for rollout, good in ((1, False), (2, True)):
+        server.models = [{"name": "m", "number": 2, "rollout": rollout}]
+        device._check_in()
+        look(device)
+        told = model.tell()
+        assert (told["serving"], told["on_trial"]) == (2, False), "a rollout does not wait for it"
+        answer(model._tried, 400, 9)  # what both versions refuse says nothing about either
+        answer(model._served, 400, 9)
+        answer(model._tried, 200 if good else 500, 3)
+        device._check_in()
+        look(device)
+        kept = ModelSlots(model.slots.folder)  # what a device that loses its power would read
+        assert (kept.serving, kept.trial, kept._state["tries"]) == (1, 2, 0)
+        answer(model._tried, 200 if good else 500, 1)
+        look(device)
+        kept = ModelSlots(model.slots.folder)
+        assert (kept.serving, kept.refused) == ((2, 0) if good else (1, 2))
+        assert [each.number for each in device.front.routes["m"]] == [kept.serving]
 
 
 def test_the_first_version_is_tried_again_without_the_server(

@@ -46,7 +46,9 @@ _PROBE_S = 5.0
 _PORTS, _MOST_PORTS = (20_000, 32_000), 20  # of engines, and how many of them are looked at
 _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is refused at once
 _OWN_ENGINE = [sys.executable, "-m", "cavvy.model_server"]
-_FEW = 4  # failed requests below which a version on trial is not refused for them
+# Failed requests below which a version on trial is not refused for them. Its trial goes on until it
+# has had this number of requests.
+_FEW = 4
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
 _EXPORTED = ("serving", "refused", "refused_in", "problem")
@@ -117,8 +119,8 @@ class ModelEngine:
 
 class RunningModel:
     """One model on this device: its slots, the engine of the served version, and that of a version
-    on trial. `probation_s` is the length of a trial, in seconds. `trouble` says why the last fetch
-    failed."""
+    on trial. `probation_s` is the shortest length of a trial, in seconds. `trouble` says why the
+    last fetch failed."""
 
     def __init__(
         self, name: str, folder: str, front: EdgeFront, options: Fields, over: threading.Event
@@ -132,15 +134,18 @@ class RunningModel:
         self._served: ModelEngine | None = None
         self._tried: ModelEngine | None = None
         self._tried_since = 0.0
+        self._is_quiet = False  # the trial goes on after its time, because of too few requests
+        # the served version's target and its errors when the trial began
+        self._before: tuple[EngineTarget | None, float] = None, 0.0
 
     def tell(self) -> Fields:
         """Return what the server is told about this model. While a version is on trial, the device
-        serves that version."""
+        serves that version. The server does not wait for the end of a trial without requests."""
         engine = self._tried or self._served
         told = {"name": self.name, **{each: getattr(self.slots, each) for each in _EXPORTED}}
         if engine is not None:
             told.update(serving=engine.number, sums=engine.target.sums)
-        told["on_trial"] = self._tried is not None
+        told["on_trial"] = self._tried is not None and not self._is_quiet
         told["problem"] = self.trouble or told["problem"]
         return {**told, **tell_counts(self._front, self.name)}
 
@@ -163,12 +168,25 @@ class RunningModel:
 
     def _judge(self, tried: ModelEngine) -> None:
         sums = tried.target.sums
+        wrong = self._count_wrong()
+        failed, requests = sums["errors"] - wrong, sums["requests"] - wrong
         if tried.ended:
             self._give_up("its engine ended")
-        elif sums["errors"] >= _FEW and sums["errors"] > _MOST_FAILED * sums["requests"]:
-            self._give_up(f"{sums['errors']:g} of {sums['requests']:g} requests failed")
+        elif failed >= _FEW and failed > _MOST_FAILED * requests:
+            self._give_up(f"{failed:g} of {requests:g} requests failed")
         elif time.monotonic() - self._tried_since >= self._probation_s:
-            self._accept(tried)
+            if requests >= _FEW or self.is_first or not self._probation_s:
+                self._accept(tried)
+            elif not self._is_quiet:  # without a request, nobody knows whether it works
+                self.slots.propose(tried.number)  # no end of the device counts against it any more
+                self._is_quiet = True
+                say(f"{self.name}@{tried.number} stays on trial until {_FEW} requests have come")
+
+    def _count_wrong(self) -> float:
+        """Return how many requests the served version has failed too since the trial began."""
+        target, errors = self._before
+        same = self._served is not None and target is self._served.target
+        return target.sums["errors"] - errors if target is not None and same else 0.0
 
     def want(self, number: int, rollout: int) -> bool:
         """Return whether a version has to be fetched or tried for a rollout."""
@@ -198,6 +216,9 @@ class RunningModel:
             return
         if self._tried is not None:
             self._tried.stop()
+        served = None if self._served is None else self._served.target
+        self._before = served, 0.0 if served is None else served.sums["errors"]
+        self._is_quiet = False
         for last in (False, True):
             try:
                 engine = ModelEngine(self._folder, self.name, number, path, self._command)
@@ -232,7 +253,8 @@ class RunningModel:
         return self._tried is not None and not self.slots.serving
 
     def return_to(self, number: int) -> None:
-        """Go back to the served version, because the server took the version on trial back."""
+        """Go back to the served version, because the server wants another one than that on
+        trial."""
         if self._tried is not None and self._tried.number != number:
             tried, self._tried = self._tried, None
             self._route()
@@ -537,11 +559,13 @@ class DeviceProgram:
         model = self._models.get(name) or self._add(name)
         if model.is_first:
             return  # it serves until its trial has ended, also if the server wants another by now
-        model.return_to(number)
+        if number == model.slots.serving:
+            model.return_to(number)
         if not model.want(number, wanted["rollout"]) or not _is_open(wanted):
             return
         if wanted["wait"] and model.slots.find(number) is None:
             return  # another device of the site fetches it, and gives it to this one
+        model.return_to(number)  # its slot is needed
         model.slots.note_rollout(wanted["rollout"])
         if model.slots.find(number) is None and (
             time.monotonic() < model.fetch_at or not self._fetch(name, number, wanted)
