@@ -4,10 +4,10 @@ The devices of a rollout have a fixed order, by the SHA-256 of the rollout's and
 so that neither the first device nor the first per cent are the same ones each time. A wave after
 the first grows: it gets as many devices again as have the version each time that these serve it,
 and all of its devices after the time `soak_s`. A bad version is thus found by few of them. A wave
-ends when its devices serve the new version, have done so for the time `soak_s`, and have had
-requests or the double of that time. In each wave, the sequential test of canaries (`canary.py`)
-compares the errors and latencies of the requests to the new version with those of the other
-devices.
+ends when its devices serve the new version, `soak_s` has passed since it began, and they have had
+requests or it has lasted the double of that time. In each wave, the sequential test of canaries
+(`canary.py`) compares the errors and latencies of the requests to the new version with those of the
+other devices.
 
 Devices are not trusted, so one of them must not end a rollout alone. If the test finds the new
 version worse, but not without the counts of one device, these are left out from then on, and the
