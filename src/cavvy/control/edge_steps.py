@@ -183,7 +183,7 @@ class EdgeSteps:
             return _Look(reason=told)
         lines, size = deque[bytes](), 0
         async for each in self._read(job, step, 0):
-            # the name of the device is what the server knows, whatever the device wrote
+            # the server knows the name of the device, which may have written another
             line = json.dumps({**json.loads(each.body), "device": each.device}).encode()
             lines.append(line)
             size += len(line) + 1

@@ -192,7 +192,7 @@ def list_signed(repository: ModelRepository, model: str) -> frozenset[str] | Non
 
 
 def list_targets(repository: ModelRepository, model: str) -> frozenset[str]:
-    """Return the paths of the targets in the list of a model, whoever signs it."""
+    """Return the paths of the targets in the list of a model."""
     role = f"{OF_MODEL}{model}"
     if not (versions := _versions(repository.files, role)):
         return frozenset()

@@ -177,7 +177,7 @@ class RunningModel:
         elif time.monotonic() - self._tried_since >= self._probation_s:
             if requests >= _FEW or self.is_first or not self._probation_s:
                 self._accept(tried)
-            elif not self._is_quiet:  # without a request, nobody knows whether it works
+            elif not self._is_quiet:  # requests tell whether it works
                 self.slots.propose(tried.number)  # no end of the device counts against it any more
                 self._is_quiet = True
                 say(f"{self.name}@{tried.number} stays on trial until {_FEW} requests have come")
