@@ -62,6 +62,24 @@ def count_listed(plane: HaproxyPlaneProcess) -> int:
     return sum(ended.requests for (service, _), ended in found.items() if service == "svc")
 
 
+def count_work(plane: HaproxyPlaneProcess) -> int:
+    work = plane.count("svc").work
+    return sum(
+        each.requests for of in work.values() for keys in of.values() for each in keys.values()
+    )
+
+
+def kill_haproxy(plane: HaproxyPlaneProcess) -> None:
+    [pid] = find_haproxies(plane)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not find_haproxies(plane))
+
+
+def revive(plane: HaproxyPlaneProcess) -> bool:
+    plane.keep()  # the plane learns a moment later that its process has ended
+    return bool(find_haproxies(plane))
+
+
 def test_a_killed_process_is_started_again_with_its_services(
     plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
 ) -> None:
@@ -72,15 +90,8 @@ def test_a_killed_process_is_started_again_with_its_services(
     wait_for(lambda: plane.count("svc").answered == before.answered + 1)
     counted = plane.count("svc")
     assert counted.arrivals == before.arrivals + 1
-    [pid] = find_haproxies(plane)
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not find_haproxies(plane))
-
-    def revive() -> bool:
-        plane.keep()  # the plane learns a moment later that its process has ended
-        return bool(find_haproxies(plane))
-
-    wait_for(revive)
+    kill_haproxy(plane)
+    wait_for(lambda: revive(plane))
     # more than the killed process has counted, so that its end does not show in the counts
     more = counted.arrivals + 6
     assert {ask(plane.port, "GET", "/echo").json["replica"] for _ in range(more)} == {
@@ -159,52 +170,61 @@ def test_requests_that_haproxy_passes_on_are_counted_by_replica(
     """The counts outlive HAProxy, also those after the last reading of its statistics, and the
     server that reads them.
     """
-
-    def count() -> int:
-        work = plane.count("svc").work
-        return sum(
-            each.requests for of in work.values() for keys in of.values() for each in keys.values()
-        )
-
     plane.set_replicas("svc", replicas[:2])
-    before = count()
+    before = count_work(plane)
     for _ in range(5):
         assert ask(plane.port, "GET", "/echo").status == 200
-    assert count() == before + 5
+    assert count_work(plane) == before + 5
     (former,) = plane.count("svc").work
-
-    def kill() -> None:
-        [pid] = find_haproxies(plane)
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not find_haproxies(plane))
-
-    def revive() -> bool:
-        plane.keep()
-        return bool(find_haproxies(plane))
 
     with Talk(plane.port) as talk:  # its requests are not in the statistics that were read
         for method in ("GET", "POST") * 20:
             assert talk.ask(method, "/echo").status == 200
     # HAProxy lists a request just after it has sent the response
     wait_for(lambda: count_listed(plane) >= 45)
-    kill()
-    wait_for(revive)
-    assert count() == before + 45
+    kill_haproxy(plane)
+    wait_for(lambda: revive(plane))
+    assert count_work(plane) == before + 45
     for _ in range(3):
         assert ask(plane.port, "GET", "/echo").status == 200
     wait_for(lambda: count_listed(plane) == 3)
-    kill()
+    kill_haproxy(plane)
     plane.forget_all()  # as a server that was killed, too
-    wait_for(revive)
-    assert count() == before + 48
+    wait_for(lambda: revive(plane))
+    assert count_work(plane) == before + 48
     plane.do(plane.plane.end(0.1))
     plane.keep()
     assert ask(plane.port, "GET", "/echo").status == 200
-    assert count() == before + 49
+    assert count_work(plane) == before + 49
     assert len([*plane.folder.glob("*.ring")]) == 1, "a file that was read is removed"
     work = plane.count("svc").work
     assert [*work] == [former]
     assert all(each[""].work_us > 0 for each in work[former].values() if each[""].requests)
+
+
+def test_requests_of_a_haproxy_that_started_slowly_are_counted_once(
+    tmp_path: Path, replicas: list[ReplicaStandIn]
+) -> None:
+    """HAProxy's uptime leaves out the time that it waited for the second file."""
+    late, program = tmp_path / "late.cfg", tmp_path / "haproxy"
+    os.mkfifo(late)
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = -v ] && exec {need_haproxy()} -v\n'
+        f'(sleep 0.5; echo "# late" >{late}) & exec {need_haproxy()} "$@" -f {late}\n'
+    )
+    program.chmod(0o700)
+    plane = HaproxyPlaneProcess(program, services=(SERVICE,))
+    try:
+        plane.set_replicas("svc", replicas[:1])
+        for _ in range(5):
+            assert ask(plane.port, "GET", "/echo").status == 200
+        wait_for(lambda: count_listed(plane) == 5)
+        counted = count_work(plane)
+        kill_haproxy(plane)
+        wait_for(lambda: revive(plane))
+        assert (counted, count_work(plane)) == (5, 5)
+    finally:
+        plane.remove()
 
 
 def test_a_body_after_100_continue_may_arrive_slowly(

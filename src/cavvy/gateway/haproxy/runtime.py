@@ -24,6 +24,9 @@ _TIMEOUT_S = 5.0
 _POOL = "pool-max-conn 4096 pool-purge-delay 5s"
 _CHECK = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
 
+# HAProxy's commands tell no time of day, and its uptime leaves out a slow start and pauses
+_READ_TIME = "experimental-mode on;set var proc.cavvy expr date(0,us);get var proc.cavvy"
+
 
 class HaproxyRefused(Exception):
     """Raised if HAProxy did not execute a command; the text is HAProxy's answer."""
@@ -175,15 +178,15 @@ class HaproxyRuntime:
         return rows
 
     def _read_rows(self, of: str) -> tuple[list[dict[str, str]], int]:
-        """Return the rows, and HAProxy's time in microseconds since 1970."""
-        info, _, text = self.command(f"show info float;show stat{of}").partition("# ")
-        rows = list(csv.DictReader(io.StringIO(text)))
-        times = [
-            re.search(rf"^{name}_sec: (\S+)$", info, re.M) for name in ("Start_time", "Uptime")
-        ]
-        if not all(times) or any(None in row.values() or "pxname" not in row for row in rows):
+        """Return the rows, and the time just after in microseconds since 1970, by the clock of the
+        ring's lines.
+        """
+        text, _, time = self.command(f"show stat{of};{_READ_TIME}").partition("\n\n")
+        rows = list(csv.DictReader(io.StringIO(text.removeprefix("# "))))
+        at_us = re.search(r"^proc\.cavvy: type=sint value=<(\d+)>$", time, re.M)
+        if not at_us or any(None in row.values() or "pxname" not in row for row in rows):
             raise OSError("HAProxy's statistics are incomplete")
-        return rows, sum(round(float(each[1]) * 1e6) for each in times if each)
+        return rows, int(at_us[1])
 
     def _note(self, backend: str, rows: list[dict[str, str]], at_us: int) -> None:
         found = {
