@@ -1,5 +1,6 @@
 """Elastic pools as users see them: files, consent, jobs, and what is refused."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -90,6 +91,32 @@ async def test_what_a_pool_refuses(api: Api) -> None:
     assert [each["name"] for each in (await api.http.get("/v1/pools")).json()] == ["cheap", "small"]
     await api.http.post(f"/v1/projects/default/jobs/{job['name']}/stop", json={})
     assert (await api.http.delete("/v1/projects/default/pools/cheap")).status_code == 204
+
+
+async def test_waiting_jobs_follow_the_changed_file_of_their_pool(api: Api) -> None:
+    dear = "resources: {cpu: 16, max_price: 1}"
+    await apply(api, f"{{name: small, max: 2, {dear}}}")  # without consent, as it has no offer
+    bare = await api.submit("{name: bare, run: 'true', pool: small}")
+    own = await api.submit(f"{{name: own, run: 'true', pool: small, {dear}}}")
+    path = "/v1/projects/default/jobs"
+
+    async def is_told() -> bool:
+        return "$1.00" in (await api.http.get(f"{path}/bare")).json()["reason"]
+
+    await until(is_told)
+    await apply(api, POOL, consent=True)
+    await api.attempt(bare["id"])
+    started, stated = [await api.app_state.store.job(each["id"]) for each in (bare, own)]
+    assert (started.task.resources.cpus_min, started.task.keep) == (1, timedelta(minutes=20))
+    assert started.consented  # as who applied the pool has agreed to pay
+    assert stated.task.resources.cpus_min == 16  # it says so itself, as the old file did
+    await apply(api, POOL.replace("cpu: 1", "cpu: 2"), consent=True)
+    await api.http.post(f"{path}/own/stop", json={})
+    assert (await api.app_state.store.job(bare["id"])).task == started.task  # it has its nodes
+    events = (await api.http.get(f"{path}/bare/events")).json()
+    told = "follows the changed file of pool small"
+    assert [each["text"] for each in events["events"]].count(told) == 1
+    await api.http.post(f"{path}/bare/stop", json={})
 
 
 CLUSTER = "{name: burst, max: 2, resources: {cpu: 1}, join: exec slurmd, secrets: [MUNGE_KEY]}"

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.records import make_job_record
 
 from cavvy.autoscaler.node_pools import (
     GrowPool,
@@ -16,7 +17,12 @@ from cavvy.autoscaler.node_pools import (
     decide_growth,
     decide_idle,
 )
-from cavvy.control.decide.node_pools import complete_pool_task, make_node_labels, opens_at
+from cavvy.control.decide.node_pools import (
+    complete_pool_task,
+    follow_pool,
+    make_node_labels,
+    opens_at,
+)
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import (
@@ -181,6 +187,23 @@ def test_a_pool_completes_the_tasks_of_its_jobs() -> None:
     task = complete_pool_task(other, large)
     assert (task.resources.disk_gib, task.image, task.image_login) == (500, "own:1", "KEY")
     assert complete_pool_task(replace(other, image="theirs:1"), large).image_login is None
+    # a task that was completed before gets the values of the present file, and no other
+    labelled = replace(large, labels={"rack": "r1"}, idle=timedelta(hours=1))
+    for asked in (
+        bare,
+        other,
+        replace(other, image="theirs:1", topology=TopologyNeed(same="rack")),
+    ):
+        before = complete_pool_task(asked, labelled)
+        assert complete_pool_task(before, POOL) == complete_pool_task(asked, POOL)
+        assert complete_pool_task(before, labelled) == before
+        job = make_job_record(NOW, task=before)
+        assert follow_pool(job, POOL).task == complete_pool_task(asked, POOL)
+        member = follow_pool(replace(job, member=3), POOL).task
+        assert (member.resources, member.image) == (
+            complete_pool_task(asked, POOL).resources,
+            before.image,
+        )
 
 
 def test_all_nodes_of_a_pool_have_its_labels() -> None:

@@ -36,8 +36,8 @@ def apply(file: str, project: str, yes: bool) -> None:
     """Create the pool that FILE describes, or change the pool of this name.
 
     The keys of the file are name, min, max, idle, spot_share, hours, image, labels, resources, join
-    and secrets. Pools of SkyPilot and fleets of dstack are read, too. Running jobs continue;
-    jobs that wait keep the resources that they got from the old file.
+    and secrets. Pools of SkyPilot and fleets of dstack are read, too. Running jobs continue; jobs
+    that wait and idle nodes follow the new file.
     """
     from cavvy.cli.task.submission import ask_consent
     from cavvy.client.pool_wire import PoolAsk, apply_pool

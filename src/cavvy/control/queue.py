@@ -24,8 +24,8 @@ from cavvy.control.decide.machines import MachineIsBusy, MachineIsUnfit
 from cavvy.control.decide.maintenance import compare_reserved, wait_for_reservation
 from cavvy.control.decide.node_pools import (
     as_pool_gangs,
-    complete_pool_task,
     explain_no_pool,
+    follow_pool,
     opens_at,
     order_markets,
     release_for,
@@ -62,7 +62,7 @@ from cavvy.control.decide.queue import (
     share_on,
 )
 from cavvy.control.decide.quota_returns import decide_return, tell_reasons
-from cavvy.control.decide.rows import RowChanges
+from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
 from cavvy.control.fair_queue import FairQueue
@@ -180,6 +180,7 @@ class QueueReconciler:
         if not head:
             self._blocked = False
             return await self._until_next([], now)
+        head = await self._follow_pools(head, now)
         self._snapshot = snapshot = await self._pool.market()
         self._reserved = ReservedHosts(
             await self._store.maintenance.reservations(),
@@ -220,6 +221,27 @@ class QueueReconciler:
         if more or len(in_lines) < len(head) - free:
             return timedelta(0)
         return await self._until_next([*stays, *in_lines, *limited], now)
+
+    async def _follow_pools(self, head: Sequence[JobRecord], now: datetime) -> Sequence[JobRecord]:
+        """Let the jobs follow the files of their pools, which may have changed. Return all jobs."""
+        keys = {(job.project, job.task.pool) for job in head if job.task.pool is not None}
+        pools = {(project, name): await self._pools.read(project, name) for project, name in keys}
+        followed, changed = list[JobRecord](), list[RowChanges]()
+        for job in head:
+            pool = pools.get((job.project, job.task.pool or ""))
+            if pool is None or job.task.stated is None:
+                followed.append(job)
+                continue
+            follows = follow_pool(job, pool)
+            if follows != job and job.member is None:  # the task of an array is written once
+                text = f"follows the changed file of pool {pool.name}"
+                event = make_event(job, now, "waits", text)
+                changed.append(RowChanges(job=follows, events=(event,)))
+                follows = replace(follows, version=job.version + 1)
+            followed.append(follows)
+        if changed:
+            await self._store.commit(join_writes(changed))
+        return followed
 
     async def _give_turns(
         self,
@@ -404,7 +426,7 @@ class QueueReconciler:
             return make_wait(job, explain_no_pool(job), now + _LOOK_AGAIN, busy=True)
         closed = opens_at(pool, now)
         attempts = await self._pools.list_attempts(job.project, pool.name)
-        wish = replace(job, task=complete_pool_task(job.task, pool))
+        wish = follow_pool(job, pool)
         if not explain_closed(pool, closed):
             match await self._take_warm(wish, scheduler, snapshot, now):
                 case WarmGang():

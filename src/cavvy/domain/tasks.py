@@ -545,6 +545,15 @@ class EdgeStep(Struct, frozen=True, kw_only=True):
     into: str = ""
 
 
+class StatedNeeds(Struct, frozen=True, kw_only=True):
+    """What a task of a pool states itself of the fields that the pool's file completes."""
+
+    resources: ResourceSpec
+    image: str | None
+    image_login: str | None
+    topology: TopologyNeed | None
+
+
 class TaskSpec(Struct, frozen=True, kw_only=True):
     """One unit of work as its author describes it, after defaults and parameters were filled in."""
 
@@ -602,6 +611,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     session: bool = False
     machine: str | None = None  # name of the machine that the task runs on, see `NamedMachine`
     pool: str | None = None  # name of the pool whose nodes the task uses, see `NodePool`
+    stated: StatedNeeds | None = None  # None unless the file of its pool has completed the task
     service: ServiceSpec | None = None  # how the task answers requests; None for a job
     replica_groups: tuple[ReplicaGroup, ...] = ()  # () if all replicas of the service are equal
     edge: EdgeStep | None = None  # what the server does in place of a program

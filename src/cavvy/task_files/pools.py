@@ -15,7 +15,6 @@ from cavvy.spec.tree import MapNode, ScalarNode, compose_all, to_value
 from cavvy.task_files import ReadOptions, parse_file
 
 LONGEST_IDLE = timedelta(days=1)
-# Keys with which SkyPilot prepares the workers of a pool before their first job.
 _OF_FLEET = (  # keys that a fleet of dstack has in common with its jobs
     "name",
     "resources",
@@ -28,6 +27,7 @@ _OF_FLEET = (  # keys that a fleet of dstack has in common with its jobs
     "max_price",
     "backend_options",
 )
+# Keys with which SkyPilot prepares the workers of a pool before their first job.
 _OF_JOBS = ("setup", "run", "workdir", "file_mounts", "envs", "secrets", "volumes")
 
 

@@ -466,6 +466,8 @@ async def move_job(app_state: AppState, job: JobRecord, ask: wire.RetryAsk) -> J
     task = await _parse(app_state, len(given), partial(apply_overrides, job.task, given, now))
     if task == job.task:
         return None
+    if task.stated is not None:
+        task = replace(task, stated=replace(task.stated, resources=task.resources))
     await check_residency(app_state, task, job.origin.snapshot)
     policies = await app_state.store.policies_of(task.project)
     task, consented = await admit_task(

@@ -11,7 +11,7 @@ from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.node_pools import CLUSTER_NODE_TAG, POOL_TAG, NodePool
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec, TopologyNeed
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy, StatedNeeds, TaskSpec, TopologyNeed
 from cavvy.domain.values import replace
 from cavvy.planner.calendar import find_interval
 from cavvy.planner.candidates import Candidates
@@ -22,19 +22,47 @@ Lines = Sequence[tuple[JobRecord, tuple[Offer, ...]]]
 
 def complete_pool_task(task: TaskSpec, pool: NodePool) -> TaskSpec:
     """Return the task as it runs in the pool, whose values apply where the task sets none. The pool
-    decides about spot, and how long idle nodes are kept. It starts one gang at a time.
+    decides about spot, and how long idle nodes are kept. It starts one gang at a time. A task that
+    an older file of the pool has completed gets the values of the present one.
     """
-    need = pool.resources if task.resources == ResourceSpec() else task.resources
+    own = task.stated or StatedNeeds(
+        resources=task.resources,
+        image=task.image,
+        image_login=task.image_login,
+        topology=task.topology,
+    )
+    need = pool.resources if own.resources == ResourceSpec() else own.resources
     need = _complete_need(need, pool)
     need = replace(need, any_of=tuple(_complete_need(each, pool) for each in need.any_of))
-    if task.image is None and task.image_build is None:
-        task = replace(task, image=pool.image, image_login=pool.image_login)
+    image, login = own.image, own.image_login
+    if image is None and task.image_build is None:
+        image, login = pool.image, pool.image_login
     retry = replace(task.retry, parallel=1)
     keep = (
         timedelta(0) if pool.join else pool.idle
     )  # a node that has joined a cluster is not reused
-    topology = _drop_satisfied(task.topology, pool)
-    return replace(task, resources=need, keep=keep, retry=retry, topology=topology)
+    return replace(
+        task,
+        resources=need,
+        image=image,
+        image_login=login,
+        keep=keep,
+        retry=retry,
+        topology=_drop_satisfied(own.topology, pool),
+        stated=own,
+    )
+
+
+def follow_pool(job: JobRecord, pool: NodePool) -> JobRecord:
+    """Return a waiting job as it runs in its pool, whose file may have changed since its
+    submission. A job that has run keeps the alternative that it had. The jobs of an array keep
+    their image: the store has one task for all of them, also for those that run."""
+    task = complete_pool_task(job.task, pool)
+    if job.attempt and job.task.resources in task.resources.choices:
+        task = replace(task, resources=job.task.resources)
+    if job.member is not None:
+        task = replace(task, image=job.task.image, image_login=job.task.image_login)
+    return replace(job, task=task, consented=job.consented or pool.consented)
 
 
 def _drop_satisfied(need: TopologyNeed | None, pool: NodePool) -> TopologyNeed | None:

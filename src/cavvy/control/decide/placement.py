@@ -47,6 +47,7 @@ FREE_FIELDS: dict[str, Any] = {
     "parallel": None,
     "after": (),
     "env": {},
+    "stated": None,
 }
 _FREE_POLICIES: dict[str, Any] = {
     "keep_jobs_days": None,

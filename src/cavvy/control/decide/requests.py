@@ -108,7 +108,8 @@ def retry_job(
     and its consent.
     """
     if moved is not None:
-        task = replace(job.task, resources=moved.task.resources)
+        needs = moved.task
+        task = replace(job.task, resources=needs.resources, stated=needs.stated)
         job, text = (
             replace(job, task=task, consented=moved.consented),
             f"{text} with other resources",
