@@ -3,7 +3,7 @@
 #   --fast             only tests that need no server
 #   --provider NAME    only tests of one provider
 # Other arguments go to pytest. Variables:
-#   CAVVY_TEST_PROCESSES=8     more than there are cores here, a GB of memory each: tests of real servers wait for most of their time
+#   CAVVY_TEST_PROCESSES=6     more than there are cores here, a GB of memory each: tests of real servers wait for most of their time
 #   CAVVY_TEST_LIMIT_S=10800   a run that takes longer hangs; it is ended as a failure
 #   CAVVY_TEST_RERUNS_FILE     where to list the tests that were tried again; .cache/reruns.json
 #   CAVVY_TEST_SECONDS=FILE    write there how long each group took; tests/seconds.json is what they are ordered by
@@ -25,4 +25,4 @@ work=$(mktemp -d /tmp/rt.XXXX)  # short: the paths of Unix sockets end at 107 ch
 ready=$!
 trap 'kill "$ready" 2>/dev/null || true; cat "$work/ready"; rm -rf "$work"' EXIT
 timeout --foreground --signal=INT --kill-after=60 "${CAVVY_TEST_LIMIT_S:-10800}" \
-    "${pytest[@]}" -n "${CAVVY_TEST_PROCESSES:-$((cores * 4))}" --basetemp "$work/t"
+    "${pytest[@]}" -n "${CAVVY_TEST_PROCESSES:-$((cores * 3))}" --basetemp "$work/t"
