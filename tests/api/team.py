@@ -107,7 +107,7 @@ async def make_team(api: Api) -> Team:
         text = f"{{name: job-of-{name}-mark, run: 'true'}}"
         job = await api.submit(text, project=name, consent=True)
         attempt = await api.attempt(job["id"])
-        charge = replace(make_charge(attempt, 7_000_000 + number), project=name)
+        charge = replace(make_charge(attempt, 7_314_159 + number), project=name)
         task = TaskSpec(name="t", run="true", machine=f"machine-of-{name}-mark")
         machine = NamedMachine(project=name, name=f"machine-of-{name}-mark", task=task)
         await store.commit(AtomicWrite(charges=[charge], machines=[machine]))
@@ -138,6 +138,6 @@ async def make_team(api: Api) -> Team:
             budget,
             f"service-of-{name}-mark",
             f"model-of-{name}-mark",
-            str(7_000_000 + number),
+            str(7_314_159 + number),
         }
     return team
