@@ -403,6 +403,21 @@ def test_an_answer_counts_if_its_client_leaves_before_the_engine_has_ended_it(
     wait_for(lambda: gateway.facts("llm")["tokens"]["answers"] == before + 1)
 
 
+def test_the_times_of_an_answer_count_if_its_bytes_arrive_one_by_one(
+    client: Any, engine: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    before = gateway.facts("llm")["tokens"]
+    engine.speaks, engine.split, engine.pause_s = "vllm", 1, 0.001
+    list(client.chat.completions.create(model="org/tiny", messages=CHAT, max_tokens=2, stream=True))
+    engine.pause_s = 0.0
+
+    def count_more(name: str) -> float:
+        return float(gateway.facts("llm")["tokens"][name] - before[name])
+
+    wait_for(lambda: count_more("answers") == 1)
+    assert (count_more("completion"), count_more("gaps")) == (2, 1)
+
+
 def test_tokens_of_a_deferred_call_count_below_a_prefix_that_stays(
     client: Any, engine: EngineStandIn, gateway: GatewayProcess
 ) -> None:

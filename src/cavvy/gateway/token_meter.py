@@ -221,6 +221,7 @@ class TokenMeter(PassingSink):
         self._reads = self._streams = False
         self._delivered = 0  # tokens since the last statement of the engine
         self._seen = 0  # bytes of the answer
+        self._cut = b""  # the end of the last bytes, where a token's mark may have begun
         self._open = (0, 0)  # what is counted as begun
         self._total = TokenUse()
 
@@ -424,18 +425,24 @@ class TokenMeter(PassingSink):
             self._id_reader = None
             if made:
                 self._engine.holders.add(made, self._replica)
-        waits = self._streams and self._first is None
-        if waits and self._work is not None and self._route.token in data:
+        tokens = self._count_tokens(data) if self._streams else 0
+        if tokens and self._first is None and self._work is not None:
             exchange, work = self._exchange, self._work
             self._first = FirstToken(
                 exchange.arrived_at, exchange.started_at, work, self._end_prompt()
             )
         if self._reader.feed(data):
             self._count_stated()
-        elif self._streams and (tokens := data.count(self._route.token)):
+        elif tokens:
             self._delivered += tokens
             self._set_open(self._open[0], self._delivered)
         return data if self._events is None else self._events.feed(data)
+
+    def _count_tokens(self, data: bytes) -> int:
+        mark = self._route.token
+        whole = self._cut + data
+        self._cut = b"" if data.endswith(b"\n") else whole[1 - len(mark) :]
+        return whole.count(mark)
 
     def _finish(self) -> bytes:
         """Count the tokens of an answer that is complete; return bytes that were held back."""
