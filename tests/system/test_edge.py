@@ -4,6 +4,7 @@ while the server is away."""
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,12 +13,14 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from scripts import demo_edge
 from tests.system.ports import free_port
 from tests.system.server_state import home_at, kill_server
-from tests.waits import wait_until
+from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.audit_wire import read_newest
@@ -54,6 +57,7 @@ onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed: ma
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed: make setup-dev")
 pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
 
+ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = """
 [server]
 tls_listen = "127.0.0.1:0"
@@ -424,3 +428,36 @@ def test_one_service_answers_on_its_devices_and_in_the_cloud_without_a_lost_requ
             wait_until(kept.answers)  # by itself
             assert kept.answered_by == "device"
         wait_until(lambda: list_samples(client, "default", "digits").samples)
+
+
+def test_devices_of_the_demo_have_links_of_their_own_until_it_ends(tmp_path: Path) -> None:
+    """The demo is ended while it starts its devices."""
+    folder, log, script = tmp_path / "demo", tmp_path / "log", ROOT / "scripts/demo_edge.sh"
+    environ = {**os.environ, "DEMO_FOLDER": str(folder)}
+    with log.open("wb") as file:
+        demo = subprocess.Popen(
+            [script], env=environ, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        wait_until(lambda: "curl" in log.read_text() or demo.poll() is not None, log.read_text)
+        spaces = demo_edge.find_spaces(folder)
+        if spaces is None:
+            pytest.skip(log.read_text().partition("\n")[0])
+        host, port = spaces.address(0), int(log.read_text().split(f"{spaces.address(0)}:")[1][:5])
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+        lines = [(partial(spaces.enter, number), (host, port)) for number in range(1, 11)]
+        assert demo_edge.count_reached(lines) == 10
+        demo_edge.ip("link", "set", spaces.name(3), "down")
+        assert demo_edge.count_reached(lines[2:3]) == 0
+        assert demo_edge.count_reached(lines) == 9
+        again = subprocess.run([script], env=environ, capture_output=True, text=True)
+        assert (again.returncode, "another demo uses" in again.stderr) == (1, True)
+    finally:
+        os.killpg(demo.pid, signal.SIGTERM)
+        demo.wait(PATIENCE_S)
+    left = [*os.listdir("/sys/class/net"), *os.listdir("/run/netns")]
+    assert not [each for each in left if each.startswith(spaces.bridge)]
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            assert os.fsencode(folder) not in Path(f"/proc/{process}/cmdline").read_bytes()
