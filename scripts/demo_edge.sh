@@ -36,6 +36,15 @@ cut_link() {
     if [ -n "$link" ]; then kill "$link" 2>/dev/null || true; wait "$link" 2>/dev/null || true; fi
     edge links down 10
 }
+await_answers() {  # a bad version is only seen by requests
+    for _ in {1..600}; do
+        [ ! -f "$state/answers" ] || return 0
+        kill -0 "$load" 2>/dev/null || break
+        sleep 0.1
+    done
+    echo "the devices answer no requests" >&2
+    return 1
+}
 leave() {
     trap '' INT TERM HUP
     kill $(jobs -p) 2>/dev/null || true
@@ -73,7 +82,8 @@ join_link
 heading "4. A bad version, which refuses every request, goes to one device first. The device answers with the old one"
 show cavvy run "$state/task/task.yaml" --param bad=true --name edge-bad --yes
 show cavvy model publish edge-bad --name digits
-edge load 300 --until-halted & load=$!
+.venv/bin/python scripts/demo_edge.py "$state" load 300 --until-halted 9>&- & load=$!
+await_answers
 show cavvy edge deploy digits@2 --soak 1s --waves 0%,30%,100%
 wait "$load"
 show cavvy edge rollouts
