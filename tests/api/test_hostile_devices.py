@@ -9,17 +9,22 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.json import decode
 from tests.api.api_state import Api, until
 
+from cavvy.cli.services import list_pairs
 from cavvy.client.model_keys import ListChange, make_key
+from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.edge import EdgeService
 from cavvy.control.site_pace import SitePace
 from cavvy.domain.edge import EdgeDevice, ModelFile, ModelVersion, Rollout
+from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.edge.bundle import pack_device
 from cavvy.spec.workdir import FolderEntry, encode_manifest
+from cavvy.store.base import AtomicWrite
 from cavvy.store.open import MemoryStore
 from cavvy.task_files import ReadOptions, parse_task
 
@@ -221,11 +226,19 @@ async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
         {"window": [5, 5]},
         {"window": [24, 0]},
         {"mib_per_s": "x"},
+        {"device_micros_per_hour": -1},
+        {"device_micros_per_hour": 10**13},
+        {"device_micros_per_hour": 0.5},
     ):
         assert (await api.http.put(path, json=wrong)).status_code == 422
     assert (await api.http.put(path[:-3] + "A_", json={})).status_code == 403
     limits = {"mib_per_s": 1e3, "window": [1, 5]}
-    assert (await api.http.put(path, json=limits)).json()["mib_per_s"] == 1e3
+    prices = [{"device_micros_per_hour": each} for each in (7, 0, None)]
+    for price in prices:  # former clients do not send the price, which stays then
+        await api.http.put(path, json=price)
+        found = (await api.http.put(path, json=limits)).json()
+        assert found["device_micros_per_hour"] == price["device_micros_per_hour"]
+    assert found["mib_per_s"] == 1e3
     [found] = (await api.http.get("/v1/edge/sites")).json()
     assert (found["name"], found["window"]) == ("lab", [1, 5])
     wanted = (await api.http.post(f"{EDGE}/check-in", json={}, headers=one)).json()["models"]
@@ -237,6 +250,67 @@ async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
     assert ("default", "lab") in edge.pace._free_at
     records = await api.app_state.store.audit_records()
     assert any("mib_per_s" in each.text for each in records)
+
+
+async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api: Api) -> None:
+    text = "{name: s, run: x, resources: {cpu: 0.1}, service: {port: 80, edge: [{model: m}]}}"
+    path = "/v1/projects/default/services/s"
+    made = await api.http.put(path, json={"text": text, "user": "ada"})
+    assert made.status_code == 200, made.text
+    named = {each: await enrol(api, each) for each in ("one", "two")}
+    store, hour = api.app_state.store, timedelta(hours=1)
+    service = await store.services.get("default", "s")
+    minutes = [int(api.app_state.now().timestamp()) // 60 - each for each in (200, 20, 10)]
+    values = {"requests_per_s": [9.0, 5.0, 5.0], "failed_per_s": [0.0, 5.0, 0.0]}
+    columns = {name: FigureColumns(low=each, mean=each, high=each) for name, each in values.items()}
+    block = FigureBlock(attempt_id=service.id, rank=0, minutes=minutes, columns=columns)
+    await store.commit(AtomicWrite(figures=[block]))
+    edge = api.app_state.control_plane.edge
+    for name, _ in named.values():  # each has been here for two hours
+        row = await store.edge.devices.get("default", name)
+        await store.edge.devices.put(replace(row, enrolled_at=row.enrolled_at - 2 * hour))
+    edge._known.clear()
+
+    async def shown(up_s: int, price: int | None = None) -> dict[str, Any]:
+        site = {"device_micros_per_hour": price}
+        await api.http.put("/v1/projects/default/edge/sites/lab", json=site)
+        models = [{"name": "m", "serving": 1, "paths": {"device": {"3": 500}}}]
+        models += [{"name": "n", "serving": 1}, {"name": "o"}, {"name": "cavvy.edge", "serving": 3}]
+        for _, headers in named.values():
+            sent = {"models": models, "up_s": up_s}
+            done = await api.http.post(f"{EDGE}/check-in", json=sent, headers=headers)
+            assert done.status_code == 200, done.text
+        [found] = (await api.http.get(path)).json()["edge"]
+        return dict(found)
+
+    assert (await shown(3600))["micros"] is None, "nobody has told the price"
+    assert (await shown(0, 12_000))["micros"] is None, "an older program tells no hours"
+    found = await shown(3600, 12_000)
+    # an hour of two devices, each of which serves a second model; answers of one good minute
+    assert (found["micros"], found["answered"], found["window_s"] >= 3600) == (12_000, 1000, True)
+    assert (found["cloud_micros"], found["cloud_requests"]) == (0, 300)
+    told = dict(list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    assert "; $0.0120 per 1,000 answers in the last 1h" in told["device path"], told
+    assert "in all, $0.0000 per 1,000 answers in the last 1h" in told["cloud path"], told
+    lied = (await shown(1 << 32, 12_000))["micros"]
+    assert 24_000 <= lied < 240_000, "no longer than since it enrolled"
+    for name, _ in named.values():
+        row = await store.edge.devices.get("default", name)
+        await store.edge.devices.put(replace(row, enrolled_at=row.enrolled_at - 960 * hour))
+    edge._known.clear()
+    found, days = await shown(1 << 32, 12_000), 86_400
+    assert (found["window_s"] > 39 * days, found["cloud_window_s"]) == (True, 30 * days)
+    told = dict(list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    assert "in the last 40d" in told["device path"], told
+    assert "in the last 30d" in told["cloud path"], told
+    assert (await shown(3600, 0))["micros"] == 0
+    await shown(3600)
+    told = dict(list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    assert "cost unknown" in told["device path"], told
+    wrong = {"up_s": -1}, {"up_s": 1 << 60}, {"up_s": 0.5}, {"up_s": "x"}
+    for sent in wrong:
+        answer = await api.http.post(f"{EDGE}/check-in", json=sent, headers=named["one"][1])
+        assert answer.status_code == 422, sent
 
 
 async def test_a_device_learns_of_those_of_its_site_that_have_what_it_wants(api: Api) -> None:

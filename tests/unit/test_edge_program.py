@@ -404,6 +404,7 @@ def test_a_report_has_only_models_with_requests_and_no_more_than_the_server_take
     device.front.counts["c7"] = module_front.AnswerCounts()
     device._report()
     assert [each["name"] for each in server.told["models"]] == ["m", "c7"]
+    assert type(server.told["up_s"]) is int
     for name in clouds:
         device.front.counts[name] = module_front.AnswerCounts()
     device._report()

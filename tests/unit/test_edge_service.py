@@ -13,17 +13,18 @@ from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
+from msgspec import UNSET
 
 from cavvy.cli import edge
 from cavvy.client.download import download_files, download_snapshot
-from cavvy.client.edge_wire import SamplesView, SampleView
+from cavvy.client.edge_wire import SamplesView, SampleView, SiteAsk, SiteView
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
 from cavvy.control.site_pace import SitePace
 from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.edge import DeviceReport, ModelFile, ModelVersion, Rollout, find_labels
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.values import replace
+from cavvy.domain.values import asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import KeyUnusable, RowNotFound
 from cavvy.store.open import MemoryStore
@@ -156,6 +157,42 @@ def test_collected_samples_replace_no_device_and_no_missing_folder_is_a_fault(
     assert CliRunner().invoke(edge.command, ["collect", "m", "--out", str(good)]).exit_code == 0
     assert good.read_text() == '{"device": "d"}\n'
     assert sorted(os.listdir(tmp_path)) == ["hard.jsonl", "pipe"]
+
+
+def test_a_price_leaves_the_limits_of_a_site_and_limits_leave_its_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known: dict[str, SiteView] = {}
+
+    def limit(client: object, project: str, name: str, ask: SiteAsk) -> SiteView:
+        fields = asdict(ask)
+        if fields["device_micros_per_hour"] is UNSET:  # the server keeps the price
+            before = known.get(name)
+            fields["device_micros_per_hour"] = before and before.device_micros_per_hour
+        known[name] = SiteView(project=project, name=name, **fields)
+        return known[name]
+
+    monkeypatch.setattr(edge, "session", lambda: nullcontext(None))
+    monkeypatch.setattr("cavvy.client.edge_wire.list_sites", lambda *_: list(known.values()))
+    monkeypatch.setattr("cavvy.client.edge_wire.limit_site", limit)
+
+    def run(*options: str) -> str:
+        found = CliRunner().invoke(edge.command, ["site", "lyon", *options])
+        assert found.exit_code == 0, found
+        return found.output
+
+    assert "price of a device unknown" in run()
+    assert "$0.012 per hour and device" in run("--device-usd-hour", "0.012", "--mib-per-s", "2")
+    assert "2 MiB/s for all its devices, updates at all hours, $20 " in run(
+        "--device-usd-hour", "20"
+    )
+    assert "no limit for all its devices, updates at 1-5 h, $20 " in run("--window", "1-5")
+    assert "updates at all hours, $20 " in run("--no-limits")
+    assert "price of a device unknown" in run("--device-usd-hour", "none")
+    for wrong in ("-1", "x", "1e30", "nan", "0,5"):
+        found = CliRunner().invoke(edge.command, ["site", "lyon", "--device-usd-hour", wrong])
+        assert found.exit_code == 2, wrong
+        assert "--device-usd-hour: " in found.output
 
 
 class BlobSource:

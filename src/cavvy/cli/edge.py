@@ -2,6 +2,7 @@
 
 import getpass
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import click
@@ -189,36 +190,56 @@ def show(name: str, project: str, output: str) -> None:
 @click.option("--mib-per-s", type=NumberRange(0.01, 1e6), help="All its devices' downloads.")
 @click.option("--window", default="", metavar="HOURS", help="Hours to update in, such as 1-5.")
 @click.option("--no-limits", is_flag=True, help="Remove the limits.")
-def site(name: str, project: str, mib_per_s: float | None, window: str, no_limits: bool) -> None:
-    """Set limits for all devices of a site together; what is not given has no limit then. Without
-    options, show the limits.
+@click.option("--device-usd-hour", default="", metavar="USD|none", help="What each device costs.")
+def site(
+    name: str,
+    project: str,
+    mib_per_s: float | None,
+    window: str,
+    no_limits: bool,
+    device_usd_hour: str,
+) -> None:
+    """Set limits for all devices of a site together; of limits, what is not given has none then.
+    Without options, show them.
+
+    --device-usd-hour is the price of a device in dollars an hour, such as 0.012 for hardware,
+    network and energy. It stays until it is set again; `none` removes it. `cavvy services show`
+    compares the cost of 1,000 answers of a service's devices and replicas.
 
     Each server keeps the devices of the site below --mib-per-s together, also devices that do not
     keep to it themselves, and models of all rollouts come in the hours of --window only. A fetch
     that the end of these hours cuts goes on in the next ones. The hours are those of the device's
     clock. `cavvy edge sites` lists the limits.
     """
+    from msgspec import UNSET
+
     from cavvy.client.edge_wire import SiteAsk, SiteView, limit_site, list_sites
 
     ask = SiteAsk(mib_per_s=mib_per_s, window=_read_window(window))
+    limits = no_limits or ask != SiteAsk()
     if no_limits and ask != SiteAsk():
         raise CommandFailure("--no-limits goes with no other limit", exit_code=2)
+    price = _read_price(device_usd_hour)
     with session() as client:
-        if no_limits or ask != SiteAsk():
-            made = limit_site(client, project, name, ask)
-        else:
-            none = SiteView(project=project, name=name, mib_per_s=None, window=None)
-            known = {each.name: each for each in list_sites(client, project)}
-            made = known.get(name, none)
+        none = SiteView(project=project, name=name, mib_per_s=None, window=None)
+        made = {each.name: each for each in list_sites(client, project)}.get(name, none)
+        if limits or device_usd_hour:
+            fresh = SiteAsk(
+                mib_per_s=ask.mib_per_s if limits else made.mib_per_s,
+                window=ask.window if limits else made.window,
+                device_micros_per_hour=price if device_usd_hour else UNSET,
+            )
+            made = limit_site(client, project, name, fresh)
     rate, hours = _say_limits(made)
-    click.echo(f"site {made.name}: {rate} for all its devices, updates at {hours}")
+    told = f"site {made.name}: {rate} for all its devices, updates at {hours}"
+    click.echo(f"{told}, {_say_price(made)}")
 
 
 @command.command("sites")
 @any_project_option
 @output_option
 def sites(project: str | None, output: str) -> None:
-    """List sites with their devices and limits."""
+    """List sites with their devices, limits and prices."""
     from cavvy.client.edge_wire import SiteView, list_devices, list_sites
 
     with session() as client:
@@ -235,10 +256,12 @@ def sites(project: str | None, output: str) -> None:
             "devices": sum((one.project, one.site) == key for one in devices),
             "download": _say_limits(each)[0],
             "updates": _say_limits(each)[1],
+            "price": _say_price(each),
         }
         for key, each in sorted(limits.items())
     ]
-    columns = [TableColumn(each) for each in ("name", "project", "devices", "download", "updates")]
+    names = ("name", "project", "devices", "download", "updates", "price")
+    columns = [TableColumn(each) for each in names]
     rows_out(columns, rows, output, empty="no sites; `cavvy edge token --site NAME` makes one")
 
 
@@ -294,6 +317,26 @@ def _ask(project: str, name: str, command: list[str]) -> None:
     # a device may be hostile: its text must not control the terminal
     click.echo("".join(_printable(each) for each in found.output), nl=False)
     sys.exit(found.exit_code)
+
+
+def _read_price(text: str) -> int | None:
+    """Return micro-dollars an hour, or None for `none` and ""."""
+    from cavvy.domain.units import UnitError, parse_rate
+
+    if text in ("", "none"):
+        return None
+    try:
+        return parse_rate(text).micros_per_hour
+    except UnitError as error:
+        hint = "for example --device-usd-hour 0.012, or `none` to remove the price"
+        raise CommandFailure(f"--device-usd-hour: {error}", hint, exit_code=2) from error
+
+
+def _say_price(site: "SiteView") -> str:
+    if site.device_micros_per_hour is None:
+        return "price of a device unknown"
+    usd = Decimal(site.device_micros_per_hour).scaleb(-6)
+    return f"${usd.normalize():f} per hour and device"
 
 
 def _read_window(window: str) -> tuple[int, int] | None:

@@ -191,12 +191,30 @@ def _list_edge(found: "ServedView", each: "EdgePathView") -> list[tuple[str, str
     lost = f"; {each.lost} lost" if each.lost else ""
     answers = format_count(each.answered, "answer")
     times = f", p50 {_show_s(each.p50_s)}, p95 {_show_s(each.p95_s)}" if each.answered else ""
-    by_device = f"{answers}{times}, at no cost here; {each.model} on {devices} of {where}"
+    by_device = f"{answers}{times}; {_show_path_cost(each.micros, each.answered, each.window_s)}"
+    by_device += f"; {each.model} on {devices} of {where}"
     by_cloud = f"{format_count(each.cloud_answered, 'failover')}"
     if each.cloud_answered:
         by_cloud += f", p50 {_show_s(each.cloud_p50_s)}, p95 {_show_s(each.cloud_p95_s)}"
     cost = f"; the replicas cost {format_usd(Money(found.spent_micros))} in all"
+    if window := each.cloud_window_s:
+        cost += f", {_show_path_cost(each.cloud_micros, each.cloud_requests, window)}"
     return [("device path", by_device + kept + lost), ("cloud path", by_cloud + cost)]
+
+
+def _show_path_cost(micros: int | None, answered: int, window_s: int) -> str:
+    """Return what 1,000 answers have cost, or the whole cost if there were none."""
+    from datetime import timedelta
+
+    from cavvy.domain.units import Money, format_duration, format_usd
+
+    if micros is None:
+        return "cost unknown (set it for each site: cavvy edge site SITE --device-usd-hour PRICE)"
+    period = f"in the last {format_duration(timedelta(seconds=window_s))}"
+    if not answered:
+        return f"{format_usd(Money(micros), 4)} {period}, without answers"
+    each = Money((2 * 1000 * micros + answered) // (2 * answered))
+    return f"{format_usd(each, 4)} per 1,000 answers {period}"
 
 
 _ENDS = {

@@ -3,7 +3,7 @@ the client functions for them."""
 
 from datetime import datetime
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, query, segment
@@ -62,19 +62,23 @@ class DeviceView(Answer, frozen=True, kw_only=True):
 
 class SiteAsk(Ask, frozen=True, kw_only=True):
     """The most that the devices of a site fetch together from each server, in MiB a second, and
-    the hours of their day in which they update. null is no limit."""
+    the hours of their day in which they update. null is no limit. Each device costs
+    `device_micros_per_hour` micro-dollars an hour; null if that is not known. A request without
+    this field leaves the price as it is."""
 
     mib_per_s: float | None = None
     window: tuple[int, int] | None = None
+    device_micros_per_hour: int | UnsetType | None = UNSET
 
 
 class SiteView(Answer, frozen=True, kw_only=True):
-    """The limits of a site, as in SiteAsk."""
+    """The limits of a site and the price of its devices, as in SiteAsk."""
 
     project: str
     name: str
     mib_per_s: float | None
     window: tuple[int, int] | None
+    device_micros_per_hour: int | None = None
 
 
 class RetiredView(Answer, frozen=True, kw_only=True):

@@ -79,6 +79,12 @@ class EdgePathView(Answer, frozen=True, kw_only=True):
     their programs started. The devices answered `answered` of them, half of these within `p50_s`
     seconds; the service answered `cloud_answered`, and neither answered `lost`. `kept` devices send
     no requests because of their residency. Times are null without requests.
+
+    Costs are in micro-dollars. In the last `window_s` seconds, since the first of these programs
+    started, the devices cost `micros`, null if the price or the hours of one are not known. In the
+    last `cloud_window_s` seconds, the same but at most 30 days, the replicas of the service cost
+    `cloud_micros`, and answered `cloud_requests` of all callers, as far as whole minutes are
+    counted.
     """
 
     site: str
@@ -92,6 +98,11 @@ class EdgePathView(Answer, frozen=True, kw_only=True):
     cloud_p50_s: float | None
     cloud_p95_s: float | None
     lost: int
+    window_s: int = 0
+    cloud_window_s: int = 0
+    micros: int | None = None
+    cloud_micros: int = 0
+    cloud_requests: int = 0
 
 
 class LevelShares(Answer, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from itertools import islice
 
 from cavvy.control.agents.model_folder import read_entries
@@ -70,6 +71,7 @@ from cavvy.domain.edge import (
 from cavvy.domain.services import EdgeRule
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import KeyUnusable, ProjectFilter, RowNotFound, StaleVersion
@@ -145,11 +147,15 @@ class Peers(Struct, frozen=True, kw_only=True):
 
 class CloudDevices(Struct, frozen=True, kw_only=True):
     """The devices of a service's rule: their number, how many keep their requests because of their
-    residency, and what became of the requests."""
+    residency, and what became of the requests since their programs started, the first of them
+    `window_s` seconds ago. They have cost `spent` in these hours; None if that is not known of one
+    of them. What serves several models is a part of the cost of each."""
 
     devices: int
     kept: int
     paths: Sequence[PathCounts]
+    window_s: int = 0
+    spent: Money | None = None
 
 
 class _ProjectDevices:
@@ -249,14 +255,17 @@ class EdgeService:
         )
         return token, await self._store.edge.invitations.put(invitation)
 
-    async def limit_site(self, site: EdgeSite) -> EdgeSite:
-        """Replace the limits of a site, perhaps one that has no devices yet. Raises
-        EnrolmentRefused."""
+    async def limit_site(self, site: EdgeSite, *, keep_price: bool = False) -> EdgeSite:
+        """Replace the limits of a site, perhaps one that has no devices yet, and the price of its
+        devices unless that is kept. Raises EnrolmentRefused."""
         _check_site(site.name)
         for _ in range(_TRIES):
             try:
                 known = await self._store.edge.sites.get(site.project, site.name)
                 site = replace(site, version=known.version)
+                if keep_price:
+                    price = known.device_micros_per_hour
+                    site = replace(site, device_micros_per_hour=price)
             except RowNotFound:
                 site = replace(site, version=0)
             with suppress(StaleVersion):
@@ -683,6 +692,7 @@ class EdgeService:
     async def list_clouds(self, service: StoredService) -> Sequence[tuple[EdgeRule, CloudDevices]]:
         """Return the devices of each of a service's rules, with their newest reports."""
         devices = [each for each in await self.devices(service.project) if not each.retired_at]
+        sites = {each.name: each for each in await self.sites(service.project)}
         found = []
         for rule in service.spec.edge:
             path = CloudPath(service=service, rule=rule, url="")
@@ -692,7 +702,9 @@ class EdgeService:
                 report for each in mine if each.report and (report := each.report.of(rule.model))
             ]
             paths = [each.paths for each in reports if each.paths is not None]
-            found.append((rule, CloudDevices(devices=len(mine), kept=kept, paths=paths)))
+            told = CloudDevices(devices=len(mine), kept=kept, paths=paths)
+            works = [each for each in mine if each.report and each.report.of(rule.model)]
+            found.append((rule, _add_costs(told, works, rule.model, sites, self._clock.now())))
         return found
 
     async def _find_paths(self, project: str) -> Sequence[CloudPath]:
@@ -1029,6 +1041,35 @@ class EdgeService:
         except (ModelRefused, StaleVersion) as error:
             await self._store.edge.models.delete(model)
             raise ModelRefused(str(error)) from error
+
+
+def _add_costs(
+    told: CloudDevices,
+    devices: Sequence[EdgeDevice],
+    model: str,
+    sites: Mapping[str, EdgeSite],
+    now: datetime,
+) -> CloudDevices:
+    """Return what the devices, which have reported on the model, have cost since their programs
+    started."""
+    spent: Money | None = Money()
+    window = timedelta(0)
+    for device in devices:
+        report = device.report
+        assert report is not None  # only those that have reported are given
+        # it may lie, but was no device before it enrolled, nor after it was heard of
+        here = max(timedelta(0), report.at - device.enrolled_at)
+        up = min(timedelta(seconds=report.up_s), here)
+        site = sites.get(device.site)
+        price = None if site is None else site.device_micros_per_hour
+        served = {each.name for each in report.models if each.serving} - {PROGRAM} | {model}
+        window = max(window, min(now - report.at + up, now - device.enrolled_at) if up else up)
+        if spent is None or price is None or not up:
+            spent = None
+        else:
+            spent += HourlyRate(price).divide(Fraction(1, len(served))).over(up)
+    spent = spent if devices else None
+    return replace(told, window_s=int(window.total_seconds()), spent=spent)
 
 
 def _check_site(name: str) -> None:

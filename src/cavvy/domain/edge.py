@@ -34,12 +34,14 @@ class EdgeInvitation(Struct, frozen=True, kw_only=True):
 
 class EdgeSite(Struct, frozen=True, kw_only=True):
     """What holds for all devices of a site together: the most that they fetch from a server, in MiB
-    a second, and the hours of their day in which they update."""
+    a second, and the hours of their day in which they update. Each device costs
+    `device_micros_per_hour`; None if that is not known."""
 
     project: str
     name: str
     mib_per_s: float | None = None
     window: tuple[int, int] | None = None
+    device_micros_per_hour: int | None = None
     version: int = 0
 
 
@@ -100,6 +102,7 @@ class DeviceReport(Struct, frozen=True, kw_only=True):
     waiting: int = 0  # samples and figures that it has not sent yet
     agent: str = ""  # the version of its program
     share: str = ""  # where other devices of its site can take files from it, or ""
+    up_s: int = 0  # since its program started; 0 if the program does not tell
 
     def of(self, model: str) -> ModelReport | None:
         return next((each for each in self.models if each.name == model), None)

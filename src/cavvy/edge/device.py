@@ -337,7 +337,7 @@ class DeviceProgram:
         # what other devices of the site take from this one, and by model where it may take it
         self._share = self._open_share(str(self.options["share"]))
         self._peers = _read_peers(None)
-        self._over = threading.Event()
+        self._over, self._began = threading.Event(), time.monotonic()
         self._program, self._again = ProgramVersions(folder), False
         self._skew_s = 0.0
         self._models: dict[str, RunningModel] = {}
@@ -455,6 +455,7 @@ class DeviceProgram:
             "waiting": self._spool.waiting,
             "agent": "1",
             "share": self._tell_share(),
+            "up_s": int(time.monotonic() - self._began),
         }
         answer = self._calls.call("POST", "/edge/v1/check-in", told)
         wanted, given = read_wanted(answer), json.loads(answer)

@@ -56,12 +56,13 @@ from cavvy.domain.edge import (
     find_labels,
     find_wrong_waves,
 )
+from cavvy.domain.figures import FIGURES_DAYS
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, asdict, field
 from cavvy.edge.bundle import make_script, pack_device
 from cavvy.edge.front import BUCKETS, LEAST_S
-from cavvy.store.base import ProjectFilter, RowNotFound
+from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
 from cavvy.store.blobs import NotManifest
 from cavvy.store.documents import plain
 
@@ -72,6 +73,7 @@ _BODY = 256 * 1024  # maximum size of a device's request, in bytes
 _TOKEN_VALID = timedelta(days=1)
 _NONCE_VALID = timedelta(minutes=5)
 _LEAST_SITE = 0.01  # MiB a second; with less, devices give a fetch up as too slow
+_MOST_PRICE = 10**12  # micro-dollars an hour
 _MOST_DEVICES = 100_000  # that one token may enrol
 _LONGEST = timedelta(days=366)
 _MOST_PROBLEM = 500  # characters
@@ -169,12 +171,20 @@ async def limit_site(
     name: _DevicePath,
     ask: wire.SiteAsk,
 ) -> wire.SiteView:
-    """Set what the devices of a site may fetch together, and when they update."""
+    """Set what the devices of a site may fetch together, when they update, and what each costs."""
     _check_limits(ask.mib_per_s, ask.window, _LEAST_SITE)
     await app_state.store.archive.check(project)
-    note_change(request, after={"mib_per_s": ask.mib_per_s, "window": ask.window})
-    site = EdgeSite(project=project, name=name, mib_per_s=ask.mib_per_s, window=ask.window)
-    return view(wire.SiteView, await app_state.control_plane.edge.limit_site(site))
+    price = ask.device_micros_per_hour
+    if isinstance(price, int) and not 0 <= price <= _MOST_PRICE:
+        told = f"`device_micros_per_hour` must be 0 to {_MOST_PRICE:,}"
+        raise ApiProblem("invalid-request", told)
+    kept = isinstance(price, msgspec.UnsetType)  # former clients do not know the price
+    limits: dict[str, Any] = {"mib_per_s": ask.mib_per_s, "window": ask.window}
+    limits |= {} if kept else {"device_micros_per_hour": price}
+    note_change(request, after=limits)
+    site = EdgeSite(project=project, name=name, **limits)
+    edge = app_state.control_plane.edge
+    return view(wire.SiteView, await edge.limit_site(site, keep_price=kept))
 
 
 @router.post(
@@ -584,6 +594,7 @@ class _CheckIn(Struct, frozen=True, kw_only=True):
     waiting: _Count = 0
     agent: str = ""
     share: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    up_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
 
 
 @router.get("/edge/v1/script", rule=OPEN, gives=True, errors=("no-joining",))
@@ -663,6 +674,7 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         waiting=asked.waiting,
         agent=asked.agent[:40],
         share=asked.share if _is_for_peers(app_state, asked.share) else "",
+        up_s=asked.up_s,
     )
     wanted = await app_state.control_plane.edge.check_in(project, name, report)
     site = await app_state.control_plane.edge.site_of(project, name)
@@ -915,15 +927,17 @@ def _read_model(told: _DeviceModel) -> ModelReport:
 
 
 async def view_edge_paths(app_state: AppState, service: StoredService) -> list[EdgePathView]:
-    """Return what became of the requests to the devices of a service."""
+    """Return what became of the requests to the devices of a service, and what they cost."""
     if not service.spec.edge:
         return []
-    shown = []
+    shown, now = [], app_state.now()
     for rule, found in await app_state.control_plane.edge.list_clouds(service):
         device, cloud = Counter[int](), Counter[int]()
         for each in found.paths:
             device.update(each.device)
             cloud.update(each.cloud)
+        cloud_s = min(found.window_s, FIGURES_DAYS * 86_400)
+        spent, answered = await _sum_window(app_state, service, now - timedelta(seconds=cloud_s))
         shown.append(
             EdgePathView(
                 site=rule.site,
@@ -937,9 +951,33 @@ async def view_edge_paths(app_state: AppState, service: StoredService) -> list[E
                 cloud_p50_s=_find_quantile(cloud, 0.5),
                 cloud_p95_s=_find_quantile(cloud, 0.95),
                 lost=sum(each.lost for each in found.paths),
+                window_s=found.window_s,
+                cloud_window_s=cloud_s,
+                micros=None if found.spent is None else found.spent.micros,
+                cloud_micros=spent if cloud_s else 0,
+                cloud_requests=answered if cloud_s else 0,
             )
         )
     return shown
+
+
+async def _sum_window(
+    app_state: AppState, service: StoredService, since: datetime
+) -> tuple[int, int]:
+    """Return what the replicas have cost since then, and how many requests they have answered."""
+    which = LedgerFilter(projects=service.project, tag=("service", service.name), since=since)
+    sums = await app_state.store.sum_ledger(which, ())
+    names = ("requests_per_s", "failed_per_s")
+    blocks = await app_state.store.figures.list(
+        service.id, 0, since=since, until=app_state.now(), names=names
+    )
+    answered, first = 0.0, since.timestamp() // 60
+    for block in blocks:
+        counts = [block.columns[each].mean for each in names if each in block.columns]
+        for minute, requests, *failed in zip(block.minutes, *counts, strict=True):
+            if minute >= first:
+                answered += 60 * max(0.0, requests - sum(failed))
+    return sums[0].amount.micros if sums else 0, round(answered)
 
 
 def _find_quantile(buckets: Counter[int], share: float) -> float | None:
