@@ -191,7 +191,8 @@ def _list_edge(found: "ServedView", each: "EdgePathView") -> list[tuple[str, str
     lost = f"; {each.lost} lost" if each.lost else ""
     answers = format_count(each.answered, "answer")
     times = f", p50 {_show_s(each.p50_s)}, p95 {_show_s(each.p95_s)}" if each.answered else ""
-    by_device = f"{answers}{times}; {_show_path_cost(each.micros, each.answered, each.window_s)}"
+    spent = f"; {_show_path_cost(each.micros, each.answered, each.window_s)}"
+    by_device = f"{answers}{times}{spent if each.devices else ''}"
     by_device += f"; {each.model} on {devices} of {where}"
     by_cloud = f"{format_count(each.cloud_answered, 'failover')}"
     if each.cloud_answered:
@@ -209,7 +210,8 @@ def _show_path_cost(micros: int | None, answered: int, window_s: int) -> str:
     from cavvy.domain.units import Money, format_duration, format_usd
 
     if micros is None:
-        return "cost unknown (set it for each site: cavvy edge site SITE --device-usd-hour PRICE)"
+        price = "`cavvy edge site SITE --device-usd-hour PRICE`"
+        return f"cost unknown until each site has a price ({price}) and devices report their hours"
     period = f"in the last {format_duration(timedelta(seconds=window_s))}"
     if not answered:
         return f"{format_usd(Money(micros), 4)} {period}, without answers"
