@@ -268,7 +268,8 @@ def test_a_job_that_an_administrator_cancels_is_stopped(
     if when == "queued":
         cluster.run("scancel", other)
     check_gone(user, cluster)
-    assert set(cluster.jobs()) == before, "the job was submitted again"
+    # Slurm forgets jobs that ended long ago
+    assert set(cluster.jobs()) <= before, "the job was submitted again"
 
 
 def _counting(name: str, user: User, resources: str) -> str:
