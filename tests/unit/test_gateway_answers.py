@@ -15,8 +15,8 @@ from cavvy.gateway.control_socket import ControlReply, ReadStatistics
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 from cavvy.server.serving.gateway_child import GatewayLink, GatewayLost
 
-INFO = "Name: HAProxy\nUptime_sec: 4.5\nStart_time_sec: 1795747270.093287\n\n"
-HEAD = INFO + "# pxname,svname,qcur,scur,stot,rate,qtime,ttime,\n"
+TIME = "\nproc.cavvy: type=sint value=<1795747270093287>\n\n"
+HEAD = "# pxname,svname,qcur,scur,stot,rate,qtime,ttime,\n"
 ROWS = "svc-chat,r1.a1,0,1,7,2,0,5,\nsvc-chat,hold,0,0,1,0,0,1,\nsvc-chat,BACKEND,0,1,8,2,0,5,\n"
 
 
@@ -48,7 +48,14 @@ def answer(path: Path, text: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "No such proxy.\n\n", HEAD, HEAD + ROWS[:40], HEAD + ROWS[: ROWS.index("svc-chat,BACK")]],
+    [
+        "",
+        "No such proxy.\n" + TIME,
+        HEAD + TIME,
+        HEAD + ROWS,
+        HEAD + ROWS[:40] + TIME,
+        HEAD + ROWS[: ROWS.index("svc-chat,BACK")] + TIME,
+    ],
 )
 def test_incomplete_statistics_of_haproxy_are_an_error_of_the_connection(
     tmp_path: Path, text: str
@@ -58,7 +65,7 @@ def test_incomplete_statistics_of_haproxy_are_an_error_of_the_connection(
 
 
 def test_counts_that_were_taken_do_not_change_when_others_are_read(tmp_path: Path) -> None:
-    with answer(tmp_path / "haproxy", HEAD + ROWS + ROWS.replace("r1.", "r2.")):
+    with answer(tmp_path / "haproxy", HEAD + ROWS + ROWS.replace("r1.", "r2.") + TIME):
         runtime = HaproxyRuntime(tmp_path / "haproxy")
         assert runtime.read_load("chat").replicas == {"r1": 1, "r2": 1}
         taken = runtime.take_served()
