@@ -18,7 +18,7 @@ from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.edge import EdgeService
 from cavvy.control.site_pace import SitePace
-from cavvy.domain.edge import EdgeDevice, ModelFile, ModelVersion, Rollout
+from cavvy.domain.edge import EdgeDevice, EdgeSite, ModelFile, ModelVersion, Rollout
 from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
@@ -522,6 +522,17 @@ async def test_a_device_gets_no_service_that_would_be_on_itself(api: Api) -> Non
         edge._known.clear()
         answer = await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)
         assert [each["url"] for each in answer.json()["clouds"]] == [url] * given
+
+
+async def test_a_report_that_is_not_written_yet_outlives_a_change(api: Api) -> None:
+    _, headers = await enrol(api, "box", "lab")
+    told = {"models": [{"name": "m", "serving": 7}]}
+    answer = await api.http.post(f"{EDGE}/check-in", json=told, headers=headers)
+    assert answer.status_code == 200
+    await api.app_state.control_plane.edge.limit_site(EdgeSite(project="default", name="lab"))
+    await api.app_state.control_plane.edge.find_clouds("default", "box")  # reads the rows again
+    stored = await api.app_state.store.edge.devices.get("default", "box")
+    assert [each.serving for each in stored.report.models] == [7]
 
 
 async def test_a_fault_of_a_route_that_fastapi_does_not_call_is_told_in_the_usual_form(

@@ -147,15 +147,9 @@ def publish(
             ),
         )
         if signing:
-            from msgspec.structs import replace
-
             files = None if folder is None else _hash_files(folder)
             model_keys.sign_version(client, project, made.name, signing, files, main)
-            made = replace(made, signed=True)
-    if output == "json":
-        json_out(made)
-        return
-    _say_published(made)
+    _say_published(made, signed=made.signed or bool(signing), output=output)
 
 
 @command.command("sign")
@@ -208,11 +202,16 @@ def _find_files(source: str, pulled: Path) -> Path | None:
     return None
 
 
-def _say_published(made: "ModelView") -> None:
+def _say_published(made: "ModelView", *, signed: bool, output: str) -> None:
+    if output == "json":
+        from msgspec.structs import replace
+
+        json_out(replace(made, signed=signed))
+        return
     told = [f"{key} {value:g}" for key, value in made.notes.items()]
     size = formatting.show_size(made.size)
     click.echo(f"published {made.name}: {', '.join([made.main, size, *told])}")
-    if not made.signed:
+    if not signed:
         click.echo(f"no device gets it before: cavvy model sign {made.name} --key FILE")
     click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")
 

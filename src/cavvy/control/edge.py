@@ -270,7 +270,7 @@ class EdgeService:
                 site = replace(site, version=0)
             with suppress(StaleVersion):
                 stored = await self._store.edge.sites.put(site)
-                self._known.pop(site.project, None)
+                self._forget(site.project)
                 return stored
         raise StaleVersion(f"site {site.name} kept changing during the request; try again")
 
@@ -302,7 +302,7 @@ class EdgeService:
                 await self._store.edge.devices.put(
                     replace(device, retired_at=device.retired_at or self._clock.now())
                 )
-                self._known.pop(project, None)
+                self._forget(project)
                 return await self._find_secrets(device)
         raise StaleVersion(f"device {name} kept changing during the request; try again")
 
@@ -376,7 +376,7 @@ class EdgeService:
                     replace(model, name=f"{base}@{number}", version=0)
                 )
                 await self._sign(stored, sealer)
-                self._known.pop(model.project, None)
+                self._forget(model.project)
                 self._bound.pop(model.project, None)
                 return stored
         raise StaleVersion(f"model {base} kept changing during the request; try again")
@@ -409,7 +409,7 @@ class EdgeService:
             with suppress(StaleVersion):
                 labels = {**version.labels, label: moved}
                 stored = await self._store.edge.models.put(replace(version, labels=labels))
-                self._known.pop(project, None)
+                self._forget(project)
                 return stored, holder
         raise StaleVersion(f"model {base}@{number} kept changing during the request; try again")
 
@@ -424,7 +424,7 @@ class EdgeService:
                     if label in each.labels:
                         labels = {name: n for name, n in each.labels.items() if name != label}
                         await self._store.edge.models.put(replace(each, labels=labels))
-                self._known.pop(project, None)
+                self._forget(project)
                 return holder
         raise StaleVersion(f"model {base}@{label} kept changing during the request; try again")
 
@@ -489,7 +489,7 @@ class EdgeService:
                 named = replace(rollout, name=f"{rollout.model}-{number}", version=0)
                 stored = await self._store.edge.rollouts.put(named)
                 await self._replace_running(stored, same)
-                self._known.pop(rollout.project, None)
+                self._forget(rollout.project)
                 self._hint(edge_key(rollout.project), timedelta(0))
                 return stored, refused
         raise StaleVersion(f"rollouts of {rollout.model} kept changing; try again")
@@ -506,7 +506,7 @@ class EdgeService:
                 stored = await self._store.edge.rollouts.put(
                     replace(rollout, phase=RolloutPhase.HALTED, reason=reason, counted={})
                 )
-                self._known.pop(project, None)
+                self._forget(project)
                 return stored
         raise StaleVersion(f"rollout {name} kept changing during the request; try again")
 
@@ -950,7 +950,7 @@ class EdgeService:
             try:
                 known.rollouts[rollout.name] = await self._store.edge.rollouts.put(decided)
             except StaleVersion:
-                self._known.pop(project, None)
+                self._forget(project)
         known.place()
         if not running and not known.reported:
             return None
@@ -987,6 +987,11 @@ class EdgeService:
         if devices:  # requests that name other projects, or none, would fill the memory
             self._known[project] = known
         return known
+
+    def _forget(self, project: str) -> None:
+        """Let the rows be read again, after the reports that are not written yet are written."""
+        if (known := self._known.get(project)) is not None:
+            known.read_at = self._clock.now() - _FRESH
 
     def _newest(self, device: EdgeDevice) -> EdgeDevice:
         known = self._known.get(device.project)

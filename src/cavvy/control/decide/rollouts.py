@@ -133,13 +133,7 @@ def decide_rollout(
                 sums_old=RevisionSums(),
                 sums_new=RevisionSums(),
             )
-        old, new = judged.errors
-        reason = (
-            f"more of its requests fail ({new:.1%} instead of {old:.1%})"
-            if judged.end == "errors"
-            else f"its requests take {judged.slower:.2f} times as long"
-        )
-        return replace(rollout, phase=RolloutPhase.HALTED, reason=reason)
+        return replace(rollout, phase=RolloutPhase.HALTED, reason=_tell_worse(judged))
     given_up = _is_given_up(rollout, wave, heard, now)
     if given_up and _are_cut_off(rollout, wave):
         told = f"all {len(wave)} devices" if len(wave) > 1 else "the only device"
@@ -152,6 +146,13 @@ def decide_rollout(
     if size == len(ordered):
         return replace(rollout, phase=RolloutPhase.DONE, wave_at=now, counted={})
     return replace(rollout, wave=rollout.wave + 1, wave_at=now, grown=_GROWTH * size)
+
+
+def _tell_worse(judged: CanaryJudgement) -> str:
+    old, new = judged.errors
+    if judged.end == "errors":
+        return f"more of its requests fail ({new:.1%} instead of {old:.1%})"
+    return f"its requests take {judged.slower:.2f} times as long"
 
 
 def _grow(rollout: Rollout, wave: Sequence[EdgeDevice], size: int, now: datetime) -> Rollout:
