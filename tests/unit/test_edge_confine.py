@@ -50,6 +50,7 @@ attempt("model", lambda: read(f"{folder}/models/m/a/files/model.onnx"))
 attempt("shared", lambda: open(f"/dev/shm/cavvy-{os.getpid()}", "w").close())
 attempt("shared", lambda: os.unlink(f"/dev/shm/cavvy-{os.getpid()}"))
 attempt("import", lambda: __import__("sqlite3"))
+attempt("work", lambda: open(f"{os.environ['HOME']}/kept", "w").close())
 attempt("kill", lambda: os.kill(agent, 0))
 print(json.dumps({"user": os.getuid(), "done": done}))
 """
@@ -96,9 +97,11 @@ def find_python() -> str:
     pytest.skip("no Python here can be run by other users")
 
 
-def run(folder: Path, landlock: str, user: int | None = None) -> tuple[dict[str, Any], str]:
+def run(
+    folder: Path, landlock: str, user: int | None = None, work: str = ""
+) -> tuple[dict[str, Any], str]:
     python, files = find_python(), folder / "models/m/a/files"
-    words = [str(folder), str(files), python, str(files / "hostile.py"), str(folder)]
+    words = [str(folder), str(files), work, python, str(files / "hostile.py"), str(folder)]
     ended = subprocess.run(
         [python, "-c", START, landlock, *words],
         capture_output=True,
@@ -133,12 +136,13 @@ NEEDED = {"model", "shared", "import"}
 def test_the_code_of_a_model_has_no_rights_of_a_device_that_runs_as_root(
     folder: Path, landlock: str
 ) -> None:
-    for _ in range(2):  # an engine is started again
-        found, said = run(folder, landlock)
+    for work in ("", "", "models/m/a/work", "models/m/a/work"):  # an engine is started again
+        found, said = run(folder, landlock, work=work and str(folder / work))
         assert found["user"] in confine._USERS, said
-        assert set(found["done"]) == NEEDED, found
+        assert set(found["done"]) == NEEDED | ({"work"} if work else set()), found
     for path in folder.rglob("*"):
         opened = path.is_relative_to(folder / "models") or path.name == "program.zip"
+        opened = opened and not path.is_relative_to(folder / "models/m/a/work")
         assert bool(path.stat().st_mode & 0o077) == opened, path
 
 
@@ -170,3 +174,69 @@ def test_without_root_and_landlock_the_log_says_what_the_code_of_a_model_can_rea
     found, said = run(folder, "without", give(folder))
     assert "can read the key of this device" in said
     assert "secret" not in found["done"], "it gets no variables of the program"
+
+
+TRTEXEC = """#!/bin/sh
+new=${2#--saveEngine=}
+cat "%s/device.key" 2>/dev/null && exit 0
+case $(cat "${1#--onnx=}") in
+link) ln -s "%s/device.key" "$new" ;;
+pipe) mkfifo "$new" ;;
+*) cp "${1#--onnx=}" "$new" ;;
+esac
+"""
+
+
+@pytest.mark.skipif(not LANDLOCK, reason="no Landlock here")
+@pytest.mark.parametrize("confined", [True, False])
+def test_what_builds_an_engine_reads_no_key_and_gives_no_link(folder: Path, confined: bool) -> None:
+    pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
+    from cavvy.edge.slots import plan_of
+    from cavvy.edge.update import VersionWrong, build_plan
+
+    tools = folder.parent / f"{folder.name}-tools"
+    tools.mkdir(mode=0o755)
+    try:
+        (tool := tools / "trtexec").write_text(TRTEXEC % (folder, folder))
+        tool.chmod(0o755)
+        options = {"trtexec": str(tool)} | ({} if confined else {"confined": False})
+        (folder / "edge.json").write_text(json.dumps(options))
+        model = folder / "models/m/a/files/model.onnx"
+        for content in ("link", "pipe", "weights"):
+            model.write_text(content)
+            if confined and content == "weights":
+                build_plan(str(folder), str(model))
+                assert Path(plan_of(str(model))).read_text() == "weights"
+                continue
+            with pytest.raises(VersionWrong, match="cannot build" if confined else "secret"):
+                build_plan(str(folder), str(model))
+            assert not Path(plan_of(str(model))).exists()
+        assert not (folder / "models/m/a/work").exists()
+    finally:
+        shutil.rmtree(tools)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (["{out}/bin/python", "-m", "m"], {"{out}/bin/python", "{out}/bin", "{out}"}),
+        (
+            ["{out}/bin/python", "--at={out}/data"],
+            {"{out}/bin/python", "{out}/bin", "{out}", "{out}/data"},
+        ),
+        (
+            ["{out}/bin/python", "/", "{home}", "--up={home}/..", "device.key", "{home}/missing"],
+            {"{out}/bin/python", "{out}/bin", "{out}"},
+        ),
+        (["{home}/run.sh"], {"{home}/run.sh"}),
+    ],
+)
+def test_a_command_names_what_its_program_reads(
+    tmp_path: Path, line: list[str], named: set[str]
+) -> None:
+    places = {"out": str(tmp_path / "out"), "home": str(tmp_path / "home")}
+    for path in ("out/bin/python", "out/data", "out/pyvenv.cfg", "home/run.sh", "home/device.key"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    found = confine.find_named(places["home"], [each.format(**places) for each in line])
+    assert set(found) == {each.format(**places) for each in named}

@@ -102,6 +102,8 @@ def look(device: DeviceProgram) -> RunningModel:
         ('{"engine": "docker run"}', "a list of texts"),
         ('{"engine": ["run", "{x}"]}', "a list of texts"),
         ('{"cloud": 1}', "expected a text"),
+        ('{"confined": 0}', "expected true or false"),
+        ('{"spool_mib": true}', "expected a number"),
     ],
 )
 def test_wrong_options_are_told(tmp_path: Path, text: str, told: str) -> None:
@@ -195,7 +197,7 @@ def test_an_engine_that_is_missing_does_not_end_the_program(
     device: DeviceProgram, server: FakeServer
 ) -> None:
     model = device._models["m"]
-    model._command = ["/missing/engine"]
+    model._options = {**model._options, "engine": ["/missing/engine"]}
     assert look(device)._served is None
     server.models = [{"name": "m", "number": 2}]
     device._check_in()
@@ -207,12 +209,13 @@ def test_a_refused_version_is_tried_again_only_if_a_user_rolls_it_out_again(
     device: DeviceProgram, server: FakeServer
 ) -> None:
     model = look(device)
-    good, model._command = model._command, ["/missing/engine"]  # as long as a disk is full
+    good = model._options
+    model._options = {**good, "engine": ["/missing/engine"]}  # as long as a disk is full
     for rollout in (5, 7):
         server.models = [{"name": "m", "number": 2, "rollout": rollout}]
         device._check_in()
         assert (model.slots.refused, model.slots.refused_in) == (2, rollout)
-    model._command = good
+    model._options = good
     for rollout in (7, 6, 0):  # the same one, a former one, a server that names none
         server.models = [{"name": "m", "number": 2, "rollout": rollout}]
         device._check_in()

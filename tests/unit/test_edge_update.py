@@ -427,13 +427,13 @@ def test_an_engine_of_tensorrt_is_built_on_the_device_before_the_version_is_trie
     site.publish(2, contents=NEW)
     tool.write_text(TRTEXEC)
     tool.chmod(0o755)
-    (tmp_path / "edge.json").write_text(json.dumps({"trtexec": str(tool)}))
+    (tmp_path / "edge.json").write_text(json.dumps({"trtexec": str(tool), "confined": False}))
     update(site, tmp_path, 1)
     main = ModelSlots(f"{tmp_path}/models/m").find(1)
     assert main is not None
     plan = Path(plan_of(main))
     assert plan.read_bytes() == OLD["m.onnx"]
-    asked = f"--onnx={main} --saveEngine={plan}.new --fp16\n"
+    asked = f"--onnx={main} --saveEngine={plan.parent}/work/new --fp16\n"
     assert Path(f"{tool}.asked").read_text() == asked
     monkeypatch.setenv("FAIL", "1")
     with pytest.raises(VersionWrong, match="no plugin for NonZero"):

@@ -1,11 +1,13 @@
-"""Starts the engine of a model, and with it the model's `cavvy_process.py`, without the device's
-rights: `python -m cavvy.edge.confine FOLDER FILES PROGRAM…`. FOLDER is the device's, with its key,
-and FILES the folder of the model.
+"""Starts the engine of a model, and with it the model's `cavvy_process.py`, or `trtexec`, without
+the device's rights: `python -m cavvy.edge.confine FOLDER FILES WORK PROGRAM…`. FOLDER is the
+device's, with its key, FILES the folder of the model, and WORK one that the program may write to,
+or "". It ends when the program that started it ends.
 
 If this program runs as root, the engine runs as a user of its own, which owns nothing. On a kernel
-with Landlock (Linux 5.13), also without root, it reads only the model, Python and the system, and
-writes only to /dev/shm. It gets no capabilities and few variables. What is missing of this is said
-on the standard error, and the engine runs: a device must go on serving.
+with Landlock (Linux 5.13), also without root, it reads only the model, Python, the system and what
+its command names, and writes only to /dev/shm, WORK and accelerators. It gets no capabilities and
+few variables. What is missing of this is said on the standard error, and the engine runs: a device
+must go on serving.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import hashlib
 import os
 import pwd
 import resource
+import shutil
+import signal
 import stat
 import struct
 import sys
@@ -40,6 +44,7 @@ _MOST_PROCESSES = 4096  # and threads, of the user of an engine
 # From linux/prctl.h and linux/landlock.h. The numbers of the system calls are the same for all
 # processors. With each version of Landlock, more kinds of access can be ruled.
 _DROP_CAPABILITY, _NO_NEW_PRIVILEGES, _CAPABILITIES = 24, 38, 64
+_END_WITH_PARENT = 1
 _MAKE, _ADD, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _ACCESSES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
@@ -48,9 +53,10 @@ _SCOPED_SINCE, _SCOPED = 6, 3  # no signals and no abstract sockets to processes
 
 
 def main(arguments: list[str]) -> None:
-    folder, files, *line = arguments
-    environ = choose_variables(os.environ)
-    needed = [*_find_python(environ), files]
+    folder, files, work, *line = arguments
+    parent, environ = os.getppid(), choose_variables(os.environ)
+    line[0] = shutil.which(line[0]) or line[0]
+    needed = [*_find_python(environ), files, *find_named(folder, line)]
     nodes = [path for each in _ACCELERATORS for path in glob.glob(each)]
     user = None
     if os.geteuid() == 0:
@@ -58,6 +64,13 @@ def main(arguments: list[str]) -> None:
         user = None if (closed := _find_closed(needed)) else choose_user(folder, files)
         if closed:
             say(f"an engine runs as root, because no other user can read {closed}")
+    written = [*_PLAIN, *nodes]
+    if work:
+        environ |= {"HOME": work, "TMPDIR": work}
+        written.append(work)
+        os.makedirs(work, mode=0o700, exist_ok=True)
+        if user is not None:
+            os.chown(work, user, user, follow_symlinks=False)
     os.chdir("/")  # modules of the working folder are not those of the engine
     for number in range(_CAPABILITIES):
         prctl(_DROP_CAPABILITY, number)
@@ -70,7 +83,10 @@ def main(arguments: list[str]) -> None:
         os.setuid(user)
     os.umask(0o077)
     prctl(_NO_NEW_PRIVILEGES, 1)
-    if not restrict([*_SYSTEM, *needed], [*_PLAIN, *nodes]) and user is None:
+    prctl(_END_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    if not restrict([*_SYSTEM, *needed], written) and user is None:
         say("an engine can read the key of this device: the kernel has no Landlock (Linux 5.13)")
     sys.stderr.flush()
     os.execve(line[0], line, environ)
@@ -84,6 +100,24 @@ def choose_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, st
         if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
     }
     return {**kept, "HOME": "/", "TMPDIR": "/dev/shm"}
+
+
+def find_named(folder: str, line: Sequence[str]) -> list[str]:
+    """Return what a command names in the device's own `edge.json`: the folder of its program, the
+    virtual environment around that, and arguments that are paths, perhaps after `=`. Of a folder
+    that has the device's folder in it, nothing is returned."""
+    program, own = line[0], os.path.realpath(folder)
+    around = os.path.dirname(os.path.dirname(program))
+    found = [program, os.path.realpath(program), os.path.dirname(program)]
+    found += [around] if os.path.exists(f"{around}/pyvenv.cfg") else []
+    found += [each.rpartition("=")[2] for each in line[1:]]
+    return [
+        each
+        for each in found
+        if os.path.isabs(each)
+        and os.path.exists(each)
+        and not f"{own}/".startswith(f"{os.path.realpath(each).rstrip('/')}/")
+    ]
 
 
 def choose_user(folder: str, files: str) -> int:

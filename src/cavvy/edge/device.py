@@ -28,6 +28,7 @@ from cavvy.edge.server_calls import (
     DeviceCalls,
     DeviceRefused,
     DeviceRequestInvalid,
+    confine,
     environment,
     run_key,
 )
@@ -45,6 +46,7 @@ _START_S = 120.0  # within which an engine must be ready
 _PROBE_S = 5.0
 _PORTS, _MOST_PORTS = (20_000, 32_000), 20  # of engines, and how many of them are looked at
 _MOST_FAILED = 0.5  # of the requests to a version on trial; with more, it is refused at once
+_CONFINED = '; if it needs more than its model (docker does), set "confined": false in edge.json'
 _OWN_ENGINE = [sys.executable, "-m", "cavvy.model_server"]
 # Failed requests below which a version on trial is not refused for them. Its trial goes on until it
 # has had this number of requests.
@@ -61,19 +63,23 @@ _SKEW_S = 300.0  # by which the clock may be wrong without a word in the log
 
 
 class ModelEngine:
-    """The process that serves one version, and where requests reach it. `command` is the program of
-    another engine, in which {model}, {name} and {port} stand for the file, the model's name and the
-    port, and {plan} for what `trtexec` has built of the file. Cavvy's own engine gets none of the
-    rights of this program, whose folder is `folder`."""
+    """The process that serves one version, and where requests reach it. The option `engine` is its
+    command, in which {model}, {name} and {port} stand for the file, the model's name and the port,
+    and {plan} for what `trtexec` has built of the file. It gets none of the rights of this program,
+    whose folder is `folder`, unless the option `confined` says that another engine than Cavvy's
+    needs them."""
 
-    def __init__(self, folder: str, name: str, number: int, path: str, command: list[str]) -> None:
+    def __init__(self, folder: str, name: str, number: int, path: str, options: Fields) -> None:
         self.target, path = EngineTarget(number, free_port()), os.path.abspath(path)
         values = {"model": path, "name": name, "port": str(self.target.port)}
         values["plan"] = plan_of(path)
-        line = [each.format(**values) for each in command]
-        if line[:3] == _OWN_ENGINE and os.uname().sysname == "Linux":
-            confine = [sys.executable, "-m", "cavvy.edge.confine", os.path.abspath(folder)]
-            line = [*confine, f"{path.rpartition('/files/')[0]}/files", *line]
+        line = [each.format(**values) for each in options["engine"]]
+        own, slot = line[:3] == _OWN_ENGINE, path.rpartition("/files/")[0]
+        self.hint = "" if own or not options["confined"] else _CONFINED
+        if shutil.which(line[0]) is None:
+            raise FileNotFoundError(f"there is no program {line[0]}")
+        if own or options["confined"]:
+            line = confine(folder, f"{slot}/files", line, "" if own else f"{slot}/work")
         self._process = subprocess.Popen(line, env=environment(), stdin=subprocess.DEVNULL)
         self.name, self.number = name, number
 
@@ -129,7 +135,7 @@ class RunningModel:
         self.trouble, self.fetch_at, self.failed = "", 0.0, 0
         self._start_at, self._starts = 0.0, 0
         self.slots = ModelSlots(f"{folder}/models/{name}")
-        self._command = list(options["engine"])
+        self._options = options
         self._probation_s = float(options["probation_s"])
         self._served: ModelEngine | None = None
         self._tried: ModelEngine | None = None
@@ -221,7 +227,7 @@ class RunningModel:
         self._is_quiet = False
         for last in (False, True):
             try:
-                engine = ModelEngine(self._folder, self.name, number, path, self._command)
+                engine = ModelEngine(self._folder, self.name, number, path, self._options)
             except OSError as error:
                 self.slots.refuse(number, f"its engine does not start: {error}")
                 return
@@ -232,9 +238,8 @@ class RunningModel:
                 return
             if engine.ended and not last:  # another program may have taken its port
                 continue
-            self._give_up(
-                "its engine was not ready in time" if not engine.ended else "its engine ended"
-            )
+            told = "its engine ended" if engine.ended else "its engine was not ready in time"
+            self._give_up(f"{told}{engine.hint}")
             return
         self._tried_since = time.monotonic()
         say(f"{self.name}@{number} is on trial for {self._probation_s:g} s")
@@ -278,7 +283,7 @@ class RunningModel:
             say(f"{self.name}@{number} is damaged on the disk; it will be fetched again")
             return None
         try:
-            engine = ModelEngine(self._folder, self.name, number, path, self._command)
+            engine = ModelEngine(self._folder, self.name, number, path, self._options)
         except OSError as error:
             say(f"the engine of {self.name}@{number} does not start: {error}")
             return None
@@ -726,6 +731,7 @@ def make_defaults() -> Fields:
         "listen": "127.0.0.1:8080",
         "engine": [*engine, "--name", "{name}", "--port", "{port}"],
         "trtexec": "",
+        "confined": True,
         "probation_s": 60.0,
         "every_s": 60.0,
         "look_s": 1.0,
@@ -765,8 +771,9 @@ def _check_option(name: str, value: Any, default: Any) -> str:
             if texts and [each.format(model="", name="", port="", plan="") for each in value]:
                 return ""
         return "a list of texts, in which only {model}, {name}, {port} and {plan} have braces"
-    if isinstance(default, str):
-        return "" if isinstance(value, str) else "a text"
+    if isinstance(default, str | bool):
+        expected = "a text" if isinstance(default, str) else "true or false"
+        return "" if isinstance(value, type(default)) else expected
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     least = 0.0 if name == "probation_s" else 0.01
     if not number or not math.isfinite(value) or not least <= value <= 1e6:

@@ -173,6 +173,14 @@ def run_key(folder: str, do: str, text: str = "") -> str:
     return done.stdout.strip()
 
 
+def confine(folder: str, files: str, line: list[str], work: str = "") -> list[str]:
+    """Return the line that starts a program without the device's rights; see `confine.py`."""
+    if os.uname().sysname != "Linux":
+        return line
+    module = [sys.executable, "-m", "cavvy.edge.confine"]
+    return [*module, os.path.abspath(folder), os.path.abspath(files), work, *line]
+
+
 def environment() -> dict[str, str]:
     """Return the environment for a process that runs another module of this package."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

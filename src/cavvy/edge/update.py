@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -33,7 +34,14 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 from cavvy.edge.delta import apply_delta
 from cavvy.edge.peers import PEERS, PeerFiles
 from cavvy.edge.program import PROGRAM, open_slots
-from cavvy.edge.server_calls import DeviceCalls, DeviceRefused, ServerFileMissing, read_pieces
+from cavvy.edge.server_calls import (
+    DeviceCalls,
+    DeviceRefused,
+    ServerFileMissing,
+    confine,
+    environment,
+    read_pieces,
+)
 from cavvy.edge.slots import ModelSlots, hash_file, plan_of, read_json, sync_tree, write_json
 
 _WRONG = 3  # the exit code if the version itself is not what was signed
@@ -84,6 +92,7 @@ def fetch_with(
     manifest = read_manifest(folder, calls, model, number)
     slots = open_slots(folder) if model == PROGRAM else ModelSlots(f"{folder}/models/{model}")
     slot = slots.prepare(number)
+    shutil.rmtree(f"{slot}/work", ignore_errors=True)  # an engine's, which may be hostile
     known, given = _list_known(slots), 0
     for each in manifest["files"]:
         path = f"{slot}/files/{_check_path(each['path'])}"
@@ -110,18 +119,44 @@ def build_plan(folder: str, model: str) -> None:
 
     Source of the options: https://docs.nvidia.com/deeplearning/tensorrt, `trtexec` of 8 to 10.
     """
-    program, plan = (read_json(f"{folder}/edge.json") or {}).get("trtexec"), plan_of(model)
+    options, plan = read_json(f"{folder}/edge.json") or {}, plan_of(model)
+    program = options.get("trtexec")
     if not program or not model.endswith(".onnx") or os.path.exists(plan):
         return
-    words = [program, f"--onnx={model}", f"--saveEngine={plan}.new", "--fp16"]
+    slot = os.path.abspath(model).rpartition("/files/")[0]
+    work = f"{slot}/work"
+    words = [program, f"--onnx={os.path.abspath(model)}", f"--saveEngine={work}/new", "--fp16"]
+    if options.get("confined", True):
+        words = confine(folder, f"{slot}/files", words, work)
+    os.makedirs(work, mode=0o700, exist_ok=True)
     try:
-        done = subprocess.run(words, capture_output=True, timeout=_BUILD_S, check=False)
+        done = subprocess.run(
+            words, capture_output=True, timeout=_BUILD_S, check=False, env=environment()
+        )
+        told = (done.stderr or done.stdout).decode(errors="replace").strip()[-200:]
+        if done.returncode or not _take_built(f"{work}/new", plan):
+            raise VersionWrong(f"{program} cannot build {os.path.basename(model)}: {told}")
     except subprocess.TimeoutExpired as error:
         raise VersionWrong(f"{program} took more than {_BUILD_S} s for {model}") from error
-    if done.returncode or not os.path.exists(f"{plan}.new"):
-        told = (done.stderr or done.stdout).decode(errors="replace").strip()[-200:]
-        raise VersionWrong(f"{program} cannot build {os.path.basename(model)}: {told}")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _take_built(built: str, plan: str) -> bool:
+    """Copy what a confined program has built. Return False if it is no plain file: a link could
+    lead to a file that only this program can read."""
+    try:
+        descriptor = os.open(built, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file, open(f"{plan}.new", "wb") as made:
+        told = os.fstat(descriptor)
+        if not stat.S_ISREG(told.st_mode) or told.st_nlink != 1:
+            return False
+        _check_free(os.path.dirname(plan), told.st_size)
+        shutil.copyfileobj(file, made)
     os.rename(f"{plan}.new", plan)
+    return True
 
 
 def read_manifest(folder: str, calls: DeviceCalls, model: str, number: int) -> dict[str, Any]:
