@@ -19,11 +19,11 @@ import pytest
 import pytest_timeout
 from hypothesis import settings
 from tests import tiers
+from tests.groups import ByGroup
 from tests.proofs import Notary, note
-from tests.rewriting import rewrite_share
 from tests.sent_reports import pytest_report_to_serializable
 from tests.shared import GroupEnds
-from tests.spread import InOrder, Watch, put_in_order
+from tests.spread import InOrder, Watch
 from tests.states import StateReport
 from tests.verdict import Verdict, pytest_runtest_makereport
 
@@ -54,7 +54,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["TZ"] = "UTC"  # commands show local time
 time.tzset()
 
-# What collection makes lives until the end, so the garbage collector would walk through 12,000 tests
+# What collection makes lives until the end, so the garbage collector would walk through 25,000 tests
 # again and again: a quarter of the CPU time of collection, and some of each test's.
 gc.disable()
 
@@ -98,7 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("fast")
     config.pluginmanager.register(GroupEnds())
     config.pluginmanager.register(StateReport())
-    if hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):  # one of several processes
+        config.pluginmanager.register(ByGroup())
         return
     proofs, seconds = os.environ.get("CAVVY_PROOFS"), os.environ.get("CAVVY_TEST_SECONDS")
     if proofs:
@@ -108,19 +109,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Verdict(Path(reruns) if reruns else None))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    told = getattr(session.config, "workerinput", None)  # in one of several processes
-    if told is not None:
-        process = int(told["workerid"].removeprefix("gw"))
-        rewrite_share(session.config, process, told["workercount"])
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers.select(config, items)
-    if hasattr(config, "workerinput"):  # one of several processes
-        put_in_order(items)
     tries = int(os.environ.get("CAVVY_TEST_RERUNS", "0"))
     for item in items:
         note(item)

@@ -9,7 +9,7 @@ says how even it was.
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ def group_of(nodeid: str) -> str:
     return file
 
 
-def put_in_order(items: list[pytest.Item]) -> None:
-    """What is to be handed out first goes first.
+def in_order(groups: Mapping[str, Iterable[Path]]) -> list[str]:
+    """The groups, given with their files, in the order in which they are to be handed out.
 
     First the long groups of Ray, which is installed soon, and of Kubernetes where it is built
     already, beside what needs no server. Then other groups that share servers, then files with
@@ -62,18 +62,19 @@ def put_in_order(items: list[pytest.Item]) -> None:
     one.
     """
     seconds = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-    for group, count in Counter(group_of(item.nodeid) for item in items).items():
-        seconds.setdefault(group, count * (SERVED_S if group.startswith(REAL_SERVERS) else PURE_S))
+    for group, files in groups.items():
+        if group not in seconds:
+            count = sum(file.read_text(encoding="utf-8").count("def test_") for file in files)
+            seconds[group] = count * (SERVED_S if group.startswith(REAL_SERVERS) else PURE_S)
 
     soon = {"ray", "kubernetes"} if BUILT.exists() else {"ray"}
 
-    def place(item: pytest.Item) -> tuple[int, float, str]:
-        group = group_of(item.nodeid)
+    def place(group: str) -> tuple[int, float, str]:
         if group in SHARED_SERVERS:
             return 0 if group in soon else 2, -seconds[group], group
         return 3 if group.startswith(REAL_SERVERS) else 1, -seconds[group], group
 
-    items.sort(key=place)
+    return sorted(groups, key=place)
 
 
 def is_heavy(group: str) -> bool:
@@ -102,6 +103,9 @@ def next_group(waiting: Iterable[str], running: Iterable[str], cores: int) -> st
 class InOrder(LoadScopeScheduling):
     """Hands out whole groups in the order in which they were put, but for those that have to wait
     until fewer of their kind run.
+
+    A process says of a group that it is complete, not how many tests it had (`tests/groups.py`), so
+    the percentages of the run are of the groups' expected time.
     """
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
@@ -109,13 +113,64 @@ class InOrder(LoadScopeScheduling):
             False  # by the number of tests, which says nothing of their length
         )
         super().__init__(config, log)
+        self._session: Any = config.pluginmanager.get_plugin("session")
+        self._known: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+        self._begun: dict[str, str] = {}  # by group, the test that began last
+        self._reported: set[str] = set()
+        self._whole_s = self._done_s = 0.0
+        config.pluginmanager.register(self)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._begun[group_of(nodeid)] = nodeid
+
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        test = self._begun.get(crashitem)
+        if test is not None:
+            report.nodeid = test
+            report.longrepr = f"{report.longrepr}, in {test}; what follows in the group did not run"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reported.add(report.nodeid)
+        self._tell_progress()
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        name = self.registered_collections[node][item_index]
+        self._done_s += self._known.get(name, 0.0)
+        super().mark_test_complete(node, item_index, duration)
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Make pytest expect as many tests as there are if the other groups have as many an hour."""
+        count = len(self._reported)
+        if self.tests_finished:
+            self._session.testscollected = count
+            return
+        if not self._whole_s:
+            self._whole_s = sum(self._known.get(name, 0.0) for name in self.collection or ())
+        share = self._done_s / self._whole_s if self._whole_s else 0.0
+        self._session.testscollected = max(round(count / max(share, 0.001)), count + 1)
+
+    def remove_node(self, node: Any) -> str | None:
+        """A group whose process crashed is not begun again: it would end the next process, too."""
+        crashed = super().remove_node(node)
+        if crashed is not None:
+            self.workqueue.pop(group_of(crashed), None)
+        return crashed
+
+    def _reschedule(self, node: Any) -> None:
+        if node not in self.registered_collections:
+            return  # it takes the place of one that crashed, and has not begun yet
+        # a process that runs a group waits in its second item until it gets the next one
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+            super()._reschedule(node)
 
     def _assign_work_unit(self, node: Any) -> None:
         running = [
             group
             for work in self.assigned_work.values()
             for group, done in work.items()
-            if not all(done.values())
+            if not done.get(group, True)
         ]
         chosen = next_group(self.workqueue, running, os.cpu_count() or 1)
         self.workqueue.move_to_end(chosen, last=False)

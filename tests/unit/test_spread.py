@@ -4,16 +4,10 @@ file at the end.
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tests import spread
-from tests.spread import Watch, group_of, next_group, put_in_order
-
-
-def items(*nodeids: str) -> list[Any]:
-    return [SimpleNamespace(nodeid=nodeid) for nodeid in nodeids]
+from tests.spread import Watch, group_of, in_order, next_group
 
 
 @pytest.mark.parametrize(
@@ -35,7 +29,7 @@ def test_files_that_share_servers_are_one_group(file: str, group: str) -> None:
     assert group_of(f"{file}::test_one[a::b]") == group
 
 
-def test_long_groups_are_handed_out_before_short_ones_and_each_file_stays_whole(
+def test_long_groups_are_handed_out_before_short_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(spread, "SECONDS", tmp_path / "seconds.json")
@@ -46,21 +40,18 @@ def test_long_groups_are_handed_out_before_short_ones_and_each_file_stays_whole(
         "tests/unit/test_y.py": 20,
     }  # others are new
     spread.SECONDS.write_text(json.dumps(times))
-    found = items(
-        *(f"tests/contract/test_provider_ray.py::{n}" for n in "ab"),
-        *(
-            f"tests/system/test_{file}.py::{n}"
-            for file in ("b", "c", "data_jobs", "new", "ray_jobs")
-            for n in "ba"
-        ),
-        *(f"tests/unit/test_{file}.py::{n}" for file in ("x", "y") for n in "ba"),
-    )
-    put_in_order(found)
-    assert [item.nodeid.removeprefix("tests/") for item in found] == [
-        *(f"contract/test_provider_ray.py::{n}" for n in "ab"),
-        *(f"system/test_ray_jobs.py::{n}" for n in "ba"),
-        *(f"unit/test_{file}.py::{n}" for file in ("y", "x") for n in "ba"),
-        *(f"system/test_{file}.py::{n}" for file in ("data_jobs", "c", "b", "new") for n in "ba"),
+    (tmp_path / "two.py").write_text("def test_a(): ...\nasync def test_b(): ...\n")
+    names = [
+        "ray",
+        "storages",
+        *(f"tests/system/test_{file}.py" for file in ("b", "c", "new")),
+        *(f"tests/unit/test_{file}.py" for file in ("x", "y")),
+    ]
+    assert in_order({name: [tmp_path / "two.py"] for name in names}) == [
+        "ray",
+        *(f"tests/unit/test_{file}.py" for file in ("y", "x")),
+        "storages",
+        *(f"tests/system/test_{file}.py" for file in ("c", "b", "new")),
     ]
 
 
@@ -68,12 +59,10 @@ def test_kubernetes_goes_first_where_it_is_built(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(spread, "SECONDS", tmp_path / "none")
-    names = ["tests/unit/test_a.py::t", "tests/system/test_kubernetes_jobs.py::t"]
+    names = ["tests/unit/test_a.py", "kubernetes"]
     for built, expected in ((tmp_path / "none", names), (tmp_path, names[::-1])):
         monkeypatch.setattr(spread, "BUILT", built)
-        found = items(*names)
-        put_in_order(found)
-        assert [item.nodeid for item in found] == expected
+        assert in_order({name: [] for name in names}) == expected
 
 
 @pytest.mark.parametrize(
