@@ -7,7 +7,9 @@ the prompt and of the answer, and the hashes of the prompt's blocks of 512 token
 timing and the scheduling of the engine in Dynamo's replay (lib/mocker, 1.1.1): passes of at most
 8,192 tokens with chunked prefill, polynomials for their times, and a cache of blocks whose least
 recently used end is forgotten first. If `dynamo.replay` can be imported, its own rows are printed.
-The rule `cache` is the gateway's own code; it learns of responses when they begin and end.
+The rule `cache` is the gateway's own code; it learns of responses when they begin and end, and with
+events of what engines store. With `--unseen 0.5`, half of the conversations go to the first half of
+the replicas without the router; the rows are those of the others. Takes 10 to 30 s a trace.
 """
 
 import argparse
@@ -33,12 +35,15 @@ ENDS = tuple(range(BLOCK, 1000 * BLOCK, BLOCK))
 
 
 class Request:
-    def __init__(self, line: str, speed: float) -> None:
+    def __init__(self, line: str, speed: float, unseen: float = 0.0) -> None:
         facts = json.loads(line)
         self.at = facts["timestamp"] / speed  # milliseconds, as all times here
         self.tokens: int = facts["input_length"]
         self.answer = max(facts["output_length"], 1)
         self.hashes: list[int] = facts["hash_ids"][: self.tokens // BLOCK]
+        self.opening = hash_key(repr(self.hashes[:2]).encode())
+        # whether its conversation goes to a replica without the router
+        self.unseen = hash_key(b"%d" % self.opening) % 1000 < 1000 * unseen
         self.computed = self.emitted = self.cached = self.blocks = 0
         self.held: list[int] = []
         self.replica = -1
@@ -59,6 +64,8 @@ class Engine:
         self.running: list[Request] = []
         self.free_at = 0.0
         self.events: list[tuple[float, bool, Request]] = []
+        self.told: list[tuple[float, int]] = []  # blocks that were stored, and when
+        self._stored = 0
         self._active: dict[int, int] = {}
         self._idle: OrderedDict[object, None] = OrderedDict()
 
@@ -75,6 +82,12 @@ class Engine:
                 self._generate(at, min(until, arrives))
             else:
                 self._run_pass(at)
+
+    def tell(self, until: float) -> list[tuple[float, int]]:
+        """Return what was stored, as key-value events would."""
+        found = [each for each in self.told if each[0] <= until]
+        self.told = self.told[len(found) :]
+        return found
 
     def _generate(self, at: float, until: float) -> None:
         """Run passes that only generate tokens, as long as they take the same time."""
@@ -127,6 +140,9 @@ class Engine:
                 self._release(each)
                 each.ended = end
                 self.events.append((end, True, each))
+        if self._stored:
+            self.told.append((end, self._stored))
+            self._stored = 0
         self.free_at = end
 
     def _decode_ms(self) -> float:
@@ -151,6 +167,7 @@ class Engine:
             self._hold(request, block)
 
     def _hold(self, request: Request, block: int) -> None:
+        self._stored += block not in self._active and block not in self._idle
         self._active[block] = self._active.get(block, 0) + 1
         self._idle.pop(block, None)
         request.held.append(block)
@@ -169,6 +186,7 @@ class Engine:
     def _release(self, request: Request) -> None:
         self.used -= request.blocks
         for number in range(request.computed // BLOCK - len(request.held)):
+            self._stored += 1
             self._idle[id(request), number] = None  # of the answer
         for block in reversed(request.held):
             self._active[block] -= 1
@@ -186,6 +204,7 @@ class Rule(Protocol):
     def choose(self, request: Request) -> int: ...
     def begin(self, request: Request, at: float) -> None: ...
     def end(self, request: Request) -> None: ...
+    def hear(self, replica: int, told: list[tuple[float, int]]) -> None: ...
 
 
 class RoundRobin:
@@ -203,6 +222,8 @@ class RoundRobin:
     def end(self, request: Request) -> None:
         self.loads[request.replica] -= 1
 
+    def hear(self, replica: int, told: list[tuple[float, int]]) -> None: ...
+
 
 class LeastLoad(RoundRobin):
     def choose(self, request: Request) -> int:
@@ -215,13 +236,14 @@ class LeastLoad(RoundRobin):
 
 class HashOfTwoBlocks(RoundRobin):
     def choose(self, request: Request) -> int:
-        return hash_key(repr(request.hashes[:2]).encode()) % self.count
+        return request.opening % self.count
 
 
 class ByCache:
-    """Several gateways get the requests in turn."""
+    """Several gateways get the requests in turn. With `events`, engines tell what they store."""
 
-    def __init__(self, count: int, blocks: int, gateways: int = 1) -> None:
+    def __init__(self, count: int, blocks: int, gateways: int = 1, events: bool = False) -> None:
+        self.events = events
         self.routers = [CacheRouter(blocks * BLOCK, gateways > 1) for _ in range(gateways)]
         for each in self.routers:
             each.set_replicas([f"replica-{number}" for number in range(count)])
@@ -230,8 +252,7 @@ class ByCache:
         self.turn = 0
 
     def choose(self, request: Request) -> int:
-        opening = hash_key(repr(request.hashes[:2]).encode())
-        prompt = Prompt(request.hashes, ENDS, request.tokens, opening)
+        prompt = Prompt(request.hashes, ENDS, request.tokens, request.opening)
         self.turn += 1
         router = self.routers[hash_key(b"%d" % self.turn) % len(self.routers)]
         found = router.choose(prompt, self.loads, request.at / 1000)
@@ -244,17 +265,28 @@ class ByCache:
     def end(self, request: Request) -> None:
         self.visits.pop(id(request)).end()
 
+    def hear(self, replica: int, told: list[tuple[float, int]]) -> None:
+        for at, blocks in told if self.events else ():
+            for each in self.routers:
+                each.store(f"replica-{replica}", blocks * BLOCK, at / 1000)
+
 
 def replay(requests: list[Request], rule: Rule, replicas: int, blocks: int) -> list[str]:
     engines = [Engine(blocks) for _ in range(replicas)]
     for request in requests:
         for at, ends, other in _list_events(engines, request.at):
-            rule.end(other) if ends else rule.begin(other, at)
-        request.replica = rule.choose(request)
+            if not other.unseen:
+                rule.end(other) if ends else rule.begin(other, at)
+        for number, engine in enumerate(engines):
+            rule.hear(number, engine.tell(request.at))
+        if request.unseen:
+            request.replica = request.opening % (replicas // 2)
+        else:
+            request.replica = rule.choose(request)
         engines[request.replica].waiting.append(request)
     for each in engines:
         each.advance(1e18)
-    return describe(requests, replicas)
+    return describe([each for each in requests if not each.unseen], replicas)
 
 
 def _list_events(engines: list[Engine], until: float) -> Iterator[tuple[float, bool, Request]]:
@@ -314,6 +346,9 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=6000, help="of 512 tokens, in a cache")
     parser.add_argument("--speed", type=float, default=1.0)
+    parser.add_argument(
+        "--unseen", type=float, default=0.0, help="share that the router does not see"
+    )
     parser.add_argument("--gateways", type=int, nargs="*", default=[2, 4])
     options = parser.parse_args()
     opened = gzip.open if options.trace.suffix == ".gz" else open
@@ -325,12 +360,14 @@ def main() -> None:
         "least load": LeastLoad(count),
         "hash of two blocks": HashOfTwoBlocks(count),
         "cache": ByCache(count, blocks),
+        "cache, with events": ByCache(count, blocks, events=True),
     }
     for number in options.gateways:
         rules[f"cache, {number} gateways"] = ByCache(count, blocks, number)
+        rules[f"cache, {number} gateways, with events"] = ByCache(count, blocks, number, True)
     rows = []
     for name, rule in rules.items():
-        requests = [Request(line, options.speed) for line in lines]
+        requests = [Request(line, options.speed, options.unseen) for line in lines]
         rows.append([name, *replay(requests, rule, count, blocks)])
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as plain:
         plain.writelines(lines)

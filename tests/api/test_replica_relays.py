@@ -15,7 +15,8 @@ from tests.waits import patience
 from cavvy.api.execs import JobExec, JobExecs
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.control.decide.nearness import FARTHEST
-from cavvy.domain.services import ServiceReplica
+from cavvy.domain.services import ReplicaRole, ServiceReplica
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import AnswersRequests
 from cavvy.server.serving.relays import ReplicaRelays
 
@@ -158,6 +159,21 @@ async def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_ope
         await until(lambda: node.sessions[1][0].exit_code is not None)
         with pytest.raises(OSError):
             await say(port, b"three\n")
+
+
+async def test_a_second_port_leads_to_the_events_of_a_replica() -> None:
+    node, relays = make_relays()
+    async with echoing() as program, echoing() as events:
+        replica = replace(make_replica(program), second_port=events)
+        relays.keep("s", {"r1": replica})
+        await until(lambda: relays.port(replica))
+        ports = relays.port(replica), relays.events_port(replica)
+        assert len({*ports, program, events}) == 4
+        assert [await say(port, b"one\n") for port in ports] == [b"one\n"] * 2
+        assert relays.events_port(replace(replica, gang="")) == events
+        assert relays.events_port(replace(replica, role=ReplicaRole.PREFILL, gang="")) == 0
+        relays.close()
+        await until(lambda: node.sessions[0][0].exit_code is not None)
 
 
 async def test_the_round_trip_to_a_replica_sets_its_tier() -> None:

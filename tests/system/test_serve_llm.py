@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.system.packages import CACHE
 from tests.system.trust import user_at
-from tests.waits import START_S
+from tests.waits import START_S, wait_until
 
 pytestmark = pytest.mark.system
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-llm"
@@ -63,4 +63,52 @@ def test_a_model_answers_through_the_gateway(tmp_path: Path) -> None:
             assert said.strip()
         finally:
             user.cli("unserve", "smollm2", code=None)
+            user.cli("server", "stop", code=None)
+
+
+ENGINE = """
+import os, socket, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+heard = b""
+
+def publish():
+    global heard
+    with socket.create_server(("127.0.0.1", int(os.environ["CAVVY_EVENTS_PORT"]))) as server:
+        while True:
+            connection = server.accept()[0]
+            connection.sendall(b"\\xff" + bytes(8) + b"\\x7f\\x03\\0NULL" + bytes(48))
+            connection.sendall(b"\\x04\\x19\\x05READY\\x0bSocket-Type\\0\\0\\0\\x03PUB")
+            while data := connection.recv(4096):
+                heard += data
+
+class Engine(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(heard)))
+        self.end_headers()
+        self.wfile.write(heard)
+
+    def log_message(self, *facts):
+        pass
+
+threading.Thread(target=publish, daemon=True).start()
+ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Engine).serve_forever()
+"""
+
+
+def test_the_gateway_subscribes_to_the_events_of_an_engine(tmp_path: Path) -> None:
+    with user_at(tmp_path) as user:
+        try:
+            user.work.mkdir(exist_ok=True)
+            (user.work / "engine.py").write_text(ENGINE)
+            (user.work / "service.yaml").write_text(
+                f"name: events\nrun: exec {shutil.which('python3')} engine.py\n"
+                "service:\n  replicas: 1\n  routing: {by: cache, events: true}\n"
+            )
+            url = user.json("serve", "--yes", "service.yaml")["url"]
+            with httpx.Client(timeout=START_S) as client:
+                wait_until(lambda: client.get(url).read().endswith(b"SUB\0\x01\x01"))
+        finally:
+            user.cli("unserve", "events", code=None)
             user.cli("server", "stop", code=None)

@@ -21,7 +21,7 @@ from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patien
 from cavvy.client.versions import explain_older, require_revision
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 70  # increases with every change to the routes
+REVISION = 71  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 
 _T = TypeVar("_T")

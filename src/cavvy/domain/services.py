@@ -125,12 +125,13 @@ class RoutingKind(StrEnum):
 class RoutingRule(Struct, frozen=True, kw_only=True):
     """The rule by which the gateway chooses the replica for a request. `header` is the name of the
     header for HEADER. `cache_tokens` is the number of tokens of prompts that the cache of a replica
-    holds; None: not known.
+    holds; None: not known. With `events`, replicas publish changes of their caches on a port.
     """
 
     by: RoutingKind = RoutingKind.CACHE
     header: str | None = None
     cache_tokens: int | None = None
+    events: bool = False
 
 
 class FallbackApi(Struct, frozen=True, kw_only=True):
@@ -530,9 +531,15 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     group: str = ""  # the name of its group, if the service has groups
     role: ReplicaRole | None = None
     members: tuple[str, ...] = ()  # the IDs of the workers with which a router was started
-    # of the node: for the bootstrap server of prefill, or the metrics of a router
+    # of the node: for the bootstrap server of prefill, the metrics of a router, or the events of a
+    # replica without a role
     second_port: int = 0
     address: str = ""  # at which the other replicas of its network reach its node
+
+    @property
+    def events_port(self) -> int:
+        """The port of the node at which the replica publishes changes of its cache, or 0."""
+        return self.second_port if self.role is None else 0
 
     @property
     def is_worker(self) -> bool:

@@ -19,6 +19,8 @@ router uses the cache only while loads are nearly equal. The weights were chosen
 `benchmarks/cache_routing.py`, which replays traces through an engine's timing.
 """
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -36,6 +38,8 @@ _REQUEST = 1.0  # how much work a request is besides its prompt, in mean prompts
 # all gateways prefer
 _HOME = 0.5
 _PREFILL_PER_S = 10_000.0  # at least so many tokens are a second in which an adapter is loaded
+_DUE_S = 1.0  # after the beginning of its response, the tokens of a prompt are told within this
+_DUE_MAX = 1000  # prompts of a replica whose tokens are expected
 _NEWEST = 0.01  # the share of the newest prompt in the mean
 _MEMORY = 0.9  # of the measured speed remains when a further prompt is measured
 
@@ -43,13 +47,17 @@ _MEMORY = 0.9  # of the measured speed remains when a further prompt is measured
 class Visit:
     """A prompt at a replica, until its response has ended."""
 
-    __slots__ = ("_replica", "_sent_at", "_speed", "_tokens", "_waits")
+    __slots__ = ("_due", "_replica", "_sent_at", "_speed", "_tokens", "_waits")
 
     def __init__(self, replica: "_Replica", speed: "_Speed", tokens: int, now: float) -> None:
         self._replica, self._speed = replica, speed
         self._tokens = tokens  # that the replica computes
         self._sent_at = now
         self._waits = True  # for the first bytes of its response
+        self._due = _Due(tokens)
+        replica.due.append(self._due)
+        if len(replica.due) > _DUE_MAX:
+            replica.due.popleft()
         replica.running += 1
         replica.unanswered += tokens
         replica.backlog = replica.waits(now, speed.per_s) + tokens
@@ -63,18 +71,31 @@ class Visit:
         if self._waits:
             since, self._replica.since = self._replica.since, now
             self._speed.add(self._tokens, now - max(self._sent_at, since))
+            self._due.until = now + _DUE_S
             self._forget_prompt()
 
     def end(self) -> None:
         """Record that the exchange has ended, with or without a response."""
         self._replica.running -= 1
         if self._waits:
+            self._due.until = 0.0
             self._forget_prompt()
 
     def _forget_prompt(self) -> None:
         self._waits = False
         self._replica.unanswered -= self._tokens
         self._replica.backlog = min(self._replica.backlog, self._replica.unanswered)
+
+
+class _Due:
+    """Tokens of a prompt which the engine has not told yet that it has stored them. They are
+    expected `until` a time, in seconds."""
+
+    __slots__ = ("tokens", "until")
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.until = math.inf
 
 
 class _Speed:
@@ -91,7 +112,8 @@ class _Speed:
 
 class _Replica:
     __slots__ = (
-        *("at", "backlog", "others", "place", "running", "seed", "since", "unanswered", "work"),
+        *("at", "backlog", "due", "is_sized", "others", "place", "running", "seed", "since"),
+        *("unanswered", "work"),
     )
 
     def __init__(self, name: str, place: int) -> None:
@@ -103,6 +125,20 @@ class _Replica:
         self.backlog = 0.0  # the part of them that was not computed yet at the time `at`
         self.at = self.since = 0.0  # `since`: the last response that began
         self.work = 0.0
+        self.is_sized = False  # the engine has told how much its cache holds
+        self.due: deque[_Due] = deque()
+
+    def take_due(self, tokens: int, now: float) -> int:
+        """Return how many of the stored tokens belong to no prompt that was sent to the replica."""
+        while tokens and self.due:
+            first = self.due[0]
+            if first.until >= now:
+                taken = min(tokens, first.tokens)
+                tokens, first.tokens = tokens - taken, first.tokens - taken
+                if first.tokens:
+                    break
+            self.due.popleft()
+        return tokens
 
     def waits(self, now: float, speed: float) -> float:
         """Return the tokens that are not computed yet, at this many computed tokens a second."""
@@ -165,7 +201,30 @@ class CacheRouter:
         if replica is not None:
             replica.others = max(0, requests - replica.running)
             if cache_tokens is not None:
+                replica.is_sized = True
                 self._caches.resize(replica.place, cache_tokens)
+
+    def measure(self, name: str, tokens: int) -> None:
+        """Record how much a replica was seen to hold when its cache was full. It counts if the
+        engine does not tell the size of its cache, as `tell` has it."""
+        replica = self._known.get(name)
+        if replica is not None and not replica.is_sized:
+            self._caches.resize(replica.place, tokens)
+
+    def store(self, name: str, tokens: int, now: float) -> None:
+        """Record that the engine of a replica has stored so many tokens. Those of no prompt that
+        was sent to it are answers, or prompts of others: they take the place of prompts that it
+        holds, and are work.
+        """
+        replica = self._known.get(name)
+        if replica is not None and (unknown := replica.take_due(tokens, now)):
+            self._caches.age(replica.place, unknown)
+            self._add_work(replica, unknown)
+
+    def clear(self, name: str) -> None:
+        """Record that the engine of a replica has forgotten all prompts."""
+        if (replica := self._known.get(name)) is not None:
+            self._caches.clear(replica.place)
 
     def choose(
         self, prompt: Prompt, loads: Sequence[int], now: float, waits_s: Sequence[float] = ()
@@ -229,11 +288,14 @@ class CacheRouter:
         self._caches.hold(replica.place, prompt)
         self._found = None, {}
         self._mean_tokens += (prompt.tokens - self._mean_tokens) * _NEWEST
-        replica.work += prompt.tokens + _REQUEST * self._mean_tokens
+        self._add_work(replica, prompt.tokens + _REQUEST * self._mean_tokens)
+        return visit
+
+    def _add_work(self, replica: _Replica, tokens: float) -> None:
+        replica.work += tokens
         if replica.work > 2 * self._cache_tokens:  # recent work: as much as the caches remember
             for each in self._replicas:
                 each.work /= 2
-        return visit
 
 
 def _mix(key: int, seed: int) -> int:

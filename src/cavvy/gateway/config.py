@@ -49,6 +49,7 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Host
     port: Port
     concurrency: Count | None = None  # None: the service's setting applies
+    events_port: Port | None = None  # where its engine publishes key-value events with ZeroMQ
     rate_micros: Annotated[int, msgspec.Meta(ge=0)] = 0  # the price of the replica per hour
     canary: bool = False  # whether it belongs to the revision that gets the service's canary share
     # requests are sent to replicas of the lowest tier that has room; see `balancing.py`

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from cavvy.gateway.prompts import Prompt
 
 ENTRIES_MAX = 1 << 16  # blocks of a replica, which bounds the memory of short prompts
+_UNKNOWN = 1 << 64  # numbers from here on are no hashes
+_UNKNOWN_PARTS = 1000  # at most so many entries of a full cache stand for unknown prompts
 _STALE = 4  # prompts in the history for each block of a cache, before unused ones are dropped
 
 
@@ -38,12 +40,14 @@ class PrefixCaches:
         self._holders: dict[int, int] = {}  # by block, the replicas as bits
         self._caches: dict[int, _PrefixCache] = {}
         self._number = 0  # of prompts
+        self._unknown: dict[int, int] = {}  # tokens of unknown prompts that have no entry yet
 
     def add(self, replica: int) -> None:
         self._caches[replica] = _PrefixCache(self._tokens_max)
 
     def remove(self, replica: int) -> None:
         self._release(self._caches.pop(replica).used, replica)
+        self._unknown.pop(replica, None)
 
     def resize(self, replica: int, tokens: int) -> None:
         """Set how many tokens the cache of a replica holds."""
@@ -86,6 +90,21 @@ class PrefixCaches:
         if len(cache.history) > _STALE * (len(used) + 1):
             last = set(used.values())
             cache.history = deque(each for each in cache.history if each[0] in last)
+
+    def age(self, replica: int, tokens: int) -> None:
+        """Record that the replica has stored so many tokens of prompts that are not known here."""
+        cache = self._caches[replica]
+        self._unknown[replica] = self._unknown.get(replica, 0) + tokens
+        if self._unknown[replica] * _UNKNOWN_PARTS < cache.tokens_max:
+            return  # few entries stand for many small prompts
+        tokens = min(self._unknown.pop(replica), cache.tokens_max)
+        self.hold(replica, Prompt((_UNKNOWN + self._number,), (tokens,), tokens))
+
+    def clear(self, replica: int) -> None:
+        """Record that the replica has forgotten all prompts."""
+        tokens = self._caches[replica].tokens_max
+        self.remove(replica)
+        self._caches[replica] = _PrefixCache(tokens)
 
     def _forget_oldest(self, replica: int, cache: _PrefixCache) -> None:
         """Forget blocks that only the oldest prompt has used, from its end, until the rest fits."""

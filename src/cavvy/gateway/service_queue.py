@@ -33,6 +33,7 @@ from cavvy.gateway.balancing import (
     make_ring,
 )
 from cavvy.gateway.batches import ServiceBatches, separate
+from cavvy.gateway.cache_events import CacheChange
 from cavvy.gateway.cache_routing import CACHE_TOKENS, CacheRouter, RoutedPrompts
 from cavvy.gateway.client_keys import ServiceKeys
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
@@ -100,7 +101,9 @@ class ServiceQueue:
         limits, routing = memo.limits, route.routing
         read_bytes = min(READ_BYTES, limits.hold_bytes)
         self.entry = QueueEntry(route, limits.replay_bytes, read_bytes, self.enter, self.leave)
-        self._owner = PoolOwner(route, memo, self.settle, self.update, self.tell)
+        self._owner = PoolOwner(
+            route, memo, self.settle, self.update, self.tell, self._change_cache
+        )
         self.keys = ServiceKeys(route.keys, route.keyed, now)
         self.rates = ServiceRates(route.rates)
         self.guarded = bool(self.keys or self.rates)
@@ -754,6 +757,18 @@ class ServiceQueue:
             # without other gateways, the difference would be requests that have just ended
             requests = state.requests if routing.shared else 0
             self._caches.tell(pool.address.id, requests, tokens)
+
+    def _change_cache(self, pool: ReplicaPool, change: CacheChange) -> None:
+        """Record what the engine of a replica has published about its cache."""
+        caches, routing = self._caches, self.route.routing
+        if caches is None or routing is None:
+            return
+        if change.cleared:
+            caches.clear(pool.address.id)
+        if change.holds is not None and routing.cache_tokens is None:
+            caches.measure(pool.address.id, change.holds)
+        if change.stored:
+            caches.store(pool.address.id, change.stored, monotonic())
 
     def _equip(self, pool: ReplicaPool) -> None:
         """Let the replica load the adapters of the route on demand, and let its engine tell what

@@ -12,6 +12,7 @@ from cavvy.domain.values import Struct
 from cavvy.gateway.adapters import AdapterError, ReplicaAdapters
 from cavvy.gateway.batching import BatchTimes
 from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
+from cavvy.gateway.cache_events import CacheChange, watch_events
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.engine_metrics import EngineState, watch_engine
 from cavvy.gateway.exchange import Exchange, Outcome
@@ -226,8 +227,8 @@ class UpstreamConnection(asyncio.Protocol):
 
 class PoolOwner(Struct, frozen=True):
     """The queue of the pool's service. `settle` takes each exchange that has ended, with its slot;
-    `update` is called when the replica can receive requests again, and `tell` with what the
-    replica's engine tells about itself.
+    `update` is called when the replica can receive requests again, `tell` with what the replica's
+    engine tells about itself, and `change_cache` with what it publishes about its cache.
     """
 
     route: ServiceRoute
@@ -235,6 +236,7 @@ class PoolOwner(Struct, frozen=True):
     settle: "Callable[[Exchange, ReplicaPool, Outcome, float, str], None]"
     update: "Callable[[ReplicaPool], None]"
     tell: "Callable[[ReplicaPool, EngineState], None]"
+    change_cache: "Callable[[ReplicaPool, CacheChange], None]" = lambda pool, change: None
 
 
 Dial = Callable[[Callable[[], UpstreamConnection]], Awaitable[UpstreamConnection]]
@@ -281,6 +283,8 @@ class ReplicaPool:
         if not self._watched and not self.draining:
             self._watched = True
             self.spawn(watch_engine(self.address, self._is_shared, self._tell))
+            if self.address.events_port is not None:
+                self.spawn(watch_events(self.address, lambda: not self.draining, self._tell_change))
 
     def _is_shared(self) -> bool | None:
         """Return whether other gateways use the replica; None: this one does not any longer."""
@@ -289,6 +293,9 @@ class ReplicaPool:
 
     def _tell(self, state: EngineState) -> None:
         self.owner.tell(self, state)
+
+    def _tell_change(self, change: CacheChange) -> None:
+        self.owner.change_cache(self, change)
 
     def permits(self, exchange: Exchange) -> bool:
         """Return whether the exchange may be served by this replica, because the replica has all

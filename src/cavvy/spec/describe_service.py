@@ -209,7 +209,8 @@ def _batch(batch: BatchRule) -> str:
 def _routing(rule: RoutingRule) -> str:
     match rule.by:
         case RoutingKind.CACHE:
-            return "by what the caches of replicas hold of a prompt, and by their load"
+            told = ", which replicas publish" if rule.events else ""
+            return f"by what the caches of replicas hold of a prompt{told}, and by their load"
         case RoutingKind.SESSION:
             return "requests of a session go to the same replica while it has room"
         case RoutingKind.HEADER:

@@ -53,6 +53,8 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     adapters = _read_adapters(service)
     if adapters:
         own |= frozenset(LORA_OPTIONS[_text(service, "engine")].own)
+    events = _wants_events(service)
+    own |= {"kv-events-config"} if events else set()
     _check(root, service, own & options.keys(), notes)
     options = {**optimisation, **options}
     if adapters:
@@ -62,7 +64,7 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     names = _list_models(service) or (name,)
 
     def write(gpus: bool) -> str:
-        run = write_command(engine, model, names, options, gpus)
+        run = write_command(engine, model, names, options, gpus, events)
         return set_environment(_text(service, "engine"), run) if adapters else run
 
     run = write(gpus)
@@ -191,6 +193,12 @@ def _read_model(
     if share := found.get("agree", ""):
         found["agree"] = str(_read_share(share, node.mark, notes))
     return _text(node, "source"), found
+
+
+def _wants_events(service: MapNode) -> bool:
+    routing = service.get("routing")
+    value = routing.get("events") if isinstance(routing, MapNode) else None
+    return isinstance(value, ScalarNode) and value.value is True
 
 
 def _read_adapters(service: MapNode) -> tuple[LoraAdapter, ...]:

@@ -19,6 +19,11 @@ SERVER_FOLDER = ".cavvy"  # folder of our own server's files in the working fold
 # SERVE_HOST.
 _HOST = '"${SERVE_HOST:-127.0.0.1}"'
 _PORT = '"${PORT:-%d}"'
+# ZeroMQ binds this address to 127.0.0.1. Engines bind only addresses with `*` or `::`, and connect
+# to all others; `*` would show the tokens of prompts to the whole network.
+_EVENTS = (
+    r"\"publisher\":\"zmq\",\"endpoint\":\"tcp://[::ffff:127.0.0.1]:${CAVVY_EVENTS_PORT:-5557}\""
+)
 
 
 class Engine(Struct, frozen=True, kw_only=True):
@@ -49,6 +54,7 @@ class Engine(Struct, frozen=True, kw_only=True):
     chats: bool = True  # whether the engine implements OpenAI's API
     # the values of `model.optimise` that the engine supports
     optimises: frozenset[str] = frozenset()
+    events: str = ""  # the options with which it publishes key-value events
     # for each role of a group, the options that the command gets; for a router, its whole command
     roles: Mapping[str, str] = field(default_factory=dict)
     flags: frozenset[str]
@@ -68,11 +74,12 @@ ENGINES: Mapping[str, Engine] = {
         gpus="--tensor-parallel-size",
         at_once=64,
         limit="--max-num-seqs",
+        events=f'--kv-events-config "{{\\"enable_kv_cache_events\\":true,{_EVENTS}}}"',
         flags=_words(
             "host port served-model-name tensor-parallel-size max-model-len dtype quantization "
             "gpu-memory-utilization max-num-batched-tokens max-num-seqs tokenizer revision "
             "enable-prefix-caching trust-remote-code data-parallel-size ssl-keyfile ssl-certfile "
-            "enable-lora max-loras max-lora-rank max-cpu-loras"
+            "enable-lora max-loras max-lora-rank max-cpu-loras kv-events-config"
         ),
         source="www.mintlify.com/vllm-project/vllm/api/cli/serve, and public commands",
     ),
@@ -85,6 +92,7 @@ ENGINES: Mapping[str, Engine] = {
         fixed=("--enable-metrics",),
         at_once=64,
         limit="--max-running-requests",
+        events=f'--kv-events-config "{{{_EVENTS}}}"',
         roles={
             "router": f"smg launch --host {_HOST} --port {_PORT % 30000} --prometheus-port "
             '"$CAVVY_METRICS_PORT" --disable-circuit-breaker',
@@ -95,7 +103,8 @@ ENGINES: Mapping[str, Engine] = {
         flags=_words(
             "model-path host port served-model-name tp-size enable-metrics context-length "
             "mem-fraction-static reasoning-parser tool-call-parser max-running-requests "
-            "enable-lora max-loras-per-batch max-loaded-loras max-lora-rank lora-target-modules"
+            "enable-lora max-loras-per-batch max-loaded-loras max-lora-rank lora-target-modules "
+            "kv-events-config"
         ),
         source="commands in public repositories",
     ),
@@ -154,10 +163,16 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def write_command(
-    engine: Engine, model: str, names: tuple[str, ...], options: Mapping[str, str], gpus: bool
+    engine: Engine,
+    model: str,
+    names: tuple[str, ...],
+    options: Mapping[str, str],
+    gpus: bool,
+    events: bool = False,
 ) -> str:
     """Return the command that serves a model. An option with the value `true` is written without a
-    value, and an option with the value `false` is omitted.
+    value, and an option with the value `false` is omitted. With `events`, the engine publishes
+    changes of its cache.
     """
     pairs: list[tuple[str, str]] = []
     if engine.model:
@@ -174,6 +189,8 @@ def write_command(
         words.append(shlex.quote(model))
     words += [f"{flag}{engine.separator}{value}" for flag, value in pairs]
     words += engine.fixed
+    if events and engine.events:
+        words.append(engine.events)
     for flag, value in given.items():
         if value != "false":
             words.append(

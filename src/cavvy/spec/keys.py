@@ -353,6 +353,7 @@ class ServiceRouting(TypedDict, total=False):
     by: Literal["cache", "load", "session", "header"]
     header: str
     cache_tokens: Whole
+    events: bool
 
 
 class ServiceFallbackPrice(TypedDict):

@@ -48,6 +48,7 @@ SECOND_PORTS: Mapping[ReplicaRole, str] = {
     ReplicaRole.PREFILL: "CAVVY_BOOTSTRAP_PORT",
     ReplicaRole.ROUTER: "CAVVY_METRICS_PORT",
 }
+EVENTS_PORT = "CAVVY_EVENTS_PORT"  # of replicas without a role that publish events
 _OUTDATED = -1  # the revision of a router that has other workers than the present ones
 _OTHER = ReplicaGroup(name="", role=ReplicaRole.WORKER)  # replicas that belong to no present group
 

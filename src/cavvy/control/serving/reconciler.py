@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from cavvy.control.decide.fixed_ports import find_holder, keep_at, list_elsewhere
 from cavvy.control.decide.replica_groups import (
+    EVENTS_PORT,
     SECOND_PORTS,
     find_group,
     find_network,
@@ -411,10 +412,15 @@ class ServiceReconciler:
         now: datetime,
     ) -> StoredService:
         """Return the service with one more replica, if the service may have another replica."""
-        if as_revision(service, revision).spec.fixed_port:
-            return await self._order_at_port(service, revision, market, now)
-        replica_id, port = self._jobs.make_id(), front.find_port()
-        return order_replica(service, replica_id, port, now, market, revision)
+        spec, before = as_revision(service, revision).spec, len(service.replicas)
+        if spec.fixed_port:
+            service = await self._order_at_port(service, revision, market, now)
+        else:
+            replica_id, port = self._jobs.make_id(), front.find_port()
+            service = order_replica(service, replica_id, port, now, market, revision)
+        if spec.routing is None or not spec.routing.events or len(service.replicas) == before:
+            return service
+        return change_last(service, second_port=front.find_port())
 
     async def _order_at_port(
         self, service: StoredService, revision: int, market: str, now: datetime
@@ -460,6 +466,8 @@ class ServiceReconciler:
             if found is None:
                 return  # a later pass knows the addresses that the program needs
             base = found
+        if replica.events_port:
+            base = replace(base, env={**base.env, EVENTS_PORT: str(replica.events_port)})
         task = make_replica_task(base, name, replica.port, market, replica.bound_to)
         if replica.providers:
             task = keep_at(task, replica.providers)

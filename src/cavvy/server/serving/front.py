@@ -430,7 +430,8 @@ class GatewayFront:
         addresses = []
         for each in replicas:
             if port := self._relays.port(each):
-                addresses.append(make_address(service, each, port, self._relays.tier(each.id)))
+                tier, events = self._relays.tier(each.id), self._relays.events_port(each)
+                addresses.append(make_address(service, each, port, tier, events))
         return PublishedService(
             service=service,
             route=make_route(service, self._caller.hash_key(service.id)),

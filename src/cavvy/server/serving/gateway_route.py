@@ -154,15 +154,17 @@ def _count_slots(task: TaskSpec) -> int:
 
 
 def make_address(
-    service: StoredService, replica: ServiceReplica, port: int, tier: int
+    service: StoredService, replica: ServiceReplica, port: int, tier: int, events_port: int = 0
 ) -> ReplicaAddress:
-    """Return the address of a replica whose relay listens on a port of this machine."""
+    """Return the address of a replica whose relay listens on a port of this machine, and on another
+    one for its events, if this is not 0."""
     tried, alone = replica.revision == service.tried, as_revision(service, replica.revision)
     most = alone.spec.concurrency if tried else None
     return ReplicaAddress(
         id=replica.id,
         host="127.0.0.1",
         port=port,
+        events_port=events_port or None,
         concurrency=most if replica.role is None else count_room(alone, replica),
         rate_micros=replica.rate.micros_per_hour,
         canary=tried,

@@ -155,6 +155,14 @@ class ReplicaRelays:
         relay = self._relays.get(replica.id)
         return 0 if relay is None else relay.port
 
+    def events_port(self, replica: ServiceReplica) -> int:
+        """Return the port on this machine that leads to the events of the replica; 0 if it
+        publishes none."""
+        if not replica.gang:
+            return replica.events_port
+        relay = self._relays.get(replica.id)
+        return relay.events_port if isinstance(relay, ReplicaRelay) else 0
+
     def tier(self, replica_id: str) -> int:
         """Return the network distance of a replica, as a tier of `nearness`."""
         relay = self._relays.get(replica_id)
@@ -185,7 +193,7 @@ class ReplicaRelays:
 class ReplicaRelay:
     """One replica's port on this machine. The port stays the same when the tunnel is reopened. The
     port stays reserved while the tunnel is closed, because the gateway can still send requests to
-    the port.
+    the port. A second port leads to the replica's events, if it publishes any.
     """
 
     def __init__(
@@ -195,19 +203,24 @@ class ReplicaRelay:
         reach: Callable[[ServiceReplica], NodeTunnel],
     ) -> None:
         self.service, self.id = service, replica.id
-        self.port = 0
+        self.port = self.events_port = 0
         self.round_trips = RoundTrips()
         self._replica, self._reach = replica, reach
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-        self._held = hold_port()  # the socket does not listen, so connections are refused
+        self._servers: list[asyncio.Server] = []
+        # the sockets do not listen, so connections are refused
+        self._held = [(hold_port(), replica.port)]
+        if replica.events_port:
+            self._held.append((hold_port(), replica.events_port))
+            self.events_port = int(self._held[1][0].getsockname()[1])
         self._closed = asyncio.Event()  # the socket no longer listens
         self._pause_s = _PAUSE_S
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
         self._task.cancel()
-        self._held.close()
+        for held, _ in self._held:
+            held.close()
 
     async def _run(self) -> None:
         while True:
@@ -230,14 +243,16 @@ class ReplicaRelay:
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 self._closed.clear()
-                self._server = await asyncio.start_server(
-                    partial(self._carry, tunnel),
-                    LOCAL,
-                    self._held.getsockname()[1],
-                    backlog=1024,
-                    reuse_address=True,
-                )
-                self.port = int(self._server.sockets[0].getsockname()[1])
+                for held, target in self._held:
+                    server = await asyncio.start_server(
+                        partial(self._carry, tunnel, target),
+                        LOCAL,
+                        held.getsockname()[1],
+                        backlog=1024,
+                        reuse_address=True,
+                    )
+                    self._servers.append(server)
+                self.port = int(self._servers[0].sockets[0].getsockname()[1])
                 self._pause_s = _PAUSE_S
                 await self._closed.wait()
                 self._refuse()
@@ -272,22 +287,26 @@ class ReplicaRelay:
 
     def _refuse(self) -> None:
         """Stop listening."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         self._closed.set()
 
     async def _carry(
-        self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        tunnel: NodeTunnel,
+        target: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        """Relay one connection. If the program has ended, the port refuses new connections before
-        the gateway notices that this connection has ended. The closed port prevents the gateway
-        from repeating a failed request on this port.
+        """Relay one connection to a port of the node. If the program has ended, the port refuses
+        new connections before the gateway notices that this connection has ended. The closed port
+        prevents the gateway from repeating a failed request on this port.
         """
         self._writers.add(writer)
         sending = None
         try:
-            channel = tunnel.begin_connect(LOCAL, self._replica.port)
+            channel = tunnel.begin_connect(LOCAL, target)
             sending = asyncio.create_task(_send(reader, channel))
             while (piece := await channel.read()) is not None and piece[0] != EOF:
                 writer.write(piece[1])

@@ -496,6 +496,7 @@ _ROUTING = either(
         by=_BY,
         header=text_kind("the name of a header", _read_header),
         cache_tokens=whole(1, 1_000_000_000),
+        events=FLAG,
     ),
 )
 _QUEUE = section(
@@ -775,6 +776,8 @@ def _build(table: SectionReader) -> tuple[ServiceSpec, tuple[ReplicaGroup, ...]]
     _check_goals(table, spec)
     if table.has("adapters"):
         spec = replace(spec, adapters=_build_adapters(table, spec))
+    if spec.routing is not None and spec.routing.events:
+        _check_events(table)
     engine = ENGINES.get(str(table.get("engine")))
     if spec.routing is None and engine is not None and engine.chats:
         spec = replace(spec, routing=RoutingRule())
@@ -835,7 +838,31 @@ def _build_routing(table: SectionReader) -> RoutingRule | None:
             f"with `by: {rule.by}`, the cache does not matter",
             suggestion="write `by: cache` or delete `cache_tokens`",
         )
+    if rule.events and rule.by is not RoutingKind.CACHE:
+        table.wrong(
+            "events",
+            f"with `by: {rule.by}`, the cache does not matter",
+            suggestion="write `by: cache` or delete `events`",
+        )
     return rule
+
+
+def _check_events(table: SectionReader) -> None:
+    """Refuse events of engines that publish none, and of groups, which their router knows."""
+    engine = str(table.get("engine", ""))
+    if engine and not (engine in ENGINES and ENGINES[engine].events):
+        able = " and ".join(name for name, each in ENGINES.items() if each.events)
+        table.wrong(
+            "routing",
+            f"the engine {engine} publishes no events",
+            suggestion=f"delete `events`; {able} publish them",
+        )
+    elif table.has("groups"):
+        table.wrong(
+            "routing",
+            "the events of groups go to their own router",
+            suggestion="delete `events`, or the groups",
+        )
 
 
 def _check_goals(table: SectionReader, spec: ServiceSpec) -> None:
