@@ -301,7 +301,7 @@ def server_pid() -> int:
 
 def overview() -> object:
     """Make the calls of the first page of the console, without its templates."""
-    from cavvy.console.spending import spending_by_day
+    from cavvy.console.charts import spending_by_day
 
     class NoMemory:
         def recall(self, key: str, make: Callable[[], object], *args: object) -> object:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, is_typeddict
 
 import cavvy
-from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.task import TASK
+from cavvy.spec.overrides import sections
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md"
 _START = """\

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.kinds import FieldSpec, ListKind, MapKind, SectionSpec
 from cavvy.spec.fields.task import TASK
+from cavvy.spec.overrides import sections
 from cavvy.spec.support import NOT_YET
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
-from cavvy.control.discounts import post_discounts
+from cavvy.control.budgets import post_discounts
 from cavvy.costs.discounts import parse_discounts
 from cavvy.costs.metering import bill
 from cavvy.domain.events import Charge, Event

@@ -15,8 +15,8 @@ from tests.api.api_state import Api, open_api, until
 from tests.api.test_api_accounts import add, call, code
 from tests.contract.engine_stand_in import EngineStandIn
 
+from cavvy.autoscaler.decide import ScalingState
 from cavvy.autoscaler.load import LoadRecord
-from cavvy.autoscaler.state import ScalingState
 from cavvy.client.state import host_name
 from cavvy.control.decide.service_figures import count_minute
 from cavvy.control.decide.traffic import ServiceTraffic

@@ -21,14 +21,12 @@ from cavvy.client import (
     StartFailed,
     Unreachable,
 )
-from cavvy.client.account_wire import AccountClient
+from cavvy.client.account_wire import AccountClient, list_keys, list_trusts, list_ways, rotate_key
 from cavvy.client.budget_wire import list_budgets
-from cavvy.client.credential_wire import list_keys, rotate_key
 from cavvy.client.ledger_wire import list_entries, sum_ledger
 from cavvy.client.paths import make_id, read_time
 from cavvy.client.queue_wire import list_calls, retry_calls
 from cavvy.client.service_wire import list_service_keys, list_services
-from cavvy.client.sign_in_wire import list_trusts, list_ways
 from cavvy.client.transport import ClientConnection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'

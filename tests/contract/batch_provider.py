@@ -11,8 +11,8 @@ from tests.contract.stand_in import StandInPlace, pack_stand_in
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import GangSpec, GangState, Provider, ProviderContext
+from cavvy.providers.batch.commands import SubmissionUnsure
 from cavvy.providers.batch.provider import BatchProvider
-from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.registry import make_from
 
 

@@ -16,8 +16,8 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers import slurm
 from cavvy.providers.base import GangSpec, GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.batch.commands import SubmissionUnsure
 from cavvy.providers.batch.provider import BatchProvider
-from cavvy.providers.batch.rows import SubmissionUnsure
 from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
 from cavvy.providers.objections import list_objections
 

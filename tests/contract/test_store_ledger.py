@@ -18,8 +18,7 @@ from tests.contract.store_suite import (
     submit,
 )
 
-from cavvy.control.budgets import BudgetKeeper
-from cavvy.control.discounts import post_discounts
+from cavvy.control.budgets import BudgetKeeper, post_discounts
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.ledger import EntryKind

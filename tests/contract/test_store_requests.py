@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
-from cavvy.control.discounts import post_discounts
+from cavvy.control.budgets import post_discounts
 from cavvy.control.serving.request_bills import COUNTED_SINCE, RequestBills
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase

@@ -13,8 +13,8 @@ from typing import cast
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
+from cavvy.control.budgets import post_discounts
 from cavvy.control.clock import ControlClock
-from cavvy.control.discounts import post_discounts
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.storage import StorageMeter
 from cavvy.costs.discounts import parse_discounts

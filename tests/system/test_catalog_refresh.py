@@ -26,9 +26,8 @@ from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, path_in_use, problem_of_refreshed, refreshed_path
-from cavvy.store.snapshot.compare import compare
 from cavvy.store.snapshot.layout import SnapshotError
-from cavvy.store.snapshot.refresh import refresh_from, refresh_offers
+from cavvy.store.snapshot.refresh import compare, refresh_from, refresh_offers
 
 pytestmark = pytest.mark.system
 Answer = Callable[[BaseHTTPRequestHandler], None]

@@ -23,7 +23,7 @@ from tests.system.server_state import home_at, kill_server
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import ApiClient, ApiError, connect
-from cavvy.client.audit_wire import read_newest
+from cavvy.client.account_wire import read_newest
 from cavvy.client.edge_wire import (
     DeviceTaskView,
     EnrolmentAsk,

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from cavvy.cli.init import TEMPLATES
 from cavvy.cli.main import cli
-from cavvy.spec.wheel import NAME, make_wheel, write_wheel
+from cavvy.spec.uses import NAME, make_wheel, write_wheel
 from cavvy.task_files import ReadOptions, load_tasks
 
 NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))

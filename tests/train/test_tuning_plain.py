@@ -21,7 +21,7 @@ from cavvy.tuning.levers import (
     list_other_levers,
 )
 from cavvy.tuning.probe.levers import _without_waiting
-from cavvy.tuning.probe.windows import READY, PlainWindows
+from cavvy.tuning.probe.plain import READY, PlainWindows
 from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession
 from cavvy.tuning.text import describe_script_changes
 from cavvy.tuning.tune import PlanTuner

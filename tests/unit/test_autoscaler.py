@@ -16,9 +16,8 @@ from cavvy.autoscaler.cold_starts import (
     list_starts,
     record_cold_starts,
 )
-from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.decide import ScalingState, decide, place_replicas
 from cavvy.autoscaler.load import LoadRecord, ServiceLoad, estimate_load, record_load
-from cavvy.autoscaler.markets import place_replicas
 from cavvy.autoscaler.observations import (
     MarketObservation,
     ScaleReason,
@@ -26,7 +25,6 @@ from cavvy.autoscaler.observations import (
     ServiceObservation,
 )
 from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
-from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.domain.service_loads import BatchFit, PromptSums
 from cavvy.domain.services import TargetKind

@@ -14,10 +14,9 @@ import pytest
 from tests.waits import patience
 
 from cavvy.providers.base import GangState, ProviderContext
-from cavvy.providers.batch.commands import BatchCommands
+from cavvy.providers.batch.commands import BatchCommands, BatchJobRow, BatchPhase
 from cavvy.providers.batch.gangs import BatchGangs
 from cavvy.providers.batch.login_session import LoginNode, LoginSession
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.system import BatchSystem
 from cavvy.providers.batch.workspace import BatchIntent, SharedWorkspace
 from cavvy.providers.slurm.system import DIALECT

@@ -19,9 +19,8 @@ import pytest
 
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.batch import become_user
-from cavvy.providers.batch.commands import BatchCommands
+from cavvy.providers.batch.commands import BatchCommands, BatchJobRow, BatchPhase
 from cavvy.providers.batch.login_session import LoginNode, LoginSession
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.system import BatchSystem
 from cavvy.providers.batch.users import UserGangs, read_unix_users
 from cavvy.providers.slurm import MANIFEST

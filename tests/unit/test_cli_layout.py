@@ -42,15 +42,12 @@ from cavvy.cli.view.output import rows_out
 from cavvy.client import (
     account_wire,
     array_wire,
-    audit_wire,
     budget_wire,
-    credential_wire,
     maintenance_wire,
     policy_wire,
     pool_wire,
     queue_wire,
     service_wire,
-    sign_in_wire,
     wire,
 )
 from cavvy.client.account_wire import AccountClient
@@ -68,7 +65,7 @@ PLACEMENT = "datacrunch/FIN-03/FIN-03/8xH100.80S.176V:1/on-demand"
 REASON = "no capacity for 8xH100.80S.176V in FIN-03, tried again at 2026-01-02 03:04:05 UTC; " * 2
 USER = "the-nightly-evaluation@research-and-development.example.com"
 MACHINE = "workstation-of-the-robotics-lab-in-building-17"
-TRUST = sign_in_wire.TrustView(
+TRUST = account_wire.TrustView(
     name="company",
     issuer="https://login.research-and-development.example.com/realms/people",
     audience="cavvy-of-research",
@@ -77,7 +74,7 @@ TRUST = sign_in_wire.TrustView(
     account_claim="email",
     accounts="create",
     groups_claim="groups",
-    groups=[sign_in_wire.GroupRoleView(group="vision-team", project=PROJECT, role="member")],
+    groups=[account_wire.GroupRoleView(group="vision-team", project=PROJECT, role="member")],
     scopes=["view", "run"],
     project=PROJECT,
     lifetime_s=43_200,
@@ -240,10 +237,8 @@ HOST = maintenance_wire.HostView(
         )
     ],
 )
-CREDENTIAL = credential_wire.CredentialRow(
-    provider="primeintellect", updated_at=at(0), problem=REASON
-)
-KEY = credential_wire.SecretKeyRow(
+CREDENTIAL = account_wire.CredentialRow(provider="primeintellect", updated_at=at(0), problem=REASON)
+KEY = account_wire.SecretKeyRow(
     id="aes-0123456789abcdef", place=f"file:/srv/{NAME}/state/key", current=True, secrets=42
 )
 COMMITTED = make_offer(
@@ -389,15 +384,15 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr(client, name, lambda *_, answer=answer: answer, raising=False)
     for name, rows in make_accounts().items():
         monkeypatch.setattr(AccountClient, name, lambda *_, rows=rows: rows)
-    monkeypatch.setattr(credential_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
-    monkeypatch.setattr(credential_wire, "list_credentials", lambda *_: [CREDENTIAL])
+    monkeypatch.setattr(account_wire, "list_keys", lambda *_: [KEY, replace(KEY, place=None)])
+    monkeypatch.setattr(account_wire, "list_credentials", lambda *_: [CREDENTIAL])
     monkeypatch.setattr(policy_wire, "list_policies", lambda *_: [POLICY])
     monkeypatch.setattr(array_wire, "read_array", lambda *_: ARRAY)
     monkeypatch.setattr(queue_wire, "read_shares", lambda *_: SHARES)
     monkeypatch.setattr(pool_wire, "list_pools", lambda *_: [POOL])
     monkeypatch.setattr(maintenance_wire, "list_hosts", lambda *_: [HOST])
     monkeypatch.setattr(maintenance_wire, "list_reservations", lambda *_: HOST.reservations)
-    monkeypatch.setattr(sign_in_wire, "list_trusts", lambda *_: [TRUST])
+    monkeypatch.setattr(account_wire, "list_trusts", lambda *_: [TRUST])
     monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
     monkeypatch.setattr(usage, "read_charges", lambda *_: [])
     monkeypatch.setattr(usage, "read_runs", lambda *_: [IDLE])
@@ -407,7 +402,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(service_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
     queue = queue_wire.CallQueueView(calls=[QUEUED], counts={"waiting": 1})
     monkeypatch.setattr(queue_wire, "list_calls", lambda *_, **asked: queue)
-    monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
+    monkeypatch.setattr(account_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
 
@@ -464,7 +459,7 @@ def make_service() -> service_wire.ServedView:
     )
 
 
-def make_audit_row() -> audit_wire.AuditLogRow:
+def make_audit_row() -> account_wire.AuditLogRow:
     entry = AuditEntry(
         at=at(0),
         signed_in=True,
@@ -474,7 +469,7 @@ def make_audit_row() -> audit_wire.AuditLogRow:
         target={"project": PROJECT, "account": USER, "role": "operator"},
         after={"roles": "admin, billing, operator"},
     )
-    return convert(asdict(seal(entry, EMPTY)), audit_wire.AuditLogRow)
+    return convert(asdict(seal(entry, EMPTY)), account_wire.AuditLogRow)
 
 
 def make_accounts() -> dict[str, list[Any]]:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.cli_client import make_job
 from tests.unit.test_cli_follow import read_screen
 
-from cavvy.cli.view.redrawn import RedrawnLines
-from cavvy.cli.view.screen import open_screen
+from cavvy.cli.view.screen import RedrawnLines, open_screen
 from cavvy.domain.tasks import TaskSpec
 
 UP = "\x1b[A"

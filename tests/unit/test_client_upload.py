@@ -11,8 +11,16 @@ import pytest
 
 from cavvy.client import ApiClient, ApiError
 from cavvy.client.errors import SourceChanged
-from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_pack, read_pack
-from cavvy.client.upload import Source, upload
+from cavvy.client.upload import (
+    PACK_BLOBS,
+    PACK_BYTES,
+    SMALL,
+    Source,
+    TornPack,
+    make_pack,
+    read_pack,
+    upload,
+)
 from cavvy.spec.workdir import FrozenFile
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cavvy.cli.coding_agents.reading import (
+from cavvy.cli.coding_agents.server import (
     MOST_CHARACTERS,
     check_name,
     check_word,

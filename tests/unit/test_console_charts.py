@@ -8,9 +8,16 @@ from tests.console_rig import NOW, CannedClient, spent
 
 from cavvy.client.wire import StretchView
 from cavvy.console import charts
-from cavvy.console.charts import PLOT_PX, stacked_days, timeline
+from cavvy.console.charts import (
+    OTHERS,
+    PLOT_PX,
+    DailySpending,
+    day_of,
+    spending_by_day,
+    stacked_days,
+    timeline,
+)
 from cavvy.console.memory import Memory
-from cavvy.console.spending import OTHERS, DailySpending, day_of, spending_by_day
 
 DAYS = [day_of(NOW) + timedelta(days=number) for number in range(3)]
 

@@ -25,7 +25,7 @@ from tests.unit.test_console_devices import device
 from cavvy.client import ApiError
 from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
 from cavvy.client.wire import JobPage
-from cavvy.console.graph import GraphJob, place
+from cavvy.console.pages.group import GraphJob, place
 
 AT = "/v1/projects/default/arrays/id-fits"
 

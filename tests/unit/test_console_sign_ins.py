@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 from tests.console_rig import CannedClient
 
-from cavvy.client.sign_in_wire import SignInWay
+from cavvy.client.account_wire import SignInWay
 from cavvy.console import sign_in as module
 from cavvy.console.app import find_browser
 from cavvy.console.sign_in import DeviceSignIns, SignInFull

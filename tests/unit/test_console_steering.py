@@ -25,11 +25,10 @@ from tests.unit.test_console_submit import Recording, client
 from tests.waits import wait_until
 
 from cavvy.client import ApiError, account_wire, wire
-from cavvy.client.audit_wire import AuditLogPage, AuditLogRow
+from cavvy.client.account_wire import AuditLogPage, AuditLogRow, SignInMade, SignInWay
 from cavvy.client.budget_wire import BudgetView
 from cavvy.client.pool_wire import PoolView
 from cavvy.client.queue_wire import ShareReport, ShareView
-from cavvy.client.sign_in_wire import SignInMade, SignInWay
 from cavvy.client.transport import HttpAnswer
 from cavvy.console import sign_in as signing
 from cavvy.console.access import EachUser

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from cavvy.control.clock import VirtualClock, run_virtual
-from cavvy.control.serving.ticks import CronTicks
+from cavvy.control.serving.call_queue import CronTicks
 from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.services import CronTrigger, ServiceSpec
 from cavvy.domain.stored_services import StoredService

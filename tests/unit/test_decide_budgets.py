@@ -17,7 +17,7 @@ from cavvy.control.decide.budgets import (
     list_alerts,
     month_limit,
 )
-from cavvy.costs.forecast import forecast_month
+from cavvy.costs.statements import forecast_month
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import HourlyRate, Money

@@ -26,8 +26,7 @@ from cavvy.domain.figures import (
 from cavvy.domain.jobs import NodePhase
 from cavvy.domain.messages import MessageKind
 from cavvy.domain.values import replace
-from cavvy.store.figure_codec import MOST_BYTES, pack, unpack
-from cavvy.store.figures import MERGED
+from cavvy.store.figures import MERGED, MOST_BYTES, pack, unpack
 
 DAY = 24 * 60
 

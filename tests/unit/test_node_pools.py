@@ -34,9 +34,8 @@ from cavvy.domain.tasks import (
     TopologyNeed,
 )
 from cavvy.domain.values import replace
-from cavvy.spec.fields.node_pool import parse_pool
 from cavvy.spec.problems import SpecError
-from cavvy.task_files.pools import read_pool
+from cavvy.task_files.pools import parse_pool, read_pool
 
 NOW = datetime(2030, 1, 7, 9, tzinfo=UTC)  # a Monday
 NEED = ResourceSpec(accelerators=(AcceleratorNeed(name="A100-80GB", count_min=8),))

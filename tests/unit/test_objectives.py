@@ -6,11 +6,10 @@ from random import Random
 import msgspec
 import pytest
 
-from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.decide import ScalingState, decide
 from cavvy.autoscaler.load import LoadRecord, ServiceLoad, add_to_hour
 from cavvy.autoscaler.objectives import estimate_goals, find_speeds
 from cavvy.autoscaler.observations import MarketObservation, ScaleReason, ServiceObservation
-from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.cli.services import _show_objective, _show_speed
 from cavvy.client.service_wire import ObjectiveView, TokenSpeedView

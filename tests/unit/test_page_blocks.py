@@ -27,8 +27,8 @@ from tests.system.test_tour import CLUSTER, GUIDES, HOSTS, TOURS, find_file_name
 
 from cavvy import settings
 from cavvy.providers import registry
-from cavvy.spec.fields.node_pool import parse_pool
 from cavvy.task_files import load_file
+from cavvy.task_files.pools import parse_pool
 
 PAGES = (*TOURS, *GUIDES, HOSTS, CLUSTER)
 BLOCKS = [

@@ -18,9 +18,8 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.batch.cluster import ClusterQueue, list_offers, time_limit
-from cavvy.providers.batch.commands import sort_complaint
+from cavvy.providers.batch.commands import BatchPhase, SubmissionUnsure, sort_complaint
 from cavvy.providers.batch.login_session import CommandResult
-from cavvy.providers.batch.rows import BatchPhase, SubmissionUnsure
 from cavvy.providers.batch.shapes import PartPrices
 from cavvy.providers.batch.system import JobFiles, JobOptions
 from cavvy.providers.pbs.script import make_options, make_script

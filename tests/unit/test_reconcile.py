@@ -15,8 +15,7 @@ from scripts.drills.reconcile import DrilledBill, compare, drill, write_report
 from tests.unit.cli_client import FakeClient, client, make_attempt, make_job
 
 from cavvy.cli.main import cli
-from cavvy.cli.reach.reconciliation import find_gangs
-from cavvy.cli.view.reconciliation import explain_difference
+from cavvy.cli.reach.reconciliation import explain_difference, find_gangs
 from cavvy.client import ApiError
 from cavvy.client.ledger_wire import LedgerEntryView
 from cavvy.client.wire import JobDetail

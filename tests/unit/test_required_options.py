@@ -17,7 +17,7 @@ from cavvy.planner.candidates import Candidates, OfferedMarket, find_candidates,
 from cavvy.planner.placements import PlanningContext
 from cavvy.providers.azure.machines import find_default as find_azure
 from cavvy.providers.gcp.instance import find_default as find_google
-from cavvy.providers.oci.places import find_default as find_oracle
+from cavvy.providers.oci.market import find_default as find_oracle
 from cavvy.providers.required_images import require_images
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

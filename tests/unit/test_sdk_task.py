@@ -18,9 +18,9 @@ from cavvy import InvalidArgument, InvalidTask, Resources, Task
 from cavvy.sdk.task import make_batch
 from cavvy.sdk.values import to_plain, write_text
 from cavvy.spec import keys
-from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.kinds import FieldSpec
 from cavvy.spec.fields.task import TASK, TaskKeys
+from cavvy.spec.overrides import sections
 
 # The typed table of each section of a task file.
 TABLES: dict[str, Any] = {

@@ -10,7 +10,7 @@ from cavvy.domain.service_loads import TokenTimes, bucket_of
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
-from cavvy.store.figure_codec import MOST_BYTES, pack
+from cavvy.store.figures import MOST_BYTES, pack
 from cavvy.task_files import parse_file
 
 NOW = datetime(2026, 3, 1, 12, 2, tzinfo=UTC)

@@ -25,9 +25,9 @@ from cavvy.domain.tasks import (
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError
-from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.params import escape
 from cavvy.spec.fields.task import TASK
+from cavvy.spec.overrides import sections
 from cavvy.spec.problems import SpecProblem
 from cavvy.spec.starter import StarterAnswers, make_starter
 from cavvy.task_files import parse_task

@@ -29,8 +29,8 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.spec import SpecError
-from cavvy.spec.fields.hints import sections
 from cavvy.spec.fields.task import TASK
+from cavvy.spec.overrides import sections
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, compose_all
 from cavvy.task_files import load_task, parse_file, parse_task

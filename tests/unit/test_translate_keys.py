@@ -1,7 +1,6 @@
 """A key that cannot be used is told at once; a database may answer again by itself."""
 
-from cavvy.api.errors import RetryLater
-from cavvy.api.translate import explain
+from cavvy.api.errors import RetryLater, explain
 from cavvy.client.errors import ApiError
 from cavvy.store.base import KeyUnusable, StoreUnusable
 

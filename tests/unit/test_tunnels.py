@@ -9,7 +9,7 @@ import pytest
 from cavvy.agent.config import AgentConfig, ConfigFields, read_record
 from cavvy.agent.documents import TunnelConfig
 from cavvy.agent.tunnel import TunnelOffer, name_interface, open_tunnel, tunnel_variables
-from cavvy.control.agents.tunnels import make_tunnel, read_key
+from cavvy.control.agents.work import make_tunnel, read_key
 from cavvy.domain.jobs import Node
 from cavvy.domain.messages import HostFacts
 

@@ -141,12 +141,12 @@ class StepRunner:
         from .work.prepare import prepare
 
         if work.setup is not None and work.image is None:
-            from .work.setup_folder import find_setup
+            from .work.view import find_setup
 
             kept = find_setup(self._config, work)
             env["CAVVY_SETUP_DIR"] = kept + "/dir"
             if not self._config.boxed:  # an image has its own Python
-                from .work.venv import use_venv
+                from .work.prepare import use_venv
 
                 use_venv(env, kept + "/venv")
 
@@ -358,7 +358,7 @@ class StepRunner:
             return
         self._touched = time.monotonic()
         if self._work.image is None:
-            from .work.setup_folder import find_setup
+            from .work.view import find_setup
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from cavvy import __version__
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_refusal
-from cavvy.api.errors import ApiProblem
+from cavvy.api.errors import KNOWN, ApiProblem, explain
 from cavvy.api.openapi import describe
 from cavvy.api.routes import (
     accounts,
@@ -33,7 +33,6 @@ from cavvy.api.routes import (
     data,
     edge,
     execs,
-    figures,
     fleet,
     hooks,
     jobs,
@@ -47,11 +46,8 @@ from cavvy.api.routes import (
     offers,
     policies,
     pools,
-    project_tree,
-    quotas,
     recipes,
     secrets,
-    server,
     service_calls,
     service_keys,
     services,
@@ -59,23 +55,20 @@ from cavvy.api.routes import (
     trusts,
 )
 from cavvy.api.rules import RouteRule, authorize, list_rules
-from cavvy.api.translate import KNOWN, explain
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 
 _ROUTERS = tuple(
     each.router
     for each in (
-        server,
         metrics,
         trusts,
         jobs,
-        figures,
+        logs,
         arrays,
         ledger,
         budgets,
         notices,
-        logs,
         execs,
         secrets,
         accounts,
@@ -93,9 +86,7 @@ _ROUTERS = tuple(
         joined,
         edge,
         policies,
-        project_tree,
         credentials,
-        quotas,
         recipes,
         offers,
         checkpoints,

@@ -17,10 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_refusal
-from cavvy.api.errors import ApiProblem
+from cavvy.api.errors import ApiProblem, explain
 from cavvy.api.peers import passed_token
 from cavvy.api.tokens import hash_token, is_token
-from cavvy.api.translate import explain
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 from cavvy.domain.accounts import AccountCredential

@@ -14,7 +14,7 @@ from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.audit_wire import AuditLogRow
+    from cavvy.client.account_wire import AuditLogRow
     from cavvy.domain.audit import AuditRecord, ChainHead, SealedRecord
 
 _PROGRESS = 10_000  # records after which progress is shown
@@ -48,7 +48,7 @@ def list_records(
     """Show the most recent records, the newest last."""
     import json
 
-    from cavvy.client.audit_wire import read_newest
+    from cavvy.client.account_wire import read_newest
 
     with session() as client:
         found = read_newest(
@@ -95,7 +95,7 @@ def export(file: str) -> None:
     """Write all records as lines of JSON, for archives and for `cavvy audit verify FILE`."""
     from msgspec.json import encode
 
-    from cavvy.client.audit_wire import read_all
+    from cavvy.client.account_wire import read_all
     from cavvy.domain.units import format_count
 
     count = 0
@@ -126,7 +126,7 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     server. A later check with --head LINE proves that the log still contains all records up to the
     record in LINE.
     """
-    from cavvy.client.audit_wire import read_all
+    from cavvy.client.account_wire import read_all
     from cavvy.domain.audit import read_head
     from cavvy.domain.units import format_count
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from cavvy.domain.offers import Offer
     from cavvy.providers.prices import PriceSource, ProviderPrices
-    from cavvy.store.snapshot.compare import OfferChange
     from cavvy.store.snapshot.reader import CatalogSnapshot, SnapshotInfo, SourceInfo
+    from cavvy.store.snapshot.refresh import OfferChange
 
 
 # exceptions of a source if a reply lacks a field or a field has a value of another type
@@ -345,7 +345,7 @@ def diff(old: str | None, new: str | None, provider: str | None, limit: int, out
 
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.choose import SHIPPED, path_in_use
-    from cavvy.store.snapshot.compare import compare
+    from cavvy.store.snapshot.refresh import compare
 
     with _errors():
         paths = Path(old) if old else SHIPPED, Path(new) if new else path_in_use()

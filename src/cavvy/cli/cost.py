@@ -545,7 +545,7 @@ def reconcile(
 
 
 def _differences_out(found: "Sequence[Difference]", output: str) -> None:
-    from cavvy.cli.view.reconciliation import explain_difference
+    from cavvy.cli.reach.reconciliation import explain_difference
     from cavvy.costs.bills import USD
 
     rows = [

@@ -40,7 +40,7 @@ def set_credential(
     provider: str, project: str, key_file: IO[bytes], settings: tuple[str, ...]
 ) -> None:
     """Set the project's credential for a provider, after the server has tested the credential."""
-    from cavvy.client.credential_wire import CredentialAsk, put_credential
+    from cavvy.client.account_wire import CredentialAsk, put_credential
 
     values = dict(_read_setting(each) for each in settings)
     try:
@@ -59,7 +59,7 @@ def set_credential(
 @output_option
 def list_own(project: str, output: str) -> None:
     """List the providers for which the project has its own credential."""
-    from cavvy.client.credential_wire import list_credentials
+    from cavvy.client.account_wire import list_credentials
 
     with session() as client:
         found = list_credentials(client, project)
@@ -80,7 +80,7 @@ def remove(provider: str, project: str) -> None:
     """Remove a credential. The server refuses to remove a credential while machines
     use the credential.
     """
-    from cavvy.client.credential_wire import remove_credential
+    from cavvy.client.account_wire import remove_credential
 
     with session() as client:
         remove_credential(client, project, provider)

@@ -113,7 +113,7 @@ def _recipe(task: "TaskSpec", base: str) -> "DockerfileRecipe":
 def _freeze(task: "TaskSpec", beside: Path) -> "FolderSnapshot":
     from cavvy.client.state import default_home
     from cavvy.sdk.files import find_wheel
-    from cavvy.spec.wheel import NAME
+    from cavvy.spec.uses import NAME
     from cavvy.spec.workdir import FreezeError, combine, freeze
 
     if task.workdir is None or task.workdir.path is None:

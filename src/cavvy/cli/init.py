@@ -118,7 +118,7 @@ def _read_template(folder: Path) -> dict[str, bytes]:
     """
     from importlib.metadata import distribution
 
-    from cavvy.spec.wheel import NAME, make_wheel
+    from cavvy.spec.uses import NAME, make_wheel
 
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
     if (

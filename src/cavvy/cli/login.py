@@ -10,10 +10,9 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from cavvy.client.account_wire import WhoAmIView
+    from cavvy.client.account_wire import SignInWay, WhoAmIView
     from cavvy.client.client import ApiClient
     from cavvy.client.contexts import Context
-    from cavvy.client.sign_in_wire import SignInWay
 
 _TIMEOUT_S = 15.0
 
@@ -95,9 +94,9 @@ def _sign_in(context: "Context", trust: str | None) -> "Context":
 
     from msgspec.structs import replace
 
+    from cavvy.client.account_wire import sign_in
     from cavvy.client.connection import open_context
     from cavvy.client.device_flow import find_ci_token, sign_in_by_device
-    from cavvy.client.sign_in_wire import sign_in
 
     with open_context(context, timeout_s=_TIMEOUT_S) as client:
         client.send(
@@ -114,8 +113,8 @@ def _sign_in(context: "Context", trust: str | None) -> "Context":
 
 def _choose_way(client: "ApiClient", trust: str | None) -> "SignInWay | None":
     """Return the sign-in method for people, or None if the server offers none."""
+    from cavvy.client.account_wire import list_ways
     from cavvy.client.errors import ApiError
-    from cavvy.client.sign_in_wire import list_ways
 
     try:
         ways = list_ways(client)

@@ -12,7 +12,7 @@ from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import output_option
 
 if TYPE_CHECKING:
-    from cavvy.client.credential_wire import SecretKeyRow
+    from cavvy.client.account_wire import SecretKeyRow
 
 
 @click.group("secret", cls=CommandGroup)
@@ -78,7 +78,7 @@ def list_secrets(project: str, output: str) -> None:
 def list_keys(output: str) -> None:
     """List the keys that encrypt secrets, the current key first. Only admins may list the keys."""
     from cavvy.cli.view.output import TableColumn, rows_out
-    from cavvy.client.credential_wire import list_keys
+    from cavvy.client.account_wire import list_keys
 
     with session() as client:
         found = list_keys(client)
@@ -121,7 +121,7 @@ def rotate() -> None:
     creates new data keys. The data keys of stored files are encrypted again with the keys that the
     table [files] of the settings names. New files get new data keys.
     """
-    from cavvy.client.credential_wire import rotate_key
+    from cavvy.client.account_wire import rotate_key
 
     with session() as client:
         done = rotate_key(client)

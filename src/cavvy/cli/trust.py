@@ -12,7 +12,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.cli.view.token_limits import read_seconds, scopes_option, show_scopes, within_option
 
 if TYPE_CHECKING:
-    from cavvy.client.sign_in_wire import GroupRoleAsk
+    from cavvy.client.account_wire import GroupRoleAsk
 
 
 @click.group("trust", cls=CommandGroup)
@@ -90,7 +90,7 @@ def add(
     replace: bool,
 ) -> None:
     """Accept an issuer's ID tokens."""
-    from cavvy.client.sign_in_wire import TrustAsk, add_trust
+    from cavvy.client.account_wire import TrustAsk, add_trust
 
     ask = TrustAsk(
         name=name,
@@ -117,7 +117,7 @@ def add(
 @output_option
 def list_all(output: str) -> None:
     """List the issuers whose ID tokens the server accepts."""
-    from cavvy.client.sign_in_wire import list_trusts
+    from cavvy.client.account_wire import list_trusts
     from cavvy.domain.values import asdict
 
     columns = [
@@ -141,7 +141,7 @@ def list_all(output: str) -> None:
 def remove(name: str) -> None:
     """Stop accepting an issuer's ID tokens. All sign-ins through this trust and all roles from it
     are revoked."""
-    from cavvy.client.sign_in_wire import remove_trust
+    from cavvy.client.account_wire import remove_trust
 
     with session() as client:
         remove_trust(client, name)
@@ -172,7 +172,7 @@ def _has_other_form(text: str, option: str, form: str) -> CommandFailure:
 
 
 def _read_groups(texts: Sequence[str]) -> "list[GroupRoleAsk]":
-    from cavvy.client.sign_in_wire import GroupRoleAsk
+    from cavvy.client.account_wire import GroupRoleAsk
 
     found = []
     for text in texts:

@@ -12,8 +12,8 @@ from secrets import token_urlsafe
 from threading import Lock, Thread
 
 from cavvy.client import ApiClient, ApiError
+from cavvy.client.account_wire import SignInWay, list_ways, sign_in
 from cavvy.client.device_flow import sign_in_by_device
-from cavvy.client.sign_in_wire import SignInWay, list_ways, sign_in
 
 _KEPT_S = 60.0  # seconds for which the answer about the providers is kept
 _MOST = 50  # people who sign in at a time; one address cannot keep others from it

@@ -1,4 +1,7 @@
-"""Monitors budgets: sums up spending, sends alerts, and limits running jobs."""
+"""Monitors budgets: sums up spending, sends alerts, and limits running jobs.
+
+Posts the discounts in the settings to the ledger for the current and the previous month.
+"""
 
 import asyncio
 import json
@@ -22,10 +25,12 @@ from cavvy.control.decide.budgets import (
 )
 from cavvy.control.decide.rows import make_event
 from cavvy.control.webhooks import Post, post_json
+from cavvy.costs.discounts import Discount, list_bases, spread_discounts
 from cavvy.costs.statements import month_period
 from cavvy.domain.authorization import list_below, list_line
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.ledger import MonthDiscounts
 from cavvy.domain.postings import month_of
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.stored_services import StoredService
@@ -43,6 +48,8 @@ _PAGE = 500
 # by another server.
 _RENEWED = 2 * ACCRUE
 _log = logging.getLogger(__name__)
+
+_SUMS = ("subject", "account")
 
 
 class BudgetKeeper:
@@ -273,3 +280,28 @@ async def sum_budget(
     """Return the sum of the ledger's entries that count toward a budget in a month."""
     sums = await store.sum_ledger(filter_budget(budget, parents, *month_period(month)), ())
     return sums[0].amount if sums else Money()
+
+
+async def post_discounts(store: Store, discounts: Sequence[Discount], now: datetime) -> int:
+    """Post the current amounts of the discounts, minus the amounts that were posted before.
+    Discounts that are no longer in the settings are reversed. Return the number of new entries.
+    """
+    count = 0
+    this = month_of(now)
+    for month in (month_of(this - timedelta(days=1)), this):
+        posted = MonthDiscounts(month=month)
+        if discounts:
+            since, until = month_period(month)
+            sums = await store.sum_ledger(LedgerFilter(since=since, until=until), _SUMS)
+            charged = list_bases(
+                (each.groups, each.amount.micros - each.discount.micros) for each in sums
+            )
+            periods = {
+                each.groups["subject"]: (each.since, each.until)
+                for each in sums
+                if each.since is not None and each.until is not None
+            }
+            spread = spread_discounts(discounts, charged)
+            posted = MonthDiscounts(month=month, spread=spread, periods=periods)
+        count += await store.post_discounts(posted)
+    return count

@@ -15,13 +15,12 @@ from cavvy.control.agents.deposits import DepositDependencies, Deposits
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, ReadBlob
 from cavvy.control.agents.transfers import ReadTargets, Transfers, read_every
 from cavvy.control.agents.uploads import UnfinishedUploads
-from cavvy.control.agents.work_secrets import OpenSecrets
+from cavvy.control.agents.work import OpenSecrets
 from cavvy.control.attempt_counts import AttemptCounts
 from cavvy.control.audit import BillAudit
-from cavvy.control.budgets import BUDGETS, BudgetKeeper
+from cavvy.control.budgets import BUDGETS, BudgetKeeper, post_discounts
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
-from cavvy.control.discounts import post_discounts
 from cavvy.control.edge import EdgeService, is_edge_key
 from cavvy.control.edge_steps import EdgeSteps, StepKeeper
 from cavvy.control.fair_queue import FairQueue
@@ -58,8 +57,7 @@ from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
 from cavvy.control.start_estimator import StartEstimator
 from cavvy.control.storage import StorageMeter
-from cavvy.control.warm.machines import MachinePool
-from cavvy.control.warm.pool import WarmPool
+from cavvy.control.warm.pool import MachinePool, WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import QUEUE, is_calls_key
 from cavvy.costs.discounts import Discount

@@ -22,7 +22,7 @@ from fractions import Fraction
 from itertools import islice
 
 from cavvy.control.agents.model_folder import read_entries
-from cavvy.control.agents.work_secrets import OpenSecrets
+from cavvy.control.agents.work import OpenSecrets
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bound_requests import is_within
 from cavvy.control.decide.rollouts import (

@@ -7,7 +7,7 @@ from datetime import timedelta
 from cavvy.control.agents.sessions import AgentSessions, first_lease
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import POLL, REMOVE_AGAIN, AdvanceAttempt
-from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence, Seen
+from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence, Seen, shorten
 from cavvy.control.decide.bills import accrue, is_accrual_due
 from cavvy.control.decide.looks import (
     FIRST_LOOK,
@@ -19,7 +19,6 @@ from cavvy.control.decide.looks import (
     note_failed_removal,
     note_wait,
 )
-from cavvy.control.decide.obstacles import shorten
 from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.control.decide.transitions import advance_attempt
 from cavvy.control.provider_pool import ProviderPool

@@ -71,8 +71,7 @@ from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.reconcile import HOSTS
 from cavvy.control.unit_of_work import join_writes, make_write
-from cavvy.control.warm.machines import MachinePool
-from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
+from cavvy.control.warm.pool import MachinePool, WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine

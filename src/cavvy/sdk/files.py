@@ -58,11 +58,11 @@ def find_wheel(task: TaskSpec, workdir: Path | None) -> dict[str, Path]:
     if not task.setup_uses or workdir is None:
         return {}
     from cavvy.client.state import default_home
-    from cavvy.spec import wheel
+    from cavvy.spec import uses
 
-    if not wheel.is_added(task.setup_uses, workdir):
+    if not uses.is_added(task.setup_uses, workdir):
         return {}
-    return {wheel.NAME: wheel.write_wheel(Path(default_home()) / "cache" / "wheels")}
+    return {uses.NAME: uses.write_wheel(Path(default_home()) / "cache" / "wheels")}
 
 
 def _find_ignored(task: TaskSpec, folder: Path) -> dict[str, Path]:

@@ -33,7 +33,7 @@ from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
 from cavvy.providers.base import Provider
-from cavvy.providers.hosts.marked import find_agents
+from cavvy.providers.hosts.supervisor.processes import find_agents
 from cavvy.server.backup import DATABASE, ArchiveManifest, unpack
 from cavvy.server.database import (
     bind_folder,

@@ -33,9 +33,9 @@ def parse_own(
     from cavvy.spec.batch_section import expand_batch
     from cavvy.spec.engine_section import add_edge_run, add_own_command, expand_engine
     from cavvy.spec.fields.arrays import SWEEP
-    from cavvy.spec.fields.hints import elsewhere
     from cavvy.spec.fields.params import ParamFiller, read_params
     from cavvy.spec.fields.task import TASK
+    from cavvy.spec.overrides import elsewhere
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import MapNode, check_single
 
@@ -71,8 +71,7 @@ def check_uses(home: Path, task: TaskSpec, file: str) -> None:
     if not task.setup_uses or task.workdir is None or task.workdir.path is None:
         return
     from cavvy.spec.ignore import list_files
-    from cavvy.spec.uses import explain_unused
-    from cavvy.spec.wheel import NAME, is_added
+    from cavvy.spec.uses import NAME, explain_unused, is_added
 
     folder = home / task.workdir.path
     try:

@@ -140,7 +140,7 @@ def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         given.append(work.checkpoint.storage)
     if work.setup is not None and work.image is None:
-        from ..work.setup_folder import find_setup
+        from ..work.view import find_setup
 
         given.append(find_setup(config, work) + "/dir")
     return AllowedFolders([config.folder, config.home + "/inputs"], given, seen)

@@ -2,10 +2,15 @@
 hidden from the work, and the work cannot change what the machine, its user and Cavvy's server obey.
 If the machine separates projects, the view also hides the folders through which processes
 communicate.
+
+Finds the folder with the results of a setup, for the agent and the agent's child programs. The
+module `prepare` describes the contents of a setup's folder.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 
 from . import hide, separate
@@ -88,8 +93,6 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
         shown += [find_mount(config, each) for each in work.volumes if each.kind == "nfs"]
     shown += [find_bucket(config, at) for at in work.mounted]
     if work.setup is not None:  # do not show `tree`, because the agent copies from it later
-        from .setup_folder import find_setup
-
         shown += [f"{find_setup(config, work)}/{name}" for name in ("dir", "venv")]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
         shown.append(work.checkpoint.storage)
@@ -108,3 +111,16 @@ def find_bucket(config: AgentConfig, index: int) -> str:
     """Return the folder at which the bucket of an input is mounted. It is not in the rank's home,
     so that nothing that removes the home can reach the bucket."""
     return f"{config.caches}/{BUCKETS}/{config.gang}-{config.rank}-{index}"
+
+
+def find_setup(config: AgentConfig, work: WorkConfig) -> str:
+    """Return the folder that contains the work's setup. The folder's name contains the host's name:
+    several hosts can share the cache, but each of them needs its own run of the setup, because a
+    setup can install files outside the folder.
+    """
+    folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
+    key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
+    name = f"{key}@{os.uname().nodename}"
+    return os.path.join(
+        config.cache, "setups", "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
+    )

@@ -10,7 +10,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_query
 from cavvy.api.wire import PositionQuery, view
-from cavvy.client import audit_wire as wire
+from cavvy.client import account_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.audit import AuditOutcome
 

@@ -24,7 +24,7 @@ from cavvy.api.wire import view
 from cavvy.client import budget_wire as wire
 from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
-from cavvy.costs.forecast import DAYS, forecast_month
+from cavvy.costs.statements import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
 from cavvy.domain.budgets import BudgetRequest, SpendingBudget
 from cavvy.domain.postings import month_of

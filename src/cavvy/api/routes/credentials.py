@@ -11,7 +11,7 @@ from cavvy.api.project_credentials import CredentialContent
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
-from cavvy.client import credential_wire as wire
+from cavvy.client import account_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.credentials import name_account
 from cavvy.store.base import RowNotFound

@@ -1,26 +1,34 @@
 """Routes for all nodes that are running or billed now: list them, stop all jobs, and remove nodes
-that belong to no job.
+that belong to no job. Also the accounts' quotas at the enabled providers.
 """
 
+import asyncio
 from collections.abc import Sequence
+from typing import Annotated
 from urllib.parse import urlsplit
 
+from fastapi import Query
 from starlette.requests import Request
 
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_project, note_reading
+from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import views
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_body, in_query, on_installation, require
+from cavvy.api.wire import view
 from cavvy.client import wire
 from cavvy.control.agents.uploads import LeftUpload
 from cavvy.control.decide.orphans import OrphanGang
 from cavvy.control.garbage_collector import OrphanReport
+from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.node_pools import NodePool
+from cavvy.domain.quotas import Quota
 from cavvy.domain.values import replace
+from cavvy.providers.base import ProviderError
 from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound
 
 _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
@@ -198,3 +206,40 @@ def _why(orphan: OrphanGang) -> str:
         if orphan.sure or orphan.removed
         else f"{orphan.why}; check again in a minute to be sure"
     )
+
+
+@router.get("/quotas", rule=on_installation(Permission.VIEW))
+async def quotas(
+    app_state: AppState, provider: Annotated[str | None, Query(max_length=63)] = None
+) -> wire.QuotaReport:
+    """List the account's quotas at the providers."""
+    pool = app_state.control_plane.pool
+    names = sorted(pool.providers) if provider is None else [provider]
+    if provider is not None and provider not in pool.providers:
+        enabled = ", ".join(sorted(pool.providers))
+        raise ApiProblem(
+            "provider-not-enabled",
+            f"the provider {provider!r} is not enabled; enabled: {enabled}",
+            f"`cavvy check {provider}` shows how to set it up",
+        )
+    answers = await asyncio.gather(*(_ask(pool, name) for name in names))
+    told = dict(zip(names, answers, strict=True))
+    rows = [view(wire.QuotaRow, quota) for quotas, _ in answers for quota in quotas]
+    untold = [
+        wire.UntoldQuotas(provider=name, reason=reason)
+        for name, (_, reasons) in told.items()
+        for reason in reasons
+    ]
+    return wire.QuotaReport(quotas=rows, untold=untold)
+
+
+async def _ask(pool: ProviderPool, name: str) -> tuple[Sequence[Quota], Sequence[str]]:
+    """Return the provider's quotas, and the reasons why some quotas are not known."""
+    try:
+        found = await pool.quotas(name)
+    except ProviderError as error:
+        return (), [str(error)]
+    if found is None:
+        reason = pool.providers[name].manifest.no_quotas
+        return (), [reason or "Cavvy does not read quotas of this provider"]
+    return found, pool.untold_quotas(name)

@@ -1,9 +1,12 @@
-"""The route that Prometheus scrapes: what the server knows, as figures of this moment.
+"""Routes for the server itself: its health, its properties, its shutdown, and the route that
+Prometheus scrapes: what the server knows, as figures of this moment.
 
 All servers of one database export the same figures, apart from the calls of providers and the
 process's own figures. The names are listed in docs/reference/metrics.md.
 """
 
+import asyncio
+import os
 from asyncio import to_thread
 from collections import Counter
 from collections.abc import Mapping
@@ -11,26 +14,38 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cavvy import __version__
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_query
+from cavvy.api.rules import OPEN, SIGNED_IN, in_query, on_installation
+from cavvy.client import API, REVISION, wire
+from cavvy.client.file_limit import describe_open_files
+from cavvy.client.state import host_name
 from cavvy.control.attempt_counts import AttemptCounts
 from cavvy.control.budgets import read_parents, sum_budget
+from cavvy.control.retention import read_begin
 from cavvy.control.serving.requests import ServiceStatus
 from cavvy.costs.energy import weigh_energy
-from cavvy.domain.accounts import Permission
+from cavvy.domain.accounts import INSTALLATION, Permission
+from cavvy.domain.authorization import Principal, Verdict, decide, list_visible
 from cavvy.domain.figures import list_gpus
-from cavvy.domain.jobs import Attempt, JobPhase, Node
+from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, Node
 from cavvy.domain.postings import month_of
+from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING
 from cavvy.domain.units import MICROS_PER_USD
 from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
+from cavvy.store.reserve import free_space
 from cavvy.telemetry import Figures, MetricsMissing, load_client, write_metrics
 
 router = RouteGroup("server")
 _NAMES_SPARE = 10_000  # names of jobs that have ended, and are kept for now
 # the results of requests, each with its field of `ServiceTraffic`; a request has one of them
 _RESULTS = {"answered": "answered", "lost": "lost", "refused": "unserved"}
+
+AGENT_PROTOCOLS = (1,)
+# bytes; with less free space on its disk, the server cannot store a part of a log and its row
+_LEAST_SPACE = 256 * 1024
 
 
 @router.get("/metrics", rule=in_query(Permission.SPENDING), gives=True, errors=("extra-missing",))
@@ -270,3 +285,62 @@ def _add_calls(figures: Figures, calls: Mapping[tuple[str, str, str], tuple[int,
         ):
             labels = {"provider": provider, "operation": operation, "result": result}
             figures.add(name, text, value, kind="counter", **labels)
+
+
+@router.get("/v1/health", rule=OPEN)
+async def health(app_state: AppState) -> wire.Health:
+    """Check that the server and its database answer."""
+    await app_state.store.installation()
+    return wire.Health(status="ok")
+
+
+@router.get("/v1/server", rule=SIGNED_IN)
+async def server(app_state: AppState, principal: Principal) -> wire.ServerView:
+    """Get this server's properties and state."""
+    visible = list_visible(principal, Permission.VIEW)
+    counts = await app_state.store.count_jobs(visible, set(JobPhase) - JOB_ENDS)
+    inside = decide(principal, Permission.VIEW, INSTALLATION) is Verdict.ALLOWED
+    return wire.ServerView(
+        version=__version__,
+        api=API,
+        revision=REVISION,
+        agent_protocols=list(AGENT_PROTOCOLS),
+        pid=os.getpid() if inside else 0,
+        host=host_name() if inside else "",
+        home=str(app_state.settings.home) if inside else "",
+        address=app_state.address if inside else "",
+        started_at=app_state.started_at,
+        uptime_s=(app_state.now() - app_state.started_at).total_seconds(),
+        idle_s=app_state.idle_s(),
+        idle_stop_s=app_state.settings.whole("server.idle_stop_s"),
+        unfinished=sum(counts.values()),
+        database=app_state.database,
+        listen=app_state.listen if inside else None,
+        node_endpoint=app_state.node_endpoint if inside else None,
+        database_mib=await app_state.store.retention.size_mib() if inside else None,
+        keep_jobs_days=app_state.settings.whole(JOBS_SETTING),
+        keep_audit_days=app_state.settings.whole(AUDIT_SETTING),
+        removes_old_from=await read_begin(app_state.store, app_state.now()),
+        problem=await asyncio.to_thread(_find_problem, app_state, inside),
+    )
+
+
+def _find_problem(app_state: AppState, inside: bool) -> str:
+    """Return what the server cannot do now and why, or "". If `inside` is False, the user may not
+    know the server's addresses.
+    """
+    if free_space(app_state.settings.home) < _LEAST_SPACE:
+        return (
+            "the server's disk is full: new log lines and changes are not stored until the disk of "
+            "the state folder has free space"
+        )
+    if shortage := describe_open_files():
+        return shortage
+    reason = app_state.control_plane.services.find_problem() if inside else ""
+    return f"services cannot be reached: {reason}" if reason else ""
+
+
+@router.post("/v1/server/stop", rule=on_installation(Permission.OPERATE))
+async def stop(app_state: AppState) -> None:
+    """Stop the server; nodes and their work continue."""
+    app_state.stop()

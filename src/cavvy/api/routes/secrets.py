@@ -15,7 +15,7 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, on_installation
 from cavvy.api.wire import view
-from cavvy.client import credential_wire, wire
+from cavvy.client import account_wire, wire
 from cavvy.domain.accounts import Permission
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.task import check_secret
@@ -78,22 +78,22 @@ async def delete(app_state: AppState, project: ProjectPath, name: NamePath) -> N
 
 
 @router.get("/secret-keys", rule=on_installation(Permission.MANAGE))
-async def list_used(app_state: AppState) -> list[credential_wire.SecretKeyRow]:
+async def list_used(app_state: AppState) -> list[account_wire.SecretKeyRow]:
     """List the keys that encrypt secrets, with the number of secrets for each key."""
     found = await list_keys(app_state.store, app_state.sealer, app_state.file_keys)
-    return [view(credential_wire.SecretKeyRow, each) for each in found]
+    return [view(account_wire.SecretKeyRow, each) for each in found]
 
 
 @router.post("/secret-keys/rotate", rule=on_installation(Permission.MANAGE), errors=("disk-full",))
-async def rotate(request: Request, app_state: AppState) -> credential_wire.RotationView:
+async def rotate(request: Request, app_state: AppState) -> account_wire.RotationView:
     """Create a new key, unless the settings name a key, and encrypt all secrets again."""
     note_change(request, after={"new_key": app_state.sealer.keys.renewable})
     done = await rotate_key(app_state.store, app_state.sealer, app_state.file_keys)
     unreadable = [
-        credential_wire.UnreadableSecret(project=project, name=name, reason=reason)
+        account_wire.UnreadableSecret(project=project, name=name, reason=reason)
         for project, name, reason in done.unreadable
     ]
-    return credential_wire.RotationView(
+    return account_wire.RotationView(
         id=done.key.id,
         place=done.key.place,
         encrypted=done.encrypted,

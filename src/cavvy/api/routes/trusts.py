@@ -20,7 +20,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import OPEN, on_installation
 from cavvy.api.tokens import hash_token, make_token
 from cavvy.api.wire import view
-from cavvy.client import sign_in_wire as wire
+from cavvy.client import account_wire as wire
 from cavvy.control.restored import read_sign_ins_from
 from cavvy.domain.accounts import AccountKind, AccountToken, Permission, Role
 from cavvy.domain.authorization import Principal

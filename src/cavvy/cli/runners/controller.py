@@ -7,6 +7,8 @@ any more. How many runners are needed is what GitHub says when a session begins 
 
 GitHub gives a job to any runner of the scale set. So a runner that has not started its job is
 removed only if there are more runners than assigned jobs, and only if GitHub agrees.
+
+Reads the task files of runners.
 """
 
 import hashlib
@@ -34,7 +36,7 @@ from cavvy.cli.runners.scale_sets import (
     SetMessage,
     SetSession,
 )
-from cavvy.cli.runners.tasks import NO_RETRY
+from cavvy.cli.task.load import read_task
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 from cavvy.client import ApiError
@@ -42,6 +44,8 @@ from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.task_files import LoadedTask
+
 
 JIT_VARIABLE = "ACTIONS_RUNNER_INPUT_JITCONFIG"  # which GitHub's runner reads
 # the runner's program in GitHub's image ghcr.io/actions/actions-runner
@@ -58,6 +62,9 @@ _SHORT_START_S = 30.0  # nodes that start faster need not wait for runners
 _LONGEST_KEEP_S = 900.0
 _MOST_BEGUN, _MOST_STARTS = 1000, 20  # the newest runners that count
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0  # pauses after problems that may pass
+
+# A configuration is valid once, and scripts of a CI job cannot go on elsewhere.
+NO_RETRY = {"preemption": 0, "node": 0, "exit": 0}
 
 
 class RunnerFacts(Struct, frozen=True, kw_only=True):
@@ -408,3 +415,37 @@ def write_overrides(run: str, secret: str, tags: Mapping[str, str]) -> str:
 def _describe(job: CiJobMessage) -> str:
     where = f"{job.owner_name}/{job.repository_name}" if job.repository_name else "a repository"
     return f"{job.job_display_name or 'a job'} of {where}, run {job.workflow_run_id}"
+
+
+def read_runner_task(
+    file: str, params: Mapping[str, str], overrides: str = "", *, tells: bool = False
+) -> "LoadedTask":
+    """Return the task of a runner, which is one job on one node. Raises CommandFailure."""
+    from cavvy.domain.arrays import is_array
+    from cavvy.task_files import ReadOptions
+
+    loaded = read_task(file, params, ReadOptions(overrides=overrides), tells=tells)
+    task = loaded.task
+    unfit = {
+        "nodes": task.nodes > 1,
+        "array": is_array(task),
+        "schedule": task.schedule is not None,
+        "after": bool(task.after),
+        "group": task.group is not None,
+    }
+    if found := [name for name, given in unfit.items() if given]:
+        hint = f"remove {' and '.join(f'`{name}`' for name in found)} from the file"
+        raise CommandFailure(f"{file}: a runner is one job on one node", hint, exit_code=2)
+    return loaded
+
+
+def may_wait(loaded: "LoadedTask") -> bool:
+    """Return whether the node of a runner may wait for another runner although the file does not
+    ask for it. Without an image, what a CI job leaves on the node would reach the next one.
+    """
+    from cavvy.spec.tree import read_table
+
+    task = loaded.task
+    if not (task.image or task.image_build) or "keep" in (read_table(loaded.text) or {}):
+        return False
+    return not (task.pool or task.machine or task.volumes or task.limits.duration)

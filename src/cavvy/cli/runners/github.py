@@ -192,8 +192,7 @@ def _read_task(
 ) -> "RunnerTask":
     """Return the label and the project of a file, whose task the server accepts. Raises
     CommandFailure, ApiError."""
-    from cavvy.cli.runners.controller import RunnerTask
-    from cavvy.cli.runners.tasks import read_runner_task
+    from cavvy.cli.runners.controller import RunnerTask, read_runner_task
     from cavvy.cli.task.refusals import ask_server
 
     loaded = read_runner_task(file, {}, own, tells=True)
@@ -210,8 +209,12 @@ def _submit(
 ) -> None:
     """Submit the job of a runner. The file is read again, so that new runners follow its changes.
     Raises CommandFailure, ApiError."""
-    from cavvy.cli.runners.controller import DEFAULT_RUN, write_overrides
-    from cavvy.cli.runners.tasks import may_wait, read_runner_task
+    from cavvy.cli.runners.controller import (
+        DEFAULT_RUN,
+        may_wait,
+        read_runner_task,
+        write_overrides,
+    )
     from cavvy.cli.task.submission import submit_loaded
 
     own = read_runner_task(task.file, {}, task.own)

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.audit_wire import AuditLogRow, read_newest
+from cavvy.client.account_wire import AuditLogRow, read_newest
 from cavvy.console.pages.page import Page, list_projects, try_part
 
 _SHOWN = 300

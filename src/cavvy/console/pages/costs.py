@@ -10,8 +10,8 @@ from cavvy.client import ApiClient
 from cavvy.client.budget_wire import BudgetAsk, delete_budget, list_budgets, put_budget
 from cavvy.client.ledger_wire import sum_ledger
 from cavvy.console import charts
+from cavvy.console.charts import day_of, spending_by_day, total_of
 from cavvy.console.pages.page import Page, form_of, memory_of, try_part
-from cavvy.console.spending import day_of, spending_by_day, total_of
 from cavvy.domain.units import UnitError, is_whole, parse_usd
 
 _DIMENSIONS = ("project", "user", "job", "service", "provider", "region", "gpu", "purchase", "kind")

@@ -9,8 +9,8 @@ from cavvy.client import ApiClient
 from cavvy.client.budget_wire import BudgetView, list_budgets
 from cavvy.client.service_wire import list_services
 from cavvy.console import charts
+from cavvy.console.charts import spending_by_day, total_of
 from cavvy.console.pages.page import UNFINISHED, Page, memory_of, try_part
-from cavvy.console.spending import spending_by_day, total_of
 
 _DAYS = 14
 _MOST = 500  # unfinished jobs that are counted

@@ -24,9 +24,7 @@ from cavvy.control.agents.reports import (
     step_of,
     tell,
 )
-from cavvy.control.agents.tunnels import read_key
-from cavvy.control.agents.work import make_assignment
-from cavvy.control.agents.work_secrets import OpenSecrets, WorkSecrets
+from cavvy.control.agents.work import OpenSecrets, WorkSecrets, make_assignment, read_key
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables

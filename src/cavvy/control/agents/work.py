@@ -1,10 +1,17 @@
-"""Builds the work document that an agent receives with its granted claim."""
+"""Builds the work document that an agent receives with its granted claim.
+
+Plans the encrypted tunnel between the ranks of a gang: addresses, ports and public keys.
+
+Opens the secrets of jobs for the agents that start the jobs.
+"""
 
 import hashlib
 import json
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
+from ipaddress import IPv4Address, ip_address
 from typing import Any, get_type_hints
 
 from msgspec import convert
@@ -15,18 +22,24 @@ from cavvy.agent.documents import (
     CheckpointConfig,
     GitConfig,
     TransferConfig,
+    TunnelConfig,
+    TunnelPeerConfig,
     WorkConfig,
     WorkdirConfig,
 )
-from cavvy.control.agents.tunnels import is_loopback, make_tunnel
+from cavvy.control.clock import ControlClock
 from cavvy.control.decide.job_traces import write_traceparent
+from cavvy.control.decide.rows import make_attempt_event
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, JobRecord, Node
+from cavvy.domain.messages import HostFacts
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ImageBuild, ResourceSpec, Scalar, TaskSpec, Transfer, Workdir
 from cavvy.domain.values import replace
 from cavvy.planner.device_rates import device_of
 from cavvy.spec.uses import is_used
+from cavvy.store.base import AtomicWrite, KeyUnusable
+from cavvy.store.sql import Store
 
 # The range of ports for ranks: below Linux's first ephemeral port (32768), and above the ports of
 # common services.
@@ -72,6 +85,16 @@ _AS_STATED = {
     for name, kind in get_type_hints(WorkConfig).items()
     if name in TaskSpec.__struct_fields__ and name not in _MADE
 }
+
+# 198.18.0.0/15 is reserved for tests of networks (RFC 2544), so neither clouds nor the Internet use
+# these addresses.
+_FIRST, _BITS = int(IPv4Address("198.18.0.0")), 17
+_KEY = re.compile(r"[A-Za-z0-9+/]{43}=")  # 32 bytes in base64
+_ADDRESS = re.compile(r"[A-Za-z0-9.:-]+")
+
+OpenSecrets = Callable[
+    [str, Sequence[str]], Awaitable[dict[str, str]]
+]  # (project, names) -> secret values
 
 
 def make_assignment(
@@ -302,3 +325,79 @@ def _transfer(item: Transfer) -> TransferConfig:
         writable=item.writable,
         every_s=item.every.total_seconds() if item.every is not None else None,
     )
+
+
+def read_key(host: HostFacts) -> str:
+    """Return the public key that a node has sent, or "" if the node has sent no valid key."""
+    return host.tunnel_key if _KEY.fullmatch(host.tunnel_key) else ""
+
+
+def make_tunnel(attempt: Attempt, nodes: Sequence[Node], master_port: int) -> TunnelConfig | None:
+    """Return the tunnel of a gang. The result is None if all ranks are on one machine, because
+    their traffic does not use a network. The addresses depend on the attempt, so that gangs on one
+    machine rarely share addresses.
+    """
+    if len(nodes) < 2 or all(is_loopback(node.address or "") for node in nodes):
+        return None
+    bits = (len(nodes) + 1).bit_length()  # the first and the last address are not used
+    block = zlib.crc32(f"tunnel {attempt.id}".encode()) % (1 << (_BITS - bits))
+    first = _FIRST + (block << bits) + 1
+    return TunnelConfig(
+        prefix=32 - bits,
+        peers=[
+            TunnelPeerConfig(
+                key=node.tunnel_key,
+                missing=node.tunnel_missing,
+                endpoint=_endpoint(node.address or "", master_port + 1 + node.rank),
+                address=str(IPv4Address(first + node.rank)),
+            )
+            for node in nodes
+        ],
+    )
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _endpoint(address: str, port: int) -> str:
+    """Return `address` and `port` as one text. An address that could add lines to a configuration
+    is replaced by "invalid".
+    """
+    host = address if _ADDRESS.fullmatch(address) else "invalid"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class WorkSecrets:
+    """Opens secrets with `open_secrets`. While a key of a job's secrets cannot be used, the job's
+    nodes wait and cost money, so an event of the job says why.
+    """
+
+    def __init__(self, store: Store, clock: ControlClock, open_secrets: OpenSecrets) -> None:
+        self._store, self._clock, self._open = store, clock, open_secrets
+        self._waiting: set[str] = set()  # attempts with such an event; their agents ask repeatedly
+
+    async def open(self, job: JobRecord, attempt: Attempt) -> Mapping[str, str]:
+        """Return the values of the secrets that the job uses. Raises KeyUnusable if a secret cannot
+        be decrypted now.
+        """
+        names = [*job.task.secrets, *([job.task.image_login] if job.task.image_login else [])]
+        names += {name for each in job.task.inputs for name in list_mount_keys(each)}
+        try:
+            opened = await self._open(job.project, names) if names else {}
+        except KeyUnusable as error:
+            await self._explain(attempt, str(error))
+            raise
+        self._waiting.discard(attempt.id)
+        return opened
+
+    async def _explain(self, attempt: Attempt, why: str) -> None:
+        if attempt.id in self._waiting:
+            return
+        self._waiting.add(attempt.id)
+        text = f"the work waits, because {why}"
+        event = make_attempt_event(attempt, self._clock.now(), "secrets", text)
+        await self._store.commit(AtomicWrite(events=[event]))

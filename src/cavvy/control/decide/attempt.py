@@ -8,19 +8,17 @@ from cavvy.control.decide.attempt_snapshot import (
     MARGIN,
     AttemptSnapshot,
     GangAbsence,
+    add_cause,
+    find_cause,
     heard,
     is_heard_lately,
     is_surely_absent,
     lease_end,
-)
-from cavvy.control.decide.job import cap_of, gives_back
-from cavvy.control.decide.obstacles import (
-    add_cause,
-    find_cause,
     name_silent,
     say_ended,
     say_lost,
 )
+from cavvy.control.decide.job import cap_of, gives_back
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.stuck import (
     STACKS,

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.attempt import POLL, STEADY_POLL, watch_price
-from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen
-from cavvy.control.decide.obstacles import name_silent, shorten
+from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen, name_silent, shorten
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import (

@@ -6,10 +6,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.decide import ScalingState, decide
 from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
-from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
 from cavvy.domain.request_bills import RequestWork

@@ -7,10 +7,13 @@ no nodes without jobs, so Azure ends the bill even if the server is lost.
 Azure bills the machines of a cluster at the prices of Azure's virtual machines, without a fee:
 https://azure.microsoft.com/pricing/details/machine-learning. Machines with low priority have
 separate prices in Azure's public list.
+
+The sizes of machines that Azure Machine Learning sells in a workspace's region, at the prices of
+Azure's virtual machines: https://azure.microsoft.com/pricing/details/machine-learning
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -22,7 +25,6 @@ from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azureml.api import WorkspaceApi, make_short_name, read_time
-from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.prices import PriceError, PriceQuery
@@ -309,3 +311,57 @@ def read_cluster(told: Json) -> Cluster:
         quota=f"{quota.get('code')}: {quota.get('message')}" if quota else "",
         why_not=why_not,
     )
+
+
+class WorkspaceSizes:
+    """Lists the VM sizes that `provider` offers in its workspace. A size is offered if the setting
+    `sizes` selects it, compute targets of the type `kind` support it, and `is_sold` accepts its
+    name in lower case.
+    """
+
+    def __init__(
+        self,
+        api: WorkspaceApi,
+        context: ProviderContext,
+        provider: str,
+        kind: str,
+        is_sold: Callable[[str], bool] = lambda size: True,
+    ) -> None:
+        self._api, self._provider, self._kind, self._is_sold = api, provider, kind, is_sold
+        self._settings, self._now = context.settings, context.now
+        self._list_prices = context.list_prices
+        self._read: tuple[datetime, Sequence[Offer]] | None = None
+        self._unpriced: Sequence[str] = ()
+
+    def facts(self) -> Sequence[tuple[str, str]]:
+        """Return facts for `cavvy check`, which calls `list` first."""
+        names = ", ".join(self._unpriced)
+        return [("sizes without a known price", names)] if names else []
+
+    async def list(self) -> Sequence[Offer]:
+        """Return the offers of the workspace's region. Raises CloudFault, Refused."""
+        now = self._now()
+        if self._read is None or now - self._read[0] >= _AGE:
+            sizes = {
+                name
+                for each in await self._api.sizes()
+                if self._kind in (each.get("supportedComputeTypes") or ())
+                and self._is_sold(name := str(each["name"]).lower())
+            }
+            await self._api.clusters()  # a missing right is reported before a plan relies on it
+            self._read = now, await self._price(sizes)
+        return self._read[1]
+
+    async def _price(self, sizes: set[str]) -> Sequence[Offer]:
+        region, patterns = await self._api.region(), list_setting(self._settings, "sizes")
+        known = {
+            each.instance_type.lower(): each
+            for each in await asyncio.to_thread(self._list_prices, "azure")
+            if (each.region, each.purchase) == (region, Purchase.ON_DEMAND)
+        }
+        self._unpriced = sorted(sizes - known.keys())
+        return [
+            replace(known[size], provider=self._provider, zone=None, capacity=None)
+            for size in sorted(sizes & known.keys())
+            if any(fnmatchcase(size, pattern.lower()) for pattern in patterns)
+        ]

@@ -23,7 +23,7 @@ from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import NAME_TAG, WorkspaceApi, make_short_name
-from cavvy.providers.azureml.sizes import WorkspaceSizes
+from cavvy.providers.azureml.clusters import WorkspaceSizes
 from cavvy.providers.azureml_endpoints import CONTRACT, DOCS, MANIFEST
 from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.managed.endpoint_http import AT_ONCE, TOO_MANY, EndpointHttp, keep_content_type

@@ -18,7 +18,7 @@ from cavvy.providers.azureml.api import (
     make_short_name,
     read_time,
 )
-from cavvy.providers.azureml.sizes import WorkspaceSizes
+from cavvy.providers.azureml.clusters import WorkspaceSizes
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob

@@ -18,8 +18,8 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.batch import status
+from cavvy.providers.batch.commands import BatchJobRow, BatchPhase, SubmissionUnsure
 from cavvy.providers.batch.relay import relay_mail
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase, SubmissionUnsure
 from cavvy.providers.batch.system import BatchSystem
 from cavvy.providers.batch.workspace import (
     BatchGangEnd,

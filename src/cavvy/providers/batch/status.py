@@ -6,7 +6,7 @@ from datetime import datetime
 from cavvy.domain.host_lists import expand
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSeen, GangState
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
+from cavvy.providers.batch.commands import BatchJobRow, BatchPhase
 from cavvy.providers.batch.workspace import BatchGangEnd, BatchGangRecord, GangStart, list_nodes
 from cavvy.providers.hosts.records import AgentExit
 

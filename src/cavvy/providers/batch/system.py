@@ -10,9 +10,8 @@ from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import GangSpec, Refused
 from cavvy.providers.batch.cluster import BatchCluster, ClusterQueue
-from cavvy.providers.batch.commands import BatchCommands
+from cavvy.providers.batch.commands import BatchCommands, BatchJobRow
 from cavvy.providers.batch.login_session import HelperHello, read_words
-from cavvy.providers.batch.rows import BatchJobRow
 
 # Shell lines that wait for the background process {process} to end, even if signals arrive
 # meanwhile. Then `code` is its exit code.

@@ -1,5 +1,7 @@
 """Reads the resources that a machine has for jobs: CPUs and memory within this user's limits, free
 disk space, and accelerators.
+
+Finds Apple's GPU, which is part of the chip and uses the machine's memory.
 """
 
 import os
@@ -12,8 +14,13 @@ from re import sub
 
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.hosts.amd import find_amd
-from cavvy.providers.hosts.apple import find_apple
-from cavvy.providers.hosts.devices import HostDevice, MachineSources, read_number, read_text
+from cavvy.providers.hosts.devices import (
+    DeviceReading,
+    HostDevice,
+    MachineSources,
+    read_number,
+    read_text,
+)
 from cavvy.providers.hosts.intel import find_intel
 from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
 from cavvy.providers.hosts.nvidia_smi import read_islands
@@ -135,3 +142,23 @@ def _cpu_limits(group: Path) -> list[float]:
 def _memory_limits(group: Path) -> list[int]:
     limits = (read_number(group / "memory.max"), read_number(group / "memory.limit_in_bytes"))
     return [limit // _MIB for limit in limits if limit]
+
+
+def find_apple(sources: MachineSources) -> DeviceReading:
+    """Return one GPU if Apple made the chip, otherwise return no GPU."""
+    if sources.system != "Darwin":
+        return DeviceReading()
+    try:
+        chip = sources.sysctl("machdep.cpu.brand_string")
+        memory_mib = int(sources.sysctl("hw.memsize")) >> 20
+    except (OSError, ValueError) as error:
+        return DeviceReading(
+            notes=[f"Apple: sysctl does not answer, so no GPU is offered ({error})"]
+        )
+    if not chip.startswith("Apple"):
+        return DeviceReading()
+    return DeviceReading(
+        devices=[
+            HostDevice(id="apple-0", index=0, vendor="apple", product=chip, memory_mib=memory_mib)
+        ]
+    )

@@ -11,8 +11,7 @@ from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.ibm import KEYS, bare_metal
 from cavvy.providers.ibm.api import IamTokens, IbmApi
 from cavvy.providers.ibm.cluster_networks import NO_FABRIC, ClusterNetworks
-from cavvy.providers.ibm.market import IbmMarket
-from cavvy.providers.ibm.places import NO_SUBNET, IbmPlaces, check_default_image
+from cavvy.providers.ibm.market import NO_SUBNET, IbmMarket, IbmPlaces, check_default_image
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import keep_ours

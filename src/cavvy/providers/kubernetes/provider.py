@@ -6,13 +6,18 @@ A node's machine is identified by the provider ID that the cloud's controller se
 `node.kubernetes.io/instance-type`. CoreWeave's nodes are recognized by their labels. CoreWeave's
 price list and CoreWeave's nodes use different names for machines, so a price is looked up by the
 machine's accelerators.
+
+Watches the pods of one context: reports changed gangs, and keeps a tunnel to each running
+pod.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
@@ -24,11 +29,13 @@ from cavvy.providers.base import (
     Manifest,
     NoCapacity,
     ProviderContext,
+    ProviderError,
     Refused,
 )
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
 from cavvy.providers.batch.shapes import AcceleratorRates, identify_gpu
-from cavvy.providers.kubernetes.calls.api import KubernetesApi
+from cavvy.providers.kubernetes import pods
+from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
 from cavvy.providers.kubernetes.calls.kubeconfig import KubeContext, KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, list_offers
 from cavvy.providers.kubernetes.context import ClusterContext, ContextTerms
@@ -39,7 +46,6 @@ from cavvy.providers.kubernetes.options import object_to_tunnel, read_options
 from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.quota import limit
 from cavvy.providers.kubernetes.topology import object_to_labels
-from cavvy.providers.kubernetes.watch import PodWatch
 from cavvy.providers.kubernetes.whoami import whoami
 from cavvy.spec.support import read_options as read_task_options
 
@@ -50,6 +56,11 @@ ListInstance = Callable[[str, str], Sequence[Offer]]
 # time after which prices are read again, because the catalog may be newer
 _PRICE_AGE = timedelta(hours=1)
 _COREWEAVE = "coreweave"
+
+Object = dict[str, Any]
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 10.0
+_OVER = ("Succeeded", "Failed")
 
 
 class KubernetesProvider:
@@ -277,3 +288,111 @@ class MachinePrices:
             offers = self._list_instance(machine.cloud, attached)
         alike = [each for each in offers if bool(each.accelerator_count) == bool(gpus)]
         return alike if gpus else alike or offers  # GPUs without a driver are paid for, too
+
+
+class PodWatch:
+    """Runs a task that watches the pods until `close` is called. When the API server ends a watch,
+    the task starts a new watch.
+    """
+
+    def __init__(self, cluster: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._mark = mark
+        self._changed = changed
+        self._carrying = False
+        self._known: dict[str, Object] = {}
+        self._task = asyncio.create_task(self._run())
+
+    def relay(self) -> None:
+        """From now on, keep a tunnel to each running pod, including the pods that are already
+        known.
+        """
+        self._carrying = True
+        for pod in self._known.values():
+            self._follow(pod)
+
+    def stop_relaying(self) -> None:
+        self._carrying = False
+        for name in self._known:
+            self._cluster.tunnels.let_go(name)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                async for _ in self._watch():
+                    pause = _FIRST_PAUSE_S
+            except (ProviderError, ApiServerRefused, OSError):
+                # until the next watch, the regular polls find changes
+                pause = min(_LAST_PAUSE_S, pause * 2)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await asyncio.Event().wait()
+
+    async def _watch(self) -> "Any":
+        """List all pods, then watch them. Yields once after the initial list, and then after every
+        change."""
+        path = f"/api/v1/namespaces/{self._cluster.api.context.namespace}/pods"
+        query = {"labelSelector": f"{pods.INSTALLATION}={self._mark}"}
+        listed = await self._cluster.api.get(path, query)
+        found = {pod["metadata"]["name"]: pod for pod in listed.get("items") or ()}
+        for name in set(self._known) - set(found):
+            self._take(self._known[name], gone=True)
+        for pod in found.values():
+            self._take(pod, gone=False)
+        yield len(found)
+        version = listed["metadata"]["resourceVersion"]
+        async for event in self._cluster.api.watch(
+            path, {**query, "resourceVersion": version, "timeoutSeconds": "600"}
+        ):
+            if event["type"] == "ERROR":
+                return  # the resource version is too old for a watch, so list the pods again
+            if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
+                self._take(event["object"], gone=event["type"] == "DELETED")
+            yield 1
+
+    def _take(self, pod: Object, *, gone: bool) -> None:
+        name = pod["metadata"]["name"]
+        self._cluster.note(pod, gone=gone)
+        before = self._known.pop(name, None)
+        if not gone:
+            self._known[name] = pod
+        if gone or before is None or _mark_of(before) != _mark_of(pod):
+            self._follow(pod, gone=gone)
+            self._changed(pod["metadata"]["labels"][pods.GANG])
+
+    def _follow(self, pod: Object, *, gone: bool = False) -> None:
+        if not self._carrying:
+            return
+        name = pod["metadata"]["name"]
+        if gone or (pod.get("status") or {}).get("phase") in _OVER:
+            self._cluster.tunnels.let_go(name)
+        elif pod["spec"].get("nodeName"):
+            self._cluster.tunnels.follow(
+                name, runs=(pod.get("status") or {}).get("phase") == "Running"
+            )
+
+
+def _mark_of(pod: Object) -> object:
+    """Return the fields of a pod that are compared to detect changes."""
+    status = pod.get("status") or {}
+    states = [
+        sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()
+    ]
+    waits = [
+        (each.get("type"), each.get("status"), each.get("reason"))
+        for each in status.get("conditions") or ()
+    ]
+    return (
+        status.get("phase"),
+        status.get("reason"),
+        states,
+        waits,
+        pod["spec"].get("nodeName"),
+        pod["metadata"].get("deletionTimestamp"),
+    )

@@ -83,7 +83,7 @@ def start(
 
 
 class ForkServer:
-    """A process that forks into agents of this installation (`cavvy.agent.fork_server`), in less
+    """A process that forks into agents of this installation (`cavvy.agent.main`), in less
     time than a new program needs to start. The agents are not children of this process. If the
     server of an installation ends, its fork server ends too, and its agents go on.
     """

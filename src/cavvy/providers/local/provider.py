@@ -38,9 +38,8 @@ from cavvy.providers.hosts.isolation import (
 from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
 from cavvy.providers.hosts.supervisor.facts import find_user
-from cavvy.providers.local.configs import KEPT, list_obeyed, make_configs
+from cavvy.providers.local.configs import KEPT, list_obeyed, list_offers, make_configs, make_host
 from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
-from cavvy.providers.local.offers import list_offers, make_host
 from cavvy.providers.local.processes import ProcessWatch
 from cavvy.providers.local.records import LocalGangEnd
 

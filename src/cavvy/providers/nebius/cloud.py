@@ -17,8 +17,7 @@ from cavvy.domain.tasks import NetworkNeed, Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.nebius.api import NebiusApi, find_detail
-from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, NebiusMarket
-from cavvy.providers.nebius.places import NebiusPlaces
+from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, NebiusMarket, NebiusPlaces
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import keep_ours
 from cavvy.providers.vm.leftover_scripts import LeftoverScripts

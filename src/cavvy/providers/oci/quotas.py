@@ -19,8 +19,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
 from cavvy.providers.base import Refused
 from cavvy.providers.oci.api import LIMITS, OciApi
-from cavvy.providers.oci.market import OciMarket
-from cavvy.providers.oci.places import shape_of
+from cavvy.providers.oci.market import OciMarket, shape_of
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.regions import QuotaCache, ask_regions
 from cavvy.providers.vm.rest import Json

@@ -12,10 +12,9 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext, Refused
 from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
-from cavvy.providers.batch.commands import BatchCommands, BatchDialect
+from cavvy.providers.batch.commands import BatchCommands, BatchDialect, BatchJobRow, BatchPhase
 from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
 from cavvy.providers.batch.provider import BatchProvider
-from cavvy.providers.batch.rows import BatchJobRow, BatchPhase
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.batch.system import JobFiles, read_job_options
 from cavvy.providers.slurm import with_containers

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Protocol
 
-from cavvy.autoscaler.decide import decide
+from cavvy.autoscaler.decide import ScalingState, decide
 from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.autoscaler.observations import (
     MarketObservation,
@@ -19,7 +19,6 @@ from cavvy.autoscaler.observations import (
     ScalingDecision,
     ServiceObservation,
 )
-from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.units import HourlyRate

@@ -30,8 +30,7 @@ from cavvy.tuning.probe.look import (
     traced,
 )
 from cavvy.tuning.probe.modes import WindowModes
-from cavvy.tuning.probe.plain import FREE_STEPS, LEAST_STEPS, PlainLoop
-from cavvy.tuning.probe.windows import PlainWindows
+from cavvy.tuning.probe.plain import FREE_STEPS, LEAST_STEPS, PlainLoop, PlainWindows
 
 NO_LOOP = (
     "the script has no loop over `run.batches` of cavvy.train, and no plain loop with at least "

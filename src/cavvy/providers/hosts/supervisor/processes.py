@@ -1,10 +1,13 @@
 """Identifies processes, and finds processes by marks in their environment variables. A process is
 identified by PID, start time and boot, because PIDs are reused.
+
+Finds the agents of gangs that run on this machine, whichever state folder they belong to.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping, Sequence
 
 from .files import read_text
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Fields = dict[str, Any]
+
 
 GANG_MARK, RANK_MARK = (
     "CAVVY_GANG",
@@ -100,3 +104,28 @@ def own_pids() -> Iterator[str]:
                 yield name
         except OSError:
             continue
+
+
+def find_agents(gangs: Collection[str]) -> Mapping[str, Sequence[int]]:
+    """Return the gangs that run on this machine as this user, with the PIDs of their agents. Finds
+    none on systems without /proc.
+    """
+    marks = {f"{GANG_MARK}={gang}": gang for gang in gangs}
+    parents: dict[str, dict[int, int]] = {}
+    for name in _list_pids() if marks else ():
+        stat = read_stat(name)
+        if stat is None or stat[0] in ("Z", "X"):
+            continue
+        for mark in marks.keys() & set(read_text(f"/proc/{name}/environ").split("\0")):
+            parents.setdefault(marks[mark], {})[int(name)] = int(stat[1])
+    return {
+        gang: sorted(pid for pid, parent in found.items() if parent not in found)
+        for gang, found in parents.items()
+    }
+
+
+def _list_pids() -> Sequence[str]:
+    try:
+        return list(own_pids())
+    except FileNotFoundError:
+        return ()
