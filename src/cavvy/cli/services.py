@@ -12,19 +12,7 @@ from cavvy.client.token_rates import rate_tokens, show_apis, show_priced_tokens,
 from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
-    from cavvy.client.service_wire import (
-        EdgePathView,
-        FallbackView,
-        LevelShares,
-        LevelView,
-        ObjectiveView,
-        ReplicaView,
-        ServedView,
-        ServiceTrafficView,
-        TokenSpeedView,
-        TrialView,
-        UnplacedView,
-    )
+    from cavvy.client import service_wire
 
 
 @click.group("services", cls=CommandGroup, invoke_without_command=True)
@@ -35,10 +23,10 @@ def command(context: click.Context, project: str | None, output: str) -> None:
     """List services with their replicas, traffic and cost. `cavvy serve FILE` starts a service."""
     if context.invoked_subcommand is not None:
         return
-    from cavvy.client.service_wire import list_services
+    from cavvy.client import service_wire
 
     with session() as client:
-        rows = [_row(each) for each in list_services(client, project)]
+        rows = [_row(each) for each in service_wire.list_services(client, project)]
     rates = any(row["micros_per_million_tokens"] is not None for row in rows)
     levels = any(row["availability"] is not None for row in rows)
     columns = [
@@ -70,10 +58,10 @@ def show(name: str, project: str, output: str) -> None:
     """Show one service: its URL, replicas and traffic, and the reason for the number of
     replicas.
     """
-    from cavvy.client.service_wire import find_service
+    from cavvy.client import service_wire
 
     with session() as client:
-        found = find_service(client, project, name)
+        found = service_wire.find_service(client, project, name)
     if output == "json":
         from msgspec import to_builtins
 
@@ -84,7 +72,7 @@ def show(name: str, project: str, output: str) -> None:
     pairs_out(list_pairs(found))
 
 
-def _row(found: "ServedView") -> dict[str, object]:
+def _row(found: "service_wire.ServedView") -> dict[str, object]:
     traffic, slo = found.traffic, found.slo
     return {
         "name": found.name,
@@ -106,7 +94,7 @@ def _row(found: "ServedView") -> dict[str, object]:
     }
 
 
-def list_pairs(found: "ServedView") -> list[tuple[str, str]]:
+def list_pairs(found: "service_wire.ServedView") -> list[tuple[str, str]]:
     """Return what `cavvy services show` shows, each with its name."""
     from cavvy.cli.view.service_events import list_events
     from cavvy.domain.units import Money, format_usd
@@ -144,14 +132,14 @@ def list_pairs(found: "ServedView") -> list[tuple[str, str]]:
     return pairs
 
 
-def _show_models(found: "ServedView") -> str:
+def _show_models(found: "service_wire.ServedView") -> str:
     from cavvy.cli.reach.service_call import find_base_url
 
     at = f"; base_url of OpenAI's clients: {find_base_url(found)}" if found.url else ""
     return ", ".join(found.models) + at
 
 
-def _list_traffic(traffic: "ServiceTrafficView") -> list[tuple[str, str]]:
+def _list_traffic(traffic: "service_wire.ServiceTrafficView") -> list[tuple[str, str]]:
     shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
     pairs = [
         (
@@ -171,7 +159,7 @@ def _list_traffic(traffic: "ServiceTrafficView") -> list[tuple[str, str]]:
     return pairs
 
 
-def _show_fallback(each: "FallbackView") -> str:
+def _show_fallback(each: "service_wire.FallbackView") -> str:
     from cavvy.domain.units import Money, format_usd
 
     named = f"{each.name}, model {each.model}" if each.model else each.name
@@ -181,7 +169,9 @@ def _show_fallback(each: "FallbackView") -> str:
     return "; ".join(parts)
 
 
-def _list_edge(found: "ServedView", each: "EdgePathView") -> list[tuple[str, str]]:
+def _list_edge(
+    found: "service_wire.ServedView", each: "service_wire.EdgePathView"
+) -> list[tuple[str, str]]:
     """Return the path over devices and the path over the cloud, with latency and cost."""
     from cavvy.domain.units import Money, format_usd
 
@@ -231,7 +221,7 @@ _ENDS = {
 }
 
 
-def _show_trial(trial: "TrialView", serving: int) -> str:
+def _show_trial(trial: "service_wire.TrialView", serving: int) -> str:
     said = _ENDS.get(trial.end, trial.end)
     if not trial.end and trial.weight is None:
         said = "takes over when all its replicas are ready"
@@ -254,7 +244,7 @@ def _show_trial(trial: "TrialView", serving: int) -> str:
     return "; ".join(parts)
 
 
-def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
+def _show_level(asked: "service_wire.LevelView", reached: "service_wire.LevelShares") -> str:
     parts = []
     if asked.availability is not None and reached.availability is not None:
         wanted = _show_share(asked.availability)
@@ -266,7 +256,7 @@ def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
     return f"{', '.join(parts)}; {format_count(reached.requests, 'request')}"
 
 
-def _show_objective(each: "ObjectiveView", most: int) -> str:
+def _show_objective(each: "service_wire.ObjectiveView", most: int) -> str:
     """Return what is wanted, and what is expected with which number of replicas."""
     wanted = f"{100 * each.share:g}% within {each.limit_s:g} s"
     if each.needed is None or each.expected_s is None or each.best_s is None:
@@ -281,7 +271,7 @@ def _show_objective(each: "ObjectiveView", most: int) -> str:
     return text if each.needed <= most else f"{text}; `replicas.max` permits only {most}"
 
 
-def _show_speed(speed: "TokenSpeedView") -> str:
+def _show_speed(speed: "service_wire.TokenSpeedView") -> str:
     first, more, gap, running = (
         f"{round(1e3 * each, 6):.3g} ms"
         for each in (speed.base_s, speed.prompt_s, speed.gap_s, speed.running_s)
@@ -293,7 +283,7 @@ def _show_speed(speed: "TokenSpeedView") -> str:
     )
 
 
-def _show_unplaced(found: "ServedView", each: "UnplacedView") -> str:
+def _show_unplaced(found: "service_wire.ServedView", each: "service_wire.UnplacedView") -> str:
     where = " and ".join(each.places)
     return (
         f"no replica starts in {where} for waiting requests ({each.waiting}), because the "
@@ -303,7 +293,7 @@ def _show_unplaced(found: "ServedView", each: "UnplacedView") -> str:
     )
 
 
-def _show_replica(replica: "ReplicaView") -> str:
+def _show_replica(replica: "service_wire.ReplicaView") -> str:
     reason = f": {replica.reason}" if replica.reason else ""
     where = f" on {replica.place}" if replica.place else ""
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in replica.start_s.items())

@@ -17,18 +17,13 @@ from cavvy.domain.offers import Offer, Readiness, list_sellers
 from cavvy.domain.tasks import Objection, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field, replace
+from cavvy.planner import shared_hosts
 from cavvy.planner.explain import Rejection
 from cavvy.planner.objections import (
     explain_misplaced,
     explain_unsuitable,
 )
 from cavvy.planner.placements import PlanningContext
-from cavvy.planner.shared_hosts import (
-    fits_empty,
-    object_to_share,
-    object_to_topology,
-    smallest_shares,
-)
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
 from cavvy.providers.objections import list_objections
@@ -168,7 +163,7 @@ def _add(
     # A larger offer of a shared host contains the same devices, so it is counted neither as fitting
     # nor as rejected.
     name = provider.manifest.name
-    wanted = smallest_shares(task, matches.offers, answer.hosts)
+    wanted = shared_hosts.smallest_shares(task, matches.offers, answer.hosts)
     spare = matches.matched - len(wanted)
     live.matches.append(
         replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare)
@@ -176,20 +171,24 @@ def _add(
     if reasons := list_objections(task, provider):
         live.refused += [_reject(name, reasons[0], len(wanted))] if wanted else []
         return
-    if shared := [why for offer in wanted if (why := object_to_share(task, offer))]:
+    if shared := [why for offer in wanted if (why := shared_hosts.object_to_share(task, offer))]:
         live.refused.append(Rejection(reason=shared[0], count=len(shared), field="resources.gpu"))
-        wanted = [offer for offer in wanted if not object_to_share(task, offer)]
+        wanted = [offer for offer in wanted if not shared_hosts.object_to_share(task, offer)]
     index = HostIndex(answer.hosts)
     apart = {
         offer.key: why
         for offer in wanted
-        if (why := object_to_topology(task, offer, index.find(offer), answer.hosts))
+        if (why := shared_hosts.object_to_topology(task, offer, index.find(offer), answer.hosts))
     }
     if apart:
         reason = next(iter(apart.values()))
         live.refused.append(Rejection(reason=reason, count=len(apart), field="topology"))
         wanted = [offer for offer in wanted if offer.key not in apart]
-    large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
+    large = [
+        offer
+        for offer in wanted
+        if not offer.shared or shared_hosts.fits_empty(task, offer, answer.hosts)
+    ]
     _add_fitting(live, task, name, large, answer)
     if small := len(wanted) - len(large):
         reason = (

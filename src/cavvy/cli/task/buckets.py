@@ -5,14 +5,7 @@ time and the price of downloads. Refuses buckets outside the regions that the ta
 import os
 from datetime import UTC, datetime
 
-from cavvy.catalog.residency import (
-    OUTSIDE_HINT,
-    explain_unlocated,
-    fill_regions,
-    list_found_outside,
-    list_unknown,
-    say_unplaced,
-)
+from cavvy.catalog import residency
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
@@ -29,7 +22,7 @@ def with_regions(
     warning about buckets whose region could not be found out. Raises CommandFailure if a bucket is
     outside the regions that the task allows.
     """
-    urls = list_unknown(task)
+    urls = residency.list_unknown(task)
     if not urls:
         return task, warnings
     from cavvy.store.objects.locations import merge_keys
@@ -37,10 +30,15 @@ def with_regions(
 
     keys = merge_keys(os.environ, {})
     found = find_regions(urls, keys, lambda: datetime.now(UTC), _PATIENCE_S)
-    for outside in list_found_outside(task, found.regions):
-        raise CommandFailure(str(outside), OUTSIDE_HINT, exit_code=2)
-    warning = say_unplaced(task, {**found.problems, **explain_unlocated(found.regions)})
-    return fill_regions(task, found.regions), (*warnings, warning) if warning else warnings
+    for outside in residency.list_found_outside(task, found.regions):
+        raise CommandFailure(str(outside), residency.OUTSIDE_HINT, exit_code=2)
+    warning = residency.say_unplaced(
+        task, {**found.problems, **residency.explain_unlocated(found.regions)}
+    )
+    return residency.fill_regions(task, found.regions), (
+        *warnings,
+        warning,
+    ) if warning else warnings
 
 
 def with_sizes(task: TaskSpec) -> tuple[TaskSpec, tuple[str, ...]]:

@@ -29,21 +29,9 @@ from cavvy.control.decide.stuck import (
     next_silence,
 )
 from cavvy.control.decide.warm_pool import keeps_until
+from cavvy.domain import jobs
 from cavvy.domain.figures import describe_stragglers, find_stragglers
 from cavvy.domain.gangs import GangSeen, GangState
-from cavvy.domain.jobs import (
-    JOB_ENDS,
-    AttemptOutcome,
-    AttemptPhase,
-    FailureKind,
-    JobPhase,
-    JobRecord,
-    Node,
-    NodePhase,
-    SlowRanks,
-    StopCause,
-    StuckWork,
-)
 from cavvy.domain.values import Struct, replace
 
 POLL = timedelta(seconds=15)  # interval for polling a provider about a gang that starts or ends
@@ -57,7 +45,7 @@ _SLOW_FOR = timedelta(minutes=1)  # how long ranks are slower than others before
 REMOVE_AGAIN = timedelta(seconds=30)  # how soon a removal that had no effect is requested again
 END_TIMES_TIMEOUT = timedelta(minutes=10)  # how long to wait for the end times of an ended gang
 _TOLD = frozenset(
-    {AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED, AttemptOutcome.LIMIT}
+    {jobs.AttemptOutcome.PREEMPTED, jobs.AttemptOutcome.STOPPED, jobs.AttemptOutcome.LIMIT}
 )  # outcomes of work that was ordered to end
 _NONE = timedelta(0)
 _RENEWED = timedelta(seconds=1)  # the smallest change of a time that is stored
@@ -80,11 +68,11 @@ class RemoveGang(Struct, frozen=True, kw_only=True):
 class AdvanceAttempt(Struct, frozen=True, kw_only=True):
     """Move the attempt to its next phase."""
 
-    phase: AttemptPhase
+    phase: jobs.AttemptPhase
     reason: str
-    outcome: AttemptOutcome | None = None
+    outcome: jobs.AttemptOutcome | None = None
     # set if the kind of failure cannot be derived from the outcome
-    failure: FailureKind | None = None
+    failure: jobs.FailureKind | None = None
     exit_code: int | None = None
     rank: int | None = None  # the rank that failed first
     until: datetime | None = None  # for a warm gang: when it is released if no job takes it over
@@ -110,7 +98,7 @@ class ClearMisses(Struct, frozen=True, kw_only=True):
 class EndStuck(Struct, frozen=True, kw_only=True):
     """End the work because it hangs: tell these ranks to stop within the grace period."""
 
-    work: StuckWork
+    work: jobs.StuckWork
     ranks: tuple[int, ...]
     grace: timedelta
 
@@ -119,7 +107,7 @@ class NoteSlow(Struct, frozen=True, kw_only=True):
     """Note which ranks need longer for a step than others. The event `text` tells of those in
     `new`, if there are any."""
 
-    slow: SlowRanks
+    slow: jobs.SlowRanks
     new: tuple[int, ...] = ()
     text: str = ""
 
@@ -157,7 +145,7 @@ def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     for other jobs instead.
     """
     action = DECIDE[view.attempt.phase](view, now)
-    if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:
+    if not isinstance(action, AdvanceAttempt) or action.phase is not jobs.AttemptPhase.ENDING:
         return action
     until = keeps_until(
         view.job,
@@ -167,7 +155,7 @@ def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
         view.spent,
         now,
     )
-    return action if until is None else replace(action, phase=AttemptPhase.KEPT, until=until)
+    return action if until is None else replace(action, phase=jobs.AttemptPhase.KEPT, until=until)
 
 
 def _launching(view: AttemptSnapshot, now: datetime) -> Action:
@@ -177,15 +165,17 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
             _stop_outcome(view.job), view.job.stop_reason or "the attempt is no longer needed"
         )
     if isinstance(view.seen, GangSeen):
-        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason="the provider reports the gang")
+        return AdvanceAttempt(
+            phase=jobs.AttemptPhase.BOOTING, reason="the provider reports the gang"
+        )
     # Some providers start one node per call of `launch`, so an agent on one node does not prove
     # that the other nodes exist.
     if view.nodes and all(node.claim for node in view.nodes):
         reason = "the agents of all ranks reported in"
-        return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
+        return AdvanceAttempt(phase=jobs.AttemptPhase.BOOTING, reason=reason)
     if now - attempt.created_at >= LAUNCH_TIMEOUT:
         return _ending(
-            AttemptOutcome.TIMEOUT,
+            jobs.AttemptOutcome.TIMEOUT,
             add_cause(
                 f"the provider gave no clear answer for {_minutes(LAUNCH_TIMEOUT)}", view.trouble
             ),
@@ -198,7 +188,7 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
 def _booting(view: AttemptSnapshot, now: datetime) -> Action:
     action = _reported(view, now) or _unwanted(view, now) or _noticed(view, now)
     if action is None and all(node.running_at is not None for node in view.nodes):
-        action = AdvanceAttempt(phase=AttemptPhase.RUNNING, reason="the work runs")
+        action = AdvanceAttempt(phase=jobs.AttemptPhase.RUNNING, reason="the work runs")
     action = action or _gone(view, now)
     if action is not None:
         return action
@@ -208,7 +198,7 @@ def _booting(view: AttemptSnapshot, now: datetime) -> Action:
     if left <= _NONE:
         late = f"contacted the server within {_minutes(BOOT_TIMEOUT)}"
         text = f"no agent of {name_silent(view.nodes)} {late}"
-        return _ending(AttemptOutcome.TIMEOUT, add_cause(text, find_cause(view)))
+        return _ending(jobs.AttemptOutcome.TIMEOUT, add_cause(text, find_cause(view)))
     return RecheckAttempt(after=min(left, _next_look(view, now)))
 
 
@@ -228,9 +218,9 @@ def _slow(view: AttemptSnapshot, now: datetime) -> Action | None:
     """Return what to note about ranks that are slower than others. An event names each rank once,
     when it has been slow for a while, even if the set of the other slow ranks keeps changing.
     """
-    nodes = [node for node in view.nodes if node.phase is NodePhase.RUNNING]
+    nodes = [node for node in view.nodes if node.phase is jobs.NodePhase.RUNNING]
     ratios = dict(find_stragglers({node.rank: node.progress for node in nodes}))
-    before = view.attempt.slow or SlowRanks(ranks=(), since=now)
+    before = view.attempt.slow or jobs.SlowRanks(ranks=(), since=now)
     new = tuple(rank for rank in ratios if rank not in before.told)
     still = tuple(rank for rank in before.ranks if rank in new)
     if not still:
@@ -241,7 +231,7 @@ def _slow(view: AttemptSnapshot, now: datetime) -> Action | None:
         text = describe_stragglers([(rank, ratios[rank]) for rank in still])
         left = tuple(rank for rank in new if rank not in still)
         told = (*before.told, *still)
-        return NoteSlow(slow=SlowRanks(ranks=left, since=now, told=told), new=still, text=text)
+        return NoteSlow(slow=jobs.SlowRanks(ranks=left, since=now, told=told), new=still, text=text)
     return None if still == before.ranks else NoteSlow(slow=replace(before, ranks=still))
 
 
@@ -253,7 +243,9 @@ def _stuck(view: AttemptSnapshot, now: datetime) -> Action | None:
         left = stuck.at + grace + MARGIN - now
         if left > _NONE:
             return RecheckAttempt(after=left)
-        return _ending(AttemptOutcome.NODE, stuck.reason, FailureKind.STUCK, rank=stuck.node)
+        return _ending(
+            jobs.AttemptOutcome.NODE, stuck.reason, jobs.FailureKind.STUCK, rank=stuck.node
+        )
     match find_stuck(view, now):
         case TakeStacks() as found:
             return OrderRanks(
@@ -264,8 +256,8 @@ def _stuck(view: AttemptSnapshot, now: datetime) -> Action | None:
             )
         case AwaitStacks() as found:
             return RecheckAttempt(after=found.after)
-        case StuckWork() as found:
-            left_ranks = [x.rank for x in view.nodes if x.phase is not NodePhase.EXITED]
+        case jobs.StuckWork() as found:
+            left_ranks = [x.rank for x in view.nodes if x.phase is not jobs.NodePhase.EXITED]
             return EndStuck(work=found, ranks=tuple(left_ranks), grace=grace)
         case None:
             return None
@@ -274,10 +266,10 @@ def _stuck(view: AttemptSnapshot, now: datetime) -> Action | None:
 def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
     attempt, seen = view.attempt, view.seen
     age = now - attempt.since
-    closed = AdvanceAttempt(phase=AttemptPhase.ENDED, reason=attempt.reason)
+    closed = AdvanceAttempt(phase=jobs.AttemptPhase.ENDED, reason=attempt.reason)
     if isinstance(seen, GangSeen) and seen.state is GangState.ENDED:
-        if seen.cancelled and attempt.outcome is AttemptOutcome.PREEMPTED:
-            closed = replace(_lost(seen, say_ended(view.nodes)), phase=AttemptPhase.ENDED)
+        if seen.cancelled and attempt.outcome is jobs.AttemptOutcome.PREEMPTED:
+            closed = replace(_lost(seen, say_ended(view.nodes)), phase=jobs.AttemptPhase.ENDED)
         told = all(node.ended_at for node in seen.nodes if node.started_at)
         return (
             closed
@@ -304,7 +296,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         action = _lost(view.seen, say_ended(view.nodes))
     if isinstance(action, AdvanceAttempt):
         return AdvanceAttempt(
-            phase=AttemptPhase.ENDING, reason=f"lost while it was warm: {action.reason}"
+            phase=jobs.AttemptPhase.ENDING, reason=f"lost while it was warm: {action.reason}"
         )
     pool = view.pool
     over = now >= until or (pool is not None and now >= pool.until)
@@ -313,10 +305,11 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         if pool is not None and now >= pool.until:
             reason = reason or pool.reason
         reason = reason or "no job used the gang in time"
-        return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=reason)
+        return AdvanceAttempt(phase=jobs.AttemptPhase.ENDING, reason=reason)
     if any(now - heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(
-            phase=AttemptPhase.ENDING, reason="an agent of the warm gang is not waiting for work"
+            phase=jobs.AttemptPhase.ENDING,
+            reason="an agent of the warm gang is not waiting for work",
         )
     if pool is not None and action is None:
         if cap_of(view.job) is None and _is_renewed(until, pool.until, now):
@@ -342,13 +335,13 @@ def _ended(view: AttemptSnapshot, now: datetime) -> Action:
     return RecheckAttempt(after=timedelta.max)
 
 
-DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
-    AttemptPhase.LAUNCHING: _launching,
-    AttemptPhase.BOOTING: _booting,
-    AttemptPhase.RUNNING: _running,
-    AttemptPhase.KEPT: _kept,
-    AttemptPhase.ENDING: _ending_phase,
-    AttemptPhase.ENDED: _ended,
+DECIDE: dict[jobs.AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
+    jobs.AttemptPhase.LAUNCHING: _launching,
+    jobs.AttemptPhase.BOOTING: _booting,
+    jobs.AttemptPhase.RUNNING: _running,
+    jobs.AttemptPhase.KEPT: _kept,
+    jobs.AttemptPhase.ENDING: _ending_phase,
+    jobs.AttemptPhase.ENDED: _ended,
 }
 
 
@@ -357,13 +350,13 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     if the work continues. If one rank fails, the whole gang fails with that rank's exit code.
     """
     lost = _losses(view, now)
-    exited = [node for node in view.nodes if node.phase is NodePhase.EXITED] + lost
+    exited = [node for node in view.nodes if node.phase is jobs.NodePhase.EXITED] + lost
     complete = is_complete(view.nodes)
     failures = [node for node in exited if not _succeeded(node, complete)]
     if not failures:
         if len(exited) < len(view.nodes):
             return None
-        return _ending(AttemptOutcome.SUCCEEDED, "the work succeeded", exit_code=0)
+        return _ending(jobs.AttemptOutcome.SUCCEEDED, "the work succeeded", exit_code=0)
     first = _first_cause(view, failures, now)
     waiting = _let_others_save(view, first, [node.rank for node in exited], now)
     if waiting is not None:
@@ -374,34 +367,36 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         # the failures follow from the order to stop, or from lost connections to stopped ranks
         stuck = view.attempt.stuck
         return _ending(
-            AttemptOutcome.NODE,
+            jobs.AttemptOutcome.NODE,
             stuck.reason,
-            FailureKind.STUCK,
+            jobs.FailureKind.STUCK,
             exit_code=first.exit_code,
             rank=stuck.node,
         )
     outcome = _outcome_of(view, first, lost)
     # A limit of the job ends all nodes; the idle limit is reached if one of them is idle.
     alone = len(view.nodes) > 1 and (
-        outcome in (AttemptOutcome.EXIT, AttemptOutcome.SETUP, AttemptOutcome.NODE)
-        or outcome is first.exit_outcome is AttemptOutcome.LIMIT
+        outcome in (jobs.AttemptOutcome.EXIT, jobs.AttemptOutcome.SETUP, jobs.AttemptOutcome.NODE)
+        or outcome is first.exit_outcome is jobs.AttemptOutcome.LIMIT
     )
     where = f" on rank {first.rank}" if alone and first not in lost else ""
     early = "; the work ended with exit code 0, but did not report that it is complete"
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
-    failure = first.exit_failure if outcome is AttemptOutcome.NODE else None
+    failure = first.exit_failure if outcome is jobs.AttemptOutcome.NODE else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
 
 
-def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> AttemptOutcome:
+def _outcome_of(
+    view: AttemptSnapshot, first: jobs.Node, lost: Sequence[jobs.Node]
+) -> jobs.AttemptOutcome:
     """Return the outcome of a gang in which the rank `first` failed first."""
-    outcome = first.exit_outcome or AttemptOutcome.NODE
-    if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
+    outcome = first.exit_outcome or jobs.AttemptOutcome.NODE
+    if not _wanted(view) and (outcome is jobs.AttemptOutcome.STOPPED or first in lost):
         return _stop_outcome(view.job)
-    return AttemptOutcome.NODE if outcome is AttemptOutcome.STOPPED else outcome
+    return jobs.AttemptOutcome.NODE if outcome is jobs.AttemptOutcome.STOPPED else outcome
 
 
-def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
+def _losses(view: AttemptSnapshot, now: datetime) -> list[jobs.Node]:
     """Return the ranks whose node no longer exists, or whose agent has been silent for longer than
     its lease. The returned rows mark these ranks as exited. If the whole gang has ended, the list
     is empty.
@@ -410,14 +405,14 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
     ends = {node.rank: node.ended_at for node in gone if node.ended_at}
     for node in view.nodes:
-        if node.phase is NodePhase.EXITED or node.rank in view.collecting:
+        if node.phase is jobs.NodePhase.EXITED or node.rank in view.collecting:
             continue
         if isinstance(seen, GangSeen) and node.rank in ends:
             end = _lost(seen, say_lost(node), node.rank)
             at = ends[node.rank]
         elif node.claim and now >= lease_end(view, node):
             reason = f"the agent of rank {node.rank} was silent for longer than its lease"
-            end = _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
+            end = _ending(jobs.AttemptOutcome.NODE, reason, jobs.FailureKind.NETWORK)
             at = lease_end(view, node)
         else:
             continue
@@ -433,19 +428,19 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
     return lost
 
 
-def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime) -> Node:
+def _first_cause(view: AttemptSnapshot, failures: Sequence[jobs.Node], now: datetime) -> jobs.Node:
     """Return the failure that caused the gang to end. Ranks that stopped because the control plane
     told them to are not considered. If the user or a limit stopped the job, failures after the stop
     are not considered either.
     """
-    stopped = [node for node in failures if node.exit_outcome is AttemptOutcome.STOPPED]
-    causes = [node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED]
+    stopped = [node for node in failures if node.exit_outcome is jobs.AttemptOutcome.STOPPED]
+    causes = [node for node in failures if node.exit_outcome is not jobs.AttemptOutcome.STOPPED]
     if stopped and not _wanted(view):
         causes = [node for node in causes if (node.exited_at or now) < view.job.since]
     return min(causes or stopped, key=lambda node: (node.exited_at or now, node.rank))
 
 
-def is_complete(nodes: Sequence[Node]) -> bool:
+def is_complete(nodes: Sequence[jobs.Node]) -> bool:
     """Return whether the work is complete: at least one rank reports progress, and every rank that
     reports progress reports complete work.
 
@@ -462,16 +457,16 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
     return None if told is None else isinstance(told, (int, float)) and told >= 1
 
 
-def _succeeded(node: Node, complete: bool) -> bool:
+def _succeeded(node: jobs.Node, complete: bool) -> bool:
     """Return whether the rank succeeded. A rank that was ordered to end and exited with code 0 has
     succeeded only if the work is complete.
     """
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
-    return node.exit_outcome is AttemptOutcome.SUCCEEDED or (told and complete)
+    return node.exit_outcome is jobs.AttemptOutcome.SUCCEEDED or (told and complete)
 
 
 def _let_others_save(
-    view: AttemptSnapshot, first: Node, over: Sequence[int], now: datetime
+    view: AttemptSnapshot, first: jobs.Node, over: Sequence[int], now: datetime
 ) -> Action | None:
     """After the first failure of a rank, tell the other ranks to stop within their grace period.
 
@@ -486,7 +481,7 @@ def _let_others_save(
         # the results of these ranks may contain an earlier failure
         return RecheckAttempt(after=POLL)
     deadline = taken_at(view.attempt, view.nodes)
-    taken = deadline is not None and first.exit_outcome is AttemptOutcome.PREEMPTED
+    taken = deadline is not None and first.exit_outcome is jobs.AttemptOutcome.PREEMPTED
     kinds = ("stop", "notice") if taken else ("stop",)
     untold = tuple(node.rank for node in working if not _is_told(node, kinds))
     grace = view.job.task.grace
@@ -504,18 +499,18 @@ def _let_others_save(
     return RecheckAttempt(after=until - now) if left and now < until else None
 
 
-def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[Node]) -> list[Node]:
+def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[jobs.Node]) -> list[jobs.Node]:
     """Leave out the nodes whose results are being read from a bucket. Results are read from a
     bucket only for ended nodes, which accept no orders and are not billed.
     """
     return [node for node in nodes if node.rank not in view.collecting]
 
 
-def _is_told(node: Node, kinds: Sequence[str]) -> bool:
+def _is_told(node: jobs.Node, kinds: Sequence[str]) -> bool:
     return node.order is not None and node.order.kind in kinds
 
 
-def _told_at(nodes: Sequence[Node]) -> list[datetime]:
+def _told_at(nodes: Sequence[jobs.Node]) -> list[datetime]:
     """Return, for each of these ranks, the time at which its order was sent."""
     return [node.order.at for node in nodes if node.order is not None and node.order.at is not None]
 
@@ -528,12 +523,12 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
     if _wanted(view):
         return None
     reason = job.stop_reason or "the attempt is no longer needed"
-    left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
+    left = [node for node in view.nodes if node.claim and node.phase is not jobs.NodePhase.EXITED]
     working = _drop_collecting(view, left)
-    if not left or job.phase is not JobPhase.STOPPING:
+    if not left or job.phase is not jobs.JobPhase.STOPPING:
         return _ending(_stop_outcome(job), reason)
     grace, until = job.task.grace, job.since + job.task.grace + MARGIN
-    if job.stop_cause is StopCause.BUDGET and view.pays is not None:
+    if job.stop_cause is jobs.StopCause.BUDGET and view.pays is not None:
         grace = min(grace, max(timedelta(0), view.pays - MARGIN))
         until = min(until, now + view.pays)
     if now >= until:
@@ -555,7 +550,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
         return None
     drill = until == view.attempt.drill_until
     reason = _ours(view) if drill else "the provider reclaims the node"
-    left = [node for node in view.nodes if node.claim and node.phase is not NodePhase.EXITED]
+    left = [node for node in view.nodes if node.claim and node.phase is not jobs.NodePhase.EXITED]
     if left and not _drop_collecting(view, left):
         return None  # the nodes have ended already
     left = _drop_collecting(view, left)
@@ -563,7 +558,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
     grace = view.job.task.grace
     until = max([until, *(at + grace + MARGIN for at in _told_at(others))])
     if now >= until:
-        return _ending(AttemptOutcome.PREEMPTED, reason)
+        return _ending(jobs.AttemptOutcome.PREEMPTED, reason)
     untold = [node for node in left if node.order is None]
     if untold:
         rest = until - now
@@ -604,7 +599,7 @@ def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
         if view.collecting:
             return None
         reason = "the provider no longer knows the gang, and its agents do not report"
-        return _ending(AttemptOutcome.NODE, reason, FailureKind.NETWORK)
+        return _ending(jobs.AttemptOutcome.NODE, reason, jobs.FailureKind.NETWORK)
     return CountMiss() if _counts(view, now) else None
 
 
@@ -613,30 +608,32 @@ def _lost(seen: GangSeen, what: str, rank: int | None = None) -> AdvanceAttempt:
     says what happened if the provider reports no special cause.
     """
     if seen.cancelled:
-        return _ending(AttemptOutcome.STOPPED, seen.reason or "a person cancelled the gang")
+        return _ending(jobs.AttemptOutcome.STOPPED, seen.reason or "a person cancelled the gang")
     if seen.no_capacity:
         return _ending(
-            AttemptOutcome.CAPACITY,
+            jobs.AttemptOutcome.CAPACITY,
             seen.reason or "the provider found no capacity after the launch",
             rank=rank,
         )
     if seen.preempted:
         return _ending(
-            AttemptOutcome.PREEMPTED, seen.reason or "the provider reclaimed the gang", rank=rank
+            jobs.AttemptOutcome.PREEMPTED,
+            seen.reason or "the provider reclaimed the gang",
+            rank=rank,
         )
-    return _ending(AttemptOutcome.NODE, add_cause(what, seen.reason), rank=rank)
+    return _ending(jobs.AttemptOutcome.NODE, add_cause(what, seen.reason), rank=rank)
 
 
 def _ending(
-    outcome: AttemptOutcome,
+    outcome: jobs.AttemptOutcome,
     reason: str,
-    failure: FailureKind | None = None,
+    failure: jobs.FailureKind | None = None,
     *,
     exit_code: int | None = None,
     rank: int | None = None,
 ) -> AdvanceAttempt:
     return AdvanceAttempt(
-        phase=AttemptPhase.ENDING,
+        phase=jobs.AttemptPhase.ENDING,
         reason=reason,
         outcome=outcome,
         failure=failure,
@@ -648,11 +645,11 @@ def _ending(
 def _wanted(view: AttemptSnapshot) -> bool:
     job = view.job
     mine = view.attempt.number == job.attempt or view.attempt.number in job.standbys
-    return job.stop_reason is None and job.phase not in JOB_ENDS and mine
+    return job.stop_reason is None and job.phase not in jobs.JOB_ENDS and mine
 
 
-def _stop_outcome(job: JobRecord) -> AttemptOutcome:
-    return job.stop_outcome or AttemptOutcome.STOPPED
+def _stop_outcome(job: jobs.JobRecord) -> jobs.AttemptOutcome:
+    return job.stop_outcome or jobs.AttemptOutcome.STOPPED
 
 
 def _claimed(view: AttemptSnapshot) -> bool:
@@ -681,7 +678,7 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
     """Return the time until the next poll, or until the next known event if that event is
     earlier."""
-    times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
+    times = [STEADY_POLL if view.attempt.phase is jobs.AttemptPhase.RUNNING else POLL]
     deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:
         times.append(deadline - now)

@@ -35,15 +35,9 @@ from cavvy.catalog.regions import (
     wished_place,
 )
 from cavvy.control.decide.replica_markets import ANYWHERE, ON_DEMAND, place_in_regions
+from cavvy.domain import services
 from cavvy.domain.offers import Offer
 from cavvy.domain.service_loads import PlaceLoads, read_places, write_places
-from cavvy.domain.services import (
-    COMING_REPLICAS,
-    ReplicaLoss,
-    ServiceReplica,
-    ServingMarket,
-    UnplacedRequests,
-)
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec, TaskSpec, take_role
 from cavvy.domain.values import Struct, replace
@@ -78,7 +72,7 @@ class BoundOrders(Struct, frozen=True, kw_only=True):
     """
 
     orders: tuple[BoundOrder, ...] = ()
-    full: tuple[UnplacedRequests, ...] = ()
+    full: tuple[services.UnplacedRequests, ...] = ()
 
 
 class KeptReplicas(Struct, frozen=True, kw_only=True):
@@ -103,7 +97,9 @@ def list_needs(loads: PlaceLoads, idle: timedelta, now: datetime) -> Sequence[Pl
     return sorted(found, key=lambda each: (-len(each.places), -each.waiting, sorted(each.places)))
 
 
-def keep_replicas(needs: Sequence[PlaceNeed], replicas: Sequence[ServiceReplica]) -> KeptReplicas:
+def keep_replicas(
+    needs: Sequence[PlaceNeed], replicas: Sequence[services.ServiceReplica]
+) -> KeptReplicas:
     """Return the replicas to keep. `replicas` contains the replicas of the newest revision that
     serve, will serve or could serve again. The replicas that would end last come first.
     """
@@ -122,11 +118,11 @@ def keep_replicas(needs: Sequence[PlaceNeed], replicas: Sequence[ServiceReplica]
     return KeptReplicas(ids=frozenset(kept), missing=tuple(missing))
 
 
-def serves(replica: ServiceReplica, places: Places) -> bool:
+def serves(replica: services.ServiceReplica, places: Places) -> bool:
     """Return whether the replica may get requests that must stay in all these places, now or after
     its start.
     """
-    if not replica.places and replica.state in COMING_REPLICAS:
+    if not replica.places and replica.state in services.COMING_REPLICAS:
         return places.issubset(replica.bound_to)
     return places.issubset(replica.places)
 
@@ -134,7 +130,7 @@ def serves(replica: ServiceReplica, places: Places) -> bool:
 def list_possible(
     service: StoredService,
     needs: Iterable[PlaceNeed],
-    gone: Iterable[ServiceReplica],
+    gone: Iterable[services.ServiceReplica],
     now: datetime,
 ) -> Sequence[PlaceNeed]:
     """Return the needs for which a replica can be ordered now. A need is left out if the service
@@ -143,7 +139,7 @@ def list_possible(
     refused = {
         frozenset(each.bound_to)
         for each in gone
-        if each.loss is ReplicaLoss.REFUSED and now - (each.ended_at or now) < RETRY_AFTER
+        if each.loss is services.ReplicaLoss.REFUSED and now - (each.ended_at or now) < RETRY_AFTER
     }
     return [
         each
@@ -155,14 +151,14 @@ def list_possible(
 def find_orders(
     service: StoredService,
     needs: Iterable[PlaceNeed],
-    replicas: Sequence[ServiceReplica],
+    replicas: Sequence[services.ServiceReplica],
 ) -> BoundOrders:
     """Return the orders for missing replicas. `replicas` contains the replicas that count towards
     the maximum of the service. The replicas that would end last come first.
     """
     room = max(0, service.spec.replicas.most - len(replicas))
     orders: list[BoundOrder] = []
-    full: list[UnplacedRequests] = []
+    full: list[services.UnplacedRequests] = []
     last = replicas[-1].number if replicas else 0
     for each in needs:
         order = find_order(service, each.places)
@@ -171,7 +167,7 @@ def find_orders(
         if len(orders) < room:
             orders.append(order)
         else:
-            full.append(UnplacedRequests(places=write_places(each.places), instead=last))
+            full.append(services.UnplacedRequests(places=write_places(each.places), instead=last))
     return BoundOrders(orders=tuple(orders), full=tuple(full))
 
 
@@ -258,7 +254,7 @@ def find_order(service: StoredService, places: Places) -> BoundOrder | None:
     return None if market is None else BoundOrder(places=names, market=market.name)
 
 
-def _places_of(market: ServingMarket) -> Places:
+def _places_of(market: services.ServingMarket) -> Places:
     return places_of(market.provider, market.region.partition("/")[2])
 
 

@@ -6,17 +6,8 @@ from datetime import datetime, timedelta
 from cavvy.control.decide.attempt import POLL, STEADY_POLL, watch_price
 from cavvy.control.decide.attempt_snapshot import GangAbsence, Seen, name_silent, shorten
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
+from cavvy.domain import jobs
 from cavvy.domain.gangs import GangSeen, GangState
-from cavvy.domain.jobs import (
-    Attempt,
-    AttemptPhase,
-    AttemptWait,
-    JobPhase,
-    JobRecord,
-    Node,
-    NodePhase,
-    WaitKind,
-)
 from cavvy.domain.values import Struct, field, replace
 
 _SHORTEST = timedelta(milliseconds=100)
@@ -54,7 +45,7 @@ class GangLook(Struct, frozen=True, kw_only=True):
     charged_at: datetime | None = None  # the last poll whose charges were computed
 
 
-def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
+def first_look(attempt: jobs.Attempt, started_at: datetime) -> GangLook:
     """Return the GangLook that is used before the gang's first poll. `doubt` is set if an earlier
     server may have requested the launch."""
     doubt = attempt.created_at < started_at
@@ -77,23 +68,23 @@ def after_look(look: GangLook, seen: Seen, at: datetime, trouble: str = "") -> G
     return replace(look, told=seen, told_at=at, alive_at=alive)
 
 
-def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
+def after_move(look: GangLook, phase: jobs.AttemptPhase) -> GangLook:
     """Return `look` as it must be when the gang's attempt has just entered the phase `phase`. If
     `phase` is ENDING, the GangLook no longer contains earlier requests to remove the gang, so that
     the server requests the removal again.
     """
-    if phase is AttemptPhase.KEPT:
+    if phase is jobs.AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None, charged_at=None)
-    return replace(look, removed_at=None) if phase is AttemptPhase.ENDING else look
+    return replace(look, removed_at=None) if phase is jobs.AttemptPhase.ENDING else look
 
 
 def is_look_due(
-    attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
+    attempt: jobs.Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> bool:
     """Return whether to poll the gang before the next decision."""
-    if attempt.phase is AttemptPhase.LAUNCHING and not look.doubt:
+    if attempt.phase is jobs.AttemptPhase.LAUNCHING and not look.doubt:
         return False
-    if attempt.phase is AttemptPhase.ENDING:
+    if attempt.phase is jobs.AttemptPhase.ENDING:
         if look.removed_at is None:
             return False
         if not look.fresh:
@@ -103,48 +94,54 @@ def is_look_due(
 
 
 def look_interval(
-    attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
+    attempt: jobs.Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> timedelta:
     """Return the interval between two polls of the gang."""
-    unbilled = attempt.phase is AttemptPhase.KEPT and look.accrued_at is None
-    if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
+    unbilled = attempt.phase is jobs.AttemptPhase.KEPT and look.accrued_at is None
+    if attempt.phase in (jobs.AttemptPhase.ENDING, jobs.AttemptPhase.LAUNCHING) or unbilled:
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))
     if look.seen is GangAbsence.ABSENT:
         return max(_SHORTEST, visibility_delay / 8)
-    interval = STEADY_POLL if attempt.phase is AttemptPhase.RUNNING else POLL
+    interval = STEADY_POLL if attempt.phase is jobs.AttemptPhase.RUNNING else POLL
     return interval if look.pays is None else min(interval, watch_price(look.pays))
 
 
 def find_wait(
-    attempt: Attempt, nodes: Sequence[Node], look: GangLook, now: datetime
-) -> AttemptWait | None:
+    attempt: jobs.Attempt, nodes: Sequence[jobs.Node], look: GangLook, now: datetime
+) -> jobs.AttemptWait | None:
     """Return the reason why the gang of a starting attempt has not started yet, or None if nothing
     delays the gang.
     """
     seen = look.seen
-    if attempt.phase is AttemptPhase.LAUNCHING:
+    if attempt.phase is jobs.AttemptPhase.LAUNCHING:
         return _starting(look.trouble)
     if not isinstance(seen, GangSeen):
         since = look.told_at or attempt.launched_at or attempt.created_at
         unknown = seen is GangAbsence.UNKNOWN and look.trouble
         if not unknown or now - since < _PATIENCE:
             return attempt.wait
-        kind = attempt.wait.kind if attempt.wait is not None else WaitKind.STARTING
+        kind = attempt.wait.kind if attempt.wait is not None else jobs.WaitKind.STARTING
         said = f"the gang's state is unknown: {look.trouble}"
-        return AttemptWait(kind=kind, said=said, unknown=True)
+        return jobs.AttemptWait(kind=kind, said=said, unknown=True)
     if seen.state is GangState.ENDED:  # the attempt's end gives the reason
         return attempt.wait
     if seen.state is GangState.QUEUED:
-        return AttemptWait(kind=WaitKind.QUEUED, said=seen.reason)
+        return jobs.AttemptWait(kind=jobs.WaitKind.QUEUED, said=seen.reason)
     late = seen.reason or _say_late(attempt, nodes, seen, now)
     return _starting(late) or _starting(_say_prepares(nodes, now), prepares=True)
 
 
-def _starting(said: str, *, prepares: bool = False) -> AttemptWait | None:
-    return AttemptWait(kind=WaitKind.STARTING, said=said, prepares=prepares) if said else None
+def _starting(said: str, *, prepares: bool = False) -> jobs.AttemptWait | None:
+    return (
+        jobs.AttemptWait(kind=jobs.WaitKind.STARTING, said=said, prepares=prepares)
+        if said
+        else None
+    )
 
 
-def _say_late(attempt: Attempt, nodes: Sequence[Node], seen: GangSeen, now: datetime) -> str:
+def _say_late(
+    attempt: jobs.Attempt, nodes: Sequence[jobs.Node], seen: GangSeen, now: datetime
+) -> str:
     """Return which agents are missing, or "" if no agent is missing or the gang is still young."""
     silent = name_silent(nodes)
     known = [attempt.launched_at, *(node.started_at for node in seen.nodes)]
@@ -156,29 +153,29 @@ def _say_late(attempt: Attempt, nodes: Sequence[Node], seen: GangSeen, now: date
     return f"the nodes run, but no agent of {silent} has contacted the server yet"
 
 
-def _say_prepares(nodes: Sequence[Node], now: datetime) -> str:
+def _say_prepares(nodes: Sequence[jobs.Node], now: datetime) -> str:
     """Return which ranks have been preparing their work for a while, or ""."""
     late = [
         node
         for node in nodes
-        if node.phase in (NodePhase.CLAIMED, NodePhase.SETUP)
+        if node.phase in (jobs.NodePhase.CLAIMED, jobs.NodePhase.SETUP)
         and node.claimed_at is not None
         and now - node.claimed_at >= _PATIENCE
     ]
     if not late:
         return ""
     ranks = ", ".join(str(node.rank) for node in late)
-    if any(node.phase is NodePhase.SETUP for node in late):
+    if any(node.phase is jobs.NodePhase.SETUP for node in late):
         return f"the setup has not ended yet on rank {ranks}"
     return f"the work is being prepared (its files, inputs or image) on rank {ranks}"
 
 
-def note_wait(rows: JobRows, attempt: Attempt, look: GangLook, now: datetime) -> RowChanges:
+def note_wait(rows: JobRows, attempt: jobs.Attempt, look: GangLook, now: datetime) -> RowChanges:
     """Record why a gang waits, or that nothing delays it any more. A new reason is also recorded as
     an event, but a new expected start, another error of a provider that does not answer, and steps
     of the preparation, which have their own events, are not recorded as events.
     """
-    if attempt.phase not in (AttemptPhase.LAUNCHING, AttemptPhase.BOOTING):
+    if attempt.phase not in (jobs.AttemptPhase.LAUNCHING, jobs.AttemptPhase.BOOTING):
         return RowChanges()
     wait = find_wait(attempt, rows.nodes_of(attempt), look, now)
     eta = look.seen.eta if isinstance(look.seen, GangSeen) else attempt.expected_at
@@ -195,14 +192,14 @@ def note_wait(rows: JobRows, attempt: Attempt, look: GangLook, now: datetime) ->
     )
 
 
-def _is_news(before: AttemptWait | None, wait: AttemptWait) -> bool:
+def _is_news(before: jobs.AttemptWait | None, wait: jobs.AttemptWait) -> bool:
     if wait == before or wait.prepares:
         return False
     return not (wait.unknown and before is not None and before.unknown)
 
 
 def note_failed_removal(
-    rows: JobRows, attempt: Attempt, look: GangLook, problem: str, now: datetime
+    rows: JobRows, attempt: jobs.Attempt, look: GangLook, problem: str, now: datetime
 ) -> RowChanges:
     """Notify the user if the provider cannot remove a gang, which may still be billed. The
     attempt's row records the notification, so that the user is notified only once, even if the
@@ -222,14 +219,14 @@ def note_failed_removal(
     )
 
 
-def is_starting(job: JobRecord, attempt: Attempt) -> bool:
+def is_starting(job: jobs.JobRecord, attempt: jobs.Attempt) -> bool:
     """Return whether the reason of the job is the reason of this attempt, which is starting."""
-    return attempt.number == job.attempt and job.phase is JobPhase.STARTING
+    return attempt.number == job.attempt and job.phase is jobs.JobPhase.STARTING
 
 
-def _say(attempt: Attempt, wait: AttemptWait | None) -> str:
+def _say(attempt: jobs.Attempt, wait: jobs.AttemptWait | None) -> str:
     if wait is None:
         return f"starts on {attempt.offer.key}"
-    if wait.kind is WaitKind.QUEUED:
+    if wait.kind is jobs.WaitKind.QUEUED:
         return f"waits at {attempt.offer.provider}: {wait.said or 'in its queue'}"
     return f"starts at {attempt.offer.provider}: {wait.said}"

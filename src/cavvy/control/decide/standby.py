@@ -25,19 +25,7 @@ from cavvy.control.decide.rows import (
     taken_at,
 )
 from cavvy.control.decide.transitions import count_retry, drop_past
-from cavvy.domain.jobs import (
-    COMING,
-    GOING,
-    Attempt,
-    AttemptOutcome,
-    AttemptPhase,
-    AttemptWait,
-    JobPhase,
-    JobRecord,
-    Node,
-    NodePhase,
-    WaitKind,
-)
+from cavvy.domain import jobs
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.deadline.recommendation import Recommendation
@@ -78,7 +66,7 @@ class AskAdvisor(Struct, frozen=True, kw_only=True):
 
     question: StandbyQuestion
     key: str  # job ID or attempt ID; the time of the question is stored under this key
-    nodes: Sequence[Node] = ()  # the rows of the gang's nodes, for the advisor
+    nodes: Sequence[jobs.Node] = ()  # the rows of the gang's nodes, for the advisor
     changes: RowChanges | None = None  # changes to write before the answer
     within: timedelta = NEVER  # after the answer, continue within this time
 
@@ -96,17 +84,19 @@ def decide_standby(
     job, own = rows.job, rows.own
     if (changes := _drop_failed(rows, now)) is not None:
         return Step(changes=changes)
-    active = job.phase in (JobPhase.STARTING, JobPhase.RUNNING) and job.stop_reason is None
+    active = (
+        job.phase in (jobs.JobPhase.STARTING, jobs.JobPhase.RUNNING) and job.stop_reason is None
+    )
     if not active or own is None:
         return NO_STANDBY
-    if own.phase in GOING or own.offer.shared:
+    if own.phase in jobs.GOING or own.offer.shared:
         return Step(after=NEVER)
     if rows.standbys:
         return _watch(rows, own, now)
     until = taken_at(own, rows.nodes_of(own))
     if gives_back(job) if own.drill_until is not None else awaits_end and until is not None:
         return Step(after=NEVER)
-    if until is not None and until > now and own.phase is AttemptPhase.RUNNING:
+    if until is not None and until > now and own.phase is jobs.AttemptPhase.RUNNING:
         return _follow(rows, own, reviews, now)
     if not _is_at_risk(rows, own):
         return _review(rows, own, reviews, rows.nodes_of(own), now)
@@ -114,7 +104,7 @@ def decide_standby(
 
 
 def _at_risk(
-    rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
+    rows: JobRows, own: jobs.Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
     """Decide whether to query the advisor about moving the job from a gang at risk. A job that has
     recently moved to its gang does not move again until a waiting time has passed.
@@ -151,7 +141,7 @@ def answer_standby(
     return step if step.after is None else replace(step, after=min(step.after, asked.within))
 
 
-def list_started(step: Step, job: JobRecord) -> Sequence[Attempt]:
+def list_started(step: Step, job: jobs.JobRecord) -> Sequence[jobs.Attempt]:
     """Return the gangs that the step starts beside those of the job."""
     made = () if step.changes is None else step.changes.attempts
     return [each for each in made if each.number > job.last_number]
@@ -177,14 +167,14 @@ def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
     """
     job = rows.job
     mine = [rows.attempts[number] for number in job.standbys if number in rows.attempts]
-    lost = [attempt for attempt in mine if attempt.phase in GOING]
+    lost = [attempt for attempt in mine if attempt.phase in jobs.GOING]
     if not lost:
         return None
     avoid, events = drop_past(job.avoid, now), []
     for attempt in lost:
         failure, key = failure_of(attempt), attempt.offer.key
         rest = cooldown_after(failure, attempt, 0)
-        if rest and attempt.outcome is not AttemptOutcome.STOPPED:
+        if rest and attempt.outcome is not jobs.AttemptOutcome.STOPPED:
             avoid[key] = max(now + rest, avoid.get(key, now))
         text = f"attempt {attempt.number} failed to start ({failure.label}): {attempt.reason}"
         events.append(make_event(job, now, "standby", text, fact=failure))
@@ -194,12 +184,12 @@ def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
     )
 
 
-def _without(job: JobRecord, standbys: Sequence[Attempt]) -> JobRecord:
+def _without(job: jobs.JobRecord, standbys: Sequence[jobs.Attempt]) -> jobs.JobRecord:
     gone = {standby.number for standby in standbys}
     return replace(job, standbys=tuple(number for number in job.standbys if number not in gone))
 
 
-def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
+def _watch(rows: JobRows, own: jobs.Attempt, now: datetime) -> Step:
     """Let the standby gang take over the job when the standby gang is ready. If the job's own gang
     is still working, first order it to save a last checkpoint.
     """
@@ -221,7 +211,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
     return Step(changes=_give_back(rows, own, "handover", text, now))
 
 
-def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
+def _give_back(rows: JobRows, own: jobs.Attempt, kind: str, text: str, now: datetime) -> RowChanges:
     """Reclaim the job's own gang. The gang's agents get a notice that leaves enough time for a last
     checkpoint."""
     notice = max(HANDOVER, rows.job.task.grace)
@@ -231,7 +221,7 @@ def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime)
     )
 
 
-def _late_standbys(rows: JobRows, own: Attempt) -> list[Attempt]:
+def _late_standbys(rows: JobRows, own: jobs.Attempt) -> list[jobs.Attempt]:
     """Return the standby gangs that were started before the job's own gang began its work, and so
     are no longer needed.
     """
@@ -239,7 +229,9 @@ def _late_standbys(rows: JobRows, own: Attempt) -> list[Attempt]:
     return [] if began is None else [each for each in rows.standbys if each.created_at < began]
 
 
-def _end_race(rows: JobRows, own: Attempt, late: Sequence[Attempt], now: datetime) -> RowChanges:
+def _end_race(
+    rows: JobRows, own: jobs.Attempt, late: Sequence[jobs.Attempt], now: datetime
+) -> RowChanges:
     texts = [
         f"attempt {standby.number} is released: attempt {own.number} was ready first"
         for standby in late
@@ -252,8 +244,8 @@ def _end_race(rows: JobRows, own: Attempt, late: Sequence[Attempt], now: datetim
 
 def _swap(
     rows: JobRows,
-    own: Attempt,
-    standby: Attempt,
+    own: jobs.Attempt,
+    standby: jobs.Attempt,
     why: str,
     now: datetime,
     kind: str | None = None,
@@ -272,11 +264,11 @@ def _swap(
         retries=count_retry(job, kind) if kind else job.retries,
         reason=text,
     )
-    if job.phase is JobPhase.RUNNING:
-        changed = replace(changed, phase=JobPhase.STARTING, since=now)
+    if job.phase is jobs.JobPhase.RUNNING:
+        changed = replace(changed, phase=jobs.JobPhase.STARTING, since=now)
     return RowChanges(
         job=changed,
-        nodes=() if own.phase in GOING else tuple(rows.nodes_of(own)),
+        nodes=() if own.phase in jobs.GOING else tuple(rows.nodes_of(own)),
         events=(make_event(changed, now, "takeover", text),),
     )
 
@@ -288,7 +280,7 @@ def _ask(
     question: StandbyQuestion,
     key: str,
     reviews: Mapping[str, datetime],
-    nodes: Sequence[Node],
+    nodes: Sequence[jobs.Node],
     now: datetime,
 ) -> Step | AskAdvisor:
     """Return the query to the advisor or, after a recent query, a step that waits."""
@@ -299,7 +291,7 @@ def _ask(
 
 
 def _follow(
-    rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
+    rows: JobRows, own: jobs.Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
     """Request a successor gang if the provider will reclaim the job's gang soon. The successor gang
     starts while the job's gang shuts down.
@@ -312,22 +304,22 @@ def _follow(
 
 def _review(
     rows: JobRows,
-    own: Attempt,
+    own: jobs.Attempt,
     reviews: Mapping[str, datetime],
-    nodes: Sequence[Node],
+    nodes: Sequence[jobs.Node],
     now: datetime,
 ) -> Step | AskAdvisor:
     """If the deadline policy applies to the job, query the advisor about whether the gang runs on
     the right offer.
     """
-    if not is_steered(rows.job) or own.phase is AttemptPhase.LAUNCHING:
+    if not is_steered(rows.job) or own.phase is jobs.AttemptPhase.LAUNCHING:
         return Step(after=NEVER)
     return _ask(StandbyQuestion.REVIEW, rows.job.id, reviews, nodes, now)
 
 
 def _leave_ahead(
     rows: JobRows,
-    own: Attempt,
+    own: jobs.Attempt,
     recommendation: Recommendation,
     name_gang: NameGang,
     now: datetime,
@@ -347,12 +339,12 @@ def _leave_ahead(
 
 
 def _stay(
-    rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
+    rows: JobRows, own: jobs.Attempt, why: str, until: datetime | None, now: datetime
 ) -> RowChanges:
     """Record the reason why a job stays on a gang at risk, and until when the job stays. Also
     record an event unless the attempt already records the same wait.
     """
-    wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
+    wait = jobs.AttemptWait(kind=jobs.WaitKind.AT_RISK, until=until)
     changed = replace(own, reason=why, wait=wait)
     text = f"stays on {own.offer.key}: {why}"
     return RowChanges(
@@ -363,7 +355,7 @@ def _stay(
 
 def _reviewed(
     rows: JobRows,
-    own: Attempt,
+    own: jobs.Attempt,
     recommendation: Recommendation,
     name_gang: NameGang,
     now: datetime,
@@ -380,12 +372,12 @@ def _reviewed(
     return Step(changes=noted, after=after, review_at=now + after)
 
 
-def _leaves_to_wait(rows: JobRows, own: Attempt, now: datetime) -> bool:
+def _leaves_to_wait(rows: JobRows, own: jobs.Attempt, now: datetime) -> bool:
     """Return whether the job can release its on-demand gang and wait for spot capacity. This
     requires that the job may move, and that the gang saved a checkpoint in the last REVIEW period.
     """
     saved, job = own.checkpoint_at, rows.job
-    if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
+    if own.phase is not jobs.AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
         return False
     if not _may_move(job) or not _may_be_preempted(job):
         return False
@@ -406,7 +398,7 @@ def start_standby(
     offer is suitable.
     """
     job, own = rows.job, rows.own
-    works = own is not None and own.phase is AttemptPhase.RUNNING
+    works = own is not None and own.phase is jobs.AttemptPhase.RUNNING
     offers = [each for each in recommendation.offers if _has_capacity(each, job)]
     fixed = works and own is not None and own.offer.purchase is not Purchase.SPOT
     if fixed and not _may_be_preempted(job):  # a preemption of the new gang could end the job
@@ -428,7 +420,7 @@ def start_standby(
     )
 
 
-def _has_capacity(offer: Offer, job: JobRecord) -> bool:
+def _has_capacity(offer: Offer, job: jobs.JobRecord) -> bool:
     return not offer.shared and (offer.capacity is None or offer.capacity >= job.task.nodes)
 
 
@@ -441,26 +433,26 @@ def _pays_two(rows: JobRows, offer: Offer) -> bool:
     return left is not None and left.micros > 2 * both.micros
 
 
-def _may_be_preempted(job: JobRecord) -> bool:
+def _may_be_preempted(job: jobs.JobRecord) -> bool:
     """Return whether the task allows the job one more preemption."""
     allowed = job.task.retry.preemption
     return allowed is None or job.retries.get("preemption", 0) < allowed
 
 
-def _may_move(job: JobRecord) -> bool:
+def _may_move(job: jobs.JobRecord) -> bool:
     """Return whether the job may leave a gang that is working. A move does not count as a
     preemption, but a job whose task allows no preemptions is never moved.
     """
     return job.task.retry.preemption != 0
 
 
-def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
+def _is_at_risk(rows: JobRows, own: jobs.Attempt) -> bool:
     """Return whether the provider has warned that it may soon reclaim this spot gang."""
-    works = own.phase is AttemptPhase.RUNNING and own.offer.purchase is Purchase.SPOT
+    works = own.phase is jobs.AttemptPhase.RUNNING and own.offer.purchase is Purchase.SPOT
     return works and any(node.risk_at for node in rows.nodes_of(own))
 
 
-def _calm_until(rows: JobRows, own: Attempt) -> datetime:
+def _calm_until(rows: JobRows, own: jobs.Attempt) -> datetime:
     """Return the earliest time at which a warning may move the job to another gang again. The
     waiting time between moves doubles with each move. The waiting time begins at the start of the
     gang's work or at the launch of the newest standby gang, whichever is later.
@@ -473,32 +465,34 @@ def _calm_until(rows: JobRows, own: Attempt) -> datetime:
     return since + calm
 
 
-def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
+def _is_ready(rows: JobRows, attempt: jobs.Attempt) -> bool:
     nodes = rows.nodes_of(attempt)
     claimed = len(nodes) > 0 and all(node.claim for node in nodes)
-    return claimed and attempt.phase is AttemptPhase.BOOTING
+    return claimed and attempt.phase is jobs.AttemptPhase.BOOTING
 
 
-def _has_work(rows: JobRows, own: Attempt) -> bool:
+def _has_work(rows: JobRows, own: jobs.Attempt) -> bool:
     """Return whether every rank is claimed; if so, the gang's agents may have received the work."""
     return all(node.claim for node in rows.nodes_of(own))
 
 
-def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
+def _is_quiet(own: jobs.Attempt, nodes: Sequence[jobs.Node]) -> bool:
     """Return whether no rank of this gang can do any more work."""
-    if own.phase is AttemptPhase.ENDED:
+    if own.phase is jobs.AttemptPhase.ENDED:
         return True
     claimed = [node for node in nodes if node.claim]
-    return all(node.phase is NodePhase.EXITED for node in claimed) or len(claimed) < len(nodes)
+    return all(node.phase is jobs.NodePhase.EXITED for node in claimed) or len(claimed) < len(nodes)
 
 
-def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
+def _until_boundary(
+    rows: JobRows, own: jobs.Attempt, ready: jobs.Attempt, now: datetime
+) -> timedelta:
     """Return how long the ready standby gang waits for the next checkpoint of the working gang
     `own`. The result is 0 if `own` has saved a checkpoint since the standby gang became ready, or
     if `own` saves no checkpoints.
     """
     checkpoint = rows.job.task.checkpoint
-    if checkpoint is None or own.phase in COMING:
+    if checkpoint is None or own.phase in jobs.COMING:
         return timedelta(0)
     every = checkpoint.every or _LONGEST_WAIT
     saved = own.checkpoint_at or own.running_at

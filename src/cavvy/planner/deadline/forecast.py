@@ -13,21 +13,13 @@ from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs
 from cavvy.planner.deadline.policy import DeadlinePolicy
 from cavvy.planner.deadline.recommendation import recall
 from cavvy.planner.markets import MarketKnowledge
+from cavvy.planner.spot import view as spot
 from cavvy.planner.spot.auto import AutoPolicy
 from cavvy.planner.spot.classic import OnDemandPolicy, SpotOnlyPolicy
 from cavvy.planner.spot.spells import SpellLengths
-from cavvy.planner.spot.view import (
-    GRAIN_S,
-    MarketPolicy,
-    PolicyDecision,
-    PolicyMaker,
-    PolicyView,
-    RunMode,
-    SpotQuote,
-)
 
 RUNS = 100
-KINDS: Mapping[str, PolicyMaker] = {
+KINDS: Mapping[str, spot.PolicyMaker] = {
     "never": OnDemandPolicy,
     "auto": DeadlinePolicy,
     "only": SpotOnlyPolicy,
@@ -84,7 +76,7 @@ def foresee(
         usd_mean=sum(usd) / runs,
         usd_p10=_share(usd, 0.1),
         usd_p90=_share(usd, 0.9),
-        in_time=sum(done and end <= inputs.terms.deadline_s + GRAIN_S for _, end, done in ends)
+        in_time=sum(done and end <= inputs.terms.deadline_s + spot.GRAIN_S for _, end, done in ends)
         / runs,
         hours_p50=_share(hours, 0.5),
         hours_p90=_share(hours, 0.9),
@@ -130,8 +122,8 @@ class _Run:
     def __init__(
         self,
         inputs: PolicyInputs,
-        policy: MarketPolicy,
-        view: PolicyView,
+        policy: spot.MarketPolicy,
+        view: spot.PolicyView,
         spells: Sequence[tuple[SpellLengths, SpellLengths]],
         dice: _Dice,
     ) -> None:
@@ -159,16 +151,16 @@ class _Run:
             self._step(self._policy.decide(self._view))
         return self._usd, self._view.now_s, self._view.left_s <= 0
 
-    def _step(self, decision: PolicyDecision) -> None:
+    def _step(self, decision: spot.PolicyDecision) -> None:
         mode, market, again_s, _ = decision
         view, spent = self._view, self._usd
-        loading = 0.0 if mode is RunMode.IDLE else view.loading_s
-        if mode is not RunMode.IDLE and (mode is not view.mode or market != view.market):
+        loading = 0.0 if mode is spot.RunMode.IDLE else view.loading_s
+        if mode is not spot.RunMode.IDLE and (mode is not view.mode or market != view.market):
             self._usd += self._terms.move(view.market, market)
             loading, self._left_at_launch_s = self._terms.overhead_s, view.left_s
         until = min(min(self._changes), max(again_s, view.now_s + 1.0), self._last)
-        left, where = view.left_s, view.market if mode is RunMode.IDLE else market
-        if mode is not RunMode.IDLE:
+        left, where = view.left_s, view.market if mode is spot.RunMode.IDLE else market
+        if mode is not spot.RunMode.IDLE:
             until = min(until, view.now_s + loading + left)
             span = until - view.now_s
             rate = self._rate(mode, market)
@@ -176,12 +168,12 @@ class _Run:
             left -= max(0.0, span - loading)
             loading = max(0.0, loading - span)
         mode = self._change(until, mode, market)
-        self._view = PolicyView(
+        self._view = spot.PolicyView(
             until,
             self._keep(left, decision.mode is not mode),
             mode,
             where,
-            loading if mode is not RunMode.IDLE else 0.0,
+            loading if mode is not spot.RunMode.IDLE else 0.0,
             tuple(self._quotes),
             budget_usd=view.budget_usd - (self._usd - spent),
         )
@@ -192,14 +184,14 @@ class _Run:
         """
         if preempted:
             left_s = min(left_s + self._terms.again_s, self._left_at_launch_s)
-        return left_s if left_s >= GRAIN_S else 0.0
+        return left_s if left_s >= spot.GRAIN_S else 0.0
 
-    def _rate(self, mode: RunMode, market: int) -> float:
-        if mode is RunMode.SPOT:
+    def _rate(self, mode: spot.RunMode, market: int) -> float:
+        if mode is spot.RunMode.SPOT:
             return self._quotes[market].usd_hr
         return self._terms.markets[market].on_demand_usd_hr
 
-    def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
+    def _change(self, now_s: float, mode: spot.RunMode, market: int) -> spot.RunMode:
         """Update the set of markets that have spot. Returns the job's mode after the update: the
         job is idle if the spot capacity that it used became unavailable.
         """
@@ -207,9 +199,9 @@ class _Run:
             if at > now_s:
                 continue
             quote = self._quotes[index]
-            self._quotes[index] = SpotQuote(not quote.up, quote.usd_hr)
+            self._quotes[index] = spot.SpotQuote(not quote.up, quote.usd_hr)
             stays, away = self._spells[index]
             self._changes[index] = now_s + _draw(away if quote.up else stays, self._dice) * _HOUR_S
-            if mode is RunMode.SPOT and index == market and quote.up:
-                mode = RunMode.IDLE
+            if mode is spot.RunMode.SPOT and index == market and quote.up:
+                mode = spot.RunMode.IDLE
         return mode

@@ -11,18 +11,8 @@ from math import inf
 from typing import NamedTuple
 
 from cavvy.domain.values import Struct, replace
+from cavvy.planner.spot import view as spot
 from cavvy.planner.spot.auto import AutoPolicy
-from cavvy.planner.spot.view import (
-    ABOUT,
-    NOWHERE,
-    JobTerms,
-    MarketPolicy,
-    PolicyDecision,
-    PolicyMaker,
-    PolicyView,
-    RunMode,
-    SpotQuote,
-)
 
 AHEAD = (
     "the provider reports that this gang is at risk, and spot is available for about the same price"
@@ -41,9 +31,9 @@ class PolicyQuestion(NamedTuple):
     decision on a changed view.
     """
 
-    terms: JobTerms
-    view: PolicyView
-    core: MarketPolicy
+    terms: spot.JobTerms
+    view: spot.PolicyView
+    core: spot.MarketPolicy
 
     @property
     def slack_s(self) -> float:
@@ -78,35 +68,35 @@ class PolicyQuestion(NamedTuple):
         return usd_hr * hours + terms.move(view.market, market)
 
 
-Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
+Rule = Callable[[PolicyQuestion, spot.PolicyDecision], spot.PolicyDecision]
 
 
-def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
+def only_long_waits(question: PolicyQuestion, decision: spot.PolicyDecision) -> spot.PolicyDecision:
     """Reject a change from on-demand to waiting for spot if the wait would be too short to pay for
     the additional launch. The wait must last at least one hour, and at least as long as ten
     launches: the core must not choose on-demand again at this time.
     """
     view = question.view
-    if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:
+    if decision.mode is not spot.RunMode.IDLE or view.mode is not spot.RunMode.ON_DEMAND:
         return decision
     long_s = max(_HOUR_S, 10 * question.terms.overhead_s)
-    later = view._replace(now_s=view.now_s + long_s, mode=RunMode.IDLE, loading_s=0.0)
-    if question.core.decide(later).mode is not RunMode.ON_DEMAND:
+    later = view._replace(now_s=view.now_s + long_s, mode=spot.RunMode.IDLE, loading_s=0.0)
+    if question.core.decide(later).mode is not spot.RunMode.ON_DEMAND:
         return decision
-    return PolicyDecision(
-        RunMode.ON_DEMAND,
+    return spot.PolicyDecision(
+        spot.RunMode.ON_DEMAND,
         view.market,
         reason="spot is unavailable, and the slack is too short for a long wait",
     )
 
 
-def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
+def last_moment(question: PolicyQuestion, decision: spot.PolicyDecision) -> spot.PolicyDecision:
     """Change to on-demand in time if a spot gang does not start, or does not save checkpoints.
     Without this rule, the spot gang would use up the time that on-demand needs to meet the
     deadline.
     """
     view, risk_s = question.view, 0.0
-    if view.mode is not RunMode.SPOT:
+    if view.mode is not spot.RunMode.SPOT:
         return decision
     overhead_s = question.terms.overhead_s
     if view.loading_s <= 0:
@@ -122,20 +112,20 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
         if view.loading_s > 0
         else "the spot gang has not saved a checkpoint for too long"
     )
-    return PolicyDecision(
-        RunMode.ON_DEMAND,
+    return spot.PolicyDecision(
+        spot.RunMode.ON_DEMAND,
         question.cheapest_fixed(),
         inf,
         f"{what}, and on-demand must start now to meet the deadline",
     )
 
 
-def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
+def free_moves_now(question: PolicyQuestion, decision: spot.PolicyDecision) -> spot.PolicyDecision:
     """Start in another market instead of waiting for spot if the other market has spot at about the
     same price and copying the checkpoint is free.
     """
     terms, view = question.terms, question.view
-    waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE
+    waits = decision.mode is view.mode is spot.RunMode.IDLE and view.market != spot.NOWHERE
     if not waits or question.slack_s < terms.spot_needs_s:
         return decision
     up = [index for index, quote in enumerate(view.quotes) if quote.up]
@@ -143,29 +133,31 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
     if not free:
         return decision
     cheapest = min(free, key=question.spot_cost)
-    if question.spot_cost(cheapest) > question.spot_cost(view.market) * ABOUT:
+    if question.spot_cost(cheapest) > question.spot_cost(view.market) * spot.ABOUT:
         return decision
-    return PolicyDecision(
-        RunMode.SPOT,
+    return spot.PolicyDecision(
+        spot.RunMode.SPOT,
         cheapest,
         inf,
         "spot is available in another market for about the same price",
     )
 
 
-def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
+def not_dearer(question: PolicyQuestion, decision: spot.PolicyDecision) -> spot.PolicyDecision:
     """Run on demand if spot would cost at least as much as on-demand in every market."""
     view = question.view
-    if view.mode is RunMode.SPOT or decision.mode is RunMode.ON_DEMAND:
+    if view.mode is spot.RunMode.SPOT or decision.mode is spot.RunMode.ON_DEMAND:
         return decision
-    fixed = view.market if view.mode is RunMode.ON_DEMAND else question.cheapest_fixed()
+    fixed = view.market if view.mode is spot.RunMode.ON_DEMAND else question.cheapest_fixed()
     most = question.fixed_cost(fixed)
     if any(question.spot_cost(index) < most for index in range(len(view.quotes))):
         return decision
-    return PolicyDecision(RunMode.ON_DEMAND, fixed, inf, "on-demand costs no more than spot")
+    return spot.PolicyDecision(
+        spot.RunMode.ON_DEMAND, fixed, inf, "on-demand costs no more than spot"
+    )
 
 
-def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
+def ahead(question: PolicyQuestion, decision: spot.PolicyDecision) -> spot.PolicyDecision:
     """If the provider may soon preempt the running gang, move the gang to spot in another market
     with about the same price.
 
@@ -173,21 +165,25 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     on-demand after a preemption, and the preemption may never occur.
     """
     view = question.view
-    stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market
+    stays = decision.mode is view.mode is spot.RunMode.SPOT and decision.market == view.market
     if not stays or not view.quotes[view.market].at_risk or view.loading_s > 0:
         return decision
-    near = [i for i in question.near(question.spot_cost(view.market) * ABOUT) if i != view.market]
+    near = [
+        i for i in question.near(question.spot_cost(view.market) * spot.ABOUT) if i != view.market
+    ]
     if not near:
         return decision._replace(reason=NOT_AHEAD)
-    return PolicyDecision(RunMode.SPOT, near[0], inf, AHEAD)
+    return spot.PolicyDecision(spot.RunMode.SPOT, near[0], inf, AHEAD)
 
 
-def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
+def cheaper(question: PolicyQuestion, decision: spot.PolicyDecision) -> spot.PolicyDecision:
     """Move a job that runs on demand to another market if finishing the work on demand in the other
     market costs less, including the copy of the checkpoint.
     """
     terms, view = question.terms, question.view
-    goes_on = decision.mode is view.mode is RunMode.ON_DEMAND and decision.market == view.market
+    goes_on = (
+        decision.mode is view.mode is spot.RunMode.ON_DEMAND and decision.market == view.market
+    )
     if not goes_on or view.loading_s > 0 or len(terms.markets) == 1:
         return decision
     if question.slack_s < terms.overhead_s:
@@ -196,23 +192,23 @@ def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecisio
     stay = terms.markets[view.market].on_demand_usd_hr * view.left_s / _HOUR_S
     if best == view.market or question.fixed_cost(best) > stay * (1 - _WORTH_MOVING):
         return decision
-    return PolicyDecision(
-        RunMode.ON_DEMAND,
+    return spot.PolicyDecision(
+        spot.RunMode.ON_DEMAND,
         best,
         inf,
         "on-demand is cheaper in another market, even with the cost of the move",
     )
 
 
-def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
+def within_budget(question: PolicyQuestion, decision: spot.PolicyDecision) -> spot.PolicyDecision:
     """Use spot instead of on-demand if the remaining budget can pay for the rest of the work on
     spot, but not on demand.
     """
     terms, view = question.terms, question.view
-    if view.budget_usd == inf or decision.mode is not RunMode.ON_DEMAND:
+    if view.budget_usd == inf or decision.mode is not spot.RunMode.ON_DEMAND:
         return decision
     hours = (view.left_s + terms.overhead_s) / _HOUR_S
-    stays = view.mode is RunMode.ON_DEMAND and view.market == decision.market
+    stays = view.mode is spot.RunMode.ON_DEMAND and view.market == decision.market
     # If the gang stays, no other start must be paid.
     needed = (view.left_s + view.loading_s) / _HOUR_S if stays else hours
     if terms.markets[decision.market].on_demand_usd_hr * needed <= view.budget_usd:
@@ -220,8 +216,8 @@ def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyD
     up = [i for i, q in enumerate(view.quotes) if q.up and q.usd_hr * hours <= view.budget_usd]
     if not up:
         return decision
-    return PolicyDecision(
-        RunMode.SPOT,
+    return spot.PolicyDecision(
+        spot.RunMode.SPOT,
         min(up, key=lambda index: view.quotes[index].usd_hr),
         inf,
         f"the budget is too small to finish the work on on-demand capacity ({decision.reason})",
@@ -240,18 +236,21 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-class DeadlinePolicy(MarketPolicy):
+class DeadlinePolicy(spot.MarketPolicy):
     """The policy `auto`: the core, followed by the rules."""
 
     def __init__(
-        self, terms: JobTerms, core: PolicyMaker = AutoPolicy, rules: Sequence[Rule] = RULES
+        self,
+        terms: spot.JobTerms,
+        core: spot.PolicyMaker = AutoPolicy,
+        rules: Sequence[Rule] = RULES,
     ) -> None:
         self._terms, self._core, self._rules = terms, core(terms), rules
 
-    def learn(self, at_s: float, quotes: Sequence[SpotQuote]) -> None:
+    def learn(self, at_s: float, quotes: Sequence[spot.SpotQuote]) -> None:
         self._core.learn(at_s, quotes)
 
-    def decide(self, view: PolicyView) -> PolicyDecision:
+    def decide(self, view: spot.PolicyView) -> spot.PolicyDecision:
         question = PolicyQuestion(self._terms, view, self._core)
         decision = self._core.decide(view)
         for rule in self._rules:
@@ -268,7 +267,7 @@ class PolicyMargins(Struct, frozen=True, kw_only=True):
     spare_share: float = 0.01  # additional reserved time, as a share of the work that is left
     again_s: float = 0.0  # maximum time of work that a preemption may repeat
 
-    def keep(self, terms: JobTerms) -> JobTerms:
+    def keep(self, terms: spot.JobTerms) -> spot.JobTerms:
         """Return a copy of the terms with these margins added."""
         return replace(
             terms,

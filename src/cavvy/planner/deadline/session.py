@@ -9,17 +9,7 @@ from math import inf
 from cavvy.domain.markets import ObservationKind
 from cavvy.planner.deadline.policy import DeadlinePolicy, PolicyMargins
 from cavvy.planner.markets import BarrenLaunches, MarketRest
-from cavvy.planner.spot.view import (
-    NOWHERE,
-    UNSEEN,
-    JobTerms,
-    MarketPolicy,
-    PolicyDecision,
-    PolicyMaker,
-    PolicyView,
-    RunMode,
-    SpotQuote,
-)
+from cavvy.planner.spot import view as spot
 
 
 class PolicySession:
@@ -30,11 +20,11 @@ class PolicySession:
     """
 
     def __init__(
-        self, policy: MarketPolicy, usd_hr: Sequence[float], works_after_s: float = 0.0
+        self, policy: spot.MarketPolicy, usd_hr: Sequence[float], works_after_s: float = 0.0
     ) -> None:
         """`works_after_s` is the time from a launch until the work starts."""
         self._policy, self._beliefs = policy, MarketBeliefs(usd_hr, works_after_s)
-        self._shown: tuple[SpotQuote, ...] = ()
+        self._shown: tuple[spot.SpotQuote, ...] = ()
 
     def observe(
         self,
@@ -50,7 +40,7 @@ class PolicySession:
         self._beliefs.note(at_s, market, kind, usd_hr, lasted_s)
         self._policy.learn(at_s, self._beliefs.known)
 
-    def show(self, at_s: float, quotes: tuple[SpotQuote, ...]) -> None:
+    def show(self, at_s: float, quotes: tuple[spot.SpotQuote, ...]) -> None:
         """Record the true quotes of all markets, for simulations in which the job knows everything.
         The quotes are valid until the next call. A simulation calls either `show` or `observe`, but
         never both.
@@ -58,25 +48,25 @@ class PolicySession:
         self._policy.learn(at_s, quotes)
         self._shown = quotes
 
-    def quotes(self, now_s: float, own: int = NOWHERE) -> tuple[SpotQuote, ...]:
+    def quotes(self, now_s: float, own: int = spot.NOWHERE) -> tuple[spot.SpotQuote, ...]:
         """Return the known or assumed quotes. `own` is the market in which the job runs on spot."""
         if self._shown:
             return self._shown
         quotes = self._beliefs.assume(now_s)
-        if own != NOWHERE and not quotes[own].up:
+        if own != spot.NOWHERE and not quotes[own].up:
             quotes[own] = quotes[own]._replace(up=True)
         return tuple(quotes)
 
-    def decide(self, view: PolicyView) -> PolicyDecision:
+    def decide(self, view: spot.PolicyView) -> spot.PolicyDecision:
         """Return the decision for the job's current state. `view.quotes` is ignored.
 
         The caller must call the method again at the decision's `again_s`, at `changes_at`, and
         after each observation.
         """
         now_s, left_s, mode, market, loading_s, _, unsaved_s, budget_usd = view
-        quotes = self.quotes(now_s, market if mode is RunMode.SPOT else NOWHERE)
+        quotes = self.quotes(now_s, market if mode is spot.RunMode.SPOT else spot.NOWHERE)
         return self._policy.decide(
-            PolicyView(now_s, left_s, mode, market, loading_s, quotes, unsaved_s, budget_usd)
+            spot.PolicyView(now_s, left_s, mode, market, loading_s, quotes, unsaved_s, budget_usd)
         )
 
     def resting(self, now_s: float) -> dict[int, BarrenLaunches]:
@@ -97,10 +87,10 @@ class PolicySession:
 
 
 def start_session(
-    terms: JobTerms,
+    terms: spot.JobTerms,
     usd_hr: Sequence[float],
     margins: PolicyMargins,
-    make: PolicyMaker = DeadlinePolicy,
+    make: spot.PolicyMaker = DeadlinePolicy,
 ) -> PolicySession:
     """Start the session of one job. `usd_hr` are the current spot prices of the markets. The policy
     adds `margins` to the terms.
@@ -130,7 +120,7 @@ class MarketBeliefs:
     def __init__(self, usd_hr: Sequence[float], works_after_s: float = 0.0) -> None:
         """`works_after_s` is the time from a launch until the work starts."""
         # the quote of each market at its latest observation
-        self.known = [SpotQuote(False, usd, since_s=UNSEEN) for usd in usd_hr]
+        self.known = [spot.SpotQuote(False, usd, since_s=spot.UNSEEN) for usd in usd_hr]
         self._seen_s = [-inf] * len(usd_hr)  # the time of the latest evidence for or against spot
         self._rests = [MarketRest(works_after_s) for _ in usd_hr]
 
@@ -157,16 +147,16 @@ class MarketBeliefs:
             self.known[market] = old._replace(usd_hr=usd)
         else:
             since = old.since_s
-            if since == UNSEEN or kind is ObservationKind.TAKEN:
+            if since == spot.UNSEEN or kind is ObservationKind.TAKEN:
                 since = at_s
             elif up is not old.up:
                 # The change happened at an unknown time since the previous evidence.
                 since = (self._seen_s[market] + at_s) / 2
-            self.known[market] = SpotQuote(up, usd, since_s=since)
+            self.known[market] = spot.SpotQuote(up, usd, since_s=since)
             self._seen_s[market] = at_s
         self._rests[market].note(at_s, kind, lasted_s)
 
-    def assume(self, now_s: float) -> list[SpotQuote]:
+    def assume(self, now_s: float) -> list[spot.SpotQuote]:
         """Return the assumed quotes. Spot is assumed to be available unless the market is in a
         cooldown after a refusal, preemption or failure. If spot may have returned since a refusal,
         the policy assumes that spot has been available for the last quarter of the time since the
@@ -186,11 +176,11 @@ class MarketBeliefs:
         return ends_s
 
 
-def _reverse(known: SpotQuote, seen_s: float, now_s: float) -> SpotQuote:
+def _reverse(known: spot.SpotQuote, seen_s: float, now_s: float) -> spot.SpotQuote:
     """Return the quote of a market in which spot is assumed to have changed since the latest
     observation, from available to unavailable or the reverse.
     """
     up, usd_hr, at_risk, since_s = known
-    if since_s == UNSEEN:
-        return SpotQuote(not up, usd_hr, at_risk, since_s)
-    return SpotQuote(not up, usd_hr, at_risk, now_s - _AGE_SHARE * (now_s - seen_s))
+    if since_s == spot.UNSEEN:
+        return spot.SpotQuote(not up, usd_hr, at_risk, since_s)
+    return spot.SpotQuote(not up, usd_hr, at_risk, now_s - _AGE_SHARE * (now_s - seen_s))

@@ -6,14 +6,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html list
 from collections.abc import Mapping
 from typing import Any
 
-from cavvy.providers.base import (
-    NoCapacity,
-    NotFound,
-    ProviderError,
-    QuotaTooSmall,
-    Refused,
-    TryAgain,
-)
+from cavvy.providers import base
 
 ELSEWHERE = frozenset(
     {
@@ -120,7 +113,7 @@ class AwsFault(Exception):
         self.reply = reply or {}
 
 
-def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderError:
+def translate(fault: AwsFault, what: str, *, making: bool = False) -> base.ProviderError:
     """Return the provider error that corresponds to a fault; `what` names the call in the error's
     message.
 
@@ -132,14 +125,14 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")
     text = f"{what}: {fault}" + (f"; {hint}" if hint else "")
     if making and fault.code in ELSEWHERE:
-        return NoCapacity(text)
+        return base.NoCapacity(text)
     if (
         fault.code in LATER
         or fault.status >= 500
         or (fault.status == 0 and fault.code == "Unreachable")
     ):
-        return TryAgain(text)
+        return base.TryAgain(text)
     gone = fault.code.endswith((".NotFound", ".Unknown")) or fault.code == "ParameterNotFound"
     if gone and not making:  # with `making`, the missing object is one that the user named
-        return NotFound(text)
-    return (QuotaTooSmall if limit or fault.code == _SPOT_QUOTA else Refused)(text)
+        return base.NotFound(text)
+    return (base.QuotaTooSmall if limit or fault.code == _SPOT_QUOTA else base.Refused)(text)

@@ -10,18 +10,8 @@ from datetime import timedelta
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, TopologyNeed
 from cavvy.providers.base import GangSpec
+from cavvy.providers.batch import export
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
-from cavvy.providers.batch.export import (
-    STAY,
-    here_document,
-    list_exports,
-    list_notes,
-    list_port_lines,
-    list_secret_lines,
-    make_header,
-    make_work,
-    take_first_choice,
-)
 from cavvy.providers.batch.shapes import gpu_of
 from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
 
@@ -173,27 +163,27 @@ def make_export(
     nodes read the environment variables from a file in the folder from which the job was submitted.
     """
     if offer is None:
-        task = take_first_choice(task)
+        task = export.take_first_choice(task)
     name, secrets = _choose_name(task.name), f"{task.name}.secrets"
     chunks = f"{nodes}:{_chunk(task, offer, gpu_resource)}"
     program = _make_program(task, nodes, _count_gpus(task, offer), secrets)
     lines = [
-        *make_header(
+        *export.make_header(
             "pbs",
             "#PBS",
             _list_options(task, offer, job_options, name, chunks),
             task,
-            [*_list_own_notes(task, offer, name, gpu_resource), *list_notes(task, secrets)],
+            [*_list_own_notes(task, offer, name, gpu_resource), *export.list_notes(task, secrets)],
         ),
         'cd "$PBS_O_WORKDIR" || exit 1',
         'folder="$PBS_O_WORKDIR/.$PBS_JOBID"',
         'mkdir -m 700 "$folder" || exit 1',
         "trap 'rm -rf \"$folder\"' EXIT",
         "trap : TERM # PBS sends SIGTERM to the work too; this shell waits for it",
-        f'cat > "$folder/work.sh" {here_document(program)}',
+        f'cat > "$folder/work.sh" {export.here_document(program)}',
         f"hosts={HOSTS}",
         'MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")',
-        *list_port_lines(_NUMBER),
+        *export.list_port_lines(_NUMBER),
         *_list_start(nodes),
     ]
     return "\n".join(lines) + "\n"
@@ -221,12 +211,12 @@ def _make_program(task: TaskSpec, nodes: int, gpus: int, secrets: str) -> str:
     lines = [
         'export MASTER_ADDR="$2" MASTER_PORT="$3" CAVVY_HOSTS="$4" NODE_RANK="${PBS_NODENUM:-0}"',
         f"export NPROC_PER_NODE={gpus or 1}",
-        *list_exports(task, nodes),
+        *export.list_exports(task, nodes),
         'cd "$(dirname "$1")" || exit 1',
         *([f". ./{secrets} || exit 1"] if task.secrets else []),
-        *list_secret_lines(task, f"the file {secrets}"),
-        f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
-        f'exec bash -c "{STAY}; $CAVVY_WORK"',
+        *export.list_secret_lines(task, f"the file {secrets}"),
+        f"CAVVY_WORK=$(cat {export.here_document(export.make_work(task))}\n)",
+        f'exec bash -c "{export.STAY}; $CAVVY_WORK"',
     ]
     return "\n".join(lines) + "\n"
 
@@ -236,7 +226,7 @@ def _list_start(nodes: int) -> Sequence[str]:
     if nodes == 1:
         return [f'bash "$folder/work.sh" {_ARGUMENTS}']
     return [
-        f'cat > "$folder/rank.sh" {here_document(_RANK)}',
+        f'cat > "$folder/rank.sh" {export.here_document(_RANK)}',
         _WAIT.format(arguments=_ARGUMENTS, nodes=nodes),
     ]
 

@@ -10,15 +10,7 @@ from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
-from cavvy.providers.batch.shapes import (
-    NodeShape,
-    OfferLocation,
-    PartPrices,
-    is_of,
-    list_parts,
-    make_offer,
-    name_pool,
-)
+from cavvy.providers.batch import shapes
 
 Object = Mapping[str, Any]
 
@@ -42,7 +34,7 @@ class RayNode(Struct, frozen=True, kw_only=True):
 
     id: str
     address: str
-    shape: NodeShape
+    shape: shapes.NodeShape
     resource: str = ""  # the resource that schedules the accelerators; "" if there are none
     kind: str = ""  # the resource that names the accelerators; "" if there is none
     spot: bool = False
@@ -52,7 +44,7 @@ class RayNode(Struct, frozen=True, kw_only=True):
 
     def fits(self, offer: Offer) -> int:
         """Return how many nodes of this offer fit on the Ray node now."""
-        if not is_of(self.shape, offer, spot=self.spot):
+        if not shapes.is_of(self.shape, offer, spot=self.spot):
             return 0
         rooms = [self.cpus / offer.vcpus, self.memory_mib / offer.memory_mib]
         rooms += [self.gpus / offer.accelerator_count] if offer.accelerator_count else []
@@ -109,7 +101,7 @@ def _read_node(node: Object, usage: Object, reserved: Mapping[str, float]) -> Ra
     return RayNode(
         id=str(node["node_id"]),
         address=str(node.get("node_ip", "")),
-        shape=NodeShape(
+        shape=shapes.NodeShape(
             cpus=int(total["CPU"]),
             memory_mib=memory // _STEP_MIB * _STEP_MIB if memory >= _STEP_MIB else memory,
             gpus=int(total.get(resource, 0)) if resource else 0,
@@ -192,19 +184,19 @@ def list_offers(
     without accelerators, a part of a node.
     """
     widest = max((node.shape.cpus for node in nodes), default=1)
-    kinds: dict[tuple[NodeShape, str, bool], list[RayNode]] = {}
+    kinds: dict[tuple[shapes.NodeShape, str, bool], list[RayNode]] = {}
     for node in nodes:
         if node.shape.memory_mib:
             kinds.setdefault((node.shape, node.resource, node.spot), []).append(node)
     sizes: dict[str, list[tuple[Offer, Sequence[RayNode]]]] = {}
     for (shape, _, spot), alike in sorted(kinds.items(), key=lambda kind: str(kind[0])):
-        place = OfferLocation(
+        place = shapes.OfferLocation(
             provider="ray", cluster=region, queue="", taken=spot, widest=widest, pool=""
         )
-        for part in list_parts(shape):
-            prices = PartPrices(gpu=gpu_rate(shape.gpu), node=node_rate)
+        for part in shapes.list_parts(shape):
+            prices = shapes.PartPrices(gpu=gpu_rate(shape.gpu), node=node_rate)
             offer = replace(
-                make_offer(place, shape, part, prices, capacity=None, source=""), zone=None
+                shapes.make_offer(place, shape, part, prices, capacity=None, source=""), zone=None
             )
             sizes.setdefault(offer.key, []).append((offer, alike))
     return _merge_all(list(sizes.values()), waits)
@@ -230,7 +222,7 @@ def _merge(
         smallest,
         rate=max((offer.rate for offer, _ in kinds_of), key=lambda rate: rate.micros_per_hour),
         capacity=None if waits else sum(room),
-        pool=name_pool((node.id for node in nodes), groups),
+        pool=shapes.name_pool((node.id for node in nodes), groups),
         source=f"Ray, {sum(each > 0 for each in room)} of {len(nodes)} nodes free",
     )
 

@@ -11,18 +11,8 @@ from datetime import timedelta
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, TopologyNeed, VolumeKind
 from cavvy.providers.base import GangSpec
+from cavvy.providers.batch import export
 from cavvy.providers.batch.cluster import ClusterQueue, time_limit
-from cavvy.providers.batch.export import (
-    STAY,
-    here_document,
-    list_exports,
-    list_notes,
-    list_port_lines,
-    list_secret_lines,
-    make_header,
-    make_work,
-    take_first_choice,
-)
 from cavvy.providers.batch.shapes import gpu_of, shards_of
 from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
 
@@ -62,7 +52,7 @@ _CPUS = (
 )
 
 # Each task of the step reads its rank.
-_RUN = f'NODE_RANK=$SLURM_PROCID exec bash -c "{STAY}; $CAVVY_WORK"'
+_RUN = f'NODE_RANK=$SLURM_PROCID exec bash -c "{export.STAY}; $CAVVY_WORK"'
 
 
 def make_options(
@@ -221,7 +211,7 @@ def make_export(
     and memory named in the task.
     """
     if offer is None:
-        task = take_first_choice(task)
+        task = export.take_first_choice(task)
     shards = shards_of(offer)[0] if offer else 0
     options = [
         f"--job-name={task.name}",
@@ -238,15 +228,15 @@ def make_export(
         "--output=%x-%j.log",
     ]
     lines = [
-        *make_header("slurm", "#SBATCH", options, task, list_notes(task)),
-        *list_secret_lines(task, "the environment of sbatch"),
-        *list_exports(task, nodes),
+        *export.make_header("slurm", "#SBATCH", options, task, export.list_notes(task)),
+        *export.list_secret_lines(task, "the environment of sbatch"),
+        *export.list_exports(task, nodes),
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         'CAVVY_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -s -d , -)',
-        *list_port_lines("SLURM_JOB_ID"),
+        *export.list_port_lines("SLURM_JOB_ID"),
         "NPROC_PER_NODE=${SLURM_GPUS_ON_NODE:-1}",
         _CPUS,
-        f"CAVVY_WORK=$(cat {here_document(make_work(task))}\n)",
+        f"CAVVY_WORK=$(cat {export.here_document(export.make_work(task))}\n)",
         "export MASTER_ADDR MASTER_PORT CAVVY_HOSTS NPROC_PER_NODE CAVVY_WORK",
         "trap : USR1 TERM # ignored: USR1 only warns of the time limit; "
         "at the limit, Slurm sends SIGTERM to the work too",

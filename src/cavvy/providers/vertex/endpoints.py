@@ -23,21 +23,12 @@ from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.formats.services.vertex import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.managed import endpoint_provider
 from cavvy.providers.managed.endpoint_http import (
     TOO_MANY,
     EndpointHttp,
     keep_content_type,
     read_error,
-)
-from cavvy.providers.managed.endpoint_provider import (
-    CALLED,
-    ENDPOINT_TRAITS,
-    PORT,
-    PROBED,
-    list_variables,
-    object_to_endpoint,
-    object_to_files,
-    object_to_program,
 )
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
@@ -64,7 +55,7 @@ class VertexEndpoints:
     endpoint.
     """
 
-    traits = replace(ENDPOINT_TRAITS, quota_codes=frozenset({QUOTA}))
+    traits = replace(endpoint_provider.ENDPOINT_TRAITS, quota_codes=frozenset({QUOTA}))
 
     def __init__(self, context: ProviderContext) -> None:
         self._settings, self._now = context.settings, context.now
@@ -167,14 +158,16 @@ class VertexEndpoints:
         return _FULL.search(fault.message) is not None
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        found = [*object_to_program(task, "Vertex AI", CONTRACT)]
+        found = [*endpoint_provider.object_to_program(task, "Vertex AI", CONTRACT)]
         image = task.image or str(self._settings.get("image") or "")
         if image and not _IMAGE.fullmatch(image.replace("{region}", "any")):
             reason = "Vertex AI endpoints run only images in Artifact Registry, with names such as "
             reason += f"us-docker.pkg.dev/project/repository/name:tag ({CONTRACT})"
             found.append(Objection("image", reason))
-        found += object_to_files(task, "Vertex AI copies no files into the container", CONTRACT)
-        return [*found, *object_to_endpoint(task, MANIFEST.title, CONTRACT)]
+        found += endpoint_provider.object_to_files(
+            task, "Vertex AI copies no files into the container", CONTRACT
+        )
+        return [*found, *endpoint_provider.object_to_endpoint(task, MANIFEST.title, CONTRACT)]
 
     def _select(self, region: str, told: Sequence[Json]) -> Mapping[str, Json]:
         """Return the endpoints or models of this installation, by job."""
@@ -231,14 +224,14 @@ class VertexEndpoints:
     def _make_model(self, request: JobRequest) -> Mapping[str, Any]:
         gang, region = request.gang, request.offer.region
         image = find_image(MANIFEST.name, gang, self._settings).replace("{region}", region)
-        variables = list_variables(gang)
+        variables = endpoint_provider.list_variables(gang)
         container = {
             "imageUri": image,
             "args": ["serve"],
             "env": [{"name": name, "value": value} for name, value in variables.items()],
-            "ports": [{"containerPort": PORT}],
-            "predictRoute": CALLED,
-            "healthRoute": PROBED,
+            "ports": [{"containerPort": endpoint_provider.PORT}],
+            "predictRoute": endpoint_provider.CALLED,
+            "healthRoute": endpoint_provider.PROBED,
             "deploymentTimeout": f"{int(self._settings['start_s'])}s",
         }
         labels = dict(request.tags)

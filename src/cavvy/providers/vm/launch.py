@@ -19,6 +19,7 @@ from cavvy.domain.gangs import list_extras
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity, ProviderError, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger
+from cavvy.providers.vm import records
 from cavvy.providers.vm.cloud import (
     UNREADABLE,
     CloudFault,
@@ -27,16 +28,6 @@ from cavvy.providers.vm.cloud import (
     read_fault,
 )
 from cavvy.providers.vm.machines import GangMachines, VmMachines
-from cavvy.providers.vm.records import (
-    GANG,
-    INSTALLATION,
-    VmGangRecord,
-    VmNode,
-    make_nodes,
-    make_record,
-    recall,
-    with_nodes,
-)
 
 # The control plane repeats a launch every 15 seconds for at most 10 minutes. The calls of one
 # launch take about 3 seconds, so a node is requested every 18 seconds.
@@ -60,7 +51,7 @@ class VmLauncher:
     def __init__(
         self,
         machines: VmMachines,
-        ledger: LaunchLedger[VmGangRecord],
+        ledger: LaunchLedger[records.VmGangRecord],
         make_user_data: MakeUserData,
         now: Callable[[], datetime],
     ) -> None:
@@ -87,7 +78,7 @@ class VmLauncher:
         self._called[gang.name] = self._now()
         record, shown = self._ledger.get(gang.name), await self._machines.list()
         if record is None:
-            record = recall(gang.name, shown.begun(gang.name), self._now())
+            record = records.recall(gang.name, shown.begun(gang.name), self._now())
         if record is not None and record.started:
             return await self._ledger.put(record)
         # without the region's machines, an existing node could look missing
@@ -109,20 +100,20 @@ class VmLauncher:
                 raise
         await self._ledger.put(replace(record, launched=True))
 
-    def _begin(self, gang: GangSpec, before: VmGangRecord | None) -> VmGangRecord:
+    def _begin(self, gang: GangSpec, before: records.VmGangRecord | None) -> records.VmGangRecord:
         """Return the record of a new launch. Raises NoCapacity."""
         self._check_queue(gang)
         left, billed = (before.leftovers, before.rolled_back) if before else ((), ())
         extras = list_extras(gang.offer, gang.disk_gib, gang.disk_type)
-        record = make_record(gang.name, gang.nodes, self._now())
+        record = records.make_record(gang.name, gang.nodes, self._now())
         return replace(record, leftovers=left, rolled_back=billed, extras=extras)
 
-    async def give_up(self, record: VmGangRecord) -> None:
+    async def give_up(self, record: records.VmGangRecord) -> None:
         """Roll back a launch. Machines that cannot be deleted now are deleted by a later poll."""
         made = [node for node in record.nodes if node.id]
         record = replace(
             record,
-            nodes=tuple(VmNode(rank=node.rank) for node in record.nodes),
+            nodes=tuple(records.VmNode(rank=node.rank) for node in record.nodes),
             leftovers=(*record.leftovers, *(node.id for node in made)),
             rolled_back=(*record.rolled_back, *made),
             given_up_at=self._now(),
@@ -131,7 +122,7 @@ class VmLauncher:
         with suppress(TryAgain, Refused):
             await self.clear(record)
 
-    async def clear(self, record: VmGangRecord) -> VmGangRecord:
+    async def clear(self, record: records.VmGangRecord) -> records.VmGangRecord:
         """Delete the machines that a failed launch left behind. Raises TryAgain, Refused."""
         await self._machines.delete(record.leftovers)
         record = replace(record, leftovers=())
@@ -139,8 +130,12 @@ class VmLauncher:
         return record
 
     async def _start(
-        self, gang: GangSpec, record: VmGangRecord, group: Sequence[VmNode], listed_at: datetime
-    ) -> VmGangRecord:
+        self,
+        gang: GangSpec,
+        record: records.VmGangRecord,
+        group: Sequence[records.VmNode],
+        listed_at: datetime,
+    ) -> records.VmGangRecord:
         """Request the machines of these nodes. Raises TryAgain, NoCapacity, Refused."""
         self._await_listing(record, group, listed_at)
         data = [await self._make_user_data(gang, node.rank) for node in group]
@@ -152,36 +147,39 @@ class VmLauncher:
             offer=gang.offer,
             names=names,
             user_data=data,
-            tags={INSTALLATION: self._machines.names.mark, GANG: gang.name},
+            tags={records.INSTALLATION: self._machines.names.mark, records.GANG: gang.name},
             token=hashlib.sha256(" ".join(names).encode()).hexdigest()[:32],
             public_key=self.public_key,
         )
         self._pace(record)
         asked = [replace(node, asked_at=self._now()) for node in group]
-        record = with_nodes(record, asked)
+        record = records.with_nodes(record, asked)
         await self._ledger.put(record)
         try:
             ids = await self._machines.create(request)
         except (CloudFault, Refused) as error:
             raise await self._fail(record, group, error) from error
-        record = with_nodes(record, make_nodes(asked, ids, self._now()))
+        record = records.with_nodes(record, records.make_nodes(asked, ids, self._now()))
         await self._ledger.put(record)
         return record
 
     async def _fail(
-        self, record: VmGangRecord, group: Sequence[VmNode], error: CloudFault | Refused
+        self,
+        record: records.VmGangRecord,
+        group: Sequence[records.VmNode],
+        error: CloudFault | Refused,
     ) -> ProviderError:
         """Record that a request failed, and return the error to raise."""
         if not isinstance(error, CloudFault) or not error.uncertain:
             asked = [replace(node, asked_at=None) for node in group]
-            await self._ledger.put(with_nodes(record, asked))
+            await self._ledger.put(records.with_nodes(record, asked))
         if isinstance(error, Refused):
             return error
         what = f"the launch of {record.name}"
         return read_fault(self._machines.cloud, error, what, making=True)
 
     def _await_listing(
-        self, record: VmGangRecord, group: Sequence[VmNode], listed_at: datetime
+        self, record: records.VmGangRecord, group: Sequence[records.VmNode], listed_at: datetime
     ) -> None:
         """If the reply to a request was lost, raise TryAgain until the list of machines is recent
         enough to contain a machine that the request created. If the cloud accepts idempotency
@@ -195,7 +193,7 @@ class VmLauncher:
                 "not list its machine yet"
             )
 
-    def _unfinished(self, name: str) -> Sequence[VmGangRecord]:
+    def _unfinished(self, name: str) -> Sequence[records.VmGangRecord]:
         """Return the unfinished launches of other gangs."""
         since = self._now() - _LATELY
         self._called = {each: at for each, at in self._called.items() if at > since}
@@ -215,7 +213,7 @@ class VmLauncher:
                 f"cloud accepts at most {self.most_nodes} requests before a launch times out"
             )
 
-    def _pace(self, record: VmGangRecord) -> None:
+    def _pace(self, record: records.VmGangRecord) -> None:
         """Raise TryAgain if the pause between two requests has not passed, or if another gang has
         priority. Gangs that have already requested nodes have priority over other gangs, and the
         oldest of these gangs comes first.
@@ -239,12 +237,14 @@ class VmLauncher:
             raise Refused(f"the user data has {size} bytes, but this cloud accepts at most {limit}")
 
 
-def _has_asked(record: VmGangRecord) -> bool:
+def _has_asked(record: records.VmGangRecord) -> bool:
     """Return whether a machine of the gang was requested."""
     return any(node.asked_at is not None for node in record.nodes)
 
 
-def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> VmGangRecord:
+def adopt(
+    record: records.VmGangRecord, shown: GangMachines, machines: VmMachines
+) -> records.VmGangRecord:
     """Find the machines of the nodes without a known machine id, and update all nodes from the
     cloud's list of machines. The list may be out of date: a machine that the list shows as booting
     may already be running.
@@ -264,14 +264,16 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
     return replace(record, nodes=tuple(nodes))
 
 
-def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
+def add_strays(
+    record: records.VmGangRecord, shown: GangMachines, doomed: Collection[str]
+) -> records.VmGangRecord:
     """Add machines that will be deleted (`doomed`) to the machines that the record lists as rolled
     back, so that they are billed. Nodes of the record are not added. The record does not
     contain the time at which such a machine was requested, so the start of the launch is recorded.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [
-        VmNode(rank=part.rank, id=machine.id, asked_at=record.intended_at)
+        records.VmNode(rank=part.rank, id=machine.id, asked_at=record.intended_at)
         for part, machine in shown.alive(record.name)
         if machine.id in doomed and machine.id not in known
     ]

@@ -15,17 +15,8 @@ from cavvy.domain.values import Struct
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
+from cavvy.sim.traces import readers
 from cavvy.sim.traces.driver import NO_MARGINS, Knows, TraceRun, run_job
-from cavvy.sim.traces.readers import (
-    MarketSeries,
-    TraceError,
-    TraceWorld,
-    make_world,
-    move_prices,
-    read_egress,
-    read_prices,
-    read_series,
-)
 
 _HOUR_S = 3600.0
 
@@ -55,7 +46,7 @@ class TrialSetting(Struct, frozen=True, kw_only=True):
     deadline_s: float
     overhead_s: float
 
-    def terms_in(self, world: TraceWorld) -> JobTerms:
+    def terms_in(self, world: readers.TraceWorld) -> JobTerms:
         return JobTerms(
             work_s=self.work_s,
             deadline_s=self.deadline_s,
@@ -135,7 +126,7 @@ def plan_trials(
     for markets in worlds:
         gap_s, length_s = _extent(markets)
         if length_s < longest:
-            raise TraceError(
+            raise readers.TraceError(
                 f"{markets.name}: the record is {length_s / _HOUR_S:.0f} h long; "
                 f"a deadline of {longest / _HOUR_S:.0f} h does not fit into the record"
             )
@@ -209,7 +200,7 @@ def list_settings(
     settings = []
     for work, deadline, overhead in product(works_s, deadlines_s, overheads_s):
         if work + overhead > deadline:
-            raise TraceError(
+            raise readers.TraceError(
                 f"{work / _HOUR_S:g} h of work and {overhead / _HOUR_S:g} h of overhead "
                 f"do not fit into a deadline of {deadline / _HOUR_S:g} h"
             )
@@ -246,7 +237,7 @@ def _score(results: Sequence[TrialResult]) -> PolicyScore:
     )
 
 
-def _optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
+def _optimum(world: readers.TraceWorld, start_s: float, terms: JobTerms) -> float:
     # Imported only here: numpy is an optional dependency that only the optimum needs.
     from cavvy.sim.traces.optimum import find_optimum
 
@@ -254,20 +245,22 @@ def _optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 @lru_cache(maxsize=32)
-def _world(markets: TraceMarkets) -> TraceWorld:
+def _world(markets: TraceMarkets) -> readers.TraceWorld:
     series = _read(markets)
     moves: tuple[tuple[float, ...], ...] = ()
     if markets.egress is not None:
-        moves = move_prices(
-            [one.market for one in series], read_egress(Path(markets.egress)), markets.checkpoint_gb
+        moves = readers.move_prices(
+            [one.market for one in series],
+            readers.read_egress(Path(markets.egress)),
+            markets.checkpoint_gb,
         )
-    return make_world(series, markets.nodes, moves)
+    return readers.make_world(series, markets.nodes, moves)
 
 
-def _read(markets: TraceMarkets) -> list[MarketSeries]:
-    known = read_prices(Path(markets.prices)) if markets.prices is not None else {}
+def _read(markets: TraceMarkets) -> list[readers.MarketSeries]:
+    known = readers.read_prices(Path(markets.prices)) if markets.prices is not None else {}
     return [
-        read_series(
+        readers.read_series(
             Path(path),
             spot_ratio=markets.spot_ratio,
             on_demand_usd_hr=markets.on_demand_usd_hr,

@@ -13,18 +13,10 @@ from typing import Any
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
+from cavvy.providers.formats import program
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import choose_machine, is_ec2_container_type, list_types
 from cavvy.providers.formats.notes import list_notes, write_script
-from cavvy.providers.formats.program import (
-    ALONE,
-    SHELL,
-    ContainerSize,
-    choose_size,
-    list_container_variables,
-    list_host_volumes,
-    make_program,
-)
 from cavvy.spec.support import read_options
 
 _COVERED = frozenset(["resources.spot", "secrets", "volumes"])
@@ -249,21 +241,23 @@ def _choose_launch_type(task: TaskSpec) -> LaunchType:
 
 def _choose_size(
     task: TaskSpec, launch_type: LaunchType, find_offers: FindOffers
-) -> tuple[ContainerSize, list[str]]:
+) -> tuple[program.ContainerSize, list[str]]:
     """Return the size of the container, and the instance types on which the container can run."""
     if launch_type is LaunchType.FARGATE:
-        size = choose_size(task, None)
+        size = program.choose_size(task, None)
         rounded = round_size(size.cpus, size.memory_mib)
         if rounded is None:
             raise Refused(
                 "resources: Fargate has at most 16 vCPUs and 120 GiB; set "
                 "resources.options.ecs.launch_type to EC2"
             )
-        return ContainerSize(cpus=rounded[0], memory_mib=rounded[1], accelerators=0), []
+        return program.ContainerSize(cpus=rounded[0], memory_mib=rounded[1], accelerators=0), []
     if not (task.resources.accelerators or task.resources.instance):
-        return choose_size(task, None), []
+        return program.choose_size(task, None), []
     machine = choose_machine(task, find_offers, "aws", "Amazon ECS", is_ec2_container_type)
-    return choose_size(task, machine), list_types(task, find_offers, "aws", is_ec2_container_type)
+    return program.choose_size(task, machine), list_types(
+        task, find_offers, "aws", is_ec2_container_type
+    )
 
 
 def _make_request(
@@ -275,17 +269,17 @@ def _make_request(
         name=task.name,
         cluster="CLUSTER",
         image=task.image or "IMAGE",
-        command=("sh", "-c", SHELL, make_program(task, ALONE)),
+        command=("sh", "-c", program.SHELL, program.make_program(task, program.ALONE)),
         launch_type=launch_type,
         cpus=size.cpus,
         memory_mib=size.memory_mib,
         gpus=size.accelerators,
         instance_types=types,
-        environment=list_container_variables(task, size.accelerators),
+        environment=program.list_container_variables(task, size.accelerators),
         secrets={name: f"{_SECRET}{name}" for name in task.secrets},
         folders=[
             EcsFolder(source=each.source, path=each.path, read_only=each.read_only)
-            for each in list_host_volumes(task)
+            for each in program.list_host_volumes(task)
             if on_machines
         ],
         execution_role=_ROLE,

@@ -16,17 +16,10 @@ from typing import Any
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
+from cavvy.providers.formats import program
 from cavvy.providers.formats.index import FindOffers, JobFormat
 from cavvy.providers.formats.machines import Machine, choose_machine
 from cavvy.providers.formats.notes import dump_yaml, list_notes, write_comments
-from cavvy.providers.formats.program import (
-    ALONE,
-    copy_output,
-    escape_references,
-    link_folder,
-    list_container_variables,
-    make_program,
-)
 
 _COVERED = frozenset(["checkpoint", "limits.duration", "resources.spot", "retry", "workdir"])
 _BUCKET = "gs://BUCKET"
@@ -162,7 +155,7 @@ def _make_pool(job: CustomJobRequest, count: int) -> dict[str, Any]:
         "imageUri": job.image,
         "command": list(job.command),
         "env": [
-            {"name": name, "value": escape_references(text)}
+            {"name": name, "value": program.escape_references(text)}
             for name, text in job.environment.items()
         ],
     }
@@ -207,7 +200,7 @@ def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
 def _make_request(task: TaskSpec, machine: Machine) -> CustomJobRequest:
     kind = _find_accelerator(machine)
     variables = {
-        **list_container_variables(task, machine.accelerators),
+        **program.list_container_variables(task, machine.accelerators),
         "CAVVY_PROGRAM": _make_program(task),
     }
     if len(variables) > VARIABLES:
@@ -245,25 +238,25 @@ def _find_accelerator(machine: Machine) -> str | None:
 
 
 def _make_program(task: TaskSpec) -> str:
-    prepare = [*(_RANKS if task.nodes > 1 else ALONE)]
+    prepare = [*(_RANKS if task.nodes > 1 else program.ALONE)]
     prepare.append(f"mkdir -p {_FOLDER} && cd {_FOLDER} || exit 1")
     if task.workdir is not None:
         prepare.append(f"cp -R {_mounted(f'{_BUCKET}/{task.name}/workdir')}/. . || exit 1")
     for each in task.inputs:
         if each.source.startswith("gs://"):
-            prepare += link_folder(_mounted(each.source), each.target, make=False)
+            prepare += program.link_folder(_mounted(each.source), each.target, make=False)
     if task.checkpoint is not None:
         storage = task.checkpoint.storage or ""
         if not storage.startswith("gs://"):
             storage = f"{_BUCKET}/{task.name}/checkpoints"
-        prepare += link_folder(_mounted(storage), task.checkpoint.path)
+        prepare += program.link_folder(_mounted(storage), task.checkpoint.path)
     finish = []
     for each in task.outputs:
         if each.target.startswith("gs://"):
             target, name = _mounted(each.target), PurePosixPath(each.source).name
             file = f"{target}/{name}" if each.target.endswith("/") else target
-            finish += copy_output(each.source, shlex.quote(target), shlex.quote(file))
-    return make_program(task, prepare, finish)
+            finish += program.copy_output(each.source, shlex.quote(target), shlex.quote(file))
+    return program.make_program(task, prepare, finish)
 
 
 def _mounted(uri: str) -> str:
