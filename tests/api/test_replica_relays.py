@@ -14,11 +14,10 @@ from tests.waits import patience
 
 from cavvy.api.execs import JobExec, JobExecs
 from cavvy.api.notifier import ChangeNotifier
-from cavvy.control.decide.nearness import FARTHEST
 from cavvy.domain.services import ReplicaRole, ServiceReplica
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import AnswersRequests
-from cavvy.server.serving.relays import ReplicaRelays
+from cavvy.server.serving.relays import FARTHEST, ReplicaRelays
 
 SESSION = (
     "from cavvy.agent.access.session import RemoteSession, SessionTarget\n"

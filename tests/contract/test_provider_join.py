@@ -25,7 +25,7 @@ from tests.proofs import Proof
 from tests.system.hosts import Lab, two_hosts_at
 from tests.waits import PATIENCE_S, patience
 
-from cavvy.api.downloads import NodeDownloads
+from cavvy.api.app_state import NodeDownloads
 from cavvy.domain.values import replace
 from cavvy.providers import join
 from cavvy.providers.abilities import SERVES_NODES, ability

@@ -18,7 +18,7 @@ from tests.system.ray_cluster import PROOF as PROOF
 from tests.system.ray_cluster import Cluster, shared_cluster
 from tests.waits import wait_until
 
-from cavvy.api.downloads import NodeDownloads
+from cavvy.api.app_state import NodeDownloads
 from cavvy.providers.base import (
     GangSpec,
     GangState,

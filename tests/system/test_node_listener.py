@@ -19,7 +19,7 @@ import pytest
 from tests.system.server_state import follow_to_end, home_at, wait_until
 
 from cavvy.agent.bundle import make_archive
-from cavvy.api.downloads import NodeDownloads
+from cavvy.api.app_state import NodeDownloads
 from cavvy.api.tokens import load_tokens
 from cavvy.client import ApiClient, connect
 from cavvy.domain.values import replace

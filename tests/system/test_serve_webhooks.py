@@ -19,7 +19,7 @@ from tests.system.trust import User, environment, serving_user_at
 from tests.waits import wait_until
 
 from cavvy.client.queue_wire import list_calls
-from cavvy.control.decide.webhook_signatures import sign_standard
+from cavvy.control.decide.webhook_calls import sign_standard
 
 pytestmark = pytest.mark.system
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

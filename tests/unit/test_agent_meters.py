@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.drivers import make_driver
 
-from cavvy.agent.work.figures import ENERGY, MinuteFigures
 from cavvy.agent.work.meters import CpuMeter, GpuSums, NvidiaMeter, list_cards
+from cavvy.agent.work.monitor import ENERGY, MinuteFigures
 from cavvy.store import token_uses
 
 

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 from tests.unit.test_cli_call_waits import make_service
 
 from cavvy.cli.services import list_pairs
-from cavvy.cli.view.formatting import show_time
-from cavvy.cli.view.service_events import list_events
+from cavvy.cli.view.formatting import list_events, show_time
 from cavvy.client.service_wire import (
     CronView,
     FallbackView,

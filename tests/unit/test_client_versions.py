@@ -6,9 +6,9 @@ import pytest
 
 from cavvy import __version__
 from cavvy.client import ApiClient
+from cavvy.client.client import explain_older
 from cavvy.client.errors import ApiError, IncompatibleVersions
 from cavvy.client.transport import HttpAnswer
-from cavvy.client.versions import explain_older
 
 NO_ROUTE = ApiError("not-found", "the route /v1/shares does not exist", "", 404)
 OTHER = ApiError("invalid-request", "`share` must be a number from 0 to 1,000,000", "", 422)

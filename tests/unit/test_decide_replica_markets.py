@@ -22,7 +22,7 @@ from cavvy.control.decide.replica_markets import (
 from cavvy.control.decide.service import ReplicaSeen
 from cavvy.control.decide.traffic import observe, scale
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.control.serving.markets import ServiceMarkets
+from cavvy.control.serving.reconciler import ServiceMarkets
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReplicaLoss

@@ -14,7 +14,6 @@ from cavvy.control.decide.deadline import (
     list_worth,
     may_go_ahead,
 )
-from cavvy.control.decide.orphans import describe_gang, is_orphan
 from cavvy.control.decide.requests import (
     drill_attempt,
     find_live,
@@ -26,6 +25,7 @@ from cavvy.control.decide.requests import (
     retry_job,
     stop_job,
 )
+from cavvy.control.decide.restored import describe_gang, is_orphan
 from cavvy.control.decide.schedule import (
     find_hold,
     find_run,

@@ -13,7 +13,7 @@ from tests.unit.test_control_reports import NODE, NOW, applied, message
 
 from cavvy.agent.outbox import time_text
 from cavvy.agent.work import usage
-from cavvy.agent.work.figures import MOST_REPORTED, MinuteFigures
+from cavvy.agent.work.monitor import MOST_REPORTED, MinuteFigures
 from cavvy.agent.work.usage import RateMeter, read_network
 from cavvy.domain.figures import (
     MOST_NAMES,

@@ -5,9 +5,9 @@ from tests.unit.test_decide_service import SPEC, TASK
 
 from cavvy.catalog.regions import list_places_within, places_of
 from cavvy.control.decide.bound_requests import list_possible_places
-from cavvy.control.decide.nearness import FARTHEST, RoundTrips, add_round_trip
 from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.values import replace
+from cavvy.server.serving.relays import FARTHEST, RoundTrips, add_round_trip
 
 
 def measure(*milliseconds: float) -> list[int | None]:

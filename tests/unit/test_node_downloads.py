@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cavvy.api.downloads import NodeDownloads
+from cavvy.api.app_state import NodeDownloads
 
 
 def test_threads_may_add_files_at_the_same_time(tmp_path: Path) -> None:

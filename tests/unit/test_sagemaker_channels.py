@@ -19,8 +19,7 @@ from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.formats.services.sagemaker import CHANNELS, DataChannel
 from cavvy.providers.managed.provider import make_container_script
-from cavvy.providers.sagemaker.channels import list_channels, list_placed
-from cavvy.providers.sagemaker.jobs import SageMakerService
+from cavvy.providers.sagemaker.jobs import SageMakerService, list_channels, list_placed
 
 ROOT = "/opt/ml/input/data"
 OFFER = make_offer("sagemaker/us-east-1/ml.m5.large", 1, vcpus=2, memory_mib=8192)

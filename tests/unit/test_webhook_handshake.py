@@ -2,7 +2,7 @@
 
 import pytest
 
-from cavvy.control.decide.webhook_signatures import (
+from cavvy.control.decide.webhook_calls import (
     ALLOWED_ORIGIN,
     ALLOWED_RATE,
     MOST_PER_MINUTE,

@@ -1,16 +1,23 @@
-"""The objects that routes use, opened once when the server starts."""
+"""The objects that routes use, opened once when the server starts.
 
+Serves files that any node may download by hash without a token: the agent, a Python runtime and
+the host supervisor. The served files contain no secrets.
+"""
+
+import hashlib
+import os
+import time
 from asyncio import Lock, to_thread
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
-from cavvy.api.downloads import NodeDownloads
 from cavvy.api.execs import JobExecs
 from cavvy.api.hook_limits import HookLimits
 from cavvy.api.id_tokens import IdTokenVerifier
@@ -19,6 +26,7 @@ from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials
 from cavvy.api.tokens import GangTokens
+from cavvy.client.state import write_private
 from cavvy.control.clock import read_machine_time
 from cavvy.control.control_plane import ControlPlane
 from cavvy.control.share import WorkShare
@@ -27,6 +35,7 @@ from cavvy.domain.values import Struct, field
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
 from cavvy.store.blobs import ProjectBlobs
+from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.logs import LogStore
@@ -36,6 +45,51 @@ from cavvy.store.sql import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# seconds for which files of older servers are kept, because booting nodes may still need them
+_KEPT_S = 60 * 24 * 3600.0
+
+
+class NodeDownloads:
+    """A folder of files named by the SHA-256 of their contents. With a bucket, nodes can download
+    the files of all servers from any server.
+    """
+
+    def __init__(self, folder: Path, bucket: BucketFolder | None = None) -> None:
+        self._folder, self._bucket = folder, bucket
+        self._known: set[str] = set()
+
+    def put(self, content: bytes) -> str:
+        """Start to serve this file, and return its hash. Raises OSError."""
+        name = hashlib.sha256(content).hexdigest()
+        if name not in self._known:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._drop_old()
+            path = self._folder / name
+            if path.exists() and path.stat().st_size == len(content):
+                os.utime(path)
+            else:
+                write_private(str(path), content)
+            if self._bucket is not None and self._bucket.find(name) is None:
+                self._bucket.put(name, content)
+            self._known.add(name)
+        return name
+
+    def find(self, name: str) -> Path | None:
+        """Return the path of the file with this hash, or None if no such file is served. Blocks."""
+        path = self._folder / name
+        if len(name) != 64 or not name.isalnum():
+            return None
+        if self._bucket is not None:
+            self._bucket.fetch(path)
+        return path if path.is_file() else None
+
+    def _drop_old(self) -> None:
+        oldest = time.time() - _KEPT_S
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # the draft of a file that another thread has written
+                if path.name not in self._known and path.stat().st_mtime < oldest:
+                    path.unlink()
 
 
 class AppState(Struct, kw_only=True):

@@ -631,7 +631,7 @@ async def _beside(way: _SessionWay, tunnel: "NodeTunnel", act: "Coroutine[Any, A
 def _open_shell(way: _SessionWay) -> None:
     """Open the session's shell, which stays while its user is not connected."""
     from cavvy.cli.forward import listen_latest
-    from cavvy.cli.reach.terminal import read_input, run_here
+    from cavvy.cli.reach.tunnel import read_input, run_here
 
     opened: list[asyncio.Queue[bytes]] = []
 

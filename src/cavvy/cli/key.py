@@ -2,12 +2,11 @@
 
 import click
 
-from cavvy.cli.reach.arguments import service_argument
+from cavvy.cli.reach.arguments import read_seconds, service_argument
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import NumberRange, count_option, positive_option, read_usd
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
-from cavvy.cli.view.token_limits import read_seconds
 
 
 @click.group("key", cls=CommandGroup)

@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 
 from cavvy.cli.reach.arguments import complete_jobs
 from cavvy.cli.reach.session import any_project_option, default_project, list_jobs
-from cavvy.cli.reach.watch import show_repeatedly, watch_option
+from cavvy.cli.reach.waiting import show_repeatedly, watch_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out

@@ -86,8 +86,8 @@ def serve_file(
 
 def _show(found: "ServedView", output: str) -> None:
     from cavvy.cli.reach.service_call import list_advice
+    from cavvy.cli.view.formatting import describe_webhook
     from cavvy.cli.view.output import json_out
-    from cavvy.cli.view.service_events import describe_webhook
 
     name, project = found.name, found.project
     if output == "json":

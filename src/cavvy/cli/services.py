@@ -8,7 +8,7 @@ from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
-from cavvy.client.token_rates import rate_tokens, show_apis, show_priced_tokens, show_rate
+from cavvy.client.service_calls import rate_tokens, show_apis, show_priced_tokens, show_rate
 from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _row(found: "service_wire.ServedView") -> dict[str, object]:
 
 def list_pairs(found: "service_wire.ServedView") -> list[tuple[str, str]]:
     """Return what `cavvy services show` shows, each with its name."""
-    from cavvy.cli.view.service_events import list_events
+    from cavvy.cli.view.formatting import list_events
     from cavvy.domain.units import Money, format_usd
 
     scale = f"{found.ready} ready, {found.target} wanted ({found.why or 'no decision yet'})"

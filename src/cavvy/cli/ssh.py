@@ -56,7 +56,7 @@ def command(
         _speak(project, target)
         return
     from cavvy.cli.reach.ssh_config import refresh_config
-    from cavvy.cli.reach.terminal import run_here
+    from cavvy.cli.reach.tunnel import run_here
 
     refresh_config()
     line = " ".join(arguments) or None

@@ -10,7 +10,7 @@ from msgspec.json import decode, encode
 from cavvy.cli.reach.arguments import job_argument
 from cavvy.cli.reach.arrays import array_instead
 from cavvy.cli.reach.session import named, project_option
-from cavvy.cli.reach.watch import show_repeatedly, watch_option
+from cavvy.cli.reach.waiting import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out, text_out
 from cavvy.client.errors import ApiError

@@ -7,7 +7,7 @@ import click
 
 from cavvy.cli.down import nothing_runs
 from cavvy.cli.reach.session import any_project_option
-from cavvy.cli.reach.watch import show_repeatedly
+from cavvy.cli.reach.waiting import show_repeatedly
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:

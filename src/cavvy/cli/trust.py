@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import read_seconds, scopes_option, show_scopes, within_option
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
-from cavvy.cli.view.token_limits import read_seconds, scopes_option, show_scopes, within_option
 
 if TYPE_CHECKING:
     from cavvy.client.account_wire import GroupRoleAsk

@@ -52,7 +52,7 @@ def command(
     """
     if schema:
         from cavvy.cli.view.output import json_out
-        from cavvy.spec.schema import make_schema
+        from cavvy.spec.fields.task import make_schema
 
         json_out(make_schema())
         return

@@ -1,8 +1,11 @@
 """The synchronous client of the API. The client has one method per route and returns typed answers.
 The client repeats requests where that is safe.
+
+Compares the version of a server with the version of this client.
 """
 
 import getpass
+import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -11,14 +14,14 @@ from math import inf
 from typing import Self, TypeVar
 
 from msgspec import UNSET, Raw, Struct
-from msgspec.json import encode
+from msgspec.json import decode, encode
 
+from cavvy import __version__
 from cavvy.client import wire
 from cavvy.client.answers import find_error, read_answer
-from cavvy.client.errors import NO_DATABASE, ApiError, ConnectionLost
+from cavvy.client.errors import NO_DATABASE, ApiError, ConnectionLost, IncompatibleVersions
 from cavvy.client.paths import job_path, machine_path, make_key, project_path, query, segment
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
-from cavvy.client.versions import explain_older, require_revision
 
 API = 1  # major version of the routes; two different versions are incompatible
 REVISION = 71  # increases with every change to the routes
@@ -30,6 +33,11 @@ _POLL_S = 1.5  # seconds that a long poll asks the server to wait for something 
 _INPUT_S = 20.0  # seconds that the server waits until a node has read earlier input
 _SHORTEST_S = 0.1  # the shortest wait for an answer, in seconds
 _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
+
+_SERVER = "/v1/server"
+_NO_ROUTE = "not-found"
+# codes of the errors with which an older server refuses what only newer versions know
+_REFUSALS = (_NO_ROUTE, "invalid-task")
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
@@ -729,3 +737,56 @@ def _name_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return ""
+
+
+class _ServerVersion(Struct, frozen=True):
+    version: str
+    revision: int | None = None  # the oldest servers do not state it
+
+
+def parse_version(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def require_revision(send: Callable[[str, str], HttpAnswer], revision: int, what: str) -> None:
+    """Raise IncompatibleVersions if the server's routes are older than `revision`. Such a server
+    would ignore `what` a request asks for.
+    """
+    server = decode(send("GET", _SERVER).body, type=_ServerVersion)
+    if (server.revision or 0) < revision:
+        raise IncompatibleVersions(
+            "server-too-old",
+            f"the server (cavvy {server.version}, revision {server.revision or 0}) is older than "
+            f"this client (cavvy {__version__}) and would ignore {what}",
+            f"update the server to a version with revision {revision} or later",
+        )
+
+
+def explain_older(
+    error: ApiError, target: str, send: Callable[[str, str], HttpAnswer], revision: int
+) -> ApiError:
+    """Return the error that a request to `target` caused. If the server may have refused the
+    request because the server is older than this client, the returned error names both versions.
+    `revision` is that of the routes that this client knows.
+    """
+    if error.code not in _REFUSALS or target == _SERVER:
+        return error
+    try:
+        server = decode(send("GET", _SERVER).body, type=_ServerVersion)
+    except (ApiError, ValueError):
+        return error
+    theirs, mine = parse_version(server.version), parse_version(__version__)
+    its_revision = revision if server.revision is None else server.revision
+    if (theirs, its_revision) >= (mine, revision):
+        return error
+    its, own = f"cavvy {server.version}", f"cavvy {__version__}"
+    if theirs == mine:  # builds of the same version
+        its, own = f"{its}, revision {its_revision}", f"{own}, revision {revision}"
+    versions = f"the server ({its}) is older than this client ({own})"
+    remedy = f"update the server, or use {its} as the client"
+    if error.code == _NO_ROUTE:
+        message = f"{versions}: {error.message} on the server"
+        return IncompatibleVersions("server-too-old", message, remedy, error.status)
+    hint = f"{versions}; if the file is valid for the client, {remedy}"
+    return ApiError(error.code, error.message, hint, error.status)

@@ -8,7 +8,7 @@ import os
 import time
 
 from cavvy import __version__
-from cavvy.client.client import API, REVISION, ApiClient
+from cavvy.client.client import API, REVISION, ApiClient, parse_version
 from cavvy.client.errors import ApiError, IncompatibleVersions, StartFailed, Unreachable
 from cavvy.client.state import (
     ServerFile,
@@ -19,7 +19,6 @@ from cavvy.client.state import (
     server_holds_lock,
 )
 from cavvy.client.transport import QUIET_S, Patience
-from cavvy.client.versions import parse_version
 from cavvy.packages import update_command
 
 _STOP_WAIT_S = 15.0

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 
 from cavvy.control.agents.uploads import LeftUpload, UnfinishedUploads
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.orphans import OrphanGang, describe_gang, is_orphan
-from cavvy.control.decide.restored import is_settled
+from cavvy.control.decide.restored import OrphanGang, describe_gang, is_orphan, is_settled
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.restored import forget_restored, read_restored_at
 from cavvy.domain.allocations import SilentPlace

@@ -30,7 +30,7 @@ def translate(
 
         return translate_kubernetes(documents, notes)
     from cavvy.importers.readers import set_variables
-    from cavvy.importers.yaml11 import recast
+    from cavvy.importers.shapes import recast
 
     trees = [recast(each, notes) for each in documents]
     if dialect is Dialect.SKYPILOT:

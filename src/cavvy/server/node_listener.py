@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cavvy.api.app_state import NodeDownloads
 from cavvy.api.auth import AGENT, BOOT, EDGE, HEALTH, NODES
-from cavvy.api.downloads import NodeDownloads
 from cavvy.api.errors import ApiProblem
 from cavvy.api.peers import is_passed_on
 from cavvy.api.tokens import GangTokens

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from cavvy.agent.bundle import make_archive, make_command
-from cavvy.api.app_state import AppState
-from cavvy.api.downloads import NodeDownloads
+from cavvy.api.app_state import AppState, NodeDownloads
 from cavvy.api.execs import JobExecs
 from cavvy.api.images.pinned import ImageVerifier
 from cavvy.api.notifier import ChangeNotifier

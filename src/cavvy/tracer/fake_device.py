@@ -17,7 +17,6 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cavvy.tracer.operations import find_place
-from cavvy.tracer.own_code import own_line
 from cavvy.tracer.values import (
     ReadValues,
     ValueFunctions,
@@ -25,6 +24,7 @@ from cavvy.tracer.values import (
     find_known,
     guess_number,
     mark_likely,
+    own_line,
 )
 
 Made = list[tuple[Any, torch.dtype]]

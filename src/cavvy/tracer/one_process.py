@@ -21,8 +21,8 @@ from torch import distributed
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.utils.data import DataLoader
 
-from cavvy.tracer.own_code import is_own_call
 from cavvy.tracer.ranks import find_ranks
+from cavvy.tracer.values import is_own_call
 
 TORCHRUN = {
     "RANK": "0",

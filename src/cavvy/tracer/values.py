@@ -1,7 +1,11 @@
 """Supplies the values that a traced script reads from fake tensors. A known value, such as a number
 that the script passed to `torch.tensor`, is returned; any other value is guessed.
+
+Finds the line of the user's own code that is being executed.
 """
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-from cavvy.tracer.own_code import is_own_read, own_line
 
 # One of so many reads in a line returns another value, so that a loop until a value is small, or
 # until a condition is true, ends.
@@ -122,6 +124,8 @@ def find_decided(name: str, leaves: list[torch.Tensor], out: Any) -> torch.Tenso
 
 
 _OR, _AND = ("bitwise_or", "logical_or", "or", "ior"), ("bitwise_and", "logical_and", "and", "iand")
+
+
 _DECIDED = {**dict.fromkeys(_OR, True), **dict.fromkeys((*_AND, "mul"), False)}
 
 
@@ -270,6 +274,8 @@ def _ctc_loss(
 
 
 _VARIABLE = torch._C._VariableFunctions
+
+
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.numpy: _numpy,
     torch.Tensor.__array__: _array,
@@ -287,6 +293,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     _VARIABLE._pad_packed_sequence: _unpack,
     F.ctc_loss: _ctc_loss,
 }
+
+
 # functions whose result is usually the same for all elements
 _CHECKS = {
     torch.isfinite: True,
@@ -296,3 +304,56 @@ _CHECKS = {
     torch.isinf: False,
     torch.Tensor.isinf: False,
 }
+
+
+def own_line() -> str:
+    """Return the line of the user's own code that is being executed."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_own_call() -> bool:
+    """Return whether the caller of `is_own_call` was itself called by the user's own code. The
+    search skips callers in Python's modules `os` and `collections`.
+    """
+    frame: Any = sys._getframe(2)
+    while frame.f_back and frame.f_code.co_filename.endswith(_ENVIRONMENT):
+        frame = frame.f_back
+    return not any(part in frame.f_code.co_filename for part in _OTHERS)
+
+
+def is_own_read() -> bool:
+    """Return whether the user's own code reads the value that the trace supplies, rather than code
+    of PyTorch or another library.
+    """
+    frame: Any = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(_DISPATCH):
+        frame = frame.f_back
+    return not any(part in frame.f_code.co_filename for part in _OTHERS)
+
+
+_ENVIRONMENT = (os.path.basename(os.__file__), "_collections_abc>", "_collections_abc.py", "os>")
+
+
+_HERE = os.path.dirname(__file__)
+
+
+_DISPATCH = (
+    _HERE,
+    *(
+        os.path.join(os.path.dirname(torch.__file__), each)
+        for each in ("_ops.py", "_compile.py", "_dynamo", "utils")
+    ),
+)
+
+
+_OTHERS = (
+    os.path.dirname(torch.__file__),
+    _HERE,
+    os.path.join(os.path.dirname(_HERE), "train"),  # a script may use the library for training
+    "-packages",
+    "/lib/python",
+    "<",
+)

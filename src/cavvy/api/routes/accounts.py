@@ -1,4 +1,4 @@
-"""Routes for accounts, their tokens, projects with their places in the tree, and roles in projects."""
+"""Routes for accounts, their tokens, the tree of projects, and roles in projects."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ from cavvy.api.rules import in_body, in_query, on_installation, require
 from cavvy.api.wire import view
 from cavvy.client import wire
 from cavvy.control.agents.uploads import LeftUpload
-from cavvy.control.decide.orphans import OrphanGang
+from cavvy.control.decide.restored import OrphanGang
 from cavvy.control.garbage_collector import OrphanReport
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.accounts import INSTALLATION, Permission

@@ -51,7 +51,7 @@ from cavvy.control.decide.service_level import LevelCounts, measure_level
 from cavvy.control.decide.ticks import find_next
 from cavvy.control.decide.traffic import ServiceTraffic, read_goals
 from cavvy.control.decide.update import as_revision, measure
-from cavvy.control.decide.webhook_signatures import LEAST, is_usable
+from cavvy.control.decide.webhook_calls import LEAST, is_usable
 from cavvy.control.serving.requests import (
     NameTaken,
     ServiceRequests,

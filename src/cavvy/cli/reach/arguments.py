@@ -1,5 +1,7 @@
 """Arguments and options that several commands share: names with shell completion, times, and
 training scripts.
+
+Options and cells for the limits of tokens, which `cavvy token` and `cavvy trust` share.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.numbers import Made
 
@@ -27,6 +30,18 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 
 CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
+
+scopes_option = click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(["view", "run", "spending", "operate", "audit", "manage"]),
+    help="Permit only this kind of action; repeatable. The default is all actions that the "
+    "account may take.",
+)
+within_option = click.option(
+    "-p", "--project", help="Permit only this project and its subprojects."
+)
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -272,3 +287,17 @@ def _can_import(name: str) -> bool:
     from importlib.machinery import PathFinder
 
     return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) is not None
+
+
+def show_scopes(scopes: object) -> str:
+    return ", ".join(map(str, scopes)) if isinstance(scopes, list) and scopes else "all"
+
+
+def read_seconds(text: str, option: str, example: str) -> int:
+    """Raises CommandFailure."""
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        return int(parse_duration(text).total_seconds())
+    except UnitError as error:
+        raise CommandFailure(f"{option}: {error}", f"write {example}", 2) from error

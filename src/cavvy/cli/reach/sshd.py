@@ -17,7 +17,7 @@ from typing import Any
 import asyncssh
 
 from cavvy.agent.access.frames import ERR
-from cavvy.cli.reach.terminal import exit_code, read_input, write_all
+from cavvy.cli.reach.tunnel import exit_code, read_input, write_all
 from cavvy.client.state import default_home
 from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelChannel, TunnelLost, join
 

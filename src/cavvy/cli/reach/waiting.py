@@ -1,21 +1,34 @@
-"""Waits for jobs, and says why a job that was just queued waits."""
+"""Waits for jobs, and says why a job that was just queued waits.
 
+Shows data from the server once, or repeatedly until Ctrl-C.
+"""
+
+import sys
 import time
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from cavvy.cli.reach.arrays import array_instead, exit_code_of, follow_array
+from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, PATIENCE_S, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, wire
 
+
 _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 _TELL_S = 0.5  # maximum seconds until the server has tried to place the job
 _LOOK_S = 0.02
+
+_T = TypeVar("_T")
+_REFRESH_S = 2.0
+
+watch_option = click.option(
+    "-w", "--watch", is_flag=True, help="Refresh the output until you press Ctrl-C."
+)
 
 
 def find_wait(client: "ApiClient", project: str, name: str) -> str:
@@ -97,3 +110,26 @@ def _wait(
         time.sleep(pause)
         pause = min(_LONGEST_S, pause * 1.5)
     return job
+
+
+def show_repeatedly(
+    read: "Callable[[ApiClient], _T]", show: Callable[[_T], None], watch: bool, output: str
+) -> None:
+    """Call `read` and pass its result to `show`. If `watch` is set, clear the terminal and call
+    both functions repeatedly.
+    """
+    if watch and (output != "table" or not sys.stdout.isatty()):
+        raise CommandFailure(
+            "--watch can only refresh a table on a terminal",
+            "in scripts, `cavvy wait NAME` waits for a job",
+            2,
+        )
+    with session(patience_s=FOLLOW_PATIENCE_S if watch else PATIENCE_S) as client:
+        while True:
+            found = read(client)
+            if watch:
+                click.clear()
+            show(found)
+            if not watch:
+                return
+            time.sleep(_REFRESH_S)

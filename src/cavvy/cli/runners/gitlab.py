@@ -86,8 +86,7 @@ def prepare(file: str, project: str, yes: bool) -> None:
 @project_option
 def run(script: str, stage: str, project: str) -> None:
     """Run a script of GitLab Runner in the job (`run_exec`). STAGE is the script's name."""
-    from cavvy.cli.reach.terminal import run_here
-    from cavvy.cli.reach.tunnel import with_tunnel
+    from cavvy.cli.reach.tunnel import run_here, with_tunnel
 
     with _system_failures():
         with session(patience_s=_PATIENCE_S) as client:

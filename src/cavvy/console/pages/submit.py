@@ -25,8 +25,8 @@ from cavvy.console.pages.page import Page, form_of, list_projects, path_of, try_
 from cavvy.domain.jobs import RunOrigin
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
+from cavvy.spec.fields.task import make_schema
 from cavvy.spec.problems import SpecProblem
-from cavvy.spec.schema import make_schema
 from cavvy.task_files import ParsedTask, ReadOptions, parse_file, parse_tasks
 
 _FILE = "task.yaml"  # the name of the file in messages

@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from cavvy.control.decide.webhook_calls import calls_for_request, find_challenge
-from cavvy.control.decide.webhook_signatures import verify
+from cavvy.control.decide.webhook_calls import calls_for_request, find_challenge, verify
 from cavvy.control.serving.call_requests import QueueFull
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key

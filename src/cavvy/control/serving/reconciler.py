@@ -4,6 +4,8 @@ decides what to do, and executes the decision.
 Each replica is a job of the project. The replica's row is stored with the service before the
 replica's job is submitted under the same ID. The state of each replica is stored before the gateway
 is notified which replicas are ready.
+
+Finds the markets in which replicas of a service may run, from the offers of all providers.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.fixed_ports import find_holder, keep_at, list_elsewhere
+from cavvy.control.decide.placement import list_usable
 from cavvy.control.decide.replica_groups import (
     EVENTS_PORT,
     SECOND_PORTS,
@@ -20,7 +23,14 @@ from cavvy.control.decide.replica_groups import (
     prepare_role,
     scale_replicas,
 )
-from cavvy.control.decide.replica_markets import ANYWHERE, find_loss
+from cavvy.control.decide.replica_markets import (
+    ANYWHERE,
+    find_loss,
+    list_markets,
+    merge_markets,
+    place_in_regions,
+    uses_spot,
+)
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.service import (
     ReplicaSeen,
@@ -36,19 +46,13 @@ from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.service_level import record_level
 from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic
 from cavvy.control.decide.update import as_revision, decide_update
+from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.serving.front import ServiceFront, ServingParts
-from cavvy.control.serving.markets import ServiceMarkets
 from cavvy.control.serving.request_bills import RequestBills
 from cavvy.control.worklist import calls_key
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
-from cavvy.domain.services import (
-    HERE,
-    ReplicaRole,
-    ReplicaState,
-    ServiceReplica,
-    name_replica,
-)
+from cavvy.domain.services import HERE, ReplicaRole, ReplicaState, ServiceReplica, name_replica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import find_router
 from cavvy.domain.values import Struct, replace
@@ -62,6 +66,8 @@ _BILLED_EVERY = timedelta(seconds=0.5)  # until the bills of a service that ends
 _FOLLOWED_EVERY = timedelta(seconds=5)
 _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 _DECIDED = ("target", "why", "scaling", "placement", "groups")
+
+_AGE = timedelta(minutes=1)  # maximum age of a service's markets
 
 
 def service_key(project: str, name: str) -> str:
@@ -512,3 +518,34 @@ def _count_in_flight(
     if replica.is_worker and ReplicaRole.ROUTER in ours:
         return None
     return traffic.replicas.get(replica.id, 0)
+
+
+class ServiceMarkets:
+    """The markets of services that may use spot capacity. Services that may not use spot capacity
+    have no markets: the planner places their replicas like ordinary jobs.
+    """
+
+    def __init__(self, pool: ProviderPool) -> None:
+        self._pool = pool
+        self._read: dict[str, tuple[int, datetime]] = {}  # ID of a service -> revision, time
+
+    async def update(self, service: StoredService, now: datetime) -> StoredService:
+        """Return the service with the markets that its replicas may use now."""
+        if not uses_spot(service.task):  # an older revision may have used this market
+            return replace(service, markets=(), placement={}) if service.markets else service
+        revision, at = self._read.get(service.id, (0, now))
+        if service.markets and revision == service.revision and now - at < _AGE:
+            return service
+        snapshot = await self._pool.market(_AGE)
+        job = JobRecord(
+            id=service.id,
+            project=service.project,
+            name=service.name,
+            task=place_in_regions(service.task),
+            submitted_at=now,
+            since=now,
+            consented=service.consented,
+        )
+        offers = list_usable(job, snapshot, self._pool.objections)
+        self._read[service.id] = (service.revision, now)
+        return merge_markets(service, list_markets(offers))

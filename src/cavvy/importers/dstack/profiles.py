@@ -13,8 +13,7 @@ from pathlib import Path
 from cavvy.domain.values import Struct
 from cavvy.importers.dstack import TABLES
 from cavvy.importers.readers import child, entries, flag_at, items, text_at
-from cavvy.importers.shapes import is_null
-from cavvy.importers.yaml11 import recast
+from cavvy.importers.shapes import is_null, recast
 from cavvy.spec import read_file
 from cavvy.spec.problems import ProblemNotes, SourceMark
 from cavvy.spec.translation import KeptKey

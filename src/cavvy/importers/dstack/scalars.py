@@ -10,13 +10,13 @@ from functools import partial
 from cavvy.domain.units import format_duration
 from cavvy.importers.shapes import (
     ScalarRule,
+    UnquotedDate,
     describe_value,
     is_string,
     make_flag,
     make_text,
     no_choice,
 )
-from cavvy.importers.yaml11 import UnquotedDate
 from cavvy.spec.problems import listed
 from cavvy.spec.tree import ScalarNode
 

@@ -19,7 +19,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.batch import status
 from cavvy.providers.batch.commands import BatchJobRow, BatchPhase, SubmissionUnsure
-from cavvy.providers.batch.relay import relay_mail
+from cavvy.providers.batch.login_session import relay_mail
 from cavvy.providers.batch.system import BatchSystem
 from cavvy.providers.batch.workspace import (
     BatchGangEnd,

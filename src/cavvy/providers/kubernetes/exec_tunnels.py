@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cavvy.providers.base import ProviderError, Refused
-from cavvy.providers.batch.relay import connect_to
+from cavvy.providers.batch.login_session import connect_to
 from cavvy.providers.hosts.bundles import pack_python, platform
 from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
 from cavvy.providers.kubernetes.calls.wire import ConnectionBroken, WebSocket

@@ -5,10 +5,18 @@ managed endpoint are forwarded to the endpoint's provider.
 The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
 provider. The port is open only while the tunnel is open and the program listens. A connection to a
 closed port is refused before the gateway sends a request, so no request is lost.
+
+Assigns replicas to tiers by the round trip between their node and a gateway.
+
+The shortest of the last round trips is compared with the bounds of the tiers, because a busy
+program or network can only make round trips longer. The tier changes only if the shortest round
+trip is beyond the bound by a margin, so that a replica near a bound does not keep changing its
+tier.
 """
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -25,8 +33,8 @@ from cavvy.client.tunnel.mux import (
     TunnelChannel,
     TunnelLost,
 )
-from cavvy.control.decide.nearness import FARTHEST, RoundTrips, add_round_trip
 from cavvy.domain.services import ServiceReplica
+from cavvy.domain.values import Struct
 from cavvy.providers.abilities import AnswersRequests
 from cavvy.server.ports import LOCAL, hold_port
 from cavvy.server.serving.endpoint_relay import EndpointRelay
@@ -38,6 +46,12 @@ _RANK = 0  # the rank that answers the requests of its replica
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # seconds between two attempts to open a tunnel
 _MEASURED_S = 10.0  # seconds between two measurements of the round trip to a replica
 _log = logging.getLogger(__name__)
+
+# upper bounds of the tiers in seconds: a zone, a region, a continent; all others are farther
+BOUNDS_S = (0.005, 0.03, 0.1)
+FARTHEST = len(BOUNDS_S)
+_KEPT = 6  # round trips
+_MARGIN = 1.25
 
 
 class ExecCarrier:
@@ -330,3 +344,23 @@ async def _send(reader: asyncio.StreamReader, channel: TunnelChannel) -> None:
         while data := await reader.read(CHUNK):
             await channel.write(data)
         channel.end()
+
+
+class RoundTrips(Struct, frozen=True, kw_only=True):
+    """The last round trips to a replica in seconds, oldest first, and the tier of the replica. The
+    tier is None until the first round trip has been measured.
+    """
+
+    last: tuple[float, ...] = ()
+    tier: int | None = None
+
+
+def add_round_trip(known: RoundTrips, seconds: float) -> RoundTrips:
+    """Add a measurement to the round trips, and return them with the updated tier."""
+    last = (*known.last, seconds)[-_KEPT:]
+    shortest = min(last)
+    if known.tier is None:
+        return RoundTrips(last=last, tier=bisect_right(BOUNDS_S, shortest))
+    least = bisect_right(BOUNDS_S, shortest / _MARGIN)
+    most = bisect_right(BOUNDS_S, shortest * _MARGIN)
+    return RoundTrips(last=last, tier=min(max(known.tier, least), most))

@@ -1,4 +1,7 @@
-"""The top-level keys of a task file, and the conversion of a file to a `TaskSpec`."""
+"""The top-level keys of a task file, and the conversion of a file to a `TaskSpec`.
+
+The JSON Schema of a task file, for editors; `cavvy validate --schema` prints it.
+"""
 
 import re
 from collections.abc import Iterator
@@ -30,6 +33,7 @@ from cavvy.spec.fields.kinds import (
     FieldSpec,
     ListKind,
     MapKind,
+    Schema,
     SectionReader,
     WrongValue,
     list_kinds,
@@ -39,7 +43,6 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
-from cavvy.spec.fields.limits import LIMITS, RETRY
 from cavvy.spec.fields.params import PARAMS
 from cavvy.spec.fields.resources import (
     MOST_ALTERNATIVES,
@@ -60,7 +63,7 @@ from cavvy.spec.fields.transfers import (
     check_mounts,
     check_volumes,
 )
-from cavvy.spec.fields.work import WEBHOOKS, WORK
+from cavvy.spec.fields.work import LIMITS, RETRY, WEBHOOKS, WORK
 from cavvy.spec.fields.workdir import WORKDIR
 from cavvy.spec.problems import shown
 
@@ -98,7 +101,14 @@ if TYPE_CHECKING:
         Work,
     )
 
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+EXPRESSION = {
+    "type": "string",
+    "pattern": r"\$\{\{\s*params\.[A-Za-z_][A-Za-z0-9_-]*\s*\}\}",
+    "description": "A parameter's value, as in ${{ params.lr }}.",
+}
 
 
 def check_variable(name: str) -> str:
@@ -322,6 +332,8 @@ _TAGS = MapKind(
     ),
     text_kind("a string", _check_tag_value, numbers=True),
 )
+
+
 _ENV = named_texts(
     "variable names, each with a string value",
     check_variable,
@@ -329,6 +341,8 @@ _ENV = named_texts(
     missing="the variable has no value",
     hint="write '' for an empty value, or list the name under `secrets`",
 )
+
+
 SECRETS = ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True)
 
 
@@ -379,3 +393,20 @@ class TaskKeys(TypedDict, total=False):
 
 
 TASK = section("", _build, run=FieldSpec(COMMANDS, required=True), **list_kinds(TaskKeys))
+
+
+def make_schema() -> Schema:
+    """Build the JSON Schema (2020-12) from the table of fields that the parser uses.
+
+    Some values that the parser accepts do not match the schema: for example, the parser reads "8"
+    as a number. The schema checks neither names of accelerators nor dates.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Cavvy task file",
+        "description": TASK.help,
+        **{name: value for name, value in TASK.schema.items() if name != "required"},
+        # An image and an engine name their own commands.
+        "anyOf": [{"required": [name]} for name in ("run", "image", "service", "batch", "edge")],
+        "$defs": {"expression": EXPRESSION},
+    }
