@@ -2,22 +2,29 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
 from decimal import Decimal
-from functools import partial
+from functools import partial, wraps
 from os import PathLike
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from cavvy.sdk.arguments import list_after
-from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray, RowProgress
+from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray
 from cavvy.sdk.client import Client
 from cavvy.sdk.errors import CavvyError
 from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
-from cavvy.sdk.operation import HostReservation, OwnHost, PolicyStatus, ShareStatus
-from cavvy.sdk.status import FigureSeries, JobCost, JobEvent, JobStatus, Phase
+from cavvy.sdk.operation import PolicyStatus
+from cavvy.sdk.status import JobEvent, JobStatus, Phase
 from cavvy.sdk.task import Task
 
 if TYPE_CHECKING:
@@ -68,6 +75,20 @@ class _Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _in_thread(
+    method: Callable[Concatenate[Any, _P], _T],
+) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]:
+    """Return the coroutine that calls a method of the form without asyncio in a thread."""
+
+    @wraps(method)
+    async def call(form: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        threads: _Threads = form._threads
+        return await threads.run(method, await form._plain(), *args, **kwargs)
+
+    call.__doc__ = f"See `{method.__qualname__}`."
+    return call
+
+
 class AsyncJob:
     """A form of `Job` for asyncio: its methods are coroutines. A notebook shows the job's state
     that was read most recently.
@@ -86,9 +107,7 @@ class AsyncJob:
         """The newest state that any method has read from the server."""
         return self._job.last_status
 
-    async def status(self) -> JobStatus:
-        """See `Job.status`."""
-        return await self._threads.run(self._job.status)
+    status = _in_thread(Job.status)
 
     async def wait(
         self, until: Until = "end", *, timeout: TimeLimit | None = None, check: bool = True
@@ -113,51 +132,21 @@ class AsyncJob:
         async for event in self._threads.iterate(self._job.events(follow=follow)):
             yield event
 
-    async def metrics(self) -> dict[str, float | str]:
-        """See `Job.metrics`."""
-        return await self._threads.run(self._job.metrics)
-
-    async def figures(
-        self,
-        *,
-        names: Collection[str] = (),
-        ranks: Collection[int] = (),
-        attempt: int | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        points: int = 300,
-    ) -> list[FigureSeries]:
-        """See `Job.figures`."""
-        return await self._threads.run(
-            self._job.figures,
-            names=names,
-            ranks=ranks,
-            attempt=attempt,
-            since=since,
-            until=until,
-            points=points,
-        )
-
-    async def cost(self) -> JobCost:
-        """See `Job.cost`."""
-        return await self._threads.run(self._job.cost)
-
-    async def outputs(self) -> dict[str, str]:
-        """See `Job.outputs`."""
-        return await self._threads.run(self._job.outputs)
+    metrics = _in_thread(Job.metrics)
+    figures = _in_thread(Job.figures)
+    cost = _in_thread(Job.cost)
+    outputs = _in_thread(Job.outputs)
 
     async def stop(self, *, wait: bool = True) -> JobStatus:
         """See `Job.stop`."""
         status = await self._threads.run(self._job.stop, wait=False)
         return await self.wait(check=False) if wait else status
 
-    async def retry(self) -> JobStatus:
-        """See `Job.retry`."""
-        return await self._threads.run(self._job.retry)
+    retry = _in_thread(Job.retry)
+    remove = _in_thread(Job.remove)
 
-    async def remove(self) -> None:
-        """See `Job.remove`."""
-        await self._threads.run(self._job.remove)
+    async def _plain(self) -> Job:
+        return self._job
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.name} ({self.id}): {self.last_status.phase}>"
@@ -178,21 +167,10 @@ class AsyncJobArray:
         self.name = array.name
         self.project = array.project
 
-    async def counts(self) -> dict[str, int]:
-        """See `JobArray.counts`."""
-        return await self._threads.run(self._array.counts)
-
-    async def progress(self) -> RowProgress | None:
-        """See `JobArray.progress`."""
-        return await self._threads.run(self._array.progress)
-
-    async def results(self) -> list[ArrayResult]:
-        """See `JobArray.results`."""
-        return await self._threads.run(self._array.results)
-
-    async def best(self, metric: str, *, highest: bool = False) -> ArrayResult:
-        """See `JobArray.best`."""
-        return await self._threads.run(self._array.best, metric, highest=highest)
+    counts = _in_thread(JobArray.counts)
+    progress = _in_thread(JobArray.progress)
+    results = _in_thread(JobArray.results)
+    best = _in_thread(JobArray.best)
 
     async def job(self, index: int) -> AsyncJob:
         """See `JobArray.job`."""
@@ -207,17 +185,12 @@ class AsyncJobArray:
             pass
         return found
 
-    async def stop(self) -> None:
-        """See `JobArray.stop`."""
-        await self._threads.run(self._array.stop)
+    stop = _in_thread(JobArray.stop)
+    retry = _in_thread(JobArray.retry)
+    remove = _in_thread(JobArray.remove)
 
-    async def retry(self) -> None:
-        """See `JobArray.retry`."""
-        await self._threads.run(self._array.retry)
-
-    async def remove(self) -> None:
-        """See `JobArray.remove`."""
-        await self._threads.run(self._array.remove)
+    async def _plain(self) -> JobArray:
+        return self._array
 
     def __repr__(self) -> str:
         return f"<AsyncJobArray {self.name} ({self.id})>"
@@ -256,7 +229,7 @@ class AsyncClient:
         max_cost: str | float | Decimal | None = None,
     ) -> AsyncJob:
         """See `Client.submit`."""
-        client = await self._connect()
+        client = await self._plain()
         job = await self._threads.run(
             client.submit,
             task,
@@ -284,7 +257,7 @@ class AsyncClient:
         max_cost: str | float | Decimal | None = None,
     ) -> AsyncJobArray:
         """See `Client.submit_array`."""
-        client = await self._connect()
+        client = await self._plain()
         made = await self._threads.run(
             client.submit_array,
             task,
@@ -312,7 +285,7 @@ class AsyncClient:
         **keys: Unpack["TaskKeys"],
     ) -> AsyncJobArray:
         """See `Client.map`."""
-        client = await self._connect()
+        client = await self._plain()
         submit = partial(
             client.map,
             run,
@@ -327,102 +300,44 @@ class AsyncClient:
 
     async def array(self, name: str, *, project: str | None = None) -> AsyncJobArray:
         """See `Client.array`."""
-        client = await self._connect()
+        client = await self._plain()
         found = await self._threads.run(client.array, name, project=project)
         return AsyncJobArray(found, self._threads)
 
     async def job(self, name: str, *, project: str | None = None) -> AsyncJob:
         """See `Client.job`."""
-        client = await self._connect()
+        client = await self._plain()
         return AsyncJob(await self._threads.run(client.job, name, project=project), self._threads)
 
     async def jobs(
         self, *, phases: Collection[Phase] = (), limit: int = 50, project: str | None = None
     ) -> list[AsyncJob]:
         """See `Client.jobs`."""
-        client = await self._connect()
+        client = await self._plain()
         found = await self._threads.run(client.jobs, phases=phases, limit=limit, project=project)
         return [AsyncJob(each, self._threads) for each in found]
 
-    async def cost(self, *, since: datetime | None = None, project: str | None = None) -> Decimal:
-        """See `Client.cost`."""
-        client = await self._connect()
-        return await self._threads.run(client.cost, since=since, project=project)
-
-    async def hosts(self) -> list[OwnHost]:
-        """See `Client.hosts`."""
-        return await self._threads.run((await self._connect()).hosts)
-
-    async def cordon(self, host: str, *, reason: str = "", gpus: Iterable[int] = ()) -> OwnHost:
-        """See `Client.cordon`."""
-        client = await self._connect()
-        return await self._threads.run(client.cordon, host, reason=reason, gpus=gpus)
-
-    async def uncordon(self, host: str) -> OwnHost:
-        """See `Client.uncordon`."""
-        return await self._threads.run((await self._connect()).uncordon, host)
-
-    async def drain(self, host: str, *, within: TimeLimit = "30m", reason: str = "") -> OwnHost:
-        """See `Client.drain`."""
-        client = await self._connect()
-        return await self._threads.run(client.drain, host, within=within, reason=reason)
-
-    async def reservations(self, *, project: str | None = None) -> list[HostReservation]:
-        """See `Client.reservations`."""
-        return await self._threads.run((await self._connect()).reservations, project=project)
-
-    async def reserve(
-        self,
-        length: TimeLimit,
-        *,
-        hosts: Iterable[str] = (),
-        gpus: int = 0,
-        begin: datetime | None = None,
-        user: str = "",
-        name: str = "",
-        reason: str = "",
-        drain: bool = False,
-        project: str | None = None,
-    ) -> HostReservation:
-        """See `Client.reserve`."""
-        client = await self._connect()
-        return await self._threads.run(
-            client.reserve,
-            length,
-            hosts=hosts,
-            gpus=gpus,
-            begin=begin,
-            user=user,
-            name=name,
-            reason=reason,
-            drain=drain,
-            project=project,
-        )
-
-    async def remove_reservation(self, name: str) -> None:
-        """See `Client.remove_reservation`."""
-        await self._threads.run((await self._connect()).remove_reservation, name)
-
-    async def shares(self, *, project: str | None = None) -> list[ShareStatus]:
-        """See `Client.shares`."""
-        return await self._threads.run((await self._connect()).shares, project=project)
-
-    async def policies(self, *, project: str | None = None) -> list[PolicyStatus]:
-        """See `Client.policies`."""
-        return await self._threads.run((await self._connect()).policies, project=project)
+    cost = _in_thread(Client.cost)
+    hosts = _in_thread(Client.hosts)
+    cordon = _in_thread(Client.cordon)
+    uncordon = _in_thread(Client.uncordon)
+    drain = _in_thread(Client.drain)
+    reservations = _in_thread(Client.reservations)
+    reserve = _in_thread(Client.reserve)
+    remove_reservation = _in_thread(Client.remove_reservation)
+    shares = _in_thread(Client.shares)
+    policies = _in_thread(Client.policies)
 
     async def set_policy(
         self, *, project: str | None = None, accept_exceeded: bool = False, **limits: object
     ) -> PolicyStatus:
         """See `Client.set_policy`."""
-        client = await self._connect()
+        client = await self._plain()
         return await self._threads.run(
             client.set_policy, project=project, accept_exceeded=accept_exceeded, **limits
         )
 
-    async def delete_policy(self, *, project: str | None = None) -> None:
-        """See `Client.delete_policy`."""
-        await self._threads.run((await self._connect()).delete_policy, project=project)
+    delete_policy = _in_thread(Client.delete_policy)
 
     async def close(self) -> None:
         """Close the connections. Jobs continue to run."""
@@ -431,13 +346,13 @@ class AsyncClient:
             self._client.close()
 
     async def __aenter__(self) -> Self:
-        await self._connect()
+        await self._plain()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _connect(self) -> Client:
+    async def _plain(self) -> Client:
         async with self._connecting:
             if self._client is None:
                 self._client = await self._threads.run(self._make)
