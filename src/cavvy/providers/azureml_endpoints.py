@@ -5,7 +5,7 @@ with one deployment on one machine.
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 
 _LEARN = "https://learn.microsoft.com"
 DOCS = f"{_LEARN}/azure/machine-learning"
@@ -16,17 +16,6 @@ MANIFEST = EndpointManifest(
     name="azureml-endpoints",
     title="Azure ML endpoints",
     cloud="cavvy.providers.azureml.endpoints:make_endpoints",
-    project_settings=(
-        "key_file",
-        "subscription",
-        "resource_group",
-        "workspace",
-        "sizes",
-        "image",
-        "identity",
-        "start_s",
-    ),
-    project_key="cavvy.providers.azure.account",
     rights="the role AzureML Data Scientist, and two actions of "
     "Microsoft.MachineLearningServices: locations/vmSizes/read and "
     "locations/mfeOperationsStatus/read; instead of the role, these actions suffice: "
@@ -39,28 +28,29 @@ MANIFEST = EndpointManifest(
         Feature.LOGIN: "Azure pulls images with the rights of the endpoint's identity, and accepts "
         f"no login ({DOCS}/how-to-troubleshoot-online-endpoints)",
     },
+    project_key="cavvy.providers.azure.account",
     settings=(
         *WORKSPACE,
-        text(
+        project_text(
             "sizes",
             "Patterns of the sizes to offer, such as `Standard_NC*`, separated by commas. The "
             "default is every size that Azure allows for managed online endpoints, that the "
             "workspace's region has, and that has a price in the catalog.",
             "*",
         ),
-        text(
+        project_text(
             "image",
             "The image of services whose task names no image, such as "
             "`NAME.azurecr.io/digits:1`. Without this setting, each task must name an image.",
         ),
-        text(
+        project_text(
             "identity",
             "The resource id of a user-assigned managed identity. Endpoints pull their image "
             "with this identity, and containers run with it. By default, Azure creates an identity "
             "for each endpoint; such an identity may pull images from the workspace's own "
             "registry.",
         ),
-        number(
+        project_number(
             "start_s",
             "The maximum time between the start of a container and its first answer to /ping. If "
             "a container needs more time, the endpoint fails.",

@@ -5,7 +5,7 @@ agent when it is created.
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 
 _DOCS = "https://learn.microsoft.com/azure"
 _INSTANCE = f"{_DOCS}/machine-learning/concept-compute-instance"
@@ -15,18 +15,6 @@ MANIFEST = NotebookManifest(
     name="azureml-notebooks",
     title="Azure ML compute instances",
     cloud="cavvy.providers.azureml.notebooks:ComputeInstances",
-    project_settings=(
-        "key_file",
-        "subscription",
-        "resource_group",
-        "workspace",
-        "sizes",
-        "user_id",
-        "tenant_id",
-        "subnet",
-        "idle_stop_s",
-    ),
-    project_key="cavvy.providers.azure.account",
     rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, write "
     "and delete, and locations/vmSizes/read (the role AzureML Compute Operator contains the "
     "permissions for computes)",
@@ -43,26 +31,27 @@ MANIFEST = NotebookManifest(
         Feature.SELF_END: "a compute instance cannot delete itself; Azure stops it after the "
         f"time in the setting `idle_stop_s` ({_API})",
     },
+    project_key="cavvy.providers.azure.account",
     settings=(
         *WORKSPACE,
-        text(
+        project_text(
             "sizes",
             "Patterns of the sizes to offer, such as `Standard_NC*`, separated by commas. The "
             "default is every size that Azure allows for compute instances and that has a price in "
             "the catalog.",
             "*",
         ),
-        text(
+        project_text(
             "user_id",
             "The object id of the user who may also open the notebook in Azure's studio. The "
             "default is the account of the credentials.",
         ),
-        text("tenant_id", "The tenant of the user in `user_id`."),
-        text(
+        project_text("tenant_id", "The tenant of the user in `user_id`."),
+        project_text(
             "subnet",
             "The id of the subnet of compute instances. By default, Azure selects the subnet.",
         ),
-        number(
+        project_number(
             "idle_stop_s",
             "Azure stops a compute instance if its own Jupyter, terminals and VS Code were not "
             "used for this time. Sessions that Cavvy opens do not count as use. A "

@@ -25,7 +25,7 @@ from cavvy.domain.gangs import NodeSeen as NodeSeen
 from cavvy.domain.jobs import FailureKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import NetworkNeed, Scalar, TopologyNeed, Transfer, Volume
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
@@ -160,6 +160,15 @@ class ProviderSetting(Struct, frozen=True, kw_only=True):
     consequence: str
     minimum: float | None = None  # bounds of a number, inclusive
     maximum: float | None = None
+    # True: a project may set it for its own account
+    of_project: bool = False
+
+    def for_projects(self) -> "ProviderSetting":
+        """Return the setting as one that a project may set for its own account. An admin of a
+        project must not choose paths, addresses or programs of the server, so the setting must not
+        contain one. A setting of the kind KEY_FILE is then required.
+        """
+        return replace(self, of_project=True)
 
 
 class Ability(Struct, Generic[_P], frozen=True, kw_only=True):
@@ -189,10 +198,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # feature -> reason, shown to users
     settings: Sequence[ProviderSetting] = ()
-    # The settings that a project may set for its own account. An admin of a project must not choose
-    # paths, addresses or programs of the server, so none of these settings may contain one.
-    # Settings of the kind KEY_FILE are required. () if projects cannot have accounts here.
-    project_settings: Sequence[str] = ()
     # A module that defines clean_key(text) -> str. The function removes everything from a project's
     # key file that does not identify the account, or raises KeyFileRefused. "" if the key files of
     # this provider contain only keys.
@@ -226,6 +231,12 @@ class Manifest(Struct, frozen=True, kw_only=True):
     visibility_delay: timedelta = timedelta(
         minutes=2
     )  # a new gang may be missing from `gangs` for this long; 0 if it is always listed
+
+    @property
+    def project_settings(self) -> Sequence[str]:
+        """The names of the settings that a project may set (`ProviderSetting.for_projects`); empty
+        if projects cannot have accounts here."""
+        return [each.name for each in self.settings if each.of_project]
 
 
 class AgentEndpoint(Struct, frozen=True, kw_only=True):

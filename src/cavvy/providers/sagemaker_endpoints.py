@@ -6,7 +6,7 @@ from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.sagemaker import INSTANCES
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 CONTRACT = f"{_DOCS}/dg/your-algorithms-inference-code.html"
@@ -17,18 +17,6 @@ MANIFEST = EndpointManifest(
     name="sagemaker-endpoints",
     title="Amazon SageMaker endpoints",
     cloud="cavvy.providers.sagemaker.endpoints:make_endpoints",
-    project_settings=(
-        "key_file",
-        "regions",
-        "role",
-        "image",
-        "instances",
-        "subnets",
-        "security_groups",
-        "disk_gib",
-        "download_s",
-        "start_s",
-    ),
     rights="sagemaker:CreateModel, CreateEndpointConfig, CreateEndpoint, DescribeEndpoint, "
     "ListEndpoints, ListEndpointConfigs, ListModels, DeleteEndpoint, DeleteEndpointConfig, "
     "DeleteModel, AddTags and InvokeEndpoint, pricing:GetProducts, and iam:PassRole for the role "
@@ -42,27 +30,27 @@ MANIFEST = EndpointManifest(
     settings=(
         REGIONS,
         *ACCOUNT,
-        text(
+        project_text(
             "role",
             "The ARN of the execution role of endpoints. SageMaker uses this role to pull the "
             "image and to read the model from its bucket. The container also runs with the role's "
             "permissions. "
             "Required.",
         ),
-        text(
+        project_text(
             "image",
             "The image, in Amazon ECR, of services whose task names no image. `{region}` is "
             "replaced by the endpoint's region. Without this setting, each task must name an "
             "image.",
         ),
         INSTANCES,
-        text(
+        project_text(
             "subnets",
             "The subnets of endpoints, separated by commas. By default, endpoints run in "
             "SageMaker's own network.",
         ),
-        text("security_groups", "The security groups of endpoints, if `subnets` is set."),
-        number(
+        project_text("security_groups", "The security groups of endpoints, if `subnets` is set."),
+        project_number(
             "disk_gib",
             "The disk size that Cavvy states in offers and compares with `resources.disk`. "
             "The instance type of an endpoint determines the real size of its disk.",
@@ -71,7 +59,7 @@ MANIFEST = EndpointManifest(
             unit="GiB",
             whole=True,
         ),
-        number(
+        project_number(
             "download_s",
             "How long SageMaker may copy the model from its bucket. If copying takes longer, the "
             "endpoint fails.",
@@ -80,7 +68,7 @@ MANIFEST = EndpointManifest(
             unit="seconds",
             whole=True,
         ),
-        number(
+        project_number(
             "start_s",
             "How long a container may take until it answers /ping. If the container takes longer, "
             "the endpoint fails.",

@@ -6,7 +6,7 @@ from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.sagemaker import INSTANCES
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 _API = f"{_DOCS}/APIReference/API_CreateNotebookInstance.html"
@@ -15,16 +15,6 @@ MANIFEST = NotebookManifest(
     name="sagemaker-notebooks",
     title="Amazon SageMaker notebook instances",
     cloud="cavvy.providers.sagemaker.notebooks:NotebookInstances",
-    project_settings=(
-        "key_file",
-        "regions",
-        "role",
-        "instances",
-        "platform",
-        "subnet",
-        "security_groups",
-        "disk_gib",
-    ),
     rights="sagemaker:CreateNotebookInstance, DescribeNotebookInstance, ListNotebookInstances, "
     "StopNotebookInstance, DeleteNotebookInstance, CreateNotebookInstanceLifecycleConfig, "
     "ListNotebookInstanceLifecycleConfigs, "
@@ -53,25 +43,25 @@ MANIFEST = NotebookManifest(
     settings=(
         REGIONS,
         *ACCOUNT,
-        text(
+        project_text(
             "role",
             "The ARN of the execution role of notebooks. The work in a session runs with the "
             "role's permissions. With the right sagemaker:StopNotebookInstance, a notebook whose "
             "agent has ended stops itself, even if the server is lost. Required.",
         ),
         INSTANCES,
-        text(
+        project_text(
             "platform",
             "The platform of notebooks, such as `notebook-al2023-v1`. By default, AWS selects the "
             "platform.",
         ),
-        text(
+        project_text(
             "subnet",
             "The subnet of notebooks, for connections to your network. By default, notebooks run "
             "in SageMaker's own network.",
         ),
-        text("security_groups", "The security groups of notebooks, if `subnet` is set."),
-        number(
+        project_text("security_groups", "The security groups of notebooks, if `subnet` is set."),
+        project_number(
             "disk_gib",
             "The size of a notebook's disk, which contains the session's files, unless the task "
             "requests another size. AWS bills the disk in addition to the instance.",

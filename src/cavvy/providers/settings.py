@@ -1,12 +1,14 @@
 """Settings that several providers share. The module imports no module that opens connections."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from typing import ParamSpec
 
 from cavvy.catalog.tables import CURRENCY_SOURCE, find_rate
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import ProviderSetting, SettingKind
 
+_P = ParamSpec("_P")
 _DEAREST_USD = 10.0  # no currency is worth more; the dearest, the Kuwaiti dinar, is worth about 3.3
 _EXCHANGE = "usd_per_"  # the start of the name of the setting with the exchange rate
 
@@ -47,6 +49,16 @@ def number(
         maximum=maximum,
         consequence=consequence,
     )
+
+
+def _of_project(make: Callable[_P, ProviderSetting]) -> Callable[_P, ProviderSetting]:
+    """Return `make` for settings that a project may set (`ProviderSetting.for_projects`)."""
+    return lambda *args, **kwargs: make(*args, **kwargs).for_projects()
+
+
+project_text = _of_project(text)
+project_flag = _of_project(flag)
+project_number = _of_project(number)
 
 
 def exchange_rate(currency: str) -> ProviderSetting:

@@ -5,7 +5,7 @@ on one machine.
 from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text, text
 
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 CONTRACT = f"{_DOCS}/predictions/custom-container-requirements"
@@ -15,17 +15,6 @@ MANIFEST = EndpointManifest(
     name="vertex-endpoints",
     title="Vertex AI endpoints",
     cloud="cavvy.providers.vertex.endpoints:make_endpoints",
-    project_settings=(
-        "key_file",
-        "project",
-        "regions",
-        "machines",
-        "image",
-        "service_account",
-        "disk_gib",
-        "start_s",
-    ),
-    project_key="cavvy.providers.gcp.credentials",
     rights="the role Vertex AI User (roles/aiplatform.user), or a role with these permissions: "
     "aiplatform.models.upload, get, list and delete; aiplatform.endpoints.create, get, list, "
     "deploy, undeploy, delete and predict. If the setting `service_account` is set: also "
@@ -37,29 +26,30 @@ MANIFEST = EndpointManifest(
         Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
         f"service agent ({CONTRACT})",
     },
+    project_key="cavvy.providers.gcp.credentials",
     settings=(
         project("endpoints"),
         KEY_FILE,
-        text("regions", "The regions to use, separated by commas.", "us-central1"),
-        text(
+        project_text("regions", "The regions to use, separated by commas.", "us-central1"),
+        project_text(
             "machines",
             "Patterns of the machine types to offer, separated by commas, such as `g2-*, "
             "n1-*-t4x1`. The default is every type of the provider `vertex` that has a price in "
             "the catalog.",
             "*",
         ),
-        text(
+        project_text(
             "image",
             "The image for services whose task names no image. The image must be in Artifact "
             "Registry. `{region}` is replaced by the endpoint's region. Without this setting, "
             "each task must name an image.",
         ),
-        text(
+        project_text(
             "service_account",
             "The e-mail address of the service account that containers run as. The default is "
             "Vertex AI's own service agent.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The disk size with which Cavvy compares `resources.disk`. Google selects the real "
             "size of an endpoint's disk.",
@@ -68,7 +58,7 @@ MANIFEST = EndpointManifest(
             unit="GiB",
             whole=True,
         ),
-        number(
+        project_number(
             "start_s",
             "How long a deployment may take until its container answers /ping. If the deployment "
             "takes longer, the endpoint fails.",

@@ -3,7 +3,7 @@
 from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text, text
 
 PRICING = "https://cloud.google.com/vertex-ai/pricing#notebooks"
 _DOCS = "https://cloud.google.com/vertex-ai/docs/workbench"
@@ -13,21 +13,6 @@ MANIFEST = NotebookManifest(
     name="vertex-workbench",
     title="Vertex AI Workbench",
     cloud="cavvy.providers.vertex.workbench:WorkbenchInstances",
-    project_settings=(
-        "key_file",
-        "project",
-        "zones",
-        "script",
-        "fees",
-        "machines",
-        "service_account",
-        "owner",
-        "network",
-        "subnet",
-        "disk_gib",
-        "idle_stop_s",
-    ),
-    project_key="cavvy.providers.gcp.credentials",
     rights="notebooks.instances.create, get, list and delete, and notebooks.operations.get (the "
     "role Notebooks Admin, roles/notebooks.admin, contains them), and iam.serviceAccounts.actAs "
     "for the account of the notebooks",
@@ -47,57 +32,58 @@ MANIFEST = NotebookManifest(
         Feature.DISK: "`resources.disk` selects the size of the disk; its type cannot be selected "
         f"yet ({_API})",
     },
+    project_key="cavvy.providers.gcp.credentials",
     settings=(
         project("notebooks"),
         KEY_FILE,
-        text(
+        project_text(
             "zones",
             "The zones to use, separated by commas, such as `us-central1-a, us-central1-b`. "
             "Required.",
         ),
-        text(
+        project_text(
             "script",
             "The address in Cloud Storage of the script that starts Cavvy's script, such as "
             "`gs://my-bucket/cavvy.sh`; docs/guides/notebooks.md shows its three lines. The "
             "account of the "
             "notebooks needs the right to read the script. Required.",
         ),
-        text(
+        project_text(
             "fees",
             "Google's management fees in US dollars an hour, for each vCPU and for each GPU of a "
             f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines whose GPU has no "
             "fee here are not offered. This setting is required, because Google publishes these "
             "prices only on a web page. If a fee is 0, plans and bills do not contain it.",
         ),
-        text(
+        project_text(
             "machines",
             "Patterns of the machine types to offer, separated by commas, such as `g2-*, "
             "n1-*-t4x1`. The default is every type of the provider `vertex` that has a price in "
             "the catalog.",
             "*",
         ),
-        text(
+        project_text(
             "service_account",
             "The e-mail address of the service account of the notebooks. The work in a session "
             "runs with the account's permissions. The default is the default account of Compute "
             "Engine.",
         ),
-        text(
+        project_text(
             "owner",
             "The e-mail address of the person who may open the notebooks' own Jupyter. By default, "
             "each person who may act as the service account may open Jupyter.",
         ),
-        text(
+        project_text(
             "network",
             "The network of notebooks, as projects/PROJECT/global/networks/NAME. The default is "
             "the project's network `default`.",
         ),
-        text(
+        project_text(
             "subnet",
             "The subnet of notebooks, as projects/PROJECT/regions/REGION/subnetworks/NAME. By "
             "default, Google selects the subnet of the zone's region.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of a notebook's data disk, which contains the session's files, unless the "
             "task requests another size. Google bills this disk, and a boot disk of 150 GB, in "
@@ -107,7 +93,7 @@ MANIFEST = NotebookManifest(
             unit="GiB",
             whole=True,
         ),
-        number(
+        project_number(
             "idle_stop_s",
             "Google stops a notebook whose own Jupyter has run no kernel for this time. Google "
             "does not see sessions that Cavvy opens; `--keep` ends idle sessions sooner.",

@@ -16,7 +16,7 @@ from cavvy.providers.abilities import (
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import number, project_flag, project_number, project_text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.RESULTS: explain_results(
@@ -61,7 +61,6 @@ MANIFEST = Manifest(
     name="aws",
     title="Amazon EC2",
     cloud="cavvy.providers.aws.provider:AwsProvider",
-    docs="docs/guides/aws.md",
     unsupported=UNSUPPORTED,
     abilities=(
         HAS_PARTS,
@@ -82,39 +81,24 @@ MANIFEST = Manifest(
         "image": "the machine image: an AMI's id, or the name of a Systems Manager parameter",
         "zone": "the availability zone, such as us-east-1a",
     },
-    project_settings=(
-        "key_file",
-        "regions",
-        "instances",
-        "image",
-        "disk_gib",
-        "disk_type",
-        "vpc",
-        "subnet",
-        "security_groups",
-        "key",
-        "instance_profile",
-        "reservations",
-        "efa",
-        "placement_group",
-    ),
+    docs="docs/guides/aws.md",
     settings=(
         REGIONS,
         *ACCOUNT,
-        text(
+        project_text(
             "instances",
             "Patterns of the instance types to offer, separated by commas, such as `p5.*, "
             "g6.xlarge`. The default is every type with accelerators, and the families c7i, m7i, "
             "r7i and t3.",
         ),
-        text(
+        project_text(
             "image",
             "The machine image: an AMI's id, or the name of a Systems Manager parameter that "
             "contains such an id. The default is AWS's newest image with drivers for the type: "
             "Deep Learning Base (NVIDIA GPUs since T4, Trainium, Inferentia2), or Amazon Linux "
             "2023 for types without accelerators.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of a node's root disk, unless the task requests another size. If the image "
             "needs a larger disk, the disk has the size that the image needs.",
@@ -123,36 +107,38 @@ MANIFEST = Manifest(
             unit="GiB",
             whole=True,
         ),
-        text("disk_type", "The type of the root disk, unless the task names a type.", "gp3"),
-        text(
+        project_text(
+            "disk_type", "The type of the root disk, unless the task names a type.", "gp3"
+        ),
+        project_text(
             "vpc",
             "The VPC of nodes, unless the task names one. The default is the region's default VPC, "
             "or the region's only VPC if it has no default subnet.",
         ),
-        text(
+        project_text(
             "subnet",
             "The subnet of nodes, unless the task names one. By default, Cavvy tries the VPC's "
             "subnets in turn. Without a VPC, EC2 chooses a default subnet; if that subnet has no "
             "capacity, Cavvy tries the default subnets of the other zones.",
         ),
-        text(
+        project_text(
             "security_groups",
             "The security groups of nodes, as ids separated by commas, unless the task names its "
             "own. By default, each gang gets its own group, which accepts connections only from "
             "the gang's nodes and is removed when the gang has ended.",
         ),
-        text(
+        project_text(
             "key",
             "The key pair for SSH to nodes, unless the task names one. Without a key pair, nodes "
             "accept no SSH logins.",
         ),
-        text(
+        project_text(
             "instance_profile",
             "The instance profile of nodes, as a name or an ARN. With the profile's role, jobs can "
             "use AWS services, such as S3, without keys, and nodes can pull images from ECR. By "
             "default, nodes have no role.",
         ),
-        text(
+        project_text(
             "reservations",
             "Capacity reservations and capacity blocks (`cr-...`) that may be used, separated by "
             "commas.",
@@ -164,14 +150,14 @@ MANIFEST = Manifest(
             "paid in advance, costs nothing.",
             unit="USD per hour",
         ),
-        flag(
+        project_flag(
             "efa",
             "If `true`, gangs get Elastic Fabric Adapters on instance types that have them. "
             "Nodes with several network cards get no public address, so their subnet needs "
             "another route to the server. If `false`, gangs get no adapters.",
             default=True,
         ),
-        flag(
+        project_flag(
             "placement_group",
             "If `true`, a gang whose instance type has EFA gets its own cluster placement group: "
             "EC2 places the gang's nodes close together, but less often has capacity for such a "

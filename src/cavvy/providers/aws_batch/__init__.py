@@ -5,7 +5,7 @@ from datetime import timedelta
 from cavvy.providers.aws.settings import ACCOUNT
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 
 _GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide"
 _JOBS = f"{_GUIDE}/job_definition_parameters.html"
@@ -14,17 +14,6 @@ MANIFEST = JobManifest(
     name="aws-batch",
     title="AWS Batch",
     cloud="cavvy.providers.aws_batch.service:BatchService",
-    docs="docs/guides/aws-batch.md",
-    project_settings=(
-        "key_file",
-        "regions",
-        "queues",
-        "image",
-        "share",
-        "job_role",
-        "execution_role",
-        "memory_percent",
-    ),
     # the instance's metadata announce the end of a spot instance 120 seconds in advance
     notice=timedelta(minutes=2),
     rights="batch:RegisterJobDefinition, DeregisterJobDefinition, SubmitJob, TerminateJob, "
@@ -52,38 +41,39 @@ MANIFEST = JobManifest(
         "priority": "0 to 9999; in a queue with a fair-share policy, a job starts before the "
         "jobs of the same share that have a lower priority",
     },
+    docs="docs/guides/aws-batch.md",
     settings=(
-        text(
+        project_text(
             "regions",
             "The region of the queues. The default is the region of the AWS configuration.",
         ),
         *ACCOUNT,
-        text(
+        project_text(
             "queues",
             "The job queues to use, separated by commas. Each queue must have one compute "
             "environment with one instance type. Required.",
         ),
-        text(
+        project_text(
             "image",
             "The image of jobs whose task names no image. `{region}` stands for the region. "
             "Without "
             "this setting, each task must name an image.",
         ),
-        text(
+        project_text(
             "share",
             "The share identifier of jobs whose task names no share identifier. Queues with a "
             "fair-share policy need a share identifier; other queues do not use it.",
         ),
-        text(
+        project_text(
             "job_role",
             "The ARN of the role that gives the work its permissions. The default is no role.",
         ),
-        text(
+        project_text(
             "execution_role",
             "The ARN of the role that pulls the image. By default, the instances' own role pulls "
             "the image.",
         ),
-        number(
+        project_number(
             "memory_percent",
             "The percentage of an instance's memory that a job requests; ECS needs the rest.",
             default=90,

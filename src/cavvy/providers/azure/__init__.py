@@ -6,7 +6,7 @@ from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
 from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _METADATA = "http://169.254.169.254/metadata"
@@ -38,25 +38,9 @@ MANIFEST = Manifest(
     title="Azure",
     cloud="cavvy.providers.azure.cloud:AzureCloud",
     layer="cavvy.providers.vm.provider:make_provider",
-    docs="docs/guides/azure.md",
     rights="a role with the actions in docs/guides/azure.md; three of the actions must be "
     "allowed on the subscription",
     abilities=(*ABILITIES, HAS_PARTS, TELLS_QUOTAS),
-    project_settings=(
-        "key_file",
-        "subscription",
-        "resource_group",
-        "regions",
-        "sizes",
-        "image",
-        "disk_gib",
-        "disk_type",
-        "subnets",
-        "public_ip",
-        "ssh_key",
-        "identity",
-    ),
-    project_key="cavvy.providers.azure.account",
     prices="cavvy.providers.azure.price_list",
     visibility_delay=timedelta(minutes=1),
     notices=NOTICES,
@@ -77,32 +61,34 @@ MANIFEST = Manifest(
         ),
     },
     options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
+    docs="docs/guides/azure.md",
+    project_key="cavvy.providers.azure.account",
     settings=(
         KEY_FILE,
         SUBSCRIPTION,
-        text(
+        project_text(
             "resource_group",
             "The resource group of all resources that Cavvy creates. The group must exist.",
             "cavvy",
         ),
-        text(
+        project_text(
             "regions",
             "The regions to use, separated by commas, such as `eastus, westeurope`. The default is "
             "the region of the resource group.",
         ),
-        text(
+        project_text(
             "sizes",
             "Patterns of the sizes to offer, separated by commas, such as `Standard_ND*, "
             "Standard_D8s_v5`. The default is every size with accelerators, and the sizes of the "
             "families Dsv5, Esv5 and Fsv2.",
         ),
-        text(
+        project_text(
             "image",
             "The machine image: publisher:offer:sku:version, or a resource id. The default is "
             "Azure's Ubuntu image for HPC, which has the drivers of NVIDIA and AMD GPUs. For "
             "sizes without accelerators, the default is Ubuntu 24.04.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of a node's system disk, unless the task requests another size.",
             default=128,
@@ -110,29 +96,29 @@ MANIFEST = Manifest(
             unit="GiB",
             whole=True,
         ),
-        text(
+        project_text(
             "disk_type",
             "The type of the system disk, unless the task names a type.",
             "StandardSSD_LRS",
         ),
-        text(
+        project_text(
             "subnets",
             "The subnet of nodes in each region: `eastus=RESOURCE-ID, westus3=RESOURCE-ID`. In "
             "other regions, Cavvy creates the network `cavvy-REGION`, whose nodes accept "
             "connections only from each other.",
         ),
-        flag(
+        project_flag(
             "public_ip",
             "If `true`, each node has a public address, through which it connects to the server. "
             "If `false`, the subnet needs another route to the server, such as a NAT gateway.",
             default=True,
         ),
-        text(
+        project_text(
             "ssh_key",
             "The public key for SSH to nodes as the user `cavvy`. By default, nodes accept no SSH "
             "logins.",
         ),
-        text(
+        project_text(
             "identity",
             "The resource id of the user-assigned managed identity with which work on nodes uses "
             "Azure without keys. By default, nodes have no identity.",

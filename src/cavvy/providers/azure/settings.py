@@ -1,7 +1,7 @@
 """The settings that several providers on Azure have in common."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text, text
 
 KEY_FILE = ProviderSetting(
     name="key_file",
@@ -9,8 +9,8 @@ KEY_FILE = ProviderSetting(
     consequence="The JSON file of a service principal with a secret, as `az ad sp create-for-rbac` "
     "prints it. By default, azure-identity searches for credentials in its usual order: "
     "environment variables, the machine's managed identity, and the login of `az`.",
-)
-SUBSCRIPTION = text(
+).for_projects()
+SUBSCRIPTION = project_text(
     "subscription",
     "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the environment, or "
     "else the account's only subscription.",
@@ -24,6 +24,6 @@ RESOURCE_MANAGER = text(
 WORKSPACE = (
     KEY_FILE,
     SUBSCRIPTION,
-    text("resource_group", "The resource group of the workspace. Required."),
-    text("workspace", "The name of the workspace. Required."),
+    project_text("resource_group", "The resource group of the workspace. Required."),
+    project_text("workspace", "The name of the workspace. Required."),
 )

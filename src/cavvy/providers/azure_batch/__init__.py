@@ -5,7 +5,7 @@ agent.
 from cavvy.providers.azure.settings import KEY_FILE
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import flag, text
+from cavvy.providers.settings import project_flag, project_text, text
 
 _DOCS = "https://learn.microsoft.com/azure/batch"
 _CONTAINERS = f"{_DOCS}/batch-docker-container-workloads"
@@ -15,16 +15,6 @@ MANIFEST = JobManifest(
     name="azure-batch",
     title="Azure Batch",
     cloud="cavvy.providers.azure_batch.service:AzureBatchService",
-    docs="docs/guides/azure-batch.md",
-    project_settings=(
-        "key_file",
-        "account",
-        "sizes",
-        "spot",
-        "image",
-        "subnet",
-    ),
-    project_key="cavvy.providers.azure.account",
     rights="the role Azure Batch Data Contributor on the Batch account, or a role with the actions "
     "Microsoft.Batch/batchAccounts/pools/read, write and delete, and the data actions "
     "Microsoft.Batch/batchAccounts/jobs/read, write and delete",
@@ -47,32 +37,34 @@ MANIFEST = JobManifest(
         f"({_DOCS}/batch-spot-vms)",
     },
     options={"image": "the container image, in the format of the setting `image`"},
+    docs="docs/guides/azure-batch.md",
+    project_key="cavvy.providers.azure.account",
     settings=(
         KEY_FILE,
-        text(
+        project_text(
             "account",
             "The name and the region of the Batch account, such as `train.westeurope`. Required.",
         ),
-        text(
+        project_text(
             "sizes",
             "Patterns of the sizes to offer, separated by commas, such as `Standard_N*, "
             "Standard_D4s_v3`. The default is every supported size with a price in the catalog.",
             "*",
         ),
-        flag(
+        project_flag(
             "spot",
             "Set `true` if the account's pool allocation mode is user subscription. In "
             "the mode user subscription, jobs can use spot machines, at the prices in Azure's "
             "public list. In the allocation mode Batch service, jobs cannot use spot machines.",
             default=False,
         ),
-        text(
+        project_text(
             "image",
             "The public image of jobs whose task names no image. Without this setting, each "
             "task must "
             "name an image.",
         ),
-        text(
+        project_text(
             "subnet",
             "The resource id of the subnet for the machines of pools. By default, Azure Batch "
             "creates a network for each pool, and the pool's machines can reach the internet.",

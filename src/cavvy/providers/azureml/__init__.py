@@ -6,7 +6,7 @@ from cavvy.providers.azure import NOTICES
 from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text, text
 
 _DOCS = "https://learn.microsoft.com/azure/machine-learning"
 _JOB = f"{_DOCS}/reference-yaml-job-command"
@@ -16,19 +16,6 @@ MANIFEST = JobManifest(
     name="azureml",
     title="Azure Machine Learning",
     cloud="cavvy.providers.azureml.jobs:AzureMlService",
-    docs="docs/guides/azureml.md",
-    project_settings=(
-        "key_file",
-        "subscription",
-        "resource_group",
-        "workspace",
-        "clusters",
-        "sizes",
-        "image",
-        "experiment",
-        "max_run_s",
-    ),
-    project_key="cavvy.providers.azure.account",
     notices=NOTICES,
     notice=timedelta(seconds=30),
     rights="Microsoft.MachineLearningServices/workspaces/read, jobs/read, write and "
@@ -56,15 +43,17 @@ MANIFEST = JobManifest(
         "`digits=azureml:digits:1`, separated by commas; the environment variable "
         "`AZUREML_DATA_digits` contains the path of `digits`",
     },
+    docs="docs/guides/azureml.md",
+    project_key="cavvy.providers.azure.account",
     settings=(
         *WORKSPACE,
-        text(
+        project_text(
             "clusters",
             "The names of the compute clusters to use, or patterns such as `gpu-*`, separated by "
             "commas. The default is every cluster of the workspace.",
             "*",
         ),
-        text(
+        project_text(
             "sizes",
             "Patterns of the sizes for which Cavvy creates compute clusters, such as "
             "`Standard_NC*`, separated by commas. The default is none. A cluster has one size, "
@@ -72,14 +61,16 @@ MANIFEST = JobManifest(
             "job, its nodes end two minutes after a job, and it is removed after an hour without "
             "jobs.",
         ),
-        text(
+        project_text(
             "image",
             "The image of jobs whose task names no image. Without this setting, each task must "
             "name "
             "an image.",
         ),
-        text("experiment", "The experiment under which Azure's studio shows the jobs.", "cavvy"),
-        number(
+        project_text(
+            "experiment", "The experiment under which Azure's studio shows the jobs.", "cavvy"
+        ),
+        project_number(
             "max_run_s",
             "Azure stops a job after this time if the task has no time limit.",
             default=604_800,

@@ -33,13 +33,13 @@ def make_manifest(
         title=f"a {title} cluster",
         no_project_accounts="the server connects to the login node with SSH keys of the "
         "user that runs the server, and an SSH configuration can start programs",
-        docs=f"docs/guides/{name}.md",
         cloud=cloud,
         unsupported=_list_unsupported(title, image),
         abilities=(WHO_AM_I, CHECKS_TASKS, EXPORTS_TASKS, RELAYS_AGENTS, CLOSEABLE),
         keeps_topology=True,
         reports_cancelled=True,
         visibility_delay=timedelta(0),
+        docs=f"docs/guides/{name}.md",
         settings=(
             *login_node(),
             text(

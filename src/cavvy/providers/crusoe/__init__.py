@@ -1,7 +1,7 @@
 """Crusoe Cloud: each node is one virtual machine that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -39,26 +39,29 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "prices",
             "The price of one GPU in USD per hour, by name, such as `H100=3.90 A100=1.95`. "
             "Crusoe's API does not report prices: copy them from your agreement or from "
             "https://www.crusoe.ai/cloud/pricing. Machines with other GPUs are not offered.",
         ),
-        text("project", "The id of the project. The default is the account's only project."),
-        text("regions", "The locations to use, separated by commas. The default is all locations."),
-        text(
+        project_text(
+            "project", "The id of the project. The default is the account's only project."
+        ),
+        project_text(
+            "regions", "The locations to use, separated by commas. The default is all locations."
+        ),
+        project_text(
             "ssh_key",
             "The public SSH key that machines accept, such as `ssh-ed25519 AAAA...`. Crusoe "
             "requires a key; with `reach_by_ssh`, the default is the server's own key.",
         ),
-        text(
+        project_text(
             "image",
             "The image of machines, as NAME:TAG. The default is Crusoe's newest Ubuntu image with "
             "drivers for the GPU.",
         ),
         reach_setting(),
     ),
-    of_projects=("key_file", "prices", "project", "regions", "ssh_key", "image"),
     endpoint="https://api.crusoecloud.com/v1alpha5",
 )

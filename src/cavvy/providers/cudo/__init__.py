@@ -1,7 +1,7 @@
 """CUDO Compute: each node is one virtual machine that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -35,17 +35,19 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text("project", "The project of the machines. The default is the account's only project."),
-        text(
+        project_text(
+            "project", "The project of the machines. The default is the account's only project."
+        ),
+        project_text(
             "regions",
             "The data centers to use, separated by commas. The default is all data centers.",
         ),
-        text(
+        project_text(
             "image",
             "The public image of machines, by id. The default is the newest Ubuntu image with "
             "NVIDIA's driver.",
         ),
-        number(
+        project_number(
             "gpu_vcpus",
             "The number of vCPUs per GPU, unless the machine type requires more or fewer.",
             unit="vCPUs",
@@ -53,7 +55,7 @@ MANIFEST = make_manifest(
             minimum=1,
             whole=True,
         ),
-        number(
+        project_number(
             "gpu_memory_gib",
             "The memory per GPU, unless the machine type requires more or less.",
             unit="GiB",
@@ -61,7 +63,7 @@ MANIFEST = make_manifest(
             minimum=1,
             whole=True,
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of a machine's disk.",
             unit="GiB",
@@ -70,15 +72,6 @@ MANIFEST = make_manifest(
             whole=True,
         ),
         reach_setting(),
-    ),
-    of_projects=(
-        "key_file",
-        "project",
-        "regions",
-        "image",
-        "gpu_vcpus",
-        "gpu_memory_gib",
-        "disk_gib",
     ),
     endpoint="https://rest.compute.cudo.org/v1",
 )

@@ -1,7 +1,7 @@
 """DigitalOcean: each node is one Droplet that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -47,19 +47,20 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text("regions", "The regions to use, separated by commas. The default is all regions."),
-        text(
+        project_text(
+            "regions", "The regions to use, separated by commas. The default is all regions."
+        ),
+        project_text(
             "ssh_keys",
             "The ids or fingerprints of the account's SSH keys that Droplets accept, separated "
             "by commas. By default, Droplets accept no SSH key.",
         ),
-        text(
+        project_text(
             "image",
             "The image of Droplets, as a slug. The default is DigitalOcean's AI/ML-ready image for "
             "GPUs, and Ubuntu 24.04 for sizes without GPUs.",
         ),
         reach_setting(),
     ),
-    of_projects=("key_file", "regions", "ssh_keys", "image"),
     endpoint="https://api.digitalocean.com/v2",
 )

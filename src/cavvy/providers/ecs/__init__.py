@@ -7,7 +7,7 @@ from datetime import timedelta
 from cavvy.providers.aws.settings import ACCOUNT
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text
 
 _GUIDE = "https://docs.aws.amazon.com/AmazonECS/latest/developerguide"
 _TASKS = f"{_GUIDE}/task_definition_parameters.html"
@@ -17,21 +17,6 @@ MANIFEST = JobManifest(
     name="ecs",
     title="Amazon ECS",
     cloud="cavvy.providers.ecs.service:EcsService",
-    docs="docs/guides/ecs.md",
-    project_settings=(
-        "key_file",
-        "regions",
-        "cluster",
-        "capacity",
-        "subnets",
-        "security_groups",
-        "public_address",
-        "image",
-        "execution_role",
-        "task_role",
-        "log_group",
-        "memory_percent",
-    ),
     # Fargate: SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last
     # report. EC2: the instance's metadata announce the end of a spot instance 120 seconds in
     # advance.
@@ -59,56 +44,57 @@ MANIFEST = JobManifest(
         "launch_type": "`EC2` or `FARGATE`, for exported files only; the setting `capacity` "
         "selects where jobs run",
     },
+    docs="docs/guides/ecs.md",
     settings=(
-        text(
+        project_text(
             "regions",
             "The region of the cluster. The default is the region of the AWS configuration.",
         ),
         *ACCOUNT,
-        text("cluster", "The name of the cluster that runs the tasks.", "default"),
-        text(
+        project_text("cluster", "The name of the cluster that runs the tasks.", "default"),
+        project_text(
             "capacity",
             "The capacity providers of the cluster to use, separated by commas: `FARGATE`, "
             "`FARGATE_SPOT`, and `NAME=INSTANCE_TYPE` for a capacity provider whose Auto Scaling "
             "group has one instance type. `/spot` after the type means spot instances. `/paid` "
             "means instances that are already paid for, so that tasks cost nothing. Required.",
         ),
-        text(
+        project_text(
             "subnets",
             "The subnets of tasks on Fargate, separated by commas. Required for Fargate.",
         ),
-        text(
+        project_text(
             "security_groups",
             "The security groups of tasks on Fargate, separated by commas. The default is the "
             "default security group of the VPC.",
         ),
-        flag(
+        project_flag(
             "public_address",
             "Tasks on Fargate get a public address, which is billed. Without a public address, "
             "the subnets need another route to the server, such as a NAT gateway.",
             default=True,
         ),
-        text(
+        project_text(
             "image",
             "The image of jobs whose task names no image. `{region}` stands for the region. "
             "Without "
             "this setting, each task must name an image.",
         ),
-        text(
+        project_text(
             "execution_role",
             "The ARN of the role that pulls the image and writes logs. Fargate needs this role "
             "for images in Amazon ECR and for `log_group`.",
         ),
-        text(
+        project_text(
             "task_role",
             "The ARN of the role that gives the work its permissions. The default is no role.",
         ),
-        text(
+        project_text(
             "log_group",
             "The log group of CloudWatch to which ECS copies the output of containers. By default, "
             "ECS copies no output; Cavvy stores the logs of jobs in any case.",
         ),
-        number(
+        project_number(
             "memory_percent",
             "The percentage of an instance's memory that a task requests; ECS needs the rest.",
             default=90,

@@ -18,7 +18,7 @@ from cavvy.providers.base import (
 from cavvy.providers.fake.account import FakeAccount, FakeHostAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, read_script
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text, text
 
 MANIFEST = Manifest(
     name="fake",
@@ -46,10 +46,9 @@ MANIFEST = Manifest(
             name="key_file",
             kind=SettingKind.KEY_FILE,
             consequence="A file with a key. The cloud accepts every key except `wrong`.",
-        ),
-        text("regions", "Has no effect."),
+        ).for_projects(),
+        project_text("regions", "Has no effect."),
     ),
-    project_settings=("key_file", "regions"),
     visibility_delay=timedelta(minutes=2),
 )
 

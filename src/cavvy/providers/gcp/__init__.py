@@ -6,7 +6,7 @@ from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.notices import NoticeHold, NoticeSource
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _METADATA = "http://169.254.169.254/computeMetadata/v1/instance"
@@ -46,7 +46,6 @@ MANIFEST = Manifest(
     title="Google Compute Engine",
     cloud="cavvy.providers.gcp.cloud:GcpCloud",
     layer="cavvy.providers.vm.provider:make_provider",
-    docs="docs/guides/gcp.md",
     prices="cavvy.providers.gcp.price_list",
     abilities=(*ABILITIES, TELLS_QUOTAS),
     visibility_delay=timedelta(minutes=1),
@@ -71,36 +70,22 @@ MANIFEST = Manifest(
             "the machine",
         ),
     },
-    project_settings=(
-        "key_file",
-        "project",
-        "regions",
-        "zones",
-        "machines",
-        "image",
-        "disk_gib",
-        "disk_type",
-        "network",
-        "subnetwork",
-        "gpu_networks",
-        "external_address",
-        "service_account",
-    ),
-    project_key="cavvy.providers.gcp.credentials",
     options={
         "image": "the machine image, as projects/PROJECT/global/images/[family/]NAME",
         "reservation": "the only reservation that machines may use, as NAME or "
         "projects/PROJECT/reservations/NAME",
     },
+    docs="docs/guides/gcp.md",
+    project_key="cavvy.providers.gcp.credentials",
     settings=(
         project("machines"),
         KEY_FILE,
-        text(
+        project_text(
             "regions",
             "The regions to use, separated by commas. The default is all regions.",
         ),
-        text("zones", "The zones to use, separated by commas. The default is all zones."),
-        text(
+        project_text("zones", "The zones to use, separated by commas. The default is all zones."),
+        project_text(
             "machines",
             "Patterns of the machine types to offer, separated by commas. The default is the "
             "types with GPUs (A2, A3, A4, G2, G4), N1 with attached GPUs, TPU v5p and v6e, E2 "
@@ -109,12 +94,12 @@ MANIFEST = Manifest(
             "a2-*, a3-*, a4-*, a4x-*, g2-*, g4-*, n1-*-t4x*, n1-*-v100x*, tpu-*, e2-standard-*, "
             "n2-standard-*",
         ),
-        text(
+        project_text(
             "image",
             "The image of machines, as projects/PROJECT/global/images/[family/]NAME. The default "
             "is an image with drivers for the GPU or, for machines without GPUs, Ubuntu 24.04.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of a machine's boot disk, unless the task requests another size.",
             default=100,
@@ -122,32 +107,32 @@ MANIFEST = Manifest(
             unit="GiB",
             whole=True,
         ),
-        text(
+        project_text(
             "disk_type",
             "The type of the boot disk, unless the task names a type. The default is "
             "`hyperdisk-balanced` for machines that accept no other type, and `pd-balanced` "
             "for all others.",
         ),
-        text("network", "The VPC network of machines.", "default"),
-        text(
+        project_text("network", "The VPC network of machines.", "default"),
+        project_text(
             "subnetwork",
             "The subnetwork of machines, by its name in each region. Networks with custom "
             "subnets require this setting.",
         ),
-        flag(
+        project_flag(
             "gpu_networks",
             "If `true`, the nodes of a gang of A3 machines with eight GPUs, A4 or A4X get all "
             "network interfaces of their GPUs, in networks that Cavvy creates once and keeps. If "
             "`false`, they have one interface, and the account needs no right to create networks.",
             default=True,
         ),
-        flag(
+        project_flag(
             "external_address",
             "If `true`, machines get an external address. If `false`, the machines need Cloud NAT "
             "or another route to the server.",
             default=True,
         ),
-        text(
+        project_text(
             "service_account",
             "The e-mail address of the service account with which jobs use services of Google "
             "Cloud, such as Cloud Storage, without keys. By default, machines have no service "

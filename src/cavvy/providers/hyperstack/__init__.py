@@ -1,7 +1,7 @@
 """Hyperstack: each node is one virtual machine that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -34,17 +34,16 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "environments",
             "The account's environments to use, separated by commas. In each region, the "
             "default is the first environment that has an SSH key.",
         ),
-        text(
+        project_text(
             "image",
             "The image of machines, by name. The default is the region's newest Ubuntu image "
             "with CUDA.",
         ),
     ),
-    of_projects=("key_file", "environments", "image"),
     endpoint="https://infrahub-api.nexgencloud.com/v1",
 )

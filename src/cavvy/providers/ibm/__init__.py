@@ -1,7 +1,7 @@
 """IBM Cloud: each node is one instance or bare metal server, and starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -22,18 +22,6 @@ MANIFEST = make_manifest(
     deletion=f"{_DOCS}-managing-virtual-server-instances",
     rights="an API key of a user or service ID with the platform role Editor and the service role "
     "Writer on VPC Infrastructure Services, for one resource group",
-    of_projects=(
-        "key_file",
-        "regions",
-        "resource_group",
-        "subnet",
-        "security_groups",
-        "image",
-        "cpu_profiles",
-        "bare_metal_profiles",
-        "cluster_networks",
-        "disk_gib",
-    ),
     endpoint="https://{region}.iaas.cloud.ibm.com/v1",
     endpoint_consequence="The address of the VPC API, with `{region}` for the region.",
     unsupported={
@@ -51,40 +39,40 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text("regions", "The regions to use, separated by commas.", "us-south"),
-        text(
+        project_text("regions", "The regions to use, separated by commas.", "us-south"),
+        project_text(
             "resource_group",
             "The id of the resource group of instances. The default is the account's default "
             "resource group.",
         ),
-        text(
+        project_text(
             "subnet",
             "The subnet of instances: its id, or its name in each zone. The default is the only "
             "subnet of the zone.",
         ),
-        text(
+        project_text(
             "security_groups",
             "The ids of the security groups of instances, separated by commas. The default is the "
             "VPC's default security group; the members of this group may reach each other.",
         ),
-        text(
+        project_text(
             "image",
             "The image of instances: its id, or its name in each region. The default is IBM's "
             "newest Ubuntu 24.04 for instances without GPUs. IBM has no image with GPU "
             "drivers, so instances with GPUs need your own image.",
         ),
-        text(
+        project_text(
             "cpu_profiles",
             "The profiles without GPUs to offer, separated by commas. All profiles with GPUs are "
             "offered.",
             "bxf-2x8, bxf-4x16, bxf-8x32, bxf-16x64, bx3d-8x40, bx3d-16x80, bx3d-32x160, bx2-8x32",
         ),
-        text(
+        project_text(
             "bare_metal_profiles",
             "The profiles of bare metal servers to offer, separated by commas. By default, none. "
             "Do not remove a profile from this list while servers with this profile run.",
         ),
-        flag(
+        project_flag(
             "cluster_networks",
             "If `true`, a gang of several instances gets its own cluster network, where the VPC "
             "API lists one for the profile and the zone, so that RDMA connects the GPUs of its "
@@ -92,7 +80,7 @@ MANIFEST = make_manifest(
             "cluster networks.",
             default=True,
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of an instance's boot volume, unless the task requests another size.",
             default=100,

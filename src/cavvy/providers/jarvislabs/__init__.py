@@ -1,7 +1,7 @@
 """JarvisLabs: each node is one container, on which the server starts the agent by SSH."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -41,17 +41,17 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "regions",
             "The regions to use, separated by commas: `india-chennai-01`, `india-noida-01`, "
             "`europe-01`. The default is all regions.",
         ),
-        text(
+        project_text(
             "template",
             "The template of instances, by its id in the list that `jl templates` prints.",
             "pytorch",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of an instance's disk.",
             unit="GB",
@@ -60,7 +60,6 @@ MANIFEST = make_manifest(
             whole=True,
         ),
     ),
-    of_projects=("key_file", "regions", "template", "disk_gib"),
     endpoint="https://backend{region}.jarvislabs.net",
     endpoint_consequence="The addresses of the API. `{region}` stands for the letters of the "
     "region: `c`, `n` or `eu`.",

@@ -30,7 +30,6 @@ MANIFEST = Manifest(
     title="machines that joined with a pasted command",
     cloud="cavvy.providers.join.provider:JoinProvider",
     no_project_accounts="a machine joins with a token of the server; there is no other credential",
-    docs="docs/guides/join.md",
     unsupported=UNSUPPORTED,
     abilities=(
         SHARES_HOSTS,
@@ -41,6 +40,7 @@ MANIFEST = Manifest(
         CLOSEABLE,
     ),
     visibility_delay=timedelta(0),
+    docs="docs/guides/join.md",
     settings=(
         price_setting(),
         isolation_setting(),

@@ -34,7 +34,6 @@ MANIFEST = Manifest(
     cloud="cavvy.providers.kubernetes.provider:KubernetesProvider",
     no_project_accounts="a kubeconfig can name programs and files on the server, and any address "
     "in the server's network",
-    docs="docs/guides/kubernetes.md",
     unsupported=UNSUPPORTED,
     abilities=(
         HAS_PARTS,
@@ -54,6 +53,7 @@ MANIFEST = Manifest(
         "docker": "a container engine next to the work: `all`, or `build` for image builds only; "
         "with {mode: …, cache: CLAIM}, a volume claim keeps the engine's data",
     },
+    docs="docs/guides/kubernetes.md",
     settings=(
         text(
             "kubeconfig",

@@ -4,7 +4,7 @@ The package is not named `lambda`, because that is a keyword of Python.
 """
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -35,14 +35,15 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "ssh_key",
             "The name of the account's SSH key that instances accept; Lambda requires a key. The "
             "default is the account's first key.",
         ),
-        text("regions", "The regions to use, separated by commas. The default is all regions."),
+        project_text(
+            "regions", "The regions to use, separated by commas. The default is all regions."
+        ),
         reach_setting(),
     ),
-    of_projects=("key_file", "ssh_key", "regions"),
     endpoint="https://cloud.lambda.ai/api/v1",
 )

@@ -34,11 +34,11 @@ MANIFEST = Manifest(
     title="this machine",
     cloud="cavvy.providers.local.provider:LocalProvider",
     no_project_accounts="this provider is the server's own machine, and needs no credential",
-    docs="docs/guides/this-machine.md",
     unsupported=UNSUPPORTED,
     abilities=(SHARES_HOSTS, SIGNALS_CHANGES, CHECKS_TASKS, WHO_AM_I, CLOSEABLE),
     shares_files=True,
     visibility_delay=timedelta(0),
+    docs="docs/guides/this-machine.md",
     settings=(
         number(
             "price_usd_hr",

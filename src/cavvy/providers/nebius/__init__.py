@@ -1,7 +1,7 @@
 """Nebius AI Cloud: each node is one virtual machine that starts the agent on boot."""
 
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
 _DOCS = "https://docs.nebius.com/compute"
@@ -33,29 +33,29 @@ MANIFEST = make_manifest(
             consequence="The file with an IAM token, or with the credentials of a service account "
             "as `nebius iam auth-public-key generate` writes them. The default is "
             "`$NEBIUS_IAM_TOKEN`, then `~/.nebius/credentials.json`.",
-        ),
-        text(
+        ).for_projects(),
+        project_text(
             "projects",
             "The ids of the projects to use, separated by commas. Each project belongs to one "
             "region; use one project for each region.",
         ),
-        text(
+        project_text(
             "subnet",
             "The subnet of machines: its id, or its name in each project. The default is the "
             "project's only subnet, or the subnet whose name starts with `default-subnet`.",
         ),
-        flag(
+        project_flag(
             "public_address",
             "If `true`, machines get a public address. If `false`, the subnet needs another route "
             "to the server, and `reach_by_ssh` needs a route to private addresses.",
             default=True,
         ),
-        text(
+        project_text(
             "image_family",
             "The family of the boot image. The default is Nebius's newest Ubuntu with CUDA for "
             "GPUs, and its newest Ubuntu without drivers for other machines.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of a machine's boot disk, unless the task requests another size.",
             default=100,
@@ -63,14 +63,14 @@ MANIFEST = make_manifest(
             unit="GiB",
             whole=True,
         ),
-        number(
+        project_number(
             "disk_usd_gib_month",
             "The price of one GiB of a boot disk of the type `network_ssd` for a month, from the "
             "list prices in Nebius's console. Without this price, bills do not contain the disks, "
             "which Nebius bills until they are deleted.",
             unit="USD",
         ),
-        text(
+        project_text(
             "gpu_clusters",
             "The ids of GPU clusters, at most one for each project, separated by commas. "
             "Machines with eight GPUs are created in the cluster of their project, which connects "
@@ -82,16 +82,6 @@ MANIFEST = make_manifest(
     cloud="cavvy.providers.nebius.cloud:NebiusCloud",
     layer="cavvy.providers.vm.provider:make_provider",
     zoned=True,
-    of_projects=(
-        "key_file",
-        "projects",
-        "subnet",
-        "public_address",
-        "image_family",
-        "disk_gib",
-        "disk_usd_gib_month",
-        "gpu_clusters",
-    ),
     project_key="cavvy.providers.nebius.project_key",
     options={"image_family": "the family of the boot image"},
 )

@@ -2,7 +2,7 @@
 
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
 _DOCS = "https://docs.oracle.com/en-us/iaas/Content/Compute"
@@ -35,47 +35,47 @@ MANIFEST = make_manifest(
             "tenancy, the region and the file of the private key, or contains the key as "
             "`key_content`. The default is the file in "
             "`$OCI_CONFIG_FILE`, then `~/.oci/config`.",
-        ),
+        ).for_projects(),
         text("profile", "The profile in the configuration file.", "DEFAULT"),
-        text(
+        project_text(
             "compartment",
             "The OCID of the compartment of instances. The default is the tenancy, which is the "
             "root compartment.",
         ),
-        text(
+        project_text(
             "regions",
             "The regions to use, separated by commas. The tenancy must be subscribed to these "
             "regions. The default is the region of the profile.",
         ),
-        text(
+        project_text(
             "subnet",
             "The subnet of instances: its OCID, or its name in each region. The default is the "
             "only subnet of the compartment.",
         ),
-        text(
+        project_text(
             "network_compartment",
             "The OCID of the compartment of the subnet. The default is the compartment in which "
             "Cavvy creates the instances.",
         ),
-        flag(
+        project_flag(
             "public_address",
             "If `true`, instances in a public subnet get a public address. If `false`, instances "
             "need a NAT gateway or another route to the server.",
             default=True,
         ),
-        text(
+        project_text(
             "image",
             "The image of instances: its OCID, or its name in each region. The default is Oracle "
             "Linux with NVIDIA's driver for NVIDIA GPUs, and Ubuntu 24.04 without GPUs.",
         ),
-        flag(
+        project_flag(
             "compute_clusters",
             "If `true`, a gang of several instances whose shape has RDMA gets its own compute "
             "cluster, so that the RDMA network connects its nodes. If `false`, their RDMA network "
             "is not used, and the user needs no right to manage compute clusters.",
             default=True,
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of an instance's boot volume, unless the task requests another size.",
             default=100,
@@ -95,17 +95,6 @@ MANIFEST = make_manifest(
     layer="cavvy.providers.vm.provider:make_provider",
     zoned=True,
     more_abilities=(TELLS_QUOTAS,),
-    of_projects=(
-        "key_file",
-        "compartment",
-        "regions",
-        "subnet",
-        "network_compartment",
-        "public_address",
-        "image",
-        "compute_clusters",
-        "disk_gib",
-    ),
     project_key="cavvy.providers.oci.credentials",
     options={"image": "the OCID or the name of an image"},
 )

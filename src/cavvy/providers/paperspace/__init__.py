@@ -1,7 +1,7 @@
 """Paperspace: each node is one machine that starts the agent on its first boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -36,19 +36,19 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "template",
             "The id of the template of machines, such as tkni3aa4. By default, machines "
             "with GPUs boot ML-in-a-Box, and other machines boot the newest Ubuntu template that "
             "Paperspace lists for their type.",
         ),
-        text(
+        project_text(
             "network",
             "The id of the private network that machines join. The network must be in NY2. Jobs "
             "with several nodes need a private network, because machines outside a private network "
             "cannot reach each other. By default, machines are in no private network.",
         ),
-        number(
+        project_number(
             "disk_gb",
             "The size of the disk of a machine, rounded up to 50, 100, 250, 500, 1000 or 2000 "
             "GB. Paperspace bills disks separately from machines.",
@@ -59,6 +59,5 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=("key_file", "template", "network", "disk_gb"),
     endpoint="https://api.paperspace.com/v1",
 )

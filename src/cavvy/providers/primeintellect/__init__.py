@@ -1,7 +1,7 @@
 """Prime Intellect: each node is one pod, on which the server starts the agent by SSH."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import flag, text
+from cavvy.providers.settings import project_flag, project_text
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -48,28 +48,29 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "clouds",
             "The clouds to use, by Prime Intellect's names, separated by commas, such as "
             "`hyperstack, lambdalabs`. The default is all clouds.",
         ),
-        text(
+        project_text(
             "regions",
             "The data centers to use, separated by commas. The default is all data centers.",
         ),
-        flag(
+        project_flag(
             "community",
             "Also use the community cloud: cheaper pods on computers of other people, who can "
             "read the data and programs of pods.",
         ),
-        text(
+        project_text(
             "image",
             "The image of pods, by Prime Intellect's name. Only configurations that have the "
             "image are offered.",
             "ubuntu_22_cuda_12",
         ),
-        text("team", "The id of the team that pays for pods. The default is your own wallet."),
+        project_text(
+            "team", "The id of the team that pays for pods. The default is your own wallet."
+        ),
     ),
-    of_projects=("key_file", "clouds", "regions", "community", "image", "team"),
     endpoint="https://api.primeintellect.ai/api/v1",
 )

@@ -29,10 +29,10 @@ MANIFEST = Manifest(
     cloud="cavvy.providers.ray.provider:RayProvider",
     no_project_accounts="Cavvy reaches a cluster by an address in the server's network, usually "
     "without a credential",
-    docs="docs/guides/ray.md",
     unsupported=UNSUPPORTED,
     abilities=(HAS_PARTS, CHECKS_TASKS, WHO_AM_I, CLOSEABLE),
     visibility_delay=timedelta(0),
+    docs="docs/guides/ray.md",
     settings=(
         text(
             "addresses",

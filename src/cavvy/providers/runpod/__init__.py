@@ -1,7 +1,7 @@
 """Runpod: each node is one pod, on which the server starts the agent by SSH."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -51,34 +51,36 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "regions",
             "The data centers to use, separated by commas, such as `EU-RO-1, US-KS-2`; "
             "`community` selects the community cloud. The default is all data centers, and "
             "the community cloud only if `community` is set.",
         ),
-        flag(
+        project_flag(
             "community",
             "Also use the community cloud: cheaper pods on computers of other people, who can "
             "read the data and programs of pods.",
         ),
-        text(
+        project_text(
             "image",
             "The image of pods. The image must start an SSH server that accepts the key in the "
             "environment variable PUBLIC_KEY, as Runpod's own images do.",
             "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404",
         ),
-        text(
+        project_text(
             "cuda",
             'The lowest CUDA version that the host of a pod must support, such as "12.8", the '
             "version that the default `image` needs. If this is empty, pods run on any host.",
             "12.8",
         ),
-        text("registry", "The id of the account's registry credentials, for a private `image`."),
-        number(
+        project_text(
+            "registry", "The id of the account's registry credentials, for a private `image`."
+        ),
+        project_number(
             "disk_gib", "The size of a pod's disk.", unit="GB", default=50, minimum=1, whole=True
         ),
-        number(
+        project_number(
             "gpu_vcpus",
             "Pods start only on hosts with at least this number of vCPUs per GPU. Offers "
             "state this number.",
@@ -87,7 +89,7 @@ MANIFEST = make_manifest(
             minimum=1,
             whole=True,
         ),
-        number(
+        project_number(
             "gpu_memory_gib",
             "Pods start only on hosts with at least this memory per GPU. Offers state this memory.",
             unit="GB",
@@ -95,17 +97,6 @@ MANIFEST = make_manifest(
             minimum=1,
             whole=True,
         ),
-    ),
-    of_projects=(
-        "key_file",
-        "regions",
-        "community",
-        "image",
-        "cuda",
-        "registry",
-        "disk_gib",
-        "gpu_vcpus",
-        "gpu_memory_gib",
     ),
     endpoint="https://api.runpod.io/v2",
 )

@@ -6,14 +6,14 @@ from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 _JOB = f"{_DOCS}/APIReference/API_CreateTrainingJob.html"
 _DISK = f"{_DOCS}/dg/API_ResourceConfig.html"
 
-INSTANCES = text(
+INSTANCES = project_text(
     "instances",
     "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
     "ml.p4d.24xlarge`. The default is every type in the catalog, without Trainium and "
@@ -24,22 +24,7 @@ MANIFEST = JobManifest(
     name="sagemaker",
     title="Amazon SageMaker",
     cloud="cavvy.providers.sagemaker.jobs:SageMakerService",
-    docs="docs/guides/sagemaker.md",
     abilities=(*ABILITIES, KEEPS_NODES),
-    project_settings=(
-        "key_file",
-        "regions",
-        "role",
-        "bucket",
-        "image",
-        "instances",
-        "subnets",
-        "security_groups",
-        "disk_gib",
-        "max_run_s",
-        "spot_wait_s",
-        "warm_s",
-    ),
     visibility_delay=timedelta(seconds=30),
     # SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=110),
@@ -75,33 +60,34 @@ MANIFEST = JobManifest(
         "checkpoints": "the S3 URI that SageMaker synchronizes with /opt/ml/checkpoints",
         "warm_s": "as the setting `warm_s`",
     },
+    docs="docs/guides/sagemaker.md",
     settings=(
         REGIONS,
         *ACCOUNT,
-        text(
+        project_text(
             "role",
             "The ARN of the execution role of jobs. SageMaker uses this role to pull the image "
             "and to read and write `bucket`. The work in the job also runs with the role's "
             "permissions. Required.",
         ),
-        text(
+        project_text(
             "bucket",
             "An S3 URI below which SageMaker stores the copies of /opt/ml/model and "
             "/opt/ml/checkpoints, such as `s3://my-bucket/cavvy`. Required.",
         ),
-        text(
+        project_text(
             "image",
             "The image, in Amazon ECR, of jobs whose task names no image. `{region}` is replaced "
             "by the job's region. Without this setting, each task must name an image.",
         ),
         INSTANCES,
-        text(
+        project_text(
             "subnets",
             "The subnets of jobs, separated by commas. The subnets need a route to the server. By "
             "default, jobs run in SageMaker's own network, which reaches the internet.",
         ),
-        text("security_groups", "The security groups of jobs, if `subnets` is set."),
-        number(
+        project_text("security_groups", "The security groups of jobs, if `subnets` is set."),
+        project_number(
             "disk_gib",
             "The size of an instance's disk, unless the task requests another size.",
             default=50,
@@ -109,7 +95,7 @@ MANIFEST = JobManifest(
             unit="GiB",
             whole=True,
         ),
-        number(
+        project_number(
             "max_run_s",
             "SageMaker stops a job after this time if its task has no limit. A value above 5 days "
             "needs a higher quota.",
@@ -118,14 +104,14 @@ MANIFEST = JobManifest(
             unit="seconds",
             whole=True,
         ),
-        number(
+        project_number(
             "spot_wait_s",
             "How long SageMaker may wait for spot instances, in addition to the job's time limit.",
             default=1800,
             unit="seconds",
             whole=True,
         ),
-        number(
+        project_number(
             "warm_s",
             "SageMaker keeps the instances of an ended job for this long, so that a similar job "
             "starts sooner. The job's bill includes this time. `cavvy down` ends these "

@@ -2,7 +2,7 @@
 boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -35,19 +35,20 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "clouds",
             "The clouds to use, by Shadeform's names, separated by commas, such as `hyperstack, "
             "lambdalabs`. The default is all clouds.",
         ),
-        text("regions", "The regions to use, separated by commas. The default is all regions."),
-        text(
+        project_text(
+            "regions", "The regions to use, separated by commas. The default is all regions."
+        ),
+        project_text(
             "os",
             "The operating system of instances, by Shadeform's name. By default, Shadeform "
             "chooses the system for the instance type.",
         ),
         reach_setting(),
     ),
-    of_projects=("key_file", "clouds", "regions", "os"),
     endpoint="https://api.shadeform.ai/v1",
 )

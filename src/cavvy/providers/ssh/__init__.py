@@ -35,7 +35,6 @@ MANIFEST = Manifest(
     cloud="cavvy.providers.ssh.provider:SshProvider",
     no_project_accounts="the hosts and their SSH keys are files of the server's owner, and SSH "
     "configurations can start programs",
-    docs="docs/guides/ssh-hosts.md",
     unsupported=UNSUPPORTED,
     abilities=(
         HAS_PARTS,
@@ -47,6 +46,7 @@ MANIFEST = Manifest(
         CLOSEABLE,
     ),
     visibility_delay=timedelta(0),
+    docs="docs/guides/ssh-hosts.md",
     settings=(
         isolation_setting(),
         text(

@@ -5,7 +5,7 @@ agent on boot.
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
-from cavvy.providers.settings import flag, text
+from cavvy.providers.settings import project_flag, project_text, text
 from cavvy.providers.vm.abilities import make_manifest
 
 _DOCS = "https://cloud.google.com/tpu/docs"
@@ -34,24 +34,26 @@ MANIFEST = make_manifest(
     settings=(
         project("slices"),
         KEY_FILE,
-        text("regions", "The regions to use, separated by commas. The default is all regions."),
-        text("zones", "The zones to use, separated by commas. The default is all zones."),
-        text(
+        project_text(
+            "regions", "The regions to use, separated by commas. The default is all regions."
+        ),
+        project_text("zones", "The zones to use, separated by commas. The default is all zones."),
+        project_text(
             "runtime",
             "The software version of hosts, such as `v2-alpha-tpuv6e`. The default is Google's "
             "runtime for JAX and PyTorch on the TPU's generation.",
         ),
-        text("network", "The VPC network of hosts.", "default"),
-        text(
+        project_text("network", "The VPC network of hosts.", "default"),
+        project_text(
             "subnetwork", "The subnetwork of hosts. Networks with custom subnets need this setting."
         ),
-        flag(
+        project_flag(
             "external_address",
             "If `true`, hosts get external addresses. If `false`, the hosts need Cloud NAT or "
             "another route to the server.",
             default=True,
         ),
-        text(
+        project_text(
             "service_account",
             "The e-mail address of a service account. The processes of jobs on the hosts can use "
             "this account without keys. By default, Google gives hosts the default account of "
@@ -67,17 +69,6 @@ MANIFEST = make_manifest(
     layer="cavvy.providers.vm.provider:make_provider",
     zoned=True,
     more_abilities=(TELLS_QUOTAS,),
-    of_projects=(
-        "key_file",
-        "project",
-        "regions",
-        "zones",
-        "runtime",
-        "network",
-        "subnetwork",
-        "external_address",
-        "service_account",
-    ),
     project_key="cavvy.providers.gcp.credentials",
     options={"runtime": "the software version of this task's hosts; see the setting `runtime`"},
 )

@@ -1,7 +1,7 @@
 """Vast.ai: each node is one container, on which the server starts the agent by SSH."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import flag, number, text
+from cavvy.providers.settings import project_flag, project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -51,29 +51,29 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text(
+        project_text(
             "regions",
             "The countries to use, as two-letter codes separated by commas, such as `US, SE`. The "
             "default is all countries.",
         ),
-        flag(
+        project_flag(
             "community",
             "Also use computers outside of data centers. The owners of these computers can read "
             "and change everything that runs on them: data, code and secrets. By default, only "
             "computers that Vast.ai lists as being in data centers are used.",
         ),
-        text(
+        project_text(
             "image",
             "The public image of instances. Vast.ai starts an SSH server in the container instead "
             "of the image's own program.",
             "vastai/base-image:@vastai-automatic-tag",
         ),
-        text(
+        project_text(
             "cuda",
             'The lowest CUDA version that the driver of a computer must support, such as "12.8". '
             "If this is empty, any computer is used.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of an instance's disk.",
             unit="GB",
@@ -81,7 +81,7 @@ MANIFEST = make_manifest(
             minimum=8,
             whole=True,
         ),
-        number(
+        project_number(
             "gpu_vcpus",
             "Only computers with at least this number of vCPUs for each GPU are used.",
             unit="vCPUs",
@@ -89,7 +89,7 @@ MANIFEST = make_manifest(
             minimum=1,
             whole=True,
         ),
-        number(
+        project_number(
             "gpu_memory_gib",
             "Only computers with at least this memory for each GPU are used.",
             unit="GB",
@@ -97,7 +97,7 @@ MANIFEST = make_manifest(
             minimum=1,
             whole=True,
         ),
-        number(
+        project_number(
             "bid_percent",
             "The bid for an interruptible instance, in percent of the lowest bid that Vast.ai "
             "accepts at the start. Users who bid more get the GPUs, so an instance with a "
@@ -107,17 +107,6 @@ MANIFEST = make_manifest(
             minimum=100,
             whole=True,
         ),
-    ),
-    of_projects=(
-        "key_file",
-        "regions",
-        "community",
-        "image",
-        "cuda",
-        "disk_gib",
-        "gpu_vcpus",
-        "gpu_memory_gib",
-        "bid_percent",
     ),
     endpoint="https://console.vast.ai/api",
 )

@@ -1,7 +1,7 @@
 """Verda: each node is one instance that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -32,23 +32,25 @@ MANIFEST = make_manifest(
         Feature.NOTICE: _API,
     },
     settings=(
-        text(
+        project_text(
             "client_id",
             f"The id of the API credentials. The default is `{CLIENT_ID}` in the environment.",
         ),
         KEYS.setting(),
-        text("regions", "The locations to use, separated by commas. The default is all locations."),
-        text(
+        project_text(
+            "regions", "The locations to use, separated by commas. The default is all locations."
+        ),
+        project_text(
             "ssh_keys",
             "The ids of the project's SSH keys that instances accept, separated by commas. By "
             "default, instances accept no key.",
         ),
-        text(
+        project_text(
             "image",
             "The image of instances. The default is the newest Ubuntu image that Verda lists for "
             "the instance type, with CUDA for GPUs.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of the disk of an instance. Verda bills disks separately from instances.",
             unit="GiB",
@@ -58,6 +60,5 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=("client_id", "key_file", "regions", "ssh_keys", "image", "disk_gib"),
     endpoint="https://api.verda.com/v1",
 )

@@ -5,7 +5,7 @@ from datetime import timedelta
 from cavvy.providers.base import Feature
 from cavvy.providers.gcp.settings import KEY_FILE, project
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import number, text
+from cavvy.providers.settings import project_number, project_text, text
 
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 _JOB = f"{_DOCS}/reference/rest/v1/CustomJobSpec"
@@ -16,20 +16,6 @@ MANIFEST = JobManifest(
     name="vertex",
     title="Google Vertex AI",
     cloud="cavvy.providers.vertex.jobs:VertexService",
-    docs="docs/guides/vertex.md",
-    project_settings=(
-        "key_file",
-        "project",
-        "regions",
-        "machines",
-        "image",
-        "service_account",
-        "network",
-        "reservation",
-        "disk_gib",
-        "max_run_s",
-    ),
-    project_key="cavvy.providers.gcp.credentials",
     # SIGKILL follows SIGTERM after 25 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=15),
     rights="aiplatform.customJobs.create, get, list and cancel (the role Vertex AI User, "
@@ -56,41 +42,43 @@ MANIFEST = JobManifest(
         "image": "the image for this task; see the setting `image`",
         "reservation": "as the setting `reservation`",
     },
+    docs="docs/guides/vertex.md",
+    project_key="cavvy.providers.gcp.credentials",
     settings=(
         project("jobs"),
         KEY_FILE,
-        text("regions", "The regions to use, separated by commas.", "us-central1"),
-        text(
+        project_text("regions", "The regions to use, separated by commas.", "us-central1"),
+        project_text(
             "machines",
             "Patterns of the machine types to offer, separated by commas, such as `a2-*, "
             "n1-*-t4x1`. The default is every type that custom jobs can use and that has a price "
             "in the catalog.",
             "*",
         ),
-        text(
+        project_text(
             "image",
             "The image, in Artifact Registry or Docker Hub, of jobs whose task names no image. "
             "`{region}` is replaced by the job's region. Without this setting, each task must name "
             "an image.",
         ),
-        text(
+        project_text(
             "service_account",
             "The e-mail address of the service account that jobs run as. The work in the job runs "
             "with the account's permissions. The default is Vertex AI's own service agent for "
             "custom code.",
         ),
-        text(
+        project_text(
             "network",
             "The VPC network to which jobs are peered, as projects/NUMBER/global/networks/NAME. "
             "By default, jobs run in Google's own network, which reaches the internet.",
         ),
-        text(
+        project_text(
             "reservation",
             "The reservation that jobs use, as projects/PROJECT/zones/ZONE/reservations/NAME, or "
             "`any` for every reservation with the same machines. The default is none. Spot jobs "
             "use no reservation.",
         ),
-        number(
+        project_number(
             "disk_gib",
             "The size of a machine's disk, unless the task requests another size.",
             default=100,
@@ -98,7 +86,7 @@ MANIFEST = JobManifest(
             unit="GiB",
             whole=True,
         ),
-        number(
+        project_number(
             "max_run_s",
             "Vertex AI stops a job after this time if its task has no limit.",
             default=604_800,

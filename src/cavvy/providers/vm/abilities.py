@@ -56,7 +56,6 @@ def make_manifest(
     settings: Sequence[ProviderSetting],
     endpoint: str,
     endpoint_consequence: str = "The address of the API.",
-    of_projects: Sequence[str] = (),
     currency: str = "USD",
     zoned: bool = False,
     more_abilities: Sequence[Ability[Any]] = (),
@@ -66,10 +65,8 @@ def make_manifest(
     disks with the machine. `machine` is the cloud's word for a machine, with an article, such as
     "an instance". A reason in `unsupported` that is only the address of a page gets the words that
     fit most clouds. `deletion` is the cloud's page about the objects that are deleted with a
-    machine. `of_projects` lists the settings that a project can set in order to use its own account
-    (`Manifest.project_settings`). Among the settings for a project's own account, only `key_file`
-    is a credential; this file contains only keys. If `of_projects` is (), projects cannot have
-    their own accounts. `currency` is the currency of the API's prices. If it is not USD, the
+    machine. Among the settings for a project's own account, only `key_file` is a credential; this
+    file contains only keys. `currency` is the currency of the API's prices. If it is not USD, the
     manifest gets the setting `usd_per_CURRENCY`, and `RestAccount.rate` converts prices. `zoned`
     is True if the cloud asks several zones, for example with `RestAccount.ask_zones`.
     """
@@ -83,7 +80,6 @@ def make_manifest(
         rights=rights,
         unsupported=_explain_unsupported(title, machine, deletion, unsupported),
         settings=(*settings, *converts, text("endpoint", endpoint_consequence, endpoint)),
-        project_settings=of_projects,
         **passed,
     )
 

@@ -31,7 +31,7 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
             name="key_file",
             kind=SettingKind.KEY_FILE,
             consequence=f"The file with the API key. The default is {', then '.join(usual)}.",
-        )
+        ).for_projects()
 
     def read(self, settings: Mapping[str, Scalar]) -> str:
         """Return the key. Raises Refused with a list of the places that were searched."""

@@ -1,7 +1,7 @@
 """Vultr: each node is one instance that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -36,13 +36,15 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text("regions", "The regions to use, separated by commas. The default is all regions."),
-        text(
+        project_text(
+            "regions", "The regions to use, separated by commas. The default is all regions."
+        ),
+        project_text(
             "ssh_keys",
             "The ids of the account's SSH keys that instances accept, separated by commas. By "
             "default, instances accept no key.",
         ),
-        text(
+        project_text(
             "os",
             "The name of the instances' operating system, as in Vultr's list. The system must "
             "support cloud-init.",
@@ -50,6 +52,5 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=("key_file", "regions", "ssh_keys", "os"),
     endpoint="https://api.vultr.com/v2",
 )
