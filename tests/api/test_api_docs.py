@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (71, "d0e9c43bc3eb2ba5")
+ROUTES = (72, "3e5f6c94c1735d3b")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -479,6 +479,19 @@ async def test_devices_get_the_program_of_the_server_like_a_model(api: Api) -> N
     assert (newest["phase"], newest["refused"]) == ("halted", 1)
     assert "it did not check in" in newest["reason"]
     assert (await check_in())["program"] is None
+    # packages do not bring a program; later versions keep the packages
+    assert (await deploy(packages=snapshot))[0] == 422
+    wheel = FolderEntry(path="packages/a-1-py3-none-any.whl", size=4, sha256=name)
+    manifest = encode_manifest([wheel])
+    blobs.put(packages := sha256(manifest).hexdigest(), [manifest])
+    assert (await deploy(packages=packages, to=1))[0] == 422
+    assert (await deploy(packages=packages, model="m"))[0] == 422
+    assert (await deploy(packages="0" * 64))[0] == 404
+    assert (await deploy(packages=packages))[1]["to"] == 2
+    assert (await deploy())[1]["to"] == 2
+    signed = (await api.http.get(f"{EDGE}/manifests/cavvy.edge/2", headers=headers)).json()
+    assert [each["path"] for each in signed["files"]] == ["program.zip", wheel.path]
+    assert (await api.http.get(f"{EDGE}/files/{name}", headers=headers)).content == b"evil"
 
 
 async def test_a_token_needs_the_key_of_the_device_and_ends(api: Api) -> None:

@@ -27,16 +27,20 @@ from cavvy.edge import program as module
 from cavvy.edge.__main__ import main
 from cavvy.edge.bundle import pack_device
 from cavvy.edge.program import AGAIN, PROGRAM, ProgramVersions, choose, hold, open_slots
-from cavvy.edge.slots import TRIES, ModelSlots, hash_file, write_json
+from cavvy.edge.slots import LIST, PACKAGES, TRIES, ModelSlots, hash_file, write_json
 
 # In place of `device.py`: notes that it ran, and then does what its kind says.
 STUB = """
 import os, signal, sys, time
+from cavvy.edge import server_calls
 from cavvy.edge.program import ProgramVersions
 def run(folder):
     versions = ProgramVersions(folder)
     with open(folder + "/ran", "a") as file:
         file.write(f"{versions.number}\\n")
+    with open(folder + "/had", "a") as file:
+        path = server_calls.environment("")["PYTHONPATH"].split(":")[:-1]
+        file.write(f"{versions.number} {':'.join(path)}\\n")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     KIND
     return 0
@@ -73,13 +77,15 @@ def pack(kind: str) -> bytes:
     return made.getvalue()
 
 
-def put(folder: Path, number: int, kind: str) -> Path:
+def put(folder: Path, number: int, kind: str, packages: str = "") -> Path:
     slots = open_slots(str(folder))
     path = Path(slots.prepare(number), "files", "program.zip")
     path.parent.mkdir(parents=True)
     path.write_bytes(pack(kind))
     file = {"path": "program.zip", "sha256": hash_file(str(path)), "size": 1}
-    slots.finish({"model": PROGRAM, "number": number, "main": "program.zip", "files": [file]})
+    told = {"packages": packages, "python": sys.implementation.cache_tag}
+    whole = {"model": PROGRAM, "number": number, "main": "program.zip", "files": [file]}
+    slots.finish(whole | told)
     return path
 
 
@@ -190,7 +196,24 @@ def test_the_accepted_version_runs_if_another_one_cannot_be_tried(
     monkeypatch.setattr(ModelSlots, "begin_trial", fail)
     monkeypatch.setattr(module, "_replace", lambda *given: ran.append(given[3]))
     choose(str(tmp_path), 0)
-    assert ran[0] == {"CAVVY_EDGE_NUMBER": "1"}
+    assert ran[0] == {"CAVVY_EDGE_NUMBER": "1", PACKAGES: ""}
+
+
+def test_each_version_runs_with_its_own_packages(tmp_path: Path) -> None:
+    """A version whose packages break it gives way to the former one with the former packages."""
+    places = {0: "", 1: f"{tmp_path}/packages/old", 2: f"{tmp_path}/packages/new"}
+    for number, kind in ((1, "good"), (2, "ends")):
+        Path(places[number]).mkdir(parents=True)
+        write_json(f"{places[number]}/{LIST}", {})
+        put(tmp_path, number, kind, Path(places[number]).name)
+        ProgramVersions(str(tmp_path)).hand_over(number, [])
+        assert start(tmp_path, "good") == 0
+    ran = [line.split(maxsplit=1) for line in (tmp_path / "had").read_text().splitlines()]
+    assert [int(number) for number, *_ in ran] == [1, *[2] * TRIES, 1]
+    assert all(has == [places[int(number)]] for number, *has in ran)
+    (Path(places[1]) / LIST).unlink()
+    assert start(tmp_path, "good") == 0
+    assert (tmp_path / "had").read_text().splitlines()[-1].strip() == "0"
 
 
 def test_who_enrols_a_device_again_does_not_disturb_its_program(

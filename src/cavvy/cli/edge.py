@@ -3,11 +3,13 @@
 import getpass
 import re
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.session import any_project_option, project_option, session
+from cavvy.cli.reach.wheels import collect_wheels, packages_options
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
@@ -21,6 +23,7 @@ from cavvy.cli.view.output import (
 )
 
 if TYPE_CHECKING:
+    from cavvy.client import ApiClient
     from cavvy.client.edge_wire import DeviceView, RolloutView, SiteView
 
 _PATIENCE_S = 180.0  # two check-ins, and a command of a minute
@@ -422,6 +425,7 @@ def rotate_keys(project: str, output: str) -> None:
     help="Keep requests whose answers are less certain, for `cavvy edge collect`.",
 )
 @click.option("--window", default="", metavar="HOURS", help="Hours to update in, such as 1-5.")
+@packages_options
 @json_option
 def deploy(
     model: str,
@@ -433,6 +437,8 @@ def deploy(
     mib_per_s: float | None,
     collect_below: float | None,
     window: str,
+    packages: Path | None,
+    targets: tuple[str, ...],
     output: str,
 ) -> None:
     """Bring a published model to devices, wave by wave.
@@ -445,12 +451,22 @@ def deploy(
 
     MODEL cavvy.edge is the devices' own program: they get the server's version of it. A device
     starts it, and returns to its former version unless the new one checks in with the server and
-    serves the same models. The Python packages of a device stay as they are.
+    serves the same models. With --packages, that version runs with these Python packages, such as a
+    newer onnxruntime, before those that were installed when the device enrolled; later versions
+    keep them until others are deployed.
     """
+    from msgspec import structs
+
     from cavvy.client.edge_wire import RolloutAsk, deploy_model
     from cavvy.domain.edge import PROGRAM
 
     name, number = (model, "0") if model == PROGRAM else _read_version(model)
+    if packages and model != PROGRAM:
+        raise CommandFailure(
+            f"--packages is for {PROGRAM}",
+            "publish a model with its packages; `cavvy model publish --help` tells how",
+            exit_code=2,
+        )
     ask = RolloutAsk(
         model=name,
         to=int(number) if number.isdecimal() else 0,
@@ -465,6 +481,8 @@ def deploy(
         made_by=getpass.getuser(),
     )
     with session() as client:
+        if packages:
+            ask = structs.replace(ask, packages=_upload(client, project, packages, targets))
         made = deploy_model(client, project, ask)
     if output == "json":
         from cavvy.cli.view.output import json_out
@@ -476,6 +494,17 @@ def deploy(
         told = ", ".join(made.left_out[:4]) + (", …" if len(made.left_out) > 4 else "")
         click.echo(f"note: the model must stay in {made.residency}: not on {told}", err=True)
     click.echo("`cavvy edge rollouts` shows how far it is")
+
+
+def _upload(client: "ApiClient", project: str, packages: Path, targets: tuple[str, ...]) -> str:
+    """Upload the packages of the devices' program, and return the snapshot's hash."""
+    from tempfile import TemporaryDirectory
+
+    from cavvy.cli.model import upload_folder
+
+    with TemporaryDirectory(prefix="cavvy-packages-") as folder:
+        collect_wheels(client, project, packages, targets, Path(folder))
+        return upload_folder(client, project, Path(folder))
 
 
 def _read_version(model: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach import model_keys
+from cavvy.cli.reach import model_keys, wheels
 from cavvy.cli.reach.session import any_project_option, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
@@ -84,6 +84,7 @@ command.add_command(model_keys.command)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Sign the version with this key, of `cavvy model key set`.",
 )
+@wheels.packages_options
 @project_option
 @json_option
 def publish(
@@ -95,6 +96,8 @@ def publish(
     conversions: tuple[str, ...],
     evaluate: Path | None,
     key: Path | None,
+    packages: Path | None,
+    targets: tuple[str, ...],
     project: str,
     output: str,
 ) -> None:
@@ -108,6 +111,10 @@ def publish(
     `cavvy model key set` is signed here with --key, or later by `cavvy model sign`. What --convert
     and --evaluate measure is kept with it: `accuracy` and `accuracy_before` the conversion,
     `agreement` with the original on the set (or on random inputs), and `speed_up`.
+
+    With --packages, the version carries Python packages: a device installs them beside its own,
+    before the trial, and its engine finds them first. They come and go with the version. A job or
+    folder with `packages/NAME.whl` has them too. Services in the cloud do not install them.
     """
     from tempfile import TemporaryDirectory
 
@@ -121,17 +128,20 @@ def publish(
         folder = _find_files(source, Path(fresh, "pulled"))
         if folder is None:
             snapshot, job, below = _copy_checkpoint(client, project, source)
-        if conversions or evaluate:
+        if conversions or evaluate or packages:
             model = Path(fresh, "model")
             if folder is None:
                 _download(client, project, snapshot, below, model)
             else:
                 _copy(folder, model)
             folder, below = model, ""
-            main, figures = _measure(model, main, conversions, evaluate)
-            measured |= figures
+            if conversions or evaluate:
+                main, figures = _measure(model, main, conversions, evaluate)
+                measured |= figures
+            if packages:
+                wheels.collect_wheels(client, project, packages, targets, model)
         if folder is not None:
-            snapshot = _upload(client, project, folder)
+            snapshot = upload_folder(client, project, folder)
         made = publish_model(
             client,
             project,
@@ -170,19 +180,21 @@ def sign(name: str, key: Path, files: Path | None, project: str) -> None:
     """Sign a version of a model that was published without its key, such as a job's checkpoint.
 
     Without --files, what the server stores is signed, and the SHA-256 of each file is printed. The
-    program of devices, cavvy.edge@NUMBER, must be the one of this installation.
+    program of devices, cavvy.edge@NUMBER, must be the one of this installation; if it was deployed
+    with packages, --files is a folder that has them as `packages/NAME.whl`.
     """
     signing = model_keys.read_key(key)
     assert signing is not None
     wanted = None if files is None else _hash_files(files)
     with session() as client:
         found = find_version(client, project, name)
-        if wanted is None and found.model == PROGRAM:
+        if found.model == PROGRAM:
             from hashlib import sha256
 
             from cavvy.edge.bundle import pack_device
 
-            wanted = {"program.zip": sha256(pack_device()).hexdigest()}
+            program = {"program.zip": sha256(pack_device()).hexdigest()}
+            wanted = program if wanted is None else program | wanted
         signed = model_keys.sign_version(client, project, found.name, signing, wanted)
     for path, digest in signed.items():
         click.echo(f"{digest}  {path}")
@@ -506,7 +518,7 @@ def find_version(client: "ApiClient", project: str, name: str) -> "ModelView":
     )
 
 
-def _upload(client: "ApiClient", project: str, source: Path) -> str:
+def upload_folder(client: "ApiClient", project: str, source: Path) -> str:
     """Upload a file or folder as a snapshot, and return the snapshot's hash."""
     from cavvy.client.upload import upload
 

@@ -197,10 +197,12 @@ class PromotedView(Answer, frozen=True, kw_only=True):
 class RolloutAsk(Ask, frozen=True, kw_only=True):
     """Bring version `to` of a model, or the one that has the label `label` now, to the devices of a
     site with these labels, wave by wave. The model `cavvy.edge` without a version is the server's
-    own version of the devices' program."""
+    own version of the devices' program, with the Python packages of the uploaded snapshot
+    `packages`, which has them as `packages/NAME.whl`, or with those of its former version."""
 
     model: str
     to: int = 0
+    packages: str = ""
     label: str = ""
     site: str = ""
     labels: dict[str, str] = field(default_factory=dict)

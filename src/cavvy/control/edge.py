@@ -94,6 +94,7 @@ _MOST_PEERS, _MOST_LOOKED_AT = 4, 1000
 _MAY_BE_SHARED = 4096  # bytes; a smaller file than this, such as a list of labels, tells no model
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"[0-9a-f]{64}")
+_PACKAGE = re.compile(r"packages/[^/]+\.whl")  # see `edge/packages.py`
 _DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
 _NONE: tuple[datetime, Sequence[ModelVersion]] = datetime.min.replace(tzinfo=UTC), ()
 _Signed = tuple[ModelRepository, Mapping[str, str]]  # lists, and the private keys of the server
@@ -339,27 +340,42 @@ class EdgeService:
         return await self._number(model, sealer)
 
     async def publish_program(
-        self, project: str, packed: bytes, made_by: str, sealer: SecretSealer, blobs: BlobStore
+        self,
+        project: str,
+        packed: bytes,
+        made_by: str,
+        sealer: SecretSealer,
+        blobs: BlobStore,
+        packages: Sequence[ModelFile] = (),
     ) -> ModelVersion:
-        """Return the version of the devices' program that has these bytes, as a new one unless the
-        newest has them already. Raises ModelRefused, StoreFull."""
+        """Return the version of the devices' program that has these bytes and Python packages, as a
+        new one unless the newest has them already. Without `packages`, it has those of the newest.
+        Raises ModelRefused, StoreFull."""
         known = [each for each in await self.models(project) if each.model == PROGRAM]
         newest = max(known, key=lambda each: each.number, default=None)
+        if newest is not None and not packages:
+            packages = newest.files[1:]
+        if wrong := [each.path for each in packages if not _PACKAGE.fullmatch(each.path)]:
+            raise ModelRefused(
+                f"{wrong[0]} is no package of the program; expected packages/NAME.whl"
+            )
         name = hashlib.sha256(packed).hexdigest()
-        if newest is not None and newest.files[0].sha256 == name:
+        file = ModelFile(path="program.zip", sha256=name, size=len(packed))
+        files = (file, *packages)
+        if newest is not None and newest.files == files:
             return newest
-        entry = FolderEntry(path="program.zip", size=len(packed), sha256=name)
-        manifest = encode_manifest([entry])
+        manifest = encode_manifest(
+            [FolderEntry(path=each.path, size=each.size, sha256=each.sha256) for each in files]
+        )
         snapshot = hashlib.sha256(manifest).hexdigest()
         for each, content in ((name, packed), (snapshot, manifest)):
             await asyncio.to_thread(blobs.put, each, [content])
-        file = ModelFile(path=entry.path, sha256=name, size=len(packed))
         made = ModelVersion(
             project=project,
             name=f"{PROGRAM}@0",
             snapshot=snapshot,
-            files=(file,),
-            main=entry.path,
+            files=files,
+            main=file.path,
             made_by=made_by,
             created_at=self._clock.now(),
         )

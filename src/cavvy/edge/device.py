@@ -22,6 +22,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from cavvy.edge.front import CloudTarget, EdgeFront, EngineTarget
+from cavvy.edge.packages import this_target
 from cavvy.edge.peers import PEERS, PeerServer
 from cavvy.edge.program import AGAIN, PROGRAM, DeviceOptionInvalid, ProgramVersions
 from cavvy.edge.server_calls import (
@@ -32,7 +33,7 @@ from cavvy.edge.server_calls import (
     environment,
     run_key,
 )
-from cavvy.edge.slots import ModelSlots, plan_of, read_json, write_json
+from cavvy.edge.slots import ModelSlots, packages_of, plan_of, read_json, write_json
 from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, make_sample, open_spool
 from cavvy.edge.tasks import kill_session, perform, say
 
@@ -80,7 +81,9 @@ class ModelEngine:
             raise FileNotFoundError(f"there is no program {line[0]}")
         if own or options["confined"]:
             line = confine(folder, f"{slot}/files", line, "" if own else f"{slot}/work")
-        self._process = subprocess.Popen(line, env=environment(), stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            line, env=environment(packages_of(path)), stdin=subprocess.DEVNULL
+        )
         self.name, self.number = name, number
 
     @property
@@ -281,6 +284,7 @@ class RunningModel:
         path = self.slots.find(number)
         if path is None:
             say(f"{self.name}@{number} is damaged on the disk; it will be fetched again")
+            self.slots.check(number)
             return None
         try:
             engine = ModelEngine(self._folder, self.name, number, path, self._options)
@@ -825,6 +829,7 @@ def find_facts() -> dict[str, str]:
     machine = os.uname()
     facts = {"machine": machine.machine, "system": f"{machine.sysname} {machine.release}"}
     facts["cpus"] = str(os.cpu_count() or 1)
+    facts["python"] = this_target()
     for name, path in {
         "board": "/proc/device-tree/model",
         "jetson": "/etc/nv_tegra_release",

@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import suppress
 
-from cavvy.edge.slots import ModelSlots, read_json, remove, write_json
+from cavvy.edge.slots import PACKAGES, ModelSlots, packages_of, read_json, remove, write_json
 from cavvy.edge.tasks import say
 
 TYPE_CHECKING = False
@@ -102,7 +102,8 @@ def choose(folder: str, lock: int) -> int | None:
             slots = open_slots(folder)
             path = slots.find(slots.serving) if slots.check(slots.serving) else None
             if path is not None:
-                _replace(folder, lock, path, {_NUMBER: str(slots.serving)})
+                variables = {_NUMBER: str(slots.serving), PACKAGES: packages_of(path)}
+                _replace(folder, lock, path, variables)
     except OSError as error:  # what is here must still serve
         say(f"the program with which this device was enrolled runs: {error}")
     return None
@@ -133,7 +134,7 @@ def _make_environment(lock: int, path: str, variables: dict[str, str]) -> dict[s
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in (_NUMBER, _TRIAL, _LOCK, _ENDED)
+        if name not in (_NUMBER, _TRIAL, _LOCK, _ENDED, PACKAGES)
     }
     return {**kept, **variables, _LOCK: str(lock), "PYTHONPATH": path}
 
@@ -168,6 +169,7 @@ def _try(folder: str, lock: int, number: int, path: str) -> int | None:
     every_s = float(every) if isinstance(every, (int, float)) else 60.0
     ended, tell = os.pipe()
     variables = {_NUMBER: str(number), _TRIAL: "1", _ENDED: str(tell)}
+    variables[PACKAGES] = packages_of(path)
     environment = _make_environment(lock, path, variables)
     left: list[int] = []
     started: list[subprocess.Popen[bytes]] = []

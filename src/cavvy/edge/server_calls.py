@@ -12,6 +12,7 @@ import time
 
 from cavvy.agent.http_client import FAULTS, connect, read_field, read_reason
 from cavvy.agent.wire import ServerAddress
+from cavvy.edge.slots import PACKAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ def confine(folder: str, files: str, line: list[str], work: str = "") -> list[st
     return [*module, os.path.abspath(folder), os.path.abspath(files), work, *line]
 
 
-def environment() -> dict[str, str]:
-    """Return the environment for a process that runs another module of this package."""
+def environment(packages: str = "") -> dict[str, str]:
+    """Return the environment for a process that runs another module of this package, with the
+    packages of a model before those of the program."""
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return dict(os.environ, PYTHONPATH=here)
+    path = [each for each in (packages, os.environ.get(PACKAGES, ""), here) if each]
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(path))

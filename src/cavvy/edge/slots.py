@@ -3,6 +3,7 @@ tried. At every moment, also after a power cut, the served version is whole on t
 
     FOLDER/state.json       the served slot and its version, and the trial of another version
     FOLDER/a/, FOLDER/b/    a version: `files/`, and `whole.json`, which is written last
+    packages/NAME/          of the device: the Python packages of versions; see `packages.py`
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 TRIES = 3  # starts of a version on trial; a device that dies in each of them refuses the version
+LIST = "cavvy-files.json"  # the SHA-256 of each file of installed packages, by path
+PACKAGES = "CAVVY_EDGE_PACKAGES"  # the variable with the packages of the program that runs
 _PIECE = 1 << 20
 
 
@@ -63,8 +67,14 @@ class ModelSlots:
         return None if whole is None else f"{self.folder}/{slot}/files/{whole['main']}"
 
     def manifest(self, slot: str) -> dict[str, Any] | None:
-        """Return the manifest of the whole version in a slot, or None."""
-        return read_json(f"{self.folder}/{slot}/whole.json")
+        """Return the manifest of the whole version in a slot, or None. A version whose packages are
+        missing, or were installed for another Python, is not whole."""
+        path = f"{self.folder}/{slot}"
+        whole, packages = read_json(f"{path}/whole.json"), packages_of(f"{path}/files/")
+        if packages and whole is not None:
+            same = whole.get("python") == sys.implementation.cache_tag
+            return whole if same and os.path.exists(f"{packages}/{LIST}") else None
+        return whole
 
     def spare(self) -> str:
         """Return the slot that is not served."""
@@ -87,11 +97,12 @@ class ModelSlots:
         slot = f"{self.folder}/{self.spare()}"
         damaged = _find_damaged(slot, manifest)
         if damaged is not None:
+            self._remove_packages(manifest, damaged)
             raise ValueError(f"the file {damaged} is damaged")
         sync_tree(slot)
         above = os.path.dirname(self.folder)
         for folder in (self.folder, above, os.path.dirname(above)):
-            _sync(folder)
+            sync(folder)
         write_json(f"{slot}/whole.json", manifest)
 
     def check(self, number: int) -> bool:
@@ -100,16 +111,22 @@ class ModelSlots:
         unless it was refused."""
         slot = self._find_slot(number)
         whole = None if slot is None else self.manifest(slot)
-        if whole is None:
-            return False
-        if _find_damaged(f"{self.folder}/{slot}", whole) is None:
-            return True
-        remove(f"{self.folder}/{slot}/whole.json")
-        other = "b" if slot == "a" else "a"
+        if whole is not None:
+            damaged = _find_damaged(f"{self.folder}/{slot}", whole)
+            if damaged is None:
+                return True
+            self._remove_packages(whole, damaged)
+            remove(f"{self.folder}/{slot}/whole.json")
+        other = self.spare()
         instead = self.manifest(other)
         if number == self.serving and instead and instead["number"] not in (0, self.refused):
             self._write(slot=other, number=instead["number"], trial=0, tries=0)
         return False
+
+    def _remove_packages(self, manifest: dict[str, Any], damaged: str) -> None:
+        packages = manifest.get("packages")
+        if damaged == packages:
+            shutil.rmtree(f"{_device_folder(self.folder)}/packages/{packages}", ignore_errors=True)
 
     def is_refused(self, number: int, rollout: int) -> bool:
         """Return whether a version was refused, and no newer rollout asks for it: a user who
@@ -173,6 +190,26 @@ class ModelSlots:
         self._state = state
 
 
+def packages_of(path: str) -> str:
+    """Return the folder with the Python packages of a whole version, of which `path` is a file to
+    serve, or "" if it has none."""
+    slot = path.rpartition("/files/")[0]
+    name = (read_json(f"{slot}/whole.json") or {}).get("packages")
+    return f"{_device_folder(os.path.dirname(slot))}/packages/{name}" if name else ""
+
+
+def _device_folder(slots: str) -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(slots)))
+
+
+def is_installed(packages: str) -> bool:
+    """Return whether all files of installed packages are intact."""
+    told = read_json(f"{packages}/{LIST}")
+    if told is None:
+        return False
+    return all(hash_file(f"{packages}/{path}") == digest for path, digest in told.items())
+
+
 def plan_of(path: str) -> str:
     """Return where the TensorRT engine of a model's file is, outside the files that are signed."""
     return f"{path.rpartition('/files/')[0]}/model.plan"
@@ -182,7 +219,9 @@ def _find_damaged(slot: str, manifest: dict[str, Any]) -> str | None:
     for each in manifest["files"]:
         if hash_file(f"{slot}/files/{each['path']}") != each["sha256"]:
             return str(each["path"])
-    return None
+    name = manifest.get("packages")
+    whole = not name or is_installed(f"{_device_folder(os.path.dirname(slot))}/packages/{name}")
+    return None if whole else str(name)
 
 
 def hash_file(path: str) -> str:
@@ -214,18 +253,18 @@ def write_json(path: str, value: object) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.rename(fresh, path)
-    _sync(os.path.dirname(path))
+    sync(os.path.dirname(path))
 
 
 def sync_tree(folder: str) -> None:
     """Bring all files and folders in a folder to the disk."""
     for inner, _, names in os.walk(folder):
         for name in names:
-            _sync(f"{inner}/{name}")
-        _sync(inner)
+            sync(f"{inner}/{name}")
+        sync(inner)
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -236,4 +275,4 @@ def _sync(path: str) -> None:
 def remove(path: str) -> None:
     if os.path.exists(path):
         os.unlink(path)
-        _sync(os.path.dirname(path))
+        sync(os.path.dirname(path))

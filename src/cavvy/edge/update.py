@@ -32,6 +32,15 @@ from tuf.api.exceptions import (
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from cavvy.edge.delta import apply_delta
+from cavvy.edge.packages import (
+    PackagesWrong,
+    choose_files,
+    install,
+    is_wheel,
+    name_packages,
+    remove_unused,
+    this_target,
+)
 from cavvy.edge.peers import PEERS, PeerFiles
 from cavvy.edge.program import PROGRAM, open_slots
 from cavvy.edge.server_calls import (
@@ -90,6 +99,9 @@ def fetch_with(
 ) -> None:
     """Fetch and check a version through a connection and from other devices, as `fetch` does."""
     manifest = read_manifest(folder, calls, model, number)
+    manifest["files"] = choose_files(manifest["files"], this_target())
+    manifest["packages"] = name_packages(manifest["files"])
+    manifest["python"] = sys.implementation.cache_tag
     slots = open_slots(folder) if model == PROGRAM else ModelSlots(f"{folder}/models/{model}")
     slot = slots.prepare(number)
     shutil.rmtree(f"{slot}/work", ignore_errors=True)  # an engine's, which may be hostile
@@ -108,6 +120,9 @@ def fetch_with(
             _fetch_file(calls, each, f"{slot}/{each['sha256']}.part", path, mib_per_s)
     if model != PROGRAM:
         build_plan(folder, f"{slot}/files/{_check_path(manifest['main'])}")
+    remove_unused(folder, manifest["packages"])
+    wheels = [each["path"] for each in manifest["files"] if is_wheel(each["path"])]
+    install(folder, f"{slot}/files", wheels)
     slots.finish(manifest)
     if given:
         sys.stderr.write(f"{given} of {len(manifest['files'])} files came from other devices\n")
@@ -334,7 +349,7 @@ def main(arguments: list[str]) -> int:
         clock = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
         sys.stderr.write(f"{error}; the clock of this device says {clock} UTC\n")
         return 1
-    except (VersionWrong, LengthOrHashMismatchError) as error:
+    except (VersionWrong, PackagesWrong, LengthOrHashMismatchError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return _WRONG
     except RepositoryError as error:

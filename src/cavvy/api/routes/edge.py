@@ -441,12 +441,19 @@ async def deploy(
     await app_state.store.archive.check(project)
     now, edge = app_state.now(), app_state.control_plane.edge
     number = ask.to
+    if ask.packages and (ask.model != PROGRAM or number or ask.label):
+        raise ModelRefused(
+            f"only {PROGRAM} without a version is deployed with packages",
+            "publish a model with its packages; `cavvy model publish --help` tells how",
+        )
     if ask.label:
         number = (await edge.find_labelled(project, ask.model, ask.label)).number
     elif ask.model == PROGRAM and not number:
         packed, blobs = await to_thread(pack_device), app_state.blobs.of(project)
         by = name_user(request, ask.made_by)
-        number = (await edge.publish_program(project, packed, by, app_state.sealer, blobs)).number
+        wheels = await edge.list_files(blobs, ask.packages, "") if ask.packages else ()
+        made = await edge.publish_program(project, packed, by, app_state.sealer, blobs, wheels)
+        number = made.number
     rollout = Rollout(
         project=project,
         name=f"{ask.model}-0",
@@ -466,6 +473,7 @@ async def deploy(
     )
     stored, refused = await edge.deploy(rollout)
     told = {"rollout": stored.name, "to": number, "label": ask.label, "site": ask.site}
+    told |= {"packages": ask.packages} if ask.packages else {}
     note_change(request, after={**told, "refused_by_residency": list(refused)})
     return _rollout(stored, await edge.devices(project), refused)
 
