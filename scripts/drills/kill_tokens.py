@@ -89,7 +89,9 @@ def run_drill(kills: int, seed: int) -> int:
     for each in clients:
         each.start()
     for number in range(kills):
-        time.sleep(chance.uniform(0.05, 1.0))
+        before = sum(each.received for each in clients)
+        wait_for(lambda before=before: sum(each.received for each in clients) > before)
+        time.sleep(chance.uniform(0.0, 0.5))
         gateway.process.kill()
         gateway.process.wait()
         gateway.start()
