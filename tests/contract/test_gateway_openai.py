@@ -301,6 +301,33 @@ def test_a_gateway_that_starts_again_knows_the_responses_it_has_passed_on(
     gateway.remove()
 
 
+def test_a_response_that_another_gateway_has_passed_on_is_found(
+    engine: EngineStandIn, other: EngineStandIn
+) -> None:
+    gateways = [GatewayProcess(services=SERVICES[:1]) for _ in range(2)]
+    with ExitStack() as stack:
+        clients = []
+        for each in gateways:
+            stack.callback(each.remove)
+            each.set_replicas("llm", [engine, other])
+            base = f"http://127.0.0.1:{each.port}/v1"
+            one = openai.OpenAI(base_url=base, api_key="none", timeout=PATIENCE_S)
+            clients.append(stack.enter_context(one))
+        first, second = clients
+        made = [first.responses.create(model="org/tiny", input="a").id for _ in range(6)]
+        assert {"resp_e1", "resp_e2"} == {each.rpartition("-")[0] for each in made}
+        for each in made[:3]:
+            assert second.responses.retrieve(each).id == each
+        for each in reversed(made):
+            more = second.responses.create(model="org/tiny", input="b", previous_response_id=each)
+            assert more.id.rpartition("-")[0] == each.rpartition("-")[0]
+            assert first.responses.retrieve(more.id).id == more.id
+        for odd in ("resp_none", "resp_a\r\nX: y", "r" * 5000, f"{made[0]}/../../files"):
+            with pytest.raises(openai.NotFoundError):
+                second.responses.create(model="org/tiny", input="b", previous_response_id=odd)
+        assert all(each.get("X") is None for each in (*engine.seen, *other.seen))
+
+
 def test_a_file_of_responses_that_cannot_be_used_is_done_without(tmp_path: Path) -> None:
     holders = ResponseHolders(tmp_path, "s")
     for number in range(3):

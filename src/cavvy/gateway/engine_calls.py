@@ -22,9 +22,9 @@ class EngineCallError(Exception):
 
 
 async def call_engine(
-    address: ReplicaAddress, method: str, path: str, body: object = None
+    address: ReplicaAddress, method: str, path: str, body: object = None, most: int = _ANSWER_MAX
 ) -> EngineAnswer:
-    """Return the engine's answer, with at most 4 MiB of its body. The caller limits the time.
+    """Return the engine's answer, with about `most` bytes of its body. The caller limits the time.
     Raises EngineCallError, or OSError if the replica accepts no connections.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -38,7 +38,7 @@ async def call_engine(
         writer.write(head.encode() + data)
         answer = parse_response(await reader.readuntil(b"\r\n\r\n"), method.encode())
         rest, text = make_body(answer.length), b""
-        while not rest.done and len(text) < _ANSWER_MAX:
+        while not rest.done and len(text) < most:
             if not (more := await reader.read(1 << 16)):
                 break
             text += rest.feed(more)

@@ -89,6 +89,7 @@ class Exchange:
     visit: Visit | None = None  # of the prompt, at the replica that has it
     model: str | None = None  # that the body names, as far as it was read
     response_id = ""  # of a response that a replica has made, which the request continues or reads
+    seeks: bool | None = None  # whether replicas are asked for this response; None: not yet
     holder: object | None = None  # the pool of the replica that holds this response
     adapter = ""  # the adapter among the service's models, if the replica must have loaded it
     is_cut = False  # only the beginning of the body was read

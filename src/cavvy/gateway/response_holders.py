@@ -3,18 +3,24 @@
 Engines keep responses in the memory of one replica. A request that continues a response
 (`previous_response_id`), or reads, cancels or deletes it, is therefore sent to this replica. The
 gateway knows the responses that it has passed on, also before a restart: each is a line of a file.
-If it does not know one, or its replica has ended, any replica gets the request, and the engine says
-that it has no such response.
+If it does not know one, because another gateway has passed it on, it asks the replicas. If none has
+it, any replica gets the request, and the engine says that it has no such response.
 """
 
+import asyncio
 import logging
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
+
+from cavvy.gateway.config import ReplicaAddress
+from cavvy.gateway.engine_calls import EngineCallError, call_engine
 
 _log = logging.getLogger(__name__)
 
@@ -22,6 +28,8 @@ _KNOWN_MAX = 20_000  # responses of a service; the oldest are forgotten
 _FILE_MAX = 16 << 20  # bytes of the file that are read
 # a line whose end is missing was cut off by a kill
 _LINE = re.compile(rb"(?m)^(resp_[\w.-]{1,128}) ([!-~]{1,256})\n")
+_NAME = re.compile(r"(?a:resp_[\w.-]{1,128})")
+_ASK_S, _ASKED_MAX = 2.0, 64  # replicas that are asked for a response, and the time they have
 _BEGIN = 4096  # bytes of an answer in which its ID is looked for
 _ID = re.compile(rb'"id"\s{0,8}:\s{0,8}"(resp_[\w.-]{1,128})"')
 _ID_LONGEST = 160  # bytes of a match
@@ -33,6 +41,29 @@ def read_response_id(target: bytes) -> str:
     """Return the ID of the response that a target names, or "" if it names none."""
     found = PATH.match(target) if b"/responses/" in target else None
     return found[1].decode("latin-1") if found else ""
+
+
+async def find_holder(addresses: Iterable[ReplicaAddress], response_id: str) -> str | None:
+    """Ask replicas for a response, and return the ID of one that has it, or None."""
+    if not _NAME.fullmatch(response_id):
+        return None
+
+    async def has_it(address: ReplicaAddress) -> str | None:
+        async with asyncio.timeout(_ASK_S):
+            answer = await call_engine(address, "GET", f"/v1/responses/{response_id}", most=0)
+        return address.id if answer.status == 200 else None
+
+    asked = [asyncio.ensure_future(has_it(each)) for each in islice(addresses, _ASKED_MAX)]
+    try:
+        for each in asyncio.as_completed(asked):
+            with suppress(EngineCallError, OSError, TimeoutError):
+                if (found := await each) is not None:
+                    return found
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return None
 
 
 class ResponseHolders:

@@ -46,6 +46,7 @@ from cavvy.gateway.key_limits import make_limits
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.prompts import READ_BYTES
 from cavvy.gateway.rates import ServiceRates
+from cavvy.gateway.response_holders import find_holder
 from cavvy.gateway.seams import ResponseMeter
 from cavvy.gateway.statistics import (
     BatchFacts,
@@ -68,6 +69,7 @@ _LATE_MODEL = OwnAnswer(
     f"the body's first {READ_BYTES} bytes have no `model`; move `model` to the start",
 )
 _CANARY_OUTCOMES = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
+_SEEKING_MAX = 16  # requests whose responses are looked for at the same time
 _UNLOADED_MAX = 2  # replicas that may fail to load the adapter of a request
 # a queue that is a little shorter than it could be costs no throughput
 _MARGIN = 1.1
@@ -140,6 +142,7 @@ class ServiceQueue:
         self._line = WaitingLine()
         self._unbound = 0  # the number of waiting requests that any replica may get
         self._turn = 0
+        self._seeking: set[asyncio.Task[None]] = set()
         self._by_key = routing is not None and routing.by != "cache"
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
         self._gone_tokens = TokenUse()  # of replicas whose records were removed
@@ -162,7 +165,7 @@ class ServiceQueue:
             exchange.entry = self.current.entry
             exchange.entry.enter(exchange)
             return
-        if not self._is_read(exchange):
+        if not self._is_read(exchange) or self._seeks(exchange):
             return
         if self.limits and self._refuse_tokens(exchange, exchange.meter):
             return
@@ -232,6 +235,32 @@ class ServiceQueue:
     def holds_response(self, response_id: str) -> bool:
         """Return whether a ready replica is known to hold the response."""
         return self._find_holder(response_id) is not None
+
+    def _seeks(self, exchange: Exchange) -> bool:
+        """Return whether the request waits until the replicas have been asked which of them holds
+        its response, because another gateway may have passed it on."""
+        if exchange.seeks is None:
+            made = exchange.response_id
+            exchange.seeks = bool(
+                made
+                and self.route.models
+                and len(self._replicas) > 1
+                and len(self._seeking) < _SEEKING_MAX
+                and self.engine.holders.find(made) is None
+            )
+            if exchange.seeks:
+                task = asyncio.ensure_future(self._seek(exchange, made))
+                self._seeking.add(task)
+                task.add_done_callback(self._seeking.discard)
+        return exchange.seeks
+
+    async def _seek(self, exchange: Exchange, response_id: str) -> None:
+        holder = await find_holder([pool.address for pool in self._replicas], response_id)
+        if holder is not None:
+            self.engine.holders.add(response_id, holder)
+        exchange.seeks = False
+        if not exchange.gone:
+            exchange.entry.enter(exchange)
 
     def _bind(self, exchange: Exchange) -> None:
         """Find the replica that holds the response which the request continues or reads."""
