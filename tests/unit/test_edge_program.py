@@ -1,9 +1,12 @@
 """The program of a device: wrong options, a taken port, a full disk, a wrong clock, a moved server,
 and engines that end."""
 
+import http.client
 import json
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,6 +287,47 @@ def test_a_version_stays_on_trial_until_it_has_had_requests(
         kept = ModelSlots(model.slots.folder)
         assert (kept.serving, kept.refused) == ((2, 0) if good else (1, 2))
         assert [each.number for each in device.front.routes["m"]] == [kept.serving]
+
+
+@pytest.mark.parametrize("fault", ["dies", "is taken back", "refuses"])
+def test_a_trial_without_requests_keeps_one_engine_and_loses_no_request(
+    device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(module, "_IDLE_S", 0.0)
+    threading.Thread(target=device.front.serve_forever, daemon=True).start()
+    model = look(device)
+    model._probation_s = 1e-9
+    server.models = [{"name": "m", "number": 2}]
+    device._check_in()
+    for _ in range(2):
+        look(device)
+    served, tried = model._served, model._tried
+    assert served is not None
+    assert tried is not None
+    assert (served.target.asleep, served._process.poll() is None) == (True, False)
+    assert device._list_serving() == ["m"]
+    monkeypatch.setattr(module, "_IDLE_S", 1e6)
+    if fault == "dies":
+        tried._process.kill()
+        tried._process.wait()
+    elif fault == "is taken back":
+        server.models = [{"name": "m", "number": 1}]
+        device._check_in()
+    path = "/v2/models/m/infer" if fault == "refuses" else "/v2/models/m/ready"
+    asked = http.client.HTTPConnection(*device.front.server_address[:2], timeout=60)
+    if fault == "refuses":
+        monkeypatch.setattr(tried.target, "ask", lambda *_: (400, "", b""))
+    # the engine answers a GET with 200 and a POST with 501
+    asked.request("POST" if fault == "refuses" else "GET", path, b"{}")
+    until = time.monotonic() + 60
+    while served.target.asleep and time.monotonic() < until:
+        look(device)
+    assert asked.getresponse().status == (501 if fault == "refuses" else 200)
+    asked.close()
+    assert served._process.poll() is None
+    kept = look(device).slots
+    assert (kept.serving, kept.refused) == (1, 2 if fault == "dies" else 0)
+    device.front.shutdown()
 
 
 def test_the_first_version_is_tried_again_without_the_server(

@@ -52,6 +52,7 @@ _OWN_ENGINE = [sys.executable, "-m", "cavvy.model_server"]
 # Failed requests below which a version on trial is not refused for them. Its trial goes on until it
 # has had this number of requests.
 _FEW = 4
+_IDLE_S = 600.0  # without requests, after which a trial keeps one engine instead of two
 _NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
 _EXPORTED = ("serving", "refused", "refused_in", "problem")
@@ -71,8 +72,14 @@ class ModelEngine:
     needs them."""
 
     def __init__(self, folder: str, name: str, number: int, path: str, options: Fields) -> None:
-        self.target, path = EngineTarget(number, free_port()), os.path.abspath(path)
-        values = {"model": path, "name": name, "port": str(self.target.port)}
+        self.name, self.number = name, number
+        self._folder, self._path, self._options = folder, os.path.abspath(path), options
+        self._start(free_port())
+        self.target = EngineTarget(number, self._port)
+
+    def _start(self, port: int) -> None:
+        self._port, path, options = port, self._path, self._options
+        values = {"model": path, "name": self.name, "port": str(port)}
         values["plan"] = plan_of(path)
         line = [each.format(**values) for each in options["engine"]]
         own, slot = line[:3] == _OWN_ENGINE, path.rpartition("/files/")[0]
@@ -80,21 +87,33 @@ class ModelEngine:
         if shutil.which(line[0]) is None:
             raise FileNotFoundError(f"there is no program {line[0]}")
         if own or options["confined"]:
-            line = confine(folder, f"{slot}/files", line, "" if own else f"{slot}/work")
+            line = confine(self._folder, f"{slot}/files", line, "" if own else f"{slot}/work")
         self._process = subprocess.Popen(
             line, env=environment(packages_of(path)), stdin=subprocess.DEVNULL
         )
-        self.name, self.number = name, number
 
     @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        return not self.target.asleep and self._process.poll() is not None
+
+    def sleep(self) -> None:
+        """End the process, and keep requests until `wake`."""
+        self.target.sleep()
+        self.stop()
+
+    def wake(self, over: threading.Event) -> None:
+        """Start the process again. Raises OSError."""
+        try:
+            self._start(free_port())
+            self.wait_ready(over)
+        finally:
+            self.target.wake(self._port)
 
     def wait_ready(self, over: threading.Event) -> bool:
         """Wait until the engine answers that the model is ready. Return False if it does not in
         time, or if the program is over."""
         until = time.monotonic() + _START_S
-        while time.monotonic() < until and not self.ended:
+        while time.monotonic() < until and self._process.poll() is None:
             if self.is_ready():
                 return True
             if over.wait(0.05):
@@ -104,7 +123,7 @@ class ModelEngine:
     def is_ready(self) -> bool:
         import http.client
 
-        line = http.client.HTTPConnection("127.0.0.1", self.target.port, timeout=_PROBE_S)
+        line = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_PROBE_S)
         try:
             line.request("GET", f"/v2/models/{self.name}/ready")
             return line.getresponse().status == 200
@@ -160,6 +179,7 @@ class RunningModel:
 
     def look(self) -> None:
         """Keep the served version running, and end a trial that is over."""
+        self._wake_or_rest()
         if self._served is not None and self._served.target.is_stuck:
             say(f"{self.name}@{self._served.number} gives no answers; ending it")
             self._served.stop()
@@ -174,6 +194,29 @@ class RunningModel:
         if self._tried is not None:
             self._judge(self._tried)
         self._route()
+
+    def _wake_or_rest(self) -> None:
+        """While a trial waits for its first requests, end the served version's engine after a time,
+        which frees its memory. Start it again once a request needs it, or the trial ends."""
+        served, tried = self._served, self._tried
+        if served is None:
+            return
+        if served.target.asleep:
+            if served.target.wanted or tried is None or tried.ended:
+                self._wake()
+        elif tried is not None and self._is_quiet:
+            asked_at = max(self._tried_since, tried.target.asked_at, served.target.asked_at)
+            if time.monotonic() - asked_at >= _IDLE_S:
+                say(f"{self.name}@{served.number} rests: there are no requests")
+                served.sleep()
+
+    def _wake(self) -> None:
+        if self._served is not None and self._served.target.asleep:
+            say(f"starting {self.name}@{self._served.number} again")
+            try:
+                self._served.wake(self._over)
+            except OSError as error:
+                say(f"the engine of {self.name}@{self._served.number} does not start: {error}")
 
     def _judge(self, tried: ModelEngine) -> None:
         sums = tried.target.sums
@@ -264,6 +307,7 @@ class RunningModel:
         """Go back to the served version, because the server wants another one than that on
         trial."""
         if self._tried is not None and self._tried.number != number:
+            self._wake()
             tried, self._tried = self._tried, None
             self._route()
             say(f"{self.name}@{tried.number} was taken back")
@@ -307,6 +351,7 @@ class RunningModel:
             old.stop()
 
     def _give_up(self, problem: str) -> None:
+        self._wake()
         tried, self._tried = self._tried, None
         if tried is None:
             return

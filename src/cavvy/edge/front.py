@@ -57,10 +57,14 @@ LEAST_S, BUCKETS = 1e-4, 84
 
 class EngineTarget:
     """An engine that serves a version on a port of this device, and the sums over its answers, in
-    the form of `domain.service_updates.RevisionSums`."""
+    the form of `domain.service_updates.RevisionSums`. While it is asleep, its engine does not run:
+    a request waits, and `wanted` says that the engine has to be started."""
 
     def __init__(self, number: int, port: int) -> None:
         self.number, self.port = number, port
+        self.wanted, self.asked_at = False, 0.0  # the time of the last request
+        self._awake = threading.Event()
+        self._awake.set()
         self._lock = threading.Lock()
         self._sums: dict[str, float] = dict.fromkeys(
             ("requests", "errors", "timed", "logs", "squares"), 0
@@ -76,8 +80,25 @@ class EngineTarget:
     ) -> tuple[int, str, bytes]:
         """Send a request, and return the status, the content type and the body of its answer.
         Raises OSError, HTTPException."""
+        if not self._awake.is_set():
+            self.wanted = True
+            if not self._awake.wait(wait_s):
+                raise TimeoutError("its engine did not start in time")
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_CONNECT_S)
         return exchange(line, method, path, body, headers, wait_s)
+
+    @property
+    def asleep(self) -> bool:
+        return not self._awake.is_set()
+
+    def sleep(self) -> None:
+        self.wanted = False
+        self._awake.clear()
+
+    def wake(self, port: int) -> None:
+        """Pass requests to the engine that was started on a port, also those that wait."""
+        self.port = port
+        self._awake.set()
 
     @property
     def sums(self) -> dict[str, float]:
@@ -101,6 +122,8 @@ class EngineTarget:
         """Return whether the target should get a request now: it does not rest, and is not
         overloaded. After a rest, one request tries it."""
         now = time.monotonic()
+        if self.asleep:
+            return False
         with self._lock:
             if self._rest_s:
                 if now < self._rest_until:
@@ -114,7 +137,7 @@ class EngineTarget:
 
     def begin(self) -> float:
         """Note that a request begins, and return the time."""
-        now = time.monotonic()
+        now = self.asked_at = time.monotonic()
         with self._lock:
             if not self.busy:
                 self._gap_since = now
