@@ -3,7 +3,9 @@
 """
 
 import json
+import subprocess
 import sys
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from threading import Event
@@ -170,6 +172,102 @@ def test_the_pass_of_the_only_step_may_run_before_its_optimizer_is_made() -> Non
         "out.sum().backward(); optimizer.step()\n"
     )
     assert profiles.trace("late.py", [])["batch"] == 32
+
+
+WATCHED = """
+import builtins, sys, torch
+from cavvy.cli.task.profiles import trace
+before, found = builtins.__import__, []
+for name in ("plain.py", "compiles.py"):
+    found.append(trace(name, []) | {"name": ""})
+    print("torch._dynamo" in sys.modules)
+    assert builtins.__import__ is before
+assert found[0] == found[1]
+assert torch._dynamo.config.suppress_errors is True
+assert torch._dynamo.config.fake_tensor_cache_enabled is True
+"""
+
+
+def test_only_a_script_that_uses_the_compiler_imports_it() -> None:
+    """The import is long, and PyTorch needs no more of it than three settings for a trace."""
+    step = (
+        "model = torch.nn.Linear(8, 4)\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "loss = checkpoint(model, torch.ones(32, 8), use_reentrant=False).div(2).mean()\n"
+        "loss.backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    uses = "torch._dynamo.config.suppress_errors = True\n@torch._dynamo.disable\ndef f(): ...\n"
+    for name, more in (("plain.py", ""), ("compiles.py", uses)):
+        start = "import torch\nfrom torch.utils.checkpoint import checkpoint\n"
+        Path(name).write_text(start + more + step)
+    run = [sys.executable, "-c", WATCHED]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=240)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+TRAINER = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, i):
+        return {"input_ids": torch.randint(0, 99, (32,)), "labels": i % 2}
+sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+model = BertForSequenceClassification(BertConfig(vocab_size=99, **sizes))
+options = dict(bf16=True, gradient_accumulation_steps=2, report_to=[], num_train_epochs=1)
+args = TrainingArguments("out", per_device_train_batch_size=16, **options)
+Trainer(model=model, args=args, train_dataset=Data()).train()
+"""
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+one = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters())
+data = torch.utils.data.DataLoader([torch.randn(8) for _ in range(64)], batch_size=8)
+model, optimizer, data = one.prepare(model, optimizer, data)
+for batch in data:
+    with one.accumulate(model):
+        one.backward(model(batch).mean())
+        if one.sync_gradients:
+            one.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+PEFT = """
+import torch, peft
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes))
+lora = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+ids = torch.randint(0, 99, (32,))
+data = [{"input_ids": ids, "labels": ids} for _ in range(100)]
+options = dict(gradient_checkpointing=True, optim="adamw_torch_fused", report_to="none")
+args = TrainingArguments("out", per_device_train_batch_size=4, max_steps=10, **options)
+Trainer(model=peft.get_peft_model(model, lora), args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("needs", "text", "batch", "accumulate"),
+    [
+        (("transformers", "accelerate"), TRAINER, 16, 2),
+        (("accelerate",), ACCELERATE, 8, 2),
+        (("transformers", "accelerate", "peft"), PEFT, 4, 1),
+    ],
+)
+def test_steps_of_libraries_have_the_batch_of_one_pass(
+    needs: tuple[str, ...], text: str, batch: int, accumulate: int
+) -> None:
+    if missing := [each for each in needs if find_spec(each) is None]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    Path("loop.py").write_text(text)
+    run = [sys.executable, "-m", "cavvy", "estimate", "loop.py", "--save", "work.json"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(Path("work.json").read_text())
+    assert (made["batch"], made["run"]["accumulate"]) == (batch, accumulate)
 
 
 class Told(StringIO):

@@ -11,11 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch._dynamo.config  # FakeTensorMode imports it too; see `trace` in cli/task/profiles.py
 from torch._subclasses import fake_tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from cavvy.tracer.imports import short_imports
 from cavvy.tracer.operations import find_place
 from cavvy.tracer.values import (
     ReadValues,
@@ -41,6 +41,7 @@ def fake_device() -> Iterator["_Fake"]:
         )
         # Errors of operations are raised, so PyTorch does not have to print them too.
         with (
+            short_imports(),
             patch.object(logging.getLogger(fake_tensor.__name__), "disabled", True),
             (fake := _Fake()),
             ReadValues(fake.assumed),
