@@ -17,7 +17,7 @@ from cavvy.domain.accounts import (
     RoleBinding,
 )
 from cavvy.domain.budgets import SpendingBudget
-from cavvy.domain.edge import EdgeDevice, EdgeSite, ModelVersion, Rollout
+from cavvy.domain.edge import EdgeDevice, EdgeSettings, EdgeSite, ModelVersion, Rollout
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.services import ServiceSpec
@@ -90,6 +90,10 @@ async def add_edge(store: Store, project: str, now: datetime) -> None:
     device = EdgeDevice(project=project, name=name, site="s", key="0" * 64, enrolled_at=now)
     await store.edge.devices.put(device)
     await store.edge.sites.put(EdgeSite(project=project, name=name))
+    variables = {"MARK": name}
+    await store.edge.settings.put(
+        EdgeSettings(project=project, name=f"site/{name}", variables=variables)
+    )
     rollout = Rollout(
         project=project, name=f"{name}-1", model=name, to=1, wave_at=now, created_at=now
     )

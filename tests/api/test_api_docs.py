@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (72, "3e5f6c94c1735d3b")
+ROUTES = (73, "d4dbc8664d039bbc")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -678,3 +678,118 @@ async def test_a_version_that_the_key_of_its_model_has_not_signed_reaches_no_dev
     assert [each["after"]["key of root"] == owner.key_id for each in done] == [False, True]
     assert [each["after"]["key of model-m"] for each in done] == [team.key_id] * 2
     assert "PRIVATE" not in json.dumps(entries)
+
+
+async def change(api: Api, status: int = 200, **ask: Any) -> Any:
+    answer = await api.http.post("/v1/projects/default/edge/settings", json=ask)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def test_a_device_gets_its_settings_and_secrets_and_no_other_one_does(api: Api) -> None:
+    async def give(headers: dict[str, str], status: int = 200) -> Any:
+        answer = await api.http.get(f"{EDGE}/settings", headers=headers)
+        assert answer.status_code == status, answer.text
+        assert status != 200 or answer.headers["cache-control"] == "no-store"
+        return answer.json()
+
+    async def check_in(headers: dict[str, str], **report: Any) -> str:
+        answer = await api.http.post(f"{EDGE}/check-in", json=report, headers=headers)
+        return str(answer.json()["settings"])
+
+    one, mine = await enrol(api, "one", "lyon")
+    other, theirs = await enrol(api, "other", "oslo")
+    await api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "hush-hush"})
+    assert (await check_in(mine), (await give(mine))["variables"]) == ("", {})
+    made = await change(api, site="lyon", values={"every_s": "30", "A": "plain"}, secrets=["TOKEN"])
+    assert (made["devices"], made["too_old"], made["secrets"]) == (1, 1, ["TOKEN"])
+    first = await check_in(mine, settings="", settings_problem="x" * 10**5)
+    given = await give(mine)
+    assert given == {
+        "revision": first,
+        "options": {"every_s": 30.0},
+        "variables": {"A": "plain"},
+        "secrets": {"TOKEN": "hush-hush"},
+    }
+    await change(api, device=one, values={"A": "own"})
+    assert (await give(mine))["variables"] == {"A": "own"}
+    assert (await check_in(theirs), (await give(theirs))["secrets"]) == ("", {})
+    for headers in ({"Authorization": ""}, {"Authorization": "Bearer x.y"}):
+        await give(headers, 401 if "Bearer" not in headers["Authorization"] else 403)
+    path = f"/v1/projects/default/edge/devices/{one}"
+    shown = (await api.http.get(f"{path}/settings")).json()
+    found = {each["name"]: (each["value"], each["source"]) for each in shown["settings"]}
+    assert found == {
+        "A": ("own", f"device/{one}"),
+        "TOKEN": ("", "site/lyon"),
+        "every_s": ("30", "site/lyon"),
+    }
+    assert (shown["used"], len(shown["problem"])) == ("", 500)
+    before = await check_in(mine)
+    for value in ("changed", "changed"):  # another value, or the same one set anew
+        await api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": value})
+        assert await check_in(mine) != before
+        before = await check_in(mine)
+        assert (await give(mine))["secrets"] == {"TOKEN": "changed"}
+    await api.http.delete("/v1/projects/default/secrets/TOKEN")
+    assert await check_in(mine) != before
+    assert (await give(mine))["secrets"] == {}
+    shown = (await api.http.get(f"{path}/settings")).json()["settings"]
+    assert [each["name"] for each in shown if each["missing"]] == ["TOKEN"]
+    await api.http.put("/v1/projects/default/secrets/TOKEN", json={"value": "hush-hush"})
+    assert (await api.http.delete(path)).json()["variables"] == ["TOKEN"]
+    assert (await give(mine, 403))["code"] == "enrolment-refused"
+    for each in ("/v1/audit-log", "/v1/edge/settings", "/v1/edge/devices", path):
+        assert "hush" not in (await api.http.get(each)).text, each
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    entries = [json.loads(each["text"]) for each in log]
+    entries = [each for each in entries if each["action"].endswith("/edge/settings")]
+    told = {"for": "site/lyon", "set": ["A", "every_s"], "secrets": ["TOKEN"]}
+    assert told in [each["after"] for each in entries]
+    assert "plain" not in str(entries)
+    assert "own" not in str(entries)
+    assert other not in str(await api.app_state.store.edge.settings.list())
+
+
+WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "range": ({"values": {"every_s": "5"}}, "every_s is '5'; expected a number from 10 to 480"),
+    "number": ({"values": {"every_s": "nan"}}, "expected a number"),
+    "huge": ({"values": {"spool_mib": "1e999"}}, "expected a number"),
+    "text": ({"values": {"look_s": "a\0"}}, "expected a number"),
+    "local": ({"values": {"engine": "sh"}}, "there is no setting 'engine'"),
+    "listen": ({"values": {"listen": "0.0.0.0:80"}}, "there is no setting 'listen'"),
+    "misspelt": ({"values": {"evry_s": "30"}}, "there is no setting 'evry_s'; expected every_s"),
+    "share": ({"values": {"share": "0.0.0.0:80"}}, "a port from 1024"),
+    "preload": ({"values": {"LD_PRELOAD": "x"}}, "LD_PRELOAD cannot be set"),
+    "python": ({"values": {"PYTHONSTARTUP": "x"}}, "PYTHONSTARTUP cannot be set"),
+    "path": ({"values": {"PATH": "x"}}, "PATH cannot be set"),
+    "own": ({"values": {"CAVVY_EDGE_TOKEN": "x"}}, "cannot be set"),
+    "name": ({"values": {"A B": "x"}}, "cannot be a variable"),
+    "nul": ({"values": {"A": "x\0"}}, "without NUL"),
+    "long": ({"values": {"A": "x" * 5000}}, "at most 4,096 characters"),
+    "many": ({"values": {f"V{number}": "x" for number in range(70)}}, "expected at most 64"),
+    "large": ({"values": {f"V{number}": "x" * 4000 for number in range(9)}}, "32,768"),
+    "none": ({}, "nothing is to be changed"),
+    "twice": ({"values": {"A": "x"}, "secrets": ["A"]}, "named twice"),
+    "unset": ({"unset": ["GONE"]}, "GONE is not set there"),
+    "two": ({"values": {"A": "x"}, "label": "a=b"}, "expected one of"),
+    "label": ({"values": {"A": "x"}, "site": "", "label": "=b"}, "must be NAME=VALUE"),
+    "selector": ({"values": {"A": "x"}, "site": "l\0"}, "not printable"),
+}
+
+
+@pytest.mark.parametrize(("ask", "told"), WRONG_SETTINGS.values(), ids=WRONG_SETTINGS)
+async def test_settings_that_no_device_could_use_are_refused_before_they_are_stored(
+    api: Api, ask: dict[str, Any], told: str
+) -> None:
+    assert told in str(await change(api, 422, **{"site": "lyon", **ask}))
+    assert not await api.app_state.store.edge.settings.list()
+
+
+async def test_settings_name_devices_and_secrets_that_exist(api: Api) -> None:
+    name, _ = await enrol(api, "one")
+    assert (await change(api, 404, device="gone", values={"A": "x"}))["code"] == "device-not-found"
+    assert (await change(api, 404, device=name, secrets=["GONE"]))["code"] == "secret-not-found"
+    await change(api, device=name, values={"A": "x"})
+    await change(api, device=name, unset=["A"])
+    assert not await api.app_state.store.edge.settings.list()

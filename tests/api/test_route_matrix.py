@@ -70,6 +70,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("DELETE", "/v1/projects/{project}/edge/devices/{name}"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/edge/devices/{name}/tasks"): {"operator", "admin"},
     ("PUT", "/v1/projects/{project}/edge/sites/{name}"): {"operator", "admin"},
+    ("POST", "/v1/projects/{project}/edge/settings"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/models"): {"member", "operator", "admin"},
     ("PUT", "/v1/projects/{project}/models/{name}/labels/{label}"): {"operator", "admin"},
     ("DELETE", "/v1/projects/{project}/models/{name}/labels/{label}"): {"operator", "admin"},
@@ -165,10 +166,12 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/machines": ("query", "view"),
     "/v1/edge/devices": ("query", "view"),
     "/v1/edge/sites": ("query", "view"),
+    "/v1/edge/settings": ("query", "view"),
     "/v1/projects/{project}/edge/lists": ("path", "view"),
     "/v1/models": ("query", "view"),
     "/v1/rollouts": ("query", "view"),
     "/v1/projects/{project}/edge/devices/{name}": ("path", "view"),
+    "/v1/projects/{project}/edge/devices/{name}/settings": ("path", "view"),
     "/v1/projects/{project}/edge/devices/{name}/tasks/{task_id}": ("path", "operate"),
     "/v1/projects/{project}/edge/samples": ("path", "run"),
     "/v1/pools": ("query", "view"),
@@ -210,6 +213,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/edge/v1/metadata/{file}": ("machine", None),
     "/edge/v1/manifests/{model}/{number}": ("machine", None),
     "/edge/v1/files/{digest}": ("machine", None),
+    "/edge/v1/settings": ("machine", None),
 }
 # routes that every account may use and that change something; the tests below cover them
 SELF_SERVICE = {("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/{token}")}

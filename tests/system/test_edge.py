@@ -30,10 +30,13 @@ from cavvy.client.edge_wire import (
     ModelAsk,
     ModelView,
     RolloutAsk,
+    SettingsAsk,
     SiteAsk,
     ask_device,
+    change_settings,
     deploy_model,
     get_device,
+    get_device_settings,
     invite_devices,
     limit_site,
     list_rollouts,
@@ -288,15 +291,70 @@ def test_one_device_of_a_site_fetches_a_model_and_gives_it_to_the_other(
         assert one.predict() == two.predict()
 
 
-def test_a_retired_device_gets_nothing_more(client: ApiClient, tmp_path: Path) -> None:
+PROCESS = """
+import os
+def after(request, answer):
+    for key in os.environ["DEVICE"], "settings.json", "device.key":
+        try:
+            answer["read"] = open(os.environ["DEVICE"] + "/" + key).read()
+        except OSError:
+            pass
+    return dict(answer, told=[os.environ.get(each) for each in ("LINE", "TOKEN")])
+"""
+
+
+def test_settings_reach_the_engine_of_a_device_and_a_retired_one_gets_nothing_more(
+    client: ApiClient, tmp_path: Path
+) -> None:
+    (good := tmp_path / "good").mkdir()
+    make_model(good / "model.onnx")
+    (good / "cavvy_process.py").write_text(PROCESS)
+    snapshot = freeze(good)
+    upload(client, "default", snapshot.blobs())
+    publish_model(client, "default", ModelAsk(name="digits", snapshot=snapshot.hash))
     invited = invite_devices(client, "default", EnrolmentAsk(site="lyon"))
+    client.put_secret("default", "TOKEN", "hush-hush")
     with device_at(tmp_path / "device", invited.command) as device:
-        card = device.folder / "card.json"
+        card, kept = device.folder / "card.json", device.folder / "settings.json"
         wait_until(card.exists)
         name = json.loads(card.read_text())["device"]
-        retire_device(client, "default", name)
-        log = device.folder / "log"
-        wait_until(lambda: "not one of the project's" in log.read_text())
+        place = {"DEVICE": str(device.folder), "LINE": "4"}
+        ask = SettingsAsk(site="lyon", values={**place, "spool_mib": "1"}, secrets=["TOKEN"])
+        change_settings(client, "default", ask)
+        deploy_model(client, "default", RolloutAsk(model="digits", to=1, soak_s=0))
+        asked = {"instances": [[1.0, 2.0, 3.0]]}
+
+        def told() -> object:
+            url = f"http://127.0.0.1:{device.port}/v1/models/digits:predict"
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(url, json.dumps(asked).encode(), headers)
+            with suppress(OSError), urllib.request.urlopen(request, timeout=30) as reply:
+                answer = json.load(reply)
+                assert "read" not in answer
+                return answer["told"]
+            return None
+
+        def used() -> bool:
+            found = get_device_settings(client, "default", name)
+            return found.used == found.revision
+
+        wait_until(lambda: told() == ["4", "hush-hush"], device.log)
+        wait_until(used, device.log)
+        change_settings(client, "default", SettingsAsk(device=name, values={"LINE": "5"}))
+        wait_until(lambda: told() == ["5", "hush-hush"], device.log)
+        client.delete_secret("default", "TOKEN")
+        wait_until(lambda: told() == ["5", None], device.log)
+        assert "hush" not in kept.read_text() + device.log()
+        client.put_secret("default", "TOKEN", "anew")
+        wait_until(lambda: told() == ["5", "anew"], device.log)
+
+        assert retire_device(client, "default", name).variables == ["TOKEN"]
+        wait_until(lambda: told() == ["5", None], device.log)
+        wait_until(lambda: "anew" not in kept.read_text(), device.log)
+        assert "not one of the project's" in device.log()
+        device.kill()  # without the server, after a restart
+        device.start()
+        wait_until(lambda: told() == ["5", None], device.log)
     with device_at(tmp_path / "second", invited.command) as second:
         wait_until(lambda: "has been used" in (second.folder / "log").read_text())
 

@@ -14,6 +14,7 @@ import pytest
 
 from cavvy.edge import confine
 from cavvy.edge.bundle import pack_device
+from cavvy.edge.settings import VARIABLES
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="Landlock and its users are Linux's"
@@ -32,7 +33,7 @@ def attempt(name, act):
         pass
 def read(path):
     return open(path, "rb").read(8)
-for name in ("device.key", "card.json", "edge.json", "samples.db", "lists/root.json", "user.txt"):
+for name in ("device.key", "card.json", "edge.json", "settings.json", "samples.db", "lists/root.json", "user.txt"):
     attempt(name, lambda: read(f"{folder}/{name}"))
     attempt(f"../{name}", lambda: read(f"models/m/a/files/../../../../{name}"))
 attempt("link", lambda: (os.symlink(f"{folder}/device.key", "l"), read("l")))
@@ -46,6 +47,7 @@ attempt("descriptors", lambda: os.readlink(f"/proc/{agent}/fd/0"))
 attempt("root", lambda: (os.setuid(0), read(f"{folder}/device.key")))
 attempt("program", lambda: subprocess.check_output(["cat", f"{folder}/device.key"]))
 attempt("secret", lambda: os.environ["CAVVY_SECRET"])
+attempt("given", lambda: os.environ["TOKEN"] == "of the model" or missing)
 attempt("model", lambda: read(f"{folder}/models/m/a/files/model.onnx"))
 attempt("shared", lambda: open(f"/dev/shm/cavvy-{os.getpid()}", "w").close())
 attempt("shared", lambda: os.unlink(f"/dev/shm/cavvy-{os.getpid()}"))
@@ -72,7 +74,14 @@ def folder() -> Iterator[Path]:
     (files / "model.onnx").write_text("weights")
     (files / "hostile.py").write_text(HOSTILE)
     (made / "lists").mkdir(mode=0o700)
-    for name in ("device.key", "card.json", "edge.json", "samples.db", "lists/root.json"):
+    for name in (
+        "device.key",
+        "card.json",
+        "edge.json",
+        "settings.json",
+        "samples.db",
+        "lists/root.json",
+    ):
         (made / name).write_text("secret")
         (made / name).chmod(0o600)
     (made / "edge.json").chmod(0o644)  # an editor's
@@ -112,6 +121,8 @@ def run(
             "PATH": os.environ["PATH"],
             "PYTHONPATH": f"{folder}/program.zip",
             "CAVVY_SECRET": "secret",
+            "TOKEN": "of the program",
+            VARIABLES: json.dumps({"TOKEN": "of the model"}),
         },
     )
     assert ended.returncode == 0, ended.stderr
@@ -128,7 +139,7 @@ def give(folder: Path) -> int | None:
     return NOBODY
 
 
-NEEDED = {"model", "shared", "import"}
+NEEDED = {"model", "shared", "import", "given"}
 
 
 @pytest.mark.parametrize("landlock", ["with", "without"])

@@ -30,32 +30,44 @@ from cavvy.edge.device import (
 )
 from cavvy.edge.program import hold
 from cavvy.edge.server_calls import DeviceCalls, DeviceRefused
+from cavvy.edge.settings import ServerSettings, find_every_s
 from cavvy.edge.slots import ModelSlots
 from cavvy.edge.spool import open_spool
 
 ENGINE = """
-import sys
+import json, os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
     def log_message(self, *_): pass
-if open(sys.argv[1], "rb").read() == b"spoilt": sys.exit(1)
+if open(sys.argv[1], "rb").read() == b"spoilt" or "BAD" in os.environ: sys.exit(1)
+with open(os.environ["TMPDIR"] + "/seen-" + str(os.getpid()), "w") as file:
+    json.dump(dict(os.environ), file)
 HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
 """
 
 
 class FakeServer:
-    """Answers check-ins with `models` and the time `now`."""
+    """Answers check-ins with `models` and the time `now`, and has `settings` for the device."""
 
     def __init__(self) -> None:
         self.models: list[dict[str, Any]] = []
         self.now = module.time.time()
         self.told: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {"revision": ""}
+        self.fetched = 0
+        self.refusal: DeviceRefused | None = None
 
     def call(self, method: str, path: str, body: Any = None) -> bytes:
+        if self.refusal is not None:
+            raise self.refusal
+        if path.endswith("/settings"):
+            self.fetched += 1
+            return json.dumps(self.settings).encode()
         self.told = body
-        return json.dumps({"now": self.now, "models": self.models}).encode()
+        revision = self.settings.get("revision", "")
+        return json.dumps({"now": self.now, "models": self.models, "settings": revision}).encode()
 
 
 @pytest.fixture
@@ -478,3 +490,184 @@ def test_a_retired_device_keeps_no_key_of_a_service(
         assert ("m" in device.front.clouds, "s3cret" in kept.read_text()) == (has_key, has_key)
     look(device)
     assert device.front.routes["m"], "it goes on serving"
+
+
+def set_for(server: FakeServer, revision: str, **tables: Any) -> None:
+    server.settings = {"revision": revision, "options": {}, "variables": {}, "secrets": {}}
+    server.settings.update(tables)
+
+
+def seen(model: RunningModel, engine: str = "_served") -> dict[str, str]:
+    """Return the variables of an engine of the model."""
+    pid = getattr(model, engine)._process.pid
+    [found] = Path(model.slots.folder).glob(f"*/work/seen-{pid}")
+    return dict(json.loads(found.read_text()))
+
+
+def test_settings_of_the_server_are_used_and_kept_for_a_start_without_it(
+    tmp_path: Path, device: DeviceProgram, server: FakeServer
+) -> None:
+    model = look(device)
+    served = model._served
+    set_for(server, "r1", options={"spool_mib": 1.0, "probation_s": 30.0, "every_s": 100.0})
+    device._check_in()
+    assert (device.options["every_s"], model._probation_s) == (100.0, 30.0)
+    assert (device._spool._most, model._served) == (1 << 20, served), "no engine starts again"
+    set_for(server, "r2", options={"every_s": 100.0}, variables={"A": "1"}, secrets={"S": "s3cret"})
+    device._check_in()
+    assert (model._probation_s, device._spool._most) == (0.0, 64 << 20), "as the device has it"
+    assert (seen(model)["A"], seen(model)["S"]) == ("1", "s3cret")
+    assert device.front.routes["m"] == [model._served and model._served.target]
+    kept = tmp_path / "settings.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    device._check_in()
+    assert (server.told["settings"], server.told["settings_problem"]) == ("r2", "")
+    assert server.fetched == 2, "each revision once"
+    assert find_every_s(str(tmp_path)) == 100.0, "also for the program that tries another version"
+    device.front.server_close()
+    model.stop()
+    server.refusal = DeviceRefused("away")
+    for again in start(tmp_path, server):
+        assert seen(look(again))["S"] == "s3cret"
+        assert again.options["every_s"] == 100.0
+        server.refusal = None
+        again._check_in()
+        set_for(server, "")
+        again._check_in()
+        assert not {"A", "S"} & seen(look(again)).keys()
+        assert not kept.exists()
+
+
+def test_an_engine_that_does_not_get_ready_keeps_its_former_settings(
+    tmp_path: Path, device: DeviceProgram, server: FakeServer
+) -> None:
+    update(ModelSlots(f"{tmp_path}/models/a"), 1, OLD)  # whose engine starts before
+    other = device._add("a")
+    model = look(device)
+    set_for(server, "r1", variables={"A": "1"})
+    device._check_in()
+    before = model._served
+    set_for(server, "r2", options={"every_s": 20.0}, variables={"A": "2", "BAD": "1"})
+    for _ in range(3):
+        device._check_in()
+    assert server.fetched == 2
+    assert server.told["settings"] == "r1"
+    assert "the engine of m does not get ready" in server.told["settings_problem"]
+    assert (model._served, device.options["every_s"]) == (before, 60.0)
+    assert seen(look(device))["A"] == seen(other)["A"] == "1"
+    assert "BAD" not in (tmp_path / "settings.json").read_text()
+    set_for(server, "r3", variables={"A": "3"})
+    device._check_in()
+    assert seen(look(device))["A"] == "3"
+
+
+@pytest.mark.parametrize("fresh", [{}, {"S": "fresh"}], ids=["deleted", "rotated"])
+def test_a_secret_that_was_taken_back_goes_also_if_no_engine_gets_ready_without_it(
+    tmp_path: Path, device: DeviceProgram, server: FakeServer, fresh: dict[str, str]
+) -> None:
+    model = look(device)
+    set_for(server, "r1", secrets={"S": "s3cret"})
+    device._check_in()
+    pid = model._served and model._served._process.pid
+    set_for(server, "r2", variables={"BAD": "1"}, secrets=fresh)
+    device._check_in()
+    assert not Path(f"/proc/{pid}").exists()
+    assert "s3cret" not in (tmp_path / "settings.json").read_text()
+    assert not device.front.routes.get("m")
+    device._check_in()
+    assert server.told["settings"] == "r2"
+    assert "a secret was taken back" in server.told["settings_problem"]
+    set_for(server, "r3", secrets=fresh)
+    device._check_in()
+    model._start_at = 0.0
+    assert "s3cret" not in str(seen(look(device)))
+
+
+def test_a_retired_device_keeps_no_secret(
+    tmp_path: Path, device: DeviceProgram, server: FakeServer
+) -> None:
+    model = look(device)
+    set_for(server, "r1", variables={"A": "1"}, secrets={"S": "s3cret"})
+    device._check_in()
+    server.refusal = DeviceRefused("not one of the project's devices", retired=True)
+    device._check_in()
+    assert (seen(model)["A"], "S" in seen(model)) == ("1", False)
+    assert "s3cret" not in (tmp_path / "settings.json").read_text()
+
+
+def test_a_version_on_trial_gets_new_variables_and_its_trial_is_no_failed_one(
+    device: DeviceProgram, server: FakeServer
+) -> None:
+    model = look(device)
+    model._probation_s = 1e6
+    server.models = [{"name": "m", "number": 2}]
+    device._check_in()
+    resting = model._served
+    assert resting is not None
+    resting.sleep()
+    set_for(server, "r1", options={"probation_s": 80_000.0}, secrets={"S": "s3cret"})
+    device._check_in()
+    assert seen(model)["S"] == seen(model, "_tried")["S"] == "s3cret"
+    assert (model.slots.refused, model.slots._state["tries"]) == (0, 1)
+    assert model._served is not None
+    assert resting.target.port == model._served.target.port, "where requests that waited go"
+    assert not resting.target.asleep
+
+
+def test_settings_that_a_device_cannot_use_are_told_and_the_others_used(
+    device: DeviceProgram, server: FakeServer, tmp_path: Path
+) -> None:
+    model = look(device)
+    options = {"every_s": 1e9, "warp": 9, "look_s": 2.0, "share": "0.0.0.0:80"}
+    variables = {"LD_PRELOAD": "x.so", "Ld_Audit": "x", "PYTHONPATH": "x", "CAVVY_X": "x"}
+    variables |= {"PATH": "x", "A=B": "x", "": "x", "N": "a\0b", "U": "\ud800", "GOOD": "ü\n"}
+    set_for(server, "r1", options=options, variables=variables)
+    for _ in range(2):
+        device._check_in()
+        told = server.told
+    assert told["settings"] == "r1"
+    for name in (*options.keys() - {"look_s"}, *variables.keys() - {"GOOD", ""}):
+        assert name in told["settings_problem"], name
+    assert (device.options["look_s"], device.options["every_s"]) == (2.0, 60.0)
+    assert seen(model)["GOOD"] == "ü\n"
+    assert not {"LD_PRELOAD", "CAVVY_X", "Ld_Audit"} & seen(model).keys()
+    for wrong in ([], {"variables": []}, {"revision": 1}, {"variables": {"A": "x" * 10**5}}):
+        server.settings = {"revision": f"w{wrong}"[:60]}
+        device._report()
+        server.settings = wrong  # type: ignore[assignment]
+        device._follow_settings()
+    many = {f"V{number}": "x" for number in range(100)}
+    for each in (many, {f"V{number}": "é" * 4000 for number in range(20)}):
+        set_for(server, f"m{len(each)}", variables=each)
+        device._check_in()
+        device._check_in()
+        assert server.told["settings_problem"]
+    assert seen(look(device))["GOOD"] == "ü\n"
+    (tmp_path / "settings.json").write_text("{")
+    assert ServerSettings(str(tmp_path), {}).held.revision == ""
+
+
+def test_the_owner_of_a_device_has_the_last_word(tmp_path: Path, server: FakeServer) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    for device in start(tmp_path, server):
+        set_for(server, "r1", options={"share": address, "spool_mib": 1.0})
+        device._check_in()
+        assert device._share is not None
+        set_for(server, "")
+        device._check_in()
+        assert device._share is None
+        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+            set_for(server, "r2", options={"share": address, "spool_mib": 1.0})
+            device._check_in()
+            device._check_in()
+            assert "`share` cannot be opened" in server.told["settings_problem"]
+            stated = json.loads((tmp_path / "edge.json").read_text())
+            for own, told in (({"share": ""}, "sets share"), ({"managed": False}, '"managed"')):
+                (tmp_path / "edge.json").write_text(json.dumps({**stated, **own}))
+                device.options = {**device.options, "share": ""}
+                device._settings = ServerSettings(str(tmp_path), {**stated, **own})
+                device._check_in()
+                device._check_in()
+                assert told in server.told["settings_problem"]
+    assert not (tmp_path / "settings.json").exists()
+    assert server.told["settings"] == ""

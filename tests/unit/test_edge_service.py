@@ -20,9 +20,18 @@ from cavvy.client.download import download_files, download_snapshot
 from cavvy.client.edge_wire import SamplesView, SampleView, SiteAsk, SiteView
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
+from cavvy.control.edge_settings import change_row, merge_settings
 from cavvy.control.site_pace import SitePace
 from cavvy.domain.audit import AuditOutcome
-from cavvy.domain.edge import DeviceReport, ModelFile, ModelVersion, Rollout, find_labels
+from cavvy.domain.edge import (
+    DeviceReport,
+    EdgeDevice,
+    EdgeSettings,
+    ModelFile,
+    ModelVersion,
+    Rollout,
+    find_labels,
+)
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
@@ -193,6 +202,46 @@ def test_a_price_leaves_the_limits_of_a_site_and_limits_leave_its_price(
         found = CliRunner().invoke(edge.command, ["site", "lyon", "--device-usd-hour", wrong])
         assert found.exit_code == 2, wrong
         assert "--device-usd-hour: " in found.output
+
+
+def test_what_is_set_for_a_device_precedes_its_label_and_that_its_site() -> None:
+    device = EdgeDevice(
+        project="p",
+        name="d",
+        site="lyon",
+        labels={"kind": "jetson", "arch": "arm"},
+        key="",
+        enrolled_at=NOW,
+    )
+    places = ("site/lyon", "label/arch=arm", "label/kind=jetson", "device/d", "site/oslo")
+    rows = {
+        place: EdgeSettings(
+            project="p",
+            name=place,
+            options={"every_s": float(number)},
+            variables={f"V{number}": "x", "WHO": place},
+        )
+        for number, place in enumerate(places, 10)
+    }
+    found = merge_settings(device, rows, {})
+    assert (found.of("option"), found.of("variable")["WHO"]) == ({"every_s": 13.0}, "device/d")
+    assert found.of("variable").keys() == {"V10", "V11", "V12", "V13", "WHO"}
+    for place in ("device/d", "label/kind=jetson", "label/arch=arm"):
+        del rows[place]
+        assert merge_settings(device, rows, {}).revision != found.revision
+        found = merge_settings(device, rows, {})
+    assert (found.of("option"), {each.source for each in found.given}) == (
+        {"every_s": 10.0},
+        {"site/lyon"},
+    )
+    # a variable is a secret or not, whichever was set last
+    row = change_row(rows["site/lyon"], {}, {}, ["WHO"], ["every_s"])
+    assert (row.options, row.variables, row.secrets) == ({}, {"V10": "x"}, ("WHO",))
+    kept = [merge_settings(device, {row.name: row}, known) for known in ({"WHO": NOW}, {})]
+    later = merge_settings(device, {row.name: row}, {"WHO": NOW + timedelta(seconds=1)})
+    assert (kept[0].secrets, kept[1].secrets) == (["WHO"], [])
+    assert len({each.revision for each in (*kept, later)}) == 3, "rotated and deleted"
+    assert change_row(row, {}, {"WHO": "me"}, [], []).secrets == ()
 
 
 class BlobSource:

@@ -24,7 +24,14 @@ from cavvy.cli.view.output import (
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
-    from cavvy.client.edge_wire import DeviceView, RolloutView, SiteView
+    from cavvy.client.edge_wire import (
+        DeviceSettingsView,
+        DeviceView,
+        RolloutView,
+        SettingsAsk,
+        SettingsView,
+        SiteView,
+    )
 
 _PATIENCE_S = 180.0  # two check-ins, and a command of a minute
 _WINDOW = re.compile(r"([01]?\d|2[0-4])-([01]?\d|2[0-4])")
@@ -132,7 +139,9 @@ def list_all(project: str | None, output: str) -> None:
             "models": _say_models(each),
             "heard_at": each.heard_at,
             "requests": sum(model.requests for model in each.models),
-            "problem": "; ".join(model.problem for model in each.models if model.problem),
+            "problem": "; ".join(
+                filter(None, [*(model.problem for model in each.models), each.settings_problem])
+            ),
         }
         for each in found
     ]
@@ -154,15 +163,21 @@ def list_all(project: str | None, output: str) -> None:
 @project_option
 @json_option
 def show(name: str, project: str, output: str) -> None:
-    """Show a device: its hardware, its models, its disk and its clock."""
-    from cavvy.client.edge_wire import get_device
+    """Show a device: its hardware, its models, its disk, its clock and its settings.
+
+    Each setting has what it was set for, such as site/lyon. Of a secret, only the name is shown.
+    """
+    from cavvy.client.edge_wire import get_device, get_device_settings
 
     with session() as client:
         found = get_device(client, project, name)
+        settings = get_device_settings(client, project, name)
     if output == "json":
+        from msgspec import to_builtins
+
         from cavvy.cli.view.output import json_out
 
-        json_out(found)
+        json_out({**to_builtins(found), "settings": to_builtins(settings)})
         return
     pairs: dict[str, object] = {
         "device": found.name,
@@ -184,7 +199,195 @@ def show(name: str, project: str, output: str) -> None:
             refused = f"@{each.refused} is refused (`{again}` tries it again): "
             refused = refused if each.refused else ""
             pairs[f"{each.name} problem"] = refused + each.problem
-    pairs_out(list(pairs.items()))
+    pairs_out([*pairs.items(), *_list_settings(settings, heard=found.heard_at is not None)])
+
+
+def _list_settings(found: "DeviceSettingsView", *, heard: bool) -> list[tuple[str, object]]:
+    if found.used is None and heard:
+        told = "its program is too old for settings: `cavvy edge deploy cavvy.edge`"
+    elif found.used == found.revision:
+        told = f"revision {found.revision} is used"
+    else:
+        told = f"revision {found.revision or 'none'}; the device uses {found.used or 'none'}"
+    rows: list[tuple[str, object]] = []
+    if found.settings or found.used:
+        rows.append(("settings", told))
+    if found.problem:
+        # a device may be hostile: its text must not control the terminal
+        rows.append(("settings problem", "".join(map(_printable, found.problem))))
+    for each in found.settings:
+        value = f"{each.name}={each.value}" if each.kind != "secret" else f"secret {each.name}"
+        gone = " (the project does not have it any more)" * each.missing
+        rows.append((f"  of {each.source}", value + gone))
+    return rows
+
+
+_settings_options = (
+    click.option("--site", default="", help="For the devices of this site."),
+    click.option("--label", default="", metavar="NAME=VALUE", help="For those with this label."),
+)
+
+
+@command.command("set")
+@click.argument("words", nargs=-1, metavar="[DEVICE] [KEY=VALUE]...")
+@project_option
+@_settings_options[0]
+@_settings_options[1]
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME",
+    help="A secret of the project; repeatable.",
+)
+@output_option
+def set_settings(
+    words: tuple[str, ...],
+    project: str,
+    site: str,
+    label: str,
+    secrets: tuple[str, ...],
+    output: str,
+) -> None:
+    """Set options and variables of devices: of one, of a site, or of those with a label.
+
+    Without KEY=VALUE and --secret, show what is set.
+
+    \b
+    Options of the devices' program:
+      every_s      seconds between two check-ins, 10 to 480
+      look_s       seconds between two looks at the engines, 0.1 to 60
+      probation_s  seconds that a trial of a model lasts at least, 0 to 86,400
+      spool_mib    most MiB of samples that wait for the server, 1 to 65,536
+      share        where others of the site take files from it, such as 0.0.0.0:8090; "" ends it
+
+    A KEY in capital letters is a variable for the engines of models and their cavvy_process.py.
+    --secret gives them a secret of the project (`cavvy secret set`) as a variable of this name.
+    PATH and others by which programs load code are refused.
+
+    What is set for a device precedes what is set for its label, and that what is set for its site.
+    Devices get it at their next check-in, and keep it when they are offline. If variables change,
+    they restart their engines, the new one before the former one ends. If an engine does not get
+    ready, a device keeps its former settings, and `cavvy edge show` says why; but the former value
+    of a secret that was deleted or set anew goes in any case. The edge.json on a device precedes
+    `share`, and with "managed": false it refuses all.
+    """
+    from cavvy.client.edge_wire import change_settings, list_settings
+
+    device, pairs = _split_words(words)
+    if not pairs and not secrets:
+        with session() as client:
+            found = list_settings(client, project)
+        shown = [each for each in found if _is_meant(each, device, site, label)]
+        _print_settings(shown, output)
+        return
+    if output != "table":
+        raise CommandFailure("--output is for showing what is set", exit_code=2)
+    ask = _make_ask(device, site, label, pairs, secrets, ())
+    with session() as client:
+        _say_settings(change_settings(client, project, ask))
+
+
+@command.command("unset")
+@click.argument("words", nargs=-1, required=True, metavar="[DEVICE] KEY...")
+@project_option
+@_settings_options[0]
+@_settings_options[1]
+def unset_settings(words: tuple[str, ...], project: str, site: str, label: str) -> None:
+    """Remove options, variables and secrets that `cavvy edge set` has set.
+
+    A device then gets what is set for its label or site, or its own option.
+    """
+    from cavvy.client.edge_wire import change_settings
+
+    device, keys = ("", words) if site or label else (words[0], words[1:])
+    if not keys:
+        raise CommandFailure("nothing to unset: name a KEY, such as every_s", exit_code=2)
+    ask = _make_ask(device, site, label, {}, (), keys)
+    with session() as client:
+        _say_settings(change_settings(client, project, ask))
+
+
+def _split_words(words: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """Return the device, or "", and the pairs."""
+    device, rest = (words[0], words[1:]) if words and "=" not in words[0] else ("", words)
+    if wrong := next((each for each in rest if "=" not in each), None):
+        raise CommandFailure(f"{wrong}: expected KEY=VALUE", exit_code=2)
+    pairs = dict(each.split("=", 1) for each in rest)
+    if len(pairs) < len(rest):
+        raise CommandFailure("a KEY is given twice", exit_code=2)
+    return device, pairs
+
+
+def _make_ask(
+    device: str,
+    site: str,
+    label: str,
+    values: dict[str, str],
+    secrets: tuple[str, ...],
+    unset: tuple[str, ...],
+) -> "SettingsAsk":
+    from cavvy.client.edge_wire import SettingsAsk
+
+    if sum(map(bool, (device, site, label))) != 1:
+        told = "name a DEVICE, or --site NAME, or --label NAME=VALUE: one of them"
+        raise CommandFailure(told, exit_code=2)
+    _read_labels((label,) if label else ())
+    return SettingsAsk(
+        device=device,
+        site=site,
+        label=label,
+        values=values,
+        secrets=list(secrets),
+        unset=list(unset),
+    )
+
+
+def _is_meant(row: "SettingsView", device: str, site: str, label: str) -> bool:
+    return not (device or site or label) or (row.device, row.site, row.label) == (
+        device,
+        site,
+        label,
+    )
+
+
+def _print_settings(found: "list[SettingsView]", output: str) -> None:
+    rows = [
+        {
+            "for": _say_selector(each),
+            "project": each.project,
+            "devices": each.devices,
+            "settings": ", ".join(
+                [
+                    *(f"{name}={value}" for name, value in each.values.items()),
+                    *(f"secret {name}" for name in each.secrets),
+                ]
+            ),
+        }
+        for each in found
+    ]
+    columns = [
+        TableColumn("for"),
+        TableColumn("project", drop=1),
+        TableColumn("devices"),
+        TableColumn("settings", wrap=True),
+    ]
+    rows_out(columns, rows, output, empty="nothing is set; see `cavvy edge set --help`")
+
+
+def _say_selector(row: "SettingsView") -> str:
+    if row.device:
+        return f"device {row.device}"
+    return f"site {row.site}" if row.site else f"label {row.label}"
+
+
+def _say_settings(made: "SettingsView") -> None:
+    names = ", ".join([*made.values, *made.secrets]) or "nothing"
+    devices = "1 device" if made.devices == 1 else f"{made.devices:,} devices"
+    click.echo(f"{_say_selector(made)}: {names} set, for {devices} at the next check-in")
+    if made.too_old:
+        told = f"note: {made.too_old:,} of them run a program that is too old for settings"
+        click.echo(f"{told}; bring the newest: cavvy edge deploy cavvy.edge", err=True)
 
 
 @command.command("site")
@@ -374,6 +577,8 @@ def retire(name: str, project: str) -> None:
     with session() as client:
         made = retire_device(client, project, name)
     click.echo(f"device {name} is retired")
+    for secret in made.variables:
+        click.echo(f"if it is lost, replace the secret {secret}: its engines had it as a variable")
     for secret, services in made.secrets.items():
         told = "service" if len(services) == 1 else "services"
         click.echo(

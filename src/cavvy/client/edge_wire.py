@@ -58,6 +58,58 @@ class DeviceView(Answer, frozen=True, kw_only=True):
     skew_s: float
     waiting: int
     agent: str
+    settings_problem: str = ""
+
+
+class SettingsAsk(Ask, frozen=True, kw_only=True):
+    """Change what is set for a device, or for all devices of a site or with a label such as
+    kind=jetson: one of the three is named. `values` has options of the devices' program (every_s,
+    look_s, probation_s, spool_mib, share) and variables, in capital letters, that the engines get.
+    `secrets` names secrets of the project that they get as variables. `unset` names what is to be
+    set there no more."""
+
+    device: str = ""
+    site: str = ""
+    label: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    unset: list[str] = field(default_factory=list)
+
+
+class SettingsView(Answer, frozen=True, kw_only=True):
+    """What is set for a device, or for those of a site or with a label. It concerns `devices`
+    devices now, of which `too_old` run a program that takes no settings."""
+
+    project: str
+    device: str
+    site: str
+    label: str
+    values: dict[str, str]
+    secrets: list[str]
+    devices: int
+    too_old: int
+
+
+class DeviceSettingView(Answer, frozen=True, kw_only=True):
+    """A setting that a device gets. `kind` is option, variable or secret, and `source` says what
+    it was set for, such as site/lyon. The value of a secret is never told; `missing` means that
+    the project does not have the secret any more."""
+
+    name: str
+    kind: str
+    value: str
+    source: str
+    missing: bool
+
+
+class DeviceSettingsView(Answer, frozen=True, kw_only=True):
+    """The settings of a device, their revision, and the one that the device uses: "" for none, null
+    if it has not checked in or its program is too old for settings."""
+
+    revision: str
+    used: str | None
+    problem: str
+    settings: list[DeviceSettingView]
 
 
 class SiteAsk(Ask, frozen=True, kw_only=True):
@@ -83,9 +135,10 @@ class SiteView(Answer, frozen=True, kw_only=True):
 
 class RetiredView(Answer, frozen=True, kw_only=True):
     """The secrets that a retired device may have, which should be replaced if it is lost, with the
-    services for which it got each."""
+    services for which it got each. Its engines had those of `variables` in their environment."""
 
     secrets: dict[str, list[str]] = field(default_factory=dict)
+    variables: list[str] = field(default_factory=list)
 
 
 class DeviceTaskAsk(Ask, frozen=True, kw_only=True):
@@ -284,6 +337,21 @@ def get_device(client: ApiClient, project: str, name: str) -> DeviceView:
 def retire_device(client: ApiClient, project: str, name: str) -> RetiredView:
     """Refuse a device from now on. Raises ApiError."""
     return client.ask(_device(project, name), RetiredView, method="DELETE")
+
+
+def list_settings(client: ApiClient, project: str | None) -> list[SettingsView]:
+    """Return what is set for devices of a project, or of all projects."""
+    return client.ask(f"/v1/edge/settings{query(project=project)}", list[SettingsView])
+
+
+def change_settings(client: ApiClient, project: str, ask: SettingsAsk) -> SettingsView:
+    """Set and unset what is set for devices. Raises ApiError."""
+    return client.ask(f"{project_path(project)}/edge/settings", SettingsView, ask)
+
+
+def get_device_settings(client: ApiClient, project: str, name: str) -> DeviceSettingsView:
+    """Return the settings of a device. Raises ApiError."""
+    return client.ask(f"{_device(project, name)}/settings", DeviceSettingsView)
 
 
 def list_sites(client: ApiClient, project: str | None) -> list[SiteView]:

@@ -8,6 +8,7 @@ Errors, which are subclasses of JobServiceError:
 
 * EnrolmentRefused: the token or the device is unknown, used, expired or retired
 * ModelRefused: a model cannot be published or rolled out
+* SettingsRefused: settings of devices cannot be changed in this way
 """
 
 import asyncio
@@ -31,6 +32,13 @@ from cavvy.control.decide.rollouts import (
     count_wave,
     decide_rollout,
     order_devices,
+)
+from cavvy.control.edge_settings import (
+    NO_SETTINGS,
+    DeviceSettings,
+    change_row,
+    find_excess,
+    merge_settings,
 )
 from cavvy.control.edge_tasks import DeviceTasks
 from cavvy.control.job_service import JobServiceError
@@ -59,6 +67,7 @@ from cavvy.domain.edge import (
     EdgeDevice,
     EdgeInvitation,
     EdgeSample,
+    EdgeSettings,
     EdgeSite,
     ModelFile,
     ModelRepository,
@@ -111,6 +120,10 @@ class EnrolmentRefused(JobServiceError):
 
 class ModelRefused(JobServiceError):
     """Raised if a model cannot be published or rolled out."""
+
+
+class SettingsRefused(JobServiceError):
+    """Raised if settings of devices cannot be changed in this way."""
 
 
 class CloudPath(Struct, frozen=True, kw_only=True):
@@ -171,8 +184,13 @@ class _ProjectDevices:
         rollouts: Mapping[str, Rollout],
         clouds: Sequence[CloudPath],
         sites: Mapping[str, EdgeSite],
+        settings: Sequence[EdgeSettings],
+        secrets: Mapping[str, datetime],
     ) -> None:
         self.read_at, self.clouds, self.sites = read_at, clouds, sites
+        self._settings, self._secrets = {each.name: each for each in settings}, secrets
+        # by what devices with equal settings have in common
+        self._merged: dict[tuple[str, str, frozenset[tuple[str, str]]], DeviceSettings] = {}
         self.devices, self.models, self.rollouts = dict(devices), models, dict(rollouts)
         self.reported: set[str] = set()
         # the devices that give files to others, by what must be equal for both
@@ -185,6 +203,17 @@ class _ProjectDevices:
     def note_share(self, device: EdgeDevice) -> None:
         if device.report is not None and device.report.share:
             self.sharing.setdefault(_peer_group(device), set()).add(device.name)
+
+    def settings_of(self, device: EdgeDevice) -> DeviceSettings:
+        if not self._settings:
+            return NO_SETTINGS
+        own = device.name if f"device/{device.name}" in self._settings else ""
+        key = own, device.site, frozenset(device.labels.items())
+        found = self._merged.get(key)
+        if found is None:
+            found = merge_settings(device, self._settings, self._secrets)
+            self._merged[key] = found
+        return found
 
     def place(self) -> None:
         """Note which devices are in the present wave of each rollout."""
@@ -284,6 +313,55 @@ class EdgeService:
         site = (await self.find(project, name)).site
         found = (await self._read(project)).sites.get(site)
         return found or EdgeSite(project=project, name=site)
+
+    async def settings(self, projects: ProjectFilter) -> Sequence[EdgeSettings]:
+        """Return what is set for devices."""
+        return await self._store.edge.settings.list(projects)
+
+    async def change_settings(
+        self,
+        project: str,
+        name: str,
+        options: Mapping[str, float | str],
+        variables: Mapping[str, str],
+        secrets: Sequence[str],
+        unset: Sequence[str],
+    ) -> EdgeSettings:
+        """Set and unset what is set for devices, and return all of it. `name` is that of
+        EdgeSettings. Raises RowNotFound, SettingsRefused."""
+        for _ in range(_TRIES):
+            try:
+                known = await self._store.edge.settings.get(project, name)
+            except RowNotFound:
+                known = EdgeSettings(project=project, name=name)
+            if missing := [each for each in unset if each not in known.names]:
+                told = ", ".join(known.names) or "nothing"
+                raise SettingsRefused(f"{missing[0]} is not set there; {told} is")
+            fresh = change_row(known, options, variables, secrets, unset)
+            if excess := find_excess(fresh):
+                raise SettingsRefused(excess)
+            with suppress(StaleVersion):
+                if fresh.names:
+                    fresh = await self._store.edge.settings.put(fresh)
+                elif known.version:
+                    await self._store.edge.settings.delete(known)
+                self._forget(project)
+                return fresh
+        raise StaleVersion(f"the settings of {name} kept changing during the request; try again")
+
+    async def settings_of(self, device: EdgeDevice) -> DeviceSettings:
+        """Return the settings of a device."""
+        return (await self._read(device.project)).settings_of(device)
+
+    async def open_settings(self, project: str, name: str) -> tuple[DeviceSettings, dict[str, str]]:
+        """Return the settings of a device, with the values of its secrets. Raises EnrolmentRefused,
+        KeyUnusable."""
+        found = await self.settings_of(await self.find(project, name))
+        return found, await self._open_secrets(project, found.secrets) if found.secrets else {}
+
+    def secret_changed(self, project: str) -> None:
+        """Let devices get another value of a secret, or none, at their next check-in."""
+        self._forget(project)
 
     async def devices(self, projects: ProjectFilter) -> Sequence[EdgeDevice]:
         """Return the devices with their newest reports."""
@@ -992,6 +1070,10 @@ class EdgeService:
         devices = await self._store.edge.devices.list(project)
         models = await self._store.edge.models.list(project)
         rollouts = await self._store.edge.rollouts.list(project)
+        settings = await self._store.edge.settings.list(project)
+        secrets: dict[str, datetime] = {}
+        if any(each.secrets for each in settings):
+            secrets = {each.name: each.updated_at for each in await self._store.secrets(project)}
         known = _ProjectDevices(
             now,
             {each.name: each for each in devices},
@@ -999,6 +1081,8 @@ class EdgeService:
             {each.name: each for each in rollouts},
             await self._find_paths(project) if devices else (),
             {each.name: each for each in await self._store.edge.sites.list(project)},
+            settings,
+            secrets,
         )
         if devices:  # requests that name other projects, or none, would fill the memory
             self._known[project] = known

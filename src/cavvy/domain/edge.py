@@ -45,6 +45,31 @@ class EdgeSite(Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
+class EdgeSettings(Struct, frozen=True, kw_only=True):
+    """What is set for the program and the engines of devices. `name` is "device/NAME",
+    "label/NAME=VALUE" or "site/NAME". `options` are those of the program, `variables` those of the
+    engines' environment, and `secrets` names secrets of the project, which are variables too."""
+
+    project: str
+    name: str
+    options: Mapping[str, float | str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    version: int = 0
+
+    def covers(self, device: "EdgeDevice") -> bool:
+        kind, _, value = self.name.partition("/")
+        if kind == "label":
+            label, _, wanted = value.partition("=")
+            return device.labels.get(label) == wanted
+        return value == (device.name if kind == "device" else device.site)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that is set."""
+        return (*self.options, *self.variables, *self.secrets)
+
+
 class EdgeDevice(Struct, frozen=True, kw_only=True):
     """An enrolled device. `key` is its public Ed25519 key in hexadecimal; the private key never
     leaves the device. A device that is `retired_at` gets no more answers. With `allow_exec`, it
@@ -103,6 +128,8 @@ class DeviceReport(Struct, frozen=True, kw_only=True):
     agent: str = ""  # the version of its program
     share: str = ""  # where other devices of its site can take files from it, or ""
     up_s: int = 0  # since its program started; 0 if the program does not tell
+    settings: str | None = None  # the revision that it uses; None if its program knows none
+    settings_problem: str = ""
 
     def of(self, model: str) -> ModelReport | None:
         return next((each for each in self.models if each.name == model), None)
@@ -270,4 +297,6 @@ class ModelRepository(Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
-EdgeRow = EdgeInvitation | EdgeDevice | EdgeSite | ModelVersion | Rollout | ModelRepository
+EdgeRow = (
+    EdgeInvitation | EdgeDevice | EdgeSettings | EdgeSite | ModelVersion | Rollout | ModelRepository
+)

@@ -5,9 +5,9 @@ or "". It ends when the program that started it ends.
 
 If this program runs as root, the engine runs as a user of its own, which owns nothing. On a kernel
 with Landlock (Linux 5.13), also without root, it reads only the model, Python, the system and what
-its command names, and writes only to /dev/shm, WORK and accelerators. It gets no capabilities and
-few variables. What is missing of this is said on the standard error, and the engine runs: a device
-must go on serving.
+its command names, and writes only to /dev/shm, WORK and accelerators. It gets no capabilities, and
+few variables beside those that the server has set for engines. What is missing of this is said on
+the standard error, and the engine runs: a device must go on serving.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import hashlib
+import json
 import os
 import pwd
 import resource
@@ -28,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from cavvy.agent.work.reaper import prctl
+from cavvy.edge.settings import VARIABLES
 from cavvy.edge.tasks import say
 
 # The users that systemd too gives to services for the time that they run, as of 2024:
@@ -54,6 +56,8 @@ _SCOPED_SINCE, _SCOPED = 6, 3  # no signals and no abstract sockets to processes
 
 def main(arguments: list[str]) -> None:
     folder, files, work, *line = arguments
+    # not among the variables of this program, which may be root's
+    given = json.loads(os.environ.pop(VARIABLES, "{}"))
     parent, environ = os.getppid(), choose_variables(os.environ)
     line[0] = shutil.which(line[0]) or line[0]
     needed = [*_find_python(environ), files, *find_named(folder, line)]
@@ -89,7 +93,7 @@ def main(arguments: list[str]) -> None:
     if not restrict([*_SYSTEM, *needed], written) and user is None:
         say("an engine can read the key of this device: the kernel has no Landlock (Linux 5.13)")
     sys.stderr.flush()
-    os.execve(line[0], line, environ)
+    os.execve(line[0], line, {**environ, **given})
 
 
 def choose_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:

@@ -33,12 +33,14 @@ from cavvy.edge.server_calls import (
     environment,
     run_key,
 )
+from cavvy.edge.settings import SHARE, VARIABLES, HeldSettings, ServerSettings, SettingRefused
 from cavvy.edge.slots import ModelSlots, packages_of, plan_of, read_json, write_json
 from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, make_sample, open_spool
 from cavvy.edge.tasks import kill_session, perform, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     Fields = dict[str, Any]
@@ -69,11 +71,20 @@ class ModelEngine:
     command, in which {model}, {name} and {port} stand for the file, the model's name and the port,
     and {plan} for what `trtexec` has built of the file. It gets none of the rights of this program,
     whose folder is `folder`, unless the option `confined` says that another engine than Cavvy's
-    needs them."""
+    needs them. `variables` are those that the server has set for engines."""
 
-    def __init__(self, folder: str, name: str, number: int, path: str, options: Fields) -> None:
+    def __init__(
+        self,
+        folder: str,
+        name: str,
+        number: int,
+        path: str,
+        options: Fields,
+        variables: Mapping[str, str] = {},
+    ) -> None:
         self.name, self.number = name, number
         self._folder, self._path, self._options = folder, os.path.abspath(path), options
+        self._variables = variables
         self._start(free_port())
         self.target = EngineTarget(number, self._port)
 
@@ -86,11 +97,13 @@ class ModelEngine:
         self.hint = "" if own or not options["confined"] else _CONFINED
         if shutil.which(line[0]) is None:
             raise FileNotFoundError(f"there is no program {line[0]}")
+        plain, given = line, dict(self._variables)
         if own or options["confined"]:
             line = confine(self._folder, f"{slot}/files", line, "" if own else f"{slot}/work")
-        self._process = subprocess.Popen(
-            line, env=environment(packages_of(path)), stdin=subprocess.DEVNULL
-        )
+        if line is not plain and given:
+            given = {VARIABLES: json.dumps(given, ensure_ascii=False)}
+        environ = {**environment(packages_of(path)), **given}
+        self._process = subprocess.Popen(line, env=environ, stdin=subprocess.DEVNULL)
 
     @property
     def ended(self) -> bool:
@@ -108,6 +121,12 @@ class ModelEngine:
             self.wait_ready(over)
         finally:
             self.target.wake(self._port)
+
+    def replace(self, port: int) -> None:
+        """End the engine, after requests that wait for it have gone to another port."""
+        if self.target.asleep:
+            self.target.wake(port)
+        self.stop()
 
     def wait_ready(self, over: threading.Event) -> bool:
         """Wait until the engine answers that the model is ready. Return False if it does not in
@@ -148,16 +167,22 @@ class ModelEngine:
 class RunningModel:
     """One model on this device: its slots, the engine of the served version, and that of a version
     on trial. `probation_s` is the shortest length of a trial, in seconds. `trouble` says why the
-    last fetch failed."""
+    last fetch failed. `variables` are those that the server has set for engines."""
 
     def __init__(
-        self, name: str, folder: str, front: EdgeFront, options: Fields, over: threading.Event
+        self,
+        name: str,
+        folder: str,
+        front: EdgeFront,
+        options: Fields,
+        over: threading.Event,
+        variables: Mapping[str, str] = {},
     ) -> None:
         self.name, self._folder, self._front, self._over = name, folder, front, over
         self.trouble, self.fetch_at, self.failed = "", 0.0, 0
         self._start_at, self._starts = 0.0, 0
         self.slots = ModelSlots(f"{folder}/models/{name}")
-        self._options = options
+        self._options, self._variables = options, variables
         self._probation_s = float(options["probation_s"])
         self._served: ModelEngine | None = None
         self._tried: ModelEngine | None = None
@@ -273,7 +298,7 @@ class RunningModel:
         self._is_quiet = False
         for last in (False, True):
             try:
-                engine = ModelEngine(self._folder, self.name, number, path, self._options)
+                engine = self._make_engine(number, path)
             except OSError as error:
                 self.slots.refuse(number, f"its engine does not start: {error}")
                 return
@@ -314,6 +339,66 @@ class RunningModel:
             tried.stop()
             self.slots.end_trial()
 
+    def set_probation(self, probation_s: float) -> None:
+        """Let trials last so long, in seconds, also one that has begun."""
+        self._probation_s = probation_s
+
+    def renew(self, variables: Mapping[str, str]) -> bool:
+        """Give the engines other variables: a new one of the served version takes the requests
+        when it is ready. Return False if it does not get ready; the former one stays."""
+        former, self._variables = self._variables, variables
+        old = self._tried if self.is_first else self._served
+        if old is not None:
+            path = self.slots.find(old.number)
+            fresh = None if path is None else self._start_beside(old.number, path)
+            if fresh is None:
+                self._variables = former
+                return False
+            if old is self._tried:
+                self._tried = fresh
+            else:
+                self._served = fresh
+            self._route()
+            old.replace(fresh.target.port)
+        if not self.is_first:
+            self._interrupt_trial()
+        return True
+
+    def withdraw(self, variables: Mapping[str, str]) -> None:
+        """Give the engines other variables although none gets ready with them: they are ended, and
+        started again and again."""
+        self._variables = variables
+        served, self._served = self._served, None
+        self._route()
+        if served is not None:
+            served.replace(served.target.port)
+        self._interrupt_trial()
+
+    def _interrupt_trial(self) -> None:
+        """End the engine of a version on trial, whose trial begins anew at the next check-in."""
+        tried, self._tried = self._tried, None
+        if tried is not None:
+            self._route()
+            tried.stop()
+            self.slots.pause_trial()
+
+    def _start_beside(self, number: int, path: str) -> ModelEngine | None:
+        for _ in range(2):  # another program may have taken the first port
+            try:
+                engine = self._make_engine(number, path)
+            except (OSError, ValueError):
+                return None
+            if engine.wait_ready(self._over):
+                return engine
+            ended = engine.ended
+            engine.stop()
+            if not ended or self._over.is_set():
+                break
+        return None
+
+    def _make_engine(self, number: int, path: str) -> ModelEngine:
+        return ModelEngine(self._folder, self.name, number, path, self._options, self._variables)
+
     def stop(self) -> None:
         for each in (self._served, self._tried):
             if each is not None:
@@ -331,7 +416,7 @@ class RunningModel:
             self.slots.check(number)
             return None
         try:
-            engine = ModelEngine(self._folder, self.name, number, path, self._options)
+            engine = self._make_engine(number, path)
         except OSError as error:
             say(f"the engine of {self.name}@{number} does not start: {error}")
             return None
@@ -385,15 +470,23 @@ class DeviceProgram:
             raise DeviceOptionInvalid(
                 f"{folder}/card.json is missing or damaged: run the line of `cavvy edge token`"
             )
-        self._card, self.options = card, read_options(folder)
+        self._card, self._own = card, read_options(folder)
+        self._settings = ServerSettings(folder, read_json(f"{folder}/edge.json") or {})
+        self.options = {**self._own, **self._settings.options}
         self._calls = DeviceCalls(self._card, folder)
         self.front = _listen(str(self.options["listen"]), folder)
         # what other devices of the site take from this one, and by model where it may take it
-        self._share = self._open_share(str(self.options["share"]))
+        self._share: PeerServer | None = None
+        try:
+            self._share = self._open_share(str(self.options[SHARE]))
+        except DeviceOptionInvalid as error:
+            if SHARE not in self._settings.options:
+                raise
+            self._settings.trouble = _say_share(error)  # it serves also with wrong settings
         self._peers = _read_peers(None)
         self._over, self._began = threading.Event(), time.monotonic()
         self._program, self._again = ProgramVersions(folder), False
-        self._skew_s = 0.0
+        self._skew_s, self._new_settings = 0.0, False
         self._models: dict[str, RunningModel] = {}
         for name in sorted(_list_folders(f"{folder}/models")):
             self._add(name)
@@ -440,13 +533,16 @@ class DeviceProgram:
                 host = probe.getsockname()[0]
         return f"{host!s}:{port}"
 
+    def _begin_share(self) -> None:
+        if self._share is not None:
+            threading.Thread(target=self._share.serve_forever, daemon=True).start()
+
     def leave(self, *signalled: object) -> None:
         self._over.set()
 
     def run(self) -> int:
         threading.Thread(target=self.front.serve_forever, daemon=True).start()
-        if self._share is not None:
-            threading.Thread(target=self._share.serve_forever, daemon=True).start()
+        self._begin_share()
         say(f"device {self._card['device']} listens on {self.options['listen']}")
         next_call = 0.0
         try:
@@ -479,13 +575,16 @@ class DeviceProgram:
             wanted = self._report()
         except DeviceRefused as error:
             say(f"{error}; models are still served")
-            if error.retired:  # it keeps no key of a service
+            if error.retired:  # it keeps no key of a service, and no secret
                 self._set_clouds({})
+                if self._settings.held.secrets:
+                    self._apply(self._settings.held.without_secrets())
             return every * 10
         except (OSError, ValueError, KeyError, TypeError) as error:
             say(f"the server was not reached, or its answer is wrong: {error}")
             return every * random.uniform(0.5, 1.5)
         try:
+            self._follow_settings()
             self._program.checked_in(self._list_serving(), every)
             self._send_samples()
         except (OSError, ValueError, sqlite3.Error, DeviceRefused) as error:
@@ -510,6 +609,7 @@ class DeviceProgram:
             "agent": "1",
             "share": self._tell_share(),
             "up_s": int(time.monotonic() - self._began),
+            **self._settings.tell(),
         }
         answer = self._calls.call("POST", "/edge/v1/check-in", told)
         wanted, given = read_wanted(answer), json.loads(answer)
@@ -518,6 +618,7 @@ class DeviceProgram:
             perform(each, self._card.get("allow_exec") is True, self._send_output)
         if "clouds" in given and (clouds := _read_clouds(given)) != self._clouds:
             self._set_clouds(clouds)
+        self._new_settings = self._settings.want(given.get("settings"))
         self._peers = _read_peers(given.get("peers"))
         if self._share is not None:
             self._share.take_key(self._peers["key"])
@@ -541,6 +642,64 @@ class DeviceProgram:
                 "served, but updates may fail or come in other hours until it is set"
             )
         self._skew_s = skew_s
+
+    def _follow_settings(self) -> None:
+        """Fetch and apply the server's settings, if it has others. Raises OSError,
+        DeviceRefused."""
+        if not self._new_settings:
+            return
+        self._new_settings = False
+        answer = self._calls.call("GET", "/edge/v1/settings")
+        try:
+            fresh = HeldSettings(json.loads(answer))
+        except (SettingRefused, RecursionError, ValueError) as error:
+            self._settings.refuse(self._settings.wanted, str(error))
+            return
+        self._apply(fresh)
+
+    def _apply(self, fresh: HeldSettings) -> None:
+        """Use other settings. If an engine does not get ready with them, the former ones stay, but
+        no secret that was taken back."""
+        held, every_engine = self._settings.held, list(self._models.values())
+        if fresh.environment != held.environment:
+            taken_back = fresh.withdraws(held)
+            if taken_back:  # a loss of power must not bring it back
+                self._settings.keep(fresh)
+            for place, each in enumerate(every_engine):
+                if each.renew(fresh.environment):
+                    continue
+                told = f"the engine of {each.name} does not get ready with them"
+                if not taken_back:
+                    for other in every_engine[:place]:
+                        other.renew(held.environment)
+                    self._settings.refuse(fresh.revision, f"{told}; the former ones are used")
+                    return
+                each.withdraw(fresh.environment)
+                self._settings.trouble = f"{told}, but a secret was taken back"
+        trouble = self._settings.trouble if self._settings.held is fresh else ""
+        if self._settings.held is not fresh:
+            self._settings.keep(fresh)
+        former, self.options = self.options, {**self._own, **self._settings.options}
+        for each in every_engine:
+            each.set_probation(float(self.options["probation_s"]))
+        self._spool.limit(int(self.options["spool_mib"]) << 20)
+        if self.options[SHARE] != former[SHARE]:
+            trouble = self._move_share(str(self.options[SHARE])) or trouble
+        self._settings.trouble = trouble
+        say(f"settings {fresh.revision or '(none)'} of the server are used")
+
+    def _move_share(self, address: str) -> str:
+        """Give files at another address from now on. Return why that is not possible, or ""."""
+        former, self._share = self._share, None
+        if former is not None:
+            former.shutdown()
+            former.server_close()
+        try:
+            self._share = self._open_share(address)
+        except DeviceOptionInvalid as error:
+            return _say_share(error)
+        self._begin_share()
+        return ""
 
     def _set_clouds(self, clouds: dict[str, Fields]) -> None:
         self._use_clouds(clouds)
@@ -667,6 +826,7 @@ class DeviceProgram:
         """Check in during a fetch. Return whether the server wants another version by now."""
         try:
             wanted = self._report()
+            self._follow_settings()  # a secret is taken back also during a long fetch
         except (OSError, ValueError, KeyError, TypeError, DeviceRefused):
             return False
         return {"name": name, "number": number} not in [
@@ -674,7 +834,8 @@ class DeviceProgram:
         ]
 
     def _add(self, name: str) -> RunningModel:
-        made = RunningModel(name, self.folder, self.front, self.options, self._over)
+        variables = self._settings.held.environment
+        made = RunningModel(name, self.folder, self.front, self.options, self._over, variables)
         self._models[name] = made
         return made
 
@@ -788,6 +949,7 @@ def make_defaults() -> Fields:
         "share": "",
         "cloud": "",
         "cloud_key": "",
+        "managed": True,
     }
 
 
@@ -837,6 +999,10 @@ def _listen(address: str, folder: str) -> EdgeFront:
         return EdgeFront((host, int(port)))
     except (OSError, OverflowError, ValueError) as error:
         raise _wrong_address(address, "listen", folder, error) from error
+
+
+def _say_share(error: Exception) -> str:
+    return f"other devices get no files: `share` cannot be opened ({error.__cause__})"
 
 
 def _wrong_address(address: str, option: str, folder: str, error: Exception) -> Exception:

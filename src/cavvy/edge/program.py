@@ -19,6 +19,7 @@ import sys
 import time
 from contextlib import suppress
 
+from cavvy.edge.settings import find_every_s
 from cavvy.edge.slots import PACKAGES, ModelSlots, packages_of, read_json, remove, write_json
 from cavvy.edge.tasks import say
 
@@ -164,9 +165,7 @@ def _try_all(folder: str, lock: int) -> int | None:
 def _try(folder: str, lock: int, number: int, path: str) -> int | None:
     """Run a version until it ends, and return its exit code, or None if it was given up."""
     say(f"version {number} of this program is on trial")
-    options = read_json(f"{folder}/edge.json") or {}
-    every = options.get("every_s", 60.0)
-    every_s = float(every) if isinstance(every, (int, float)) else 60.0
+    every_s = find_every_s(folder)
     ended, tell = os.pipe()
     variables = {_NUMBER: str(number), _TRIAL: "1", _ENDED: str(tell)}
     variables[PACKAGES] = packages_of(path)

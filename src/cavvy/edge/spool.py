@@ -61,11 +61,23 @@ class SampleSpool:
             self._db.execute("INSERT INTO samples (size, body) VALUES (?, ?)", (len(body), body))
             self.waiting += 1
             self._bytes += len(body)
-            while self._bytes > self._most:
-                number, size = self._db.execute(
-                    "SELECT number, size FROM samples ORDER BY number LIMIT 1"
-                ).fetchone()
-                self._drop(number, 1, size)
+            self._trim()
+
+    def limit(self, most_bytes: int) -> None:
+        """Hold at most so many bytes from now on."""
+        with self._lock, suppress(sqlite3.Error):
+            less, self._most = most_bytes < self._most, most_bytes
+            self._trim()
+            if less:  # gives what is free in the file back to the disk
+                self._db.execute("VACUUM")
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _trim(self) -> None:
+        while self._bytes > self._most:
+            number, size = self._db.execute(
+                "SELECT number, size FROM samples ORDER BY number LIMIT 1"
+            ).fetchone()
+            self._drop(number, 1, size)
 
     def batch(self) -> list[dict[str, Any]]:
         """Return the oldest samples, at most as many as one request may have."""

@@ -11,6 +11,7 @@ from cavvy.domain.edge import (
     EdgeDevice,
     EdgeInvitation,
     EdgeSample,
+    EdgeSettings,
     EdgeSite,
     ModelRepository,
     ModelVersion,
@@ -63,6 +64,9 @@ class SqlEdge:
         )
         self.devices = NamedRows(*database, "edge_devices", "device", Decoder(EdgeDevice).decode)
         self.sites = NamedRows(*database, "edge_sites", "site", Decoder(EdgeSite).decode)
+        self.settings = NamedRows(
+            *database, "edge_settings", "settings", Decoder(EdgeSettings).decode
+        )
         self.rollouts = NamedRows(*database, "rollouts", "rollout", Decoder(Rollout).decode)
         self.repositories = NamedRows(
             *database, "model_repositories", "repository", Decoder(ModelRepository).decode

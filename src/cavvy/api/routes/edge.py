@@ -38,7 +38,7 @@ from cavvy.client import edge_wire as wire
 from cavvy.client.addresses import is_loopback
 from cavvy.client.service_wire import EdgePathView
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
-from cavvy.control.edge import EnrolmentRefused, ModelRefused, choose_main
+from cavvy.control.edge import EnrolmentRefused, ModelRefused, SettingsRefused, choose_main
 from cavvy.control.edge_tasks import MOST_OUTPUT, TooManyTasks
 from cavvy.control.model_repository import newest_lists, newest_root
 from cavvy.domain.accounts import Permission
@@ -48,6 +48,7 @@ from cavvy.domain.edge import (
     WAVES,
     DeviceReport,
     EdgeDevice,
+    EdgeSettings,
     EdgeSite,
     ModelReport,
     ModelVersion,
@@ -62,6 +63,7 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, asdict, field
 from cavvy.edge.bundle import make_script, pack_device
 from cavvy.edge.front import BUCKETS, LEAST_S
+from cavvy.edge.settings import SettingRefused, check_name, read_pair
 from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
 from cavvy.store.blobs import NotManifest
 from cavvy.store.documents import plain
@@ -79,6 +81,8 @@ _LONGEST = timedelta(days=366)
 _MOST_PROBLEM = 500  # characters
 _MOST_COMMAND = 16 * 1024  # characters
 _MOST_MODELS = 64  # of a device
+_MOST_SETTINGS = 80  # of one request
+_MOST_SELECTOR = 200  # characters
 _DevicePath = Annotated[str, Path(max_length=63)]
 
 router = RouteGroup("edge")
@@ -147,8 +151,76 @@ async def get_device(
 )
 async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -> wire.RetiredView:
     """Refuse a device from now on."""
-    found = await app_state.control_plane.edge.retire(project, name)
-    return wire.RetiredView(secrets={secret: list(names) for secret, names in found.items()})
+    edge = app_state.control_plane.edge
+    given = await edge.settings_of(await edge.device(project, name))
+    found = await edge.retire(project, name)
+    secrets = {secret: list(names) for secret, names in found.items()}
+    return wire.RetiredView(secrets=secrets, variables=list(given.secrets))
+
+
+@router.get("/v1/edge/settings", rule=in_query(Permission.VIEW))
+async def list_settings(app_state: AppState, projects: ProjectFilter) -> list[wire.SettingsView]:
+    """List what is set for devices, for those of sites, and for those with labels."""
+    edge = app_state.control_plane.edge
+    devices = await edge.devices(projects)
+    return [_settings(each, devices) for each in await edge.settings(projects)]
+
+
+@router.post(
+    "/v1/projects/{project}/edge/settings",
+    rule=in_path(Permission.OPERATE),
+    errors=("device-not-found", "secret-not-found"),
+    when={SettingsRefused: "invalid-request"},
+)
+async def change_settings(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.SettingsAsk
+) -> wire.SettingsView:
+    """Change what is set for a device, or for those of a site or with a label."""
+    options, variables = _read_values(ask)
+    await app_state.store.archive.check(project)
+    edge = app_state.control_plane.edge
+    devices = await edge.devices(project)
+    name = _name_settings(ask)
+    # names only
+    told = {"set": sorted(ask.values), "secrets": ask.secrets, "unset": ask.unset}
+    note_change(request, after={"for": name, **{key: each for key, each in told.items() if each}})
+    if ask.device and not any(each.name == ask.device and not each.retired_at for each in devices):
+        raise ApiProblem("device-not-found", f"project {project} has no device {ask.device}")
+    known = {each.name for each in await app_state.store.secrets(project)}
+    if missing := [each for each in ask.secrets if each not in known]:
+        reason = f"project {project} has no secret {missing[0]}"
+        raise ApiProblem("secret-not-found", reason, f"set it: cavvy secret set {missing[0]}")
+    made = await edge.change_settings(project, name, options, variables, ask.secrets, ask.unset)
+    return _settings(made, devices)
+
+
+@router.get(
+    "/v1/projects/{project}/edge/devices/{name}/settings",
+    rule=in_path(Permission.VIEW),
+    when={RowNotFound: "device-not-found"},
+)
+async def get_settings(
+    app_state: AppState, project: ProjectPath, name: _DevicePath
+) -> wire.DeviceSettingsView:
+    """Get the settings of a device, from where each comes, and whether the device uses them."""
+    edge = app_state.control_plane.edge
+    device = await edge.device(project, name)
+    given, report = await edge.settings_of(device), device.report
+    return wire.DeviceSettingsView(
+        revision=given.revision,
+        used=None if report is None else report.settings,
+        problem="" if report is None else report.settings_problem,
+        settings=[
+            wire.DeviceSettingView(
+                name=each.name,
+                kind=each.kind,
+                value=_say_value(each.value),
+                source=each.source,
+                missing=each.kind == "secret" and each.set_at is None,
+            )
+            for each in given.given
+        ],
+    )
 
 
 @router.get("/v1/edge/sites", rule=in_query(Permission.VIEW))
@@ -602,6 +674,9 @@ class _CheckIn(Struct, frozen=True, kw_only=True):
     waiting: _Count = 0
     agent: str = ""
     share: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    # None of a program that knows no settings
+    settings: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    settings_problem: str = ""
     up_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
 
 
@@ -683,6 +758,8 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         agent=asked.agent[:40],
         share=asked.share if _is_for_peers(app_state, asked.share) else "",
         up_s=asked.up_s,
+        settings=asked.settings,
+        settings_problem=asked.settings_problem[:_MOST_PROBLEM],
     )
     wanted = await app_state.control_plane.edge.check_in(project, name, report)
     site = await app_state.control_plane.edge.site_of(project, name)
@@ -714,11 +791,29 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     ]
     told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
     told["program"] = program
+    device = await app_state.control_plane.edge.find(project, name)
+    told["settings"] = (await app_state.control_plane.edge.settings_of(device)).revision
     told["peers"] = {"key": await _make_peer_key(app_state, project, name, now), "at": at}
     taken = app_state.control_plane.edge.tasks.take(project, name, now)
     app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
     tasks = [{"id": each.id, "command": each.command} for each in taken]
     return _json({**told, "tasks": tasks})
+
+
+@router.get(
+    "/edge/v1/settings",
+    rule=MACHINE,
+    gives=True,
+    when={EnrolmentRefused: "enrolment-refused"},
+)
+async def give_settings(request: Request, app_state: AppState) -> Response:
+    """Get the settings of this device, with the values of its secrets."""
+    project, name = _identify(request, app_state)
+    given, secrets = await app_state.control_plane.edge.open_settings(project, name)
+    told = {"revision": given.revision, "options": given.of("option")}
+    answer = _json({**told, "variables": given.of("variable"), "secrets": secrets})
+    answer.headers["Cache-Control"] = "no-store"
+    return answer
 
 
 @router.post(
@@ -999,6 +1094,70 @@ def _find_quantile(buckets: Counter[int], share: float) -> float | None:
     return None
 
 
+def _read_values(ask: wire.SettingsAsk) -> tuple[dict[str, float | str], dict[str, str]]:
+    """Return the options of the program, and the variables. Raises ApiProblem."""
+    options: dict[str, float | str] = {}
+    variables: dict[str, str] = {}
+    if not (ask.values or ask.secrets or ask.unset):
+        raise ApiProblem("invalid-request", "nothing is to be changed")
+    names = Counter([*ask.values, *ask.secrets, *ask.unset])
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ApiProblem("invalid-request", f"{twice[0][:80]} is named twice")
+    if len(names) > _MOST_SETTINGS or any(len(each) > _MOST_SELECTOR for each in names):
+        raise ApiProblem("invalid-request", f"more than {_MOST_SETTINGS} settings, or a long name")
+    try:
+        for name, text in ask.values.items():
+            is_option, value = read_pair(name, text)
+            if is_option:
+                options[name] = value
+            else:
+                variables[name] = str(value)
+        for name in ask.secrets:
+            check_name(name)
+    except SettingRefused as error:
+        raise ApiProblem("invalid-request", str(error)) from None
+    return options, variables
+
+
+def _name_settings(ask: wire.SettingsAsk) -> str:
+    """Return the name of the settings that are meant. Raises ApiProblem."""
+    named = {"device": ask.device, "site": ask.site, "label": ask.label}
+    given = [(kind, value) for kind, value in named.items() if value]
+    if len(given) != 1:
+        raise ApiProblem("invalid-request", "expected one of `device`, `site` and `label`")
+    [(kind, value)] = given
+    if len(value) > _MOST_SELECTOR or not value.isprintable():
+        raise ApiProblem("invalid-request", f"`{kind}` is too long, or not printable")
+    if kind == "label" and not value.partition("=")[0] * value.count("="):
+        raise ApiProblem("invalid-request", "`label` must be NAME=VALUE, such as kind=jetson")
+    return f"{kind}/{value}"
+
+
+def _settings(row: EdgeSettings, devices: Sequence[EdgeDevice]) -> wire.SettingsView:
+    kind, _, value = row.name.partition("/")
+    mine = [
+        each
+        for each in devices
+        if each.project == row.project and row.covers(each) and not each.retired_at
+    ]
+    old = [each for each in mine if each.report is not None and each.report.settings is None]
+    options = {name: _say_value(each) for name, each in row.options.items()}
+    return wire.SettingsView(
+        project=row.project,
+        device=value if kind == "device" else "",
+        site=value if kind == "site" else "",
+        label=value if kind == "label" else "",
+        values={**options, **row.variables},
+        secrets=list(row.secrets),
+        devices=len(mine),
+        too_old=len(old),
+    )
+
+
+def _say_value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def _json(answer: object) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -1042,6 +1201,7 @@ def _device(device: EdgeDevice, now: datetime) -> wire.DeviceView:
         skew_s=0.0 if report is None else report.skew_s,
         waiting=0 if report is None else report.waiting,
         agent="" if report is None else report.agent,
+        settings_problem="" if report is None else report.settings_problem,
     )
 
 
