@@ -18,7 +18,7 @@ demo-serve: setup ## serve requests here: cold start, scale-up, a killed replica
 	@scripts/demo_serve.sh
 
 demo-edge: ## train here, serve on ten devices: a broken link, a bad version that goes back, samples, a better model
-	@EXTRAS=edge,onnx scripts/setup.sh && .venv/bin/python -m pip install --quiet --disable-pip-version-check "scikit-learn>=1.5"
+	@EXTRAS=edge,onnx scripts/setup.sh && .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "scikit-learn>=1.5"
 	@scripts/demo_edge.sh
 
 test: setup-dev ## run every test that this machine can run; says what it skips and why
