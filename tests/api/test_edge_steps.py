@@ -85,6 +85,13 @@ async def test_a_deployment_ends_with_its_rollout(api: Api) -> None:
 
     told = "did not start: it starts after bad succeeds, but bad failed"
     assert await until(find_end) == told
+    await submit(api, "{name: none, edge: {deploy: m, site: nowhere}}")
+    assert "no device is meant" in (await ended(api, "none"))[1]
+    log = (await api.http.get("/v1/audit-log")).json()["records"]
+    entries = [json.loads(each["text"]) for each in log]
+    steps = [each for each in entries if each["action"] == "edge step deploy"]
+    found = {each["target"]["job"]: (each["outcome"], each["after"].get("to")) for each in steps}
+    assert found == {"good": ("done", 2), "bad": ("done", 3), "none": ("refused", 3)}
 
 
 async def test_samples_come_to_the_jobs_that_wait_for_them(api: Api) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -21,8 +21,9 @@ from cavvy.control.decide.bound_requests import is_within
 from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import make_event
 from cavvy.control.decide.transitions import turn_job
-from cavvy.control.edge import EdgeService, choose_main
+from cavvy.control.edge import EdgeService, ModelRefused, choose_main
 from cavvy.control.job_service import JobServiceError
+from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.edge import WAVES, EdgeSample, ModelVersion, Rollout, RolloutPhase
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.tasks import EdgeStep
@@ -39,6 +40,7 @@ _LEAST = timedelta(seconds=1)  # interval if the waves of a rollout are that sho
 _PAGE = 500  # samples that are read at once
 _MOST_BYTES = 64 << 20  # of the samples of a data set; older ones are left out
 _MOST_JOBS = 200  # of a graph, in which the step that published a model is looked for
+_PUBLISH, _DEPLOY = "edge step publish", "edge step deploy"  # in the audit log
 _MODEL = "model"  # the folder into which a job's checkpoint is copied
 
 
@@ -130,14 +132,17 @@ class EdgeSteps:
                 created_at=now,
             )
             made = await self._edge.publish(model, keeper.sealer, blobs)
+            told = {"model": made.name, "snapshot": made.snapshot}
+            await self._record(job, _PUBLISH, made.model, told)
         else:
             await self._edge.complete(made, keeper.sealer)
         entries = [
             FolderEntry(path=f"{step.into}/{each.path}", size=each.size, sha256=each.sha256)
             for each in (made.files if step.into else ())
         ]
-        told = f"published {made.name}"
-        return _Look(reason=told, done=True, files=entries, residency=made.residency)
+        return _Look(
+            reason=f"published {made.name}", done=True, files=entries, residency=made.residency
+        )
 
     async def _deploy(self, job: JobRecord, step: EdgeStep, now: datetime) -> _Look:
         known = [
@@ -164,13 +169,40 @@ class EdgeSteps:
                 job=job.id,
                 created_at=now,
             )
-            rollout, _ = await self._edge.deploy(rollout)
+            try:
+                rollout, left_out = await self._edge.deploy(rollout)
+            except ModelRefused as error:
+                meant = {"to": version.number, "reason": str(error)}
+                await self._record(job, _DEPLOY, version.model, meant, code="model-refused")
+                raise
+            began = {"rollout": rollout.name, "to": rollout.to, "site": rollout.site}
+            began["refused_by_residency"] = list(left_out)
+            await self._record(job, _DEPLOY, version.model, began)
         told = f"rollout {rollout.name} of {rollout.model}@{rollout.to}"
         if rollout.phase is RolloutPhase.RUNNING:
             return _Look(reason=f"{told}: wave {rollout.wave + 1} of {len(rollout.waves)}")
         if rollout.phase is not RolloutPhase.DONE:
             raise _StepFailed(f"{told} was {rollout.phase}: {rollout.reason}")
         return _Look(reason=f"{told} is done", done=True)
+
+    async def _record(
+        self, job: JobRecord, action: str, model: str, after: Mapping[str, object], code: str = ""
+    ) -> None:
+        """Add what a step did, with the account that submitted or retried its job, to the audit
+        log."""
+        await self._store.record(
+            AuditEntry(
+                at=self._clock.now(),
+                signed_in=True,
+                account=job.account,
+                action=action,
+                target={"job": job.name, "model": model},
+                project=job.project,
+                outcome=AuditOutcome.REFUSED if code else AuditOutcome.DONE,
+                code=code,
+                after=after,
+            )
+        )
 
     async def _collect(self, job: JobRecord, step: EdgeStep, blobs: BlobStore) -> _Look:
         since, new = to_micros(await self._find_start(job)), 0
