@@ -336,7 +336,7 @@ class EdgeService:
                 known = EdgeSettings(project=project, name=name)
             if missing := [each for each in unset if each not in known.names]:
                 told = ", ".join(known.names) or "nothing"
-                raise SettingsRefused(f"{missing[0]} is not set there; {told} is")
+                raise SettingsRefused(f"{missing[0]} is not set there; set are: {told}")
             fresh = change_row(known, options, variables, secrets, unset)
             if excess := find_excess(fresh):
                 raise SettingsRefused(excess)

@@ -155,7 +155,7 @@ async def retire(app_state: AppState, project: ProjectPath, name: _DevicePath) -
     given = await edge.settings_of(await edge.device(project, name))
     found = await edge.retire(project, name)
     secrets = {secret: list(names) for secret, names in found.items()}
-    return wire.RetiredView(secrets=secrets, variables=list(given.secrets))
+    return wire.RetiredView(secrets=secrets, variables=list(given.of("secret")))
 
 
 @router.get("/v1/edge/settings", rule=in_query(Permission.VIEW))
