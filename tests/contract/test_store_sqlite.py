@@ -31,7 +31,14 @@ from cavvy import settings
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.values import replace
 from cavvy.store import migrate
-from cavvy.store.base import AtomicWrite, HashMismatch, StaleVersion, StoreFull, StoreUnusable
+from cavvy.store.base import (
+    AtomicWrite,
+    HashMismatch,
+    RowNotFound,
+    StaleVersion,
+    StoreFull,
+    StoreUnusable,
+)
 from cavvy.store.drivers import DatabaseSession, choose_journal, make_driver
 from cavvy.store.open import open_store
 from cavvy.store.sql import Store
@@ -498,3 +505,25 @@ async def test_a_new_file_gets_smaller_after_rows_are_deleted(store: Store, path
     for _ in range(5):
         await store.retention.shrink(1)
     assert count_pages() < full / 4
+
+
+async def test_brief_reads_see_every_write_and_wait_for_a_locked_file(
+    store: Store, path: Path
+) -> None:
+    await submit(store, "j1")
+    assert (await store.read_job("j1")).job.id == "j1"
+    with pytest.raises(RowNotFound):
+        await store.read_job("j2")
+    await submit(store, "j2")
+    assert (await store.read_job("j2")).job.id == "j2"
+
+    tries = []
+
+    def refuse_once(session: DatabaseSession) -> str:
+        tries.append(session)
+        if len(tries) == 1:
+            raise sqlite3.OperationalError("database is locked")
+        return str(session.run("SELECT 'read'").fetchall()[0][0])
+
+    assert await store._read_brief(refuse_once) == "read"
+    assert tries[0] is not tries[1]

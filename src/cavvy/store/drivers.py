@@ -59,16 +59,22 @@ class DatabaseDriver(Struct, frozen=True, kw_only=True):
         """The database's path or URL for use in messages. The password is omitted."""
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
-    def connect(self, *, readonly: bool = False) -> "DatabaseSession":
-        """Open a separate connection for the calling thread. Raises the driver's errors."""
-        return DatabaseSession(self, readonly=readonly)
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether reads neither wait for writes nor for a network."""
+        return self.is_sqlite and self.journal == "wal"
 
-    def connect_raw(self, *, readonly: bool) -> Any:
+    def connect(self, *, readonly: bool = False, waits: bool = True) -> "DatabaseSession":
+        """Open a separate connection for the calling thread. Unless it `waits`, SQLite's statements
+        fail at once if the file is locked. Raises the driver's errors."""
+        return DatabaseSession(self, readonly=readonly, waits=waits)
+
+    def connect_raw(self, *, readonly: bool, waits: bool = True) -> Any:
         """Open a connection of sqlite3 or psycopg, in autocommit mode."""
         if not self.is_sqlite:
             return _connect_postgres(self.url)
         raw = sqlite3.connect(str(self.path), isolation_level=None, check_same_thread=False)
-        raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000}")
+        raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000 if waits else 0}")
         raw.execute("PRAGMA foreign_keys=ON")
         # With synchronous=NORMAL, a system crash can damage a database that uses a rollback
         # journal, but not one that uses a WAL.
@@ -81,15 +87,15 @@ class DatabaseDriver(Struct, frozen=True, kw_only=True):
 class DatabaseSession:
     """One thread's connection. Hides the differences between the two drivers' connections."""
 
-    __slots__ = ("_raw", "_readonly", "_statements", "driver")
+    __slots__ = ("_raw", "_readonly", "_statements", "_waits", "driver")
 
-    def __init__(self, driver: DatabaseDriver, *, readonly: bool) -> None:
-        self._readonly = readonly
+    def __init__(self, driver: DatabaseDriver, *, readonly: bool, waits: bool = True) -> None:
+        self._readonly, self._waits = readonly, waits
         self.driver = driver
         self._connect()
 
     def _connect(self) -> None:
-        self._raw = self.driver.connect_raw(readonly=self._readonly)
+        self._raw = self.driver.connect_raw(readonly=self._readonly, waits=self._waits)
         self._statements = None if self.driver.is_sqlite else PreparedStatements(self._raw)
 
     def reopen(self) -> "DatabaseSession":

@@ -116,8 +116,14 @@ _MOST = 1e12  # GPU-hours and GPUs; larger numbers are damage
 class SqlQueue:
     """Reads the queue, and stores how much each project has used."""
 
-    def __init__(self, read: RunTransaction, write: RunTransaction, held: HeldReader) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: RunTransaction,
+        write: RunTransaction,
+        held: HeldReader,
+        read_brief: RunTransaction,
+    ) -> None:
+        self._read, self._read_brief = read, read_brief
         self._write = write
         self._held = held
 
@@ -131,7 +137,7 @@ class SqlQueue:
             found = session.run(_FIRST_OF_PROJECTS, (at,)).fetchall()
             return found + session.run(_FIRST_OF_ARRAYS, (at,)).fetchall()
 
-        return _place(await self._read(read))
+        return _place(await self._read_brief(read))
 
     async def more(
         self,
@@ -156,7 +162,7 @@ class SqlQueue:
             found += [session.run(_OF_USERS, (at, name, limit)).fetchall() for name in users_of]
             return [*chain.from_iterable(found)]
 
-        return _place(await self._read(read))
+        return _place(await self._read_brief(read))
 
     async def heads(self, now: datetime, limit: int) -> Sequence[QueueRow]:
         """Return at most `limit` such jobs of each array, and of each user in each project beside
@@ -216,7 +222,7 @@ class SqlQueue:
 
     async def used(self) -> Mapping[str, ProjectUse]:
         """Return the use of each project. Damaged rows are omitted, as the queue must go on."""
-        found = await self._read(lambda session: session.run(_USED).fetchall())
+        found = await self._read_brief(lambda session: session.run(_USED).fetchall())
         uses = {project: _read_use(*row) for project, *row in found}
         return {project: use for project, use in uses.items() if use is not None}
 

@@ -162,10 +162,14 @@ class Store:
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
         self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
-        self.retention, self.queue = SqlRetention(*database), SqlQueue(*database, self._held)
+        self.queue = SqlQueue(*database, self._held, self._read_brief)
+        self.retention = SqlRetention(*database)
         self.arrays, self.figures = SqlArrays(*database), SqlFigures(*database)
-        self.dependencies = SqlDependencies(self._read)
-        self.node_pools, self.maintenance = SqlNodePools(*database), SqlMaintenance(*database)
+        self.dependencies = SqlDependencies(self._read_brief)
+        self.node_pools, self.maintenance = (
+            SqlNodePools(*database),
+            SqlMaintenance(self._read_brief, self._write),
+        )
         self.edge = SqlEdge(*database)
         self.notices = SqlNotices(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
@@ -200,6 +204,11 @@ class Store:
             raise StoreUnusable("the store is not open")
         return await self._readers.do(work)
 
+    async def _read_brief(self, work: Callable[[DatabaseSession], _T]) -> _T:
+        """Run a read of few rows; see `StoreWorkers.do_brief`."""
+        readers = self._readers
+        return await (self._read(work) if readers is None else readers.do_brief(work))
+
     async def _write(self, work: Callable[[DatabaseSession], _T]) -> _T:
         """Run a write as one transaction, together with the audit record of its request."""
         pending = PENDING.get()
@@ -229,6 +238,14 @@ class Store:
     async def _rows(self, sql: str, *values: object) -> list[Row]:
         return await self._read(lambda session: session.run(sql, values).fetchall())
 
+    async def _few(
+        self, of: RowReader[_T] | RowCodec[_T], then: str, *values: object
+    ) -> Sequence[_T]:
+        """Return the same as `_all`, for reads of few rows."""
+        sql = f"{of.select} {then}"
+        rows = await self._read_brief(lambda session: session.run(sql, values).fetchall())
+        return [of.make(row) for row in rows]
+
     async def _all(
         self, of: RowReader[_T] | RowCodec[_T], then: str, *values: object
     ) -> Sequence[_T]:
@@ -237,13 +254,18 @@ class Store:
     async def _one(
         self, missing: str, of: RowReader[_T] | RowCodec[_T], then: str, *values: object
     ) -> _T:
-        for found in await self._all(of, then, *values):
+        for found in await self._few(of, then, *values):
             return found
         raise RowNotFound(missing)
 
     async def _value(self, sql: str, *values: object) -> Any:
         """Return the value of the only column of the first row."""
         return (await self._rows(sql, *values))[0][0]
+
+    async def _next(self, sql: str, *values: object) -> Any:
+        """Return the same as `_value`, for a read of few rows."""
+        rows = await self._read_brief(lambda session: session.run(sql, values).fetchall())
+        return rows[0][0]
 
     async def _change(self, sql: str, *values: object) -> int:
         """Run a statement and return the number of rows that it changed."""
@@ -328,7 +350,7 @@ class Store:
                     nodes[attempts[-1].id] = []
             return JobReading(job=job, attempts=attempts, nodes=nodes)
 
-        return await self._read(read)
+        return await self._read_brief(read)
 
     async def read_gang(self, gang: str, ranks: Collection[int] | None = None) -> JobReading:
         """Return the attempt with this gang, its nodes or only those with these ranks, and its job,
@@ -352,7 +374,7 @@ class Store:
             nodes = [NODES.make(row[1:]) for row in found[1:]]
             return JobReading(job=of.make(row), attempts=[attempt], nodes={attempt.id: nodes})
 
-        return await self._read(read)
+        return await self._read_brief(read)
 
     async def find_jobs(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of the jobs that exist, in this order."""
@@ -441,15 +463,21 @@ class Store:
         """Return those of the chosen jobs that still wait, in their order, and then the jobs that
         wait for machines or pools, at most `per_machine` of each, sorted by priority and age.
         """
-        reader, values = self._documents.jobs, (to_micros(now), per_machine)
-        found = [*await self._all(reader, _ON_MACHINES, *values)]
-        found += await self._all(reader, _IN_POOLS, *values)
-        by_id = {}
+        of, values = self._documents.jobs, (to_micros(now), per_machine)
+        marks = ", ".join("?" * len(chosen))
+        picked = f"AND j.id IN ({marks}) AND phase = 'queued' AND stop_reason IS NULL"
+        parts: list[tuple[str, Sequence[object]]] = [
+            (f"{of.select} {_ON_MACHINES}", values),
+            (f"{of.select} {_IN_POOLS}", values),
+        ]
         if chosen:
-            marks = ", ".join("?" * len(chosen))
-            where = f"AND j.id IN ({marks}) AND phase = 'queued' AND stop_reason IS NULL"
-            by_id = {job.id: job for job in await self._all(self._documents.jobs, where, *chosen)}
-        return [*(by_id[each] for each in chosen if each in by_id), *found]
+            parts.append((f"{of.select} {picked}", chosen))
+        in_lines, in_pools, *others = await self._read_brief(
+            lambda session: [each.fetchall() for each in session.run_all(parts)]
+        )
+        by_id = {job.id: job for rows in others for job in map(of.make, rows)}
+        first = [by_id[each] for each in chosen if each in by_id]
+        return [*first, *map(of.make, in_lines), *map(of.make, in_pools)]
 
     async def next_waiting(self, now: datetime) -> datetime | None:
         """Return the earliest `not_before` after `now` among queued jobs, or None."""
@@ -457,7 +485,7 @@ class Store:
             "SELECT MIN(not_before) FROM jobs WHERE phase = 'queued' AND stop_reason IS NULL AND "
             "not_before > ?"
         )
-        micros = await self._value(sql, to_micros(now))
+        micros = await self._next(sql, to_micros(now))
         return None if micros is None else to_time(micros)
 
     async def snapshots(self) -> Collection[str]:
@@ -482,7 +510,7 @@ class Store:
     # Attempts, nodes and their events
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        return await self._all(ATTEMPTS, _BY_NUMBER, job_id)
+        return await self._few(ATTEMPTS, _BY_NUMBER, job_id)
 
     async def attempt_of_gang(self, gang: str) -> Attempt:
         """Return the attempt with this gang. Raises RowNotFound."""
@@ -496,7 +524,7 @@ class Store:
     async def kept_attempts(self) -> Sequence[Attempt]:
         # the first condition lets the databases use an index that has few rows
         """Return all attempts whose gangs are kept warm for other jobs."""
-        return await self._all(ATTEMPTS, "WHERE phase <> 'ended' AND phase = 'kept' ORDER BY id")
+        return await self._few(ATTEMPTS, "WHERE phase <> 'ended' AND phase = 'kept' ORDER BY id")
 
     async def gang_spent(self, gang: str) -> Money:
         """Return the total charges for the gang with this name, over all attempts that used the
@@ -533,7 +561,7 @@ class Store:
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
         """Return the nodes of an attempt, sorted by rank."""
-        return await self._all(NODES, "WHERE attempt_id = ? ORDER BY rank", attempt_id)
+        return await self._few(NODES, "WHERE attempt_id = ? ORDER BY rank", attempt_id)
 
     async def open_nodes(self, project: ProjectFilter = None) -> Sequence[Node]:
         """Return the nodes of all attempts that have not ended."""
@@ -555,7 +583,7 @@ class Store:
     async def charges(self, job_id: str) -> Sequence[Charge]:
         """Return the job's charges, sorted by attempt, rank and time."""
         then = "WHERE job_id = ? ORDER BY attempt_id, rank, since, kind"
-        return await self._all(CHARGES, then, job_id)
+        return await self._few(CHARGES, then, job_id)
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         """Return the sum of the project's entries in the ledger. If `since` is given, only entries
@@ -676,7 +704,7 @@ class Store:
 
     async def allocations_of(self, gang: str) -> Sequence[Allocation]:
         """Return the allocations of one gang, sorted by rank."""
-        return await self._all(ALLOCATIONS, "WHERE gang = ? ORDER BY rank", gang)
+        return await self._few(ALLOCATIONS, "WHERE gang = ? ORDER BY rank", gang)
 
     async def put_recipe(self, recipe: Recipe) -> None:
         await self._change(RECIPES.upsert, *RECIPES.values(recipe))
@@ -748,7 +776,7 @@ class Store:
 
     async def credential(self, digest: str) -> AccountCredential | None:
         """Return the token whose SHA-256 in hexadecimal is `digest`, with its account and roles."""
-        return await self._read(lambda session: accounts.read_credential(session, digest))
+        return await self._read_brief(lambda session: accounts.read_credential(session, digest))
 
     async def use_token(self, token_id: str, at: datetime) -> None:
         """Record the time of a token's last use."""
@@ -811,12 +839,12 @@ class Store:
 
     async def policies(self) -> PolicyBook:
         """Return the policies of all projects."""
-        return await self._read(accounts.read_policies)
+        return await self._read_brief(accounts.read_policies)
 
     async def policies_of(self, project: str) -> Sequence[BoundPolicy]:
         """Return the policies that apply to the jobs of a project: those of the installation, of
         the projects above this project, and of the project itself, in this order."""
-        return await self._read(lambda session: accounts.read_policies_of(session, project))
+        return await self._read_brief(lambda session: accounts.read_policies_of(session, project))
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
         """Replace the policy of a project or of the INSTALLATION or, if `policy` is None, delete

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from cavvy.domain.values import Struct
-from cavvy.store.base import StoreUnusable
+from cavvy.store.base import StoreError, StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, translate
 
 _T = TypeVar("_T")
@@ -42,6 +42,7 @@ class StoreWorkers:
         self._group = group
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._closed = False
+        self._brief: DatabaseSession | None = None
         name = "store-write" if group else "store-read"
         self._threads = [
             Thread(target=self._serve, name=f"{name}-{i}", daemon=True) for i in range(count)
@@ -64,6 +65,22 @@ class StoreWorkers:
         result: _T = await task.future
         return result
 
+    async def do_brief(self, work: Callable[[DatabaseSession], _T]) -> _T:
+        """Run a read of few rows in the event loop if the database is a file of this machine that
+        is read without waiting for writes, since another thread would need four times the CPU time
+        of the read. Otherwise, and if the database refuses the read, like `do`.
+        """
+        if self._closed or not self._driver.reads_at_once:
+            return await self.do(work)
+        try:
+            if self._brief is None:
+                self._brief = self._driver.connect(readonly=True, waits=False)
+            return work(self._brief)
+        except StoreError:
+            raise  # such as RowNotFound
+        except Exception:  # noqa: BLE001  a thread can wait, and explains errors
+            return await self.do(work)
+
     def close(self) -> None:
         """Finish the queued work, then end the threads. Blocks."""
         self._closed = True
@@ -71,6 +88,9 @@ class StoreWorkers:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
+        if self._brief is not None:
+            self._brief.close()
+            self._brief = None
 
     def _serve(self) -> None:
         session: DatabaseSession | None = None
