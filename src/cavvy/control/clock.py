@@ -5,10 +5,11 @@ import math
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from selectors import SelectorKey, SelectSelector
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+_IDLE_S = 0.001  # one round of an event loop takes less CPU time if there is no other work
 # Times in seconds are floats, so a wake-up may come early by up to this much.
 _SLACK = timedelta(microseconds=1)
 
@@ -22,10 +23,9 @@ class ControlClock(Protocol):
     async def sleep_until(self, when: datetime) -> None:
         """Wait until `when` or shortly after; return immediately if `when` has passed."""
 
-    async def rest(self) -> None:
+    async def rest(self) -> bool:
         """Let all other ready tasks run once, so that, for example, requests are answered between
-        two steps.
-        """
+        two steps. Return whether they needed so long that more work would delay them."""
 
 
 def read_machine_time() -> datetime:
@@ -64,8 +64,10 @@ class WallClock:
         while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110
             await asyncio.sleep((left + _SLACK).total_seconds())
 
-    async def rest(self) -> None:
+    async def rest(self) -> bool:
+        began = thread_time()  # a machine that does other work does not count
         await asyncio.sleep(0)
+        return thread_time() - began > _IDLE_S
 
 
 class VirtualClock:
@@ -82,8 +84,9 @@ class VirtualClock:
         while (left := when - self.now()) > timedelta(0):  # noqa: ASYNC110
             await asyncio.sleep((left + _SLACK).total_seconds())
 
-    async def rest(self) -> None:
+    async def rest(self) -> bool:
         await asyncio.sleep(0)
+        return False
 
 
 class VirtualDeadlock(RuntimeError):
