@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import sys
+import time
 from contextlib import suppress
 from glob import escape, glob
 
@@ -34,7 +35,7 @@ from .trees import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MOST, MOST_CHOSEN = 1000, 100  # entries of one folder that are looked at, and that are moved
 # Files with other endings stay: tools obey files such as `Makefile`, `conftest.py`, `package.json`
@@ -89,6 +90,7 @@ SYSTEMS_READERS = (
 )
 ESCAPED_SPACE, QUOTES = re.compile(r"\\x20|\\040|%20"), re.compile(r"[\"']|\\(?=\W)")
 RECORDS = re.compile(r".*(history|_hst|lesshst|viminfo|hsts|xauthority|authority).*", re.IGNORECASE)
+SETTLED_S = 2.5  # longer than a step of the clock of any file system
 MOST_READ, LONGEST = 500, 1 << 18  # files, and bytes of a file
 
 
@@ -100,6 +102,7 @@ class HomeEntries:
         self._kept, self._obeyed = kept, obeyed
         self._homes = [(home, find_kept(kept, home)) for home in list_homes()]
         self._known: set[str] = set()
+        self._empty: dict[str, int] = {}  # path of an empty place -> when it changed last, in ns
         self._waits = False  # whether other work of the project still uses the entries
         os.makedirs(kept, mode=0o700, exist_ok=True)
         self._used = open_private(kept + "/used")
@@ -154,7 +157,7 @@ class HomeEntries:
                 return []
             for name in os.listdir(between):  # left by a killed agent
                 _put_back(between, name, here)
-            names = [each for each in _list(kept) if not _exists(there, each)]
+            names = self._list(kept, lambda name: not _exists(there, name))
             for name in self._choose(home, names):
                 with suppress(OSError):  # such as a folder that its owner may not write to
                     if not _is_movable(here, name):
@@ -189,7 +192,51 @@ class HomeEntries:
     def _list_left(self) -> Iterator[str]:
         """Yield the paths of new entries that are not in home folders."""
         for home, kept in self._homes:
-            yield from _list_new(home, kept, "")
+            yield from self._list_new(home, kept, "")
+
+    def _list_new(self, home: str, kept: str, below: str) -> Iterator[str]:
+        """Yield the new entries as `kept//name`, except caches, records of earlier commands, and
+        links to places outside the home folder, which hold nothing themselves."""
+
+        def counts(name: str) -> bool:
+            name = os.path.join(below, name)
+            return not (name in CACHES or name in PRIVATE or RECORDS.fullmatch(name))
+
+        for entry in self._list(os.path.join(kept, below), counts):
+            name = os.path.join(below, entry)
+            path = f"{kept}/{name}"
+            if name in LAYERED and not os.path.islink(path):
+                yield from self._list_new(home, kept, name)
+                continue
+            seen = os.path.islink(path) and (
+                os.path.lexists(f"{home}/{name}") or _leads_out(home, path)
+            )
+            if not seen:
+                yield f"{kept}//{name}"
+
+    def _list(self, folder: str, counts: Callable[[str], bool]) -> list[str]:
+        """Return the names of the entries that count, except the empty places on which entries of
+        the home folder are mounted (`protect.mark_place`)."""
+        found = []
+        with suppress(OSError), os.scandir(folder) as entries:
+            for _, entry in zip(range(MOST), entries, strict=False):
+                with suppress(OSError):
+                    if counts(entry.name) and not self._is_place(entry):
+                        found.append(entry.name)
+        return sorted(found)
+
+    def _is_place(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether an entry is an empty place. One that has not changed is not opened again;
+        what changed just now could change again at the same time of the file system's clock."""
+        status = entry.stat(follow_symlinks=False)
+        if status.st_mtime:
+            return False
+        if self._empty.get(entry.path) == status.st_ctime_ns:
+            return True
+        empty = is_empty(entry)
+        if empty and time.time() - status.st_ctime > SETTLED_S:
+            self._empty[entry.path] = status.st_ctime_ns
+        return empty
 
     def _describe(self, left: list[str]) -> str:
         if not left:
@@ -276,34 +323,6 @@ def _exists(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _list(folder: str) -> list[str]:
-    """Return the names of the entries, except the empty places on which entries of the home folder
-    are mounted (`protect.mark_place`)."""
-    found = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for _, entry in zip(range(MOST), entries, strict=False):
-            with suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_mtime or not is_empty(entry):
-                    found.append(entry.name)
-    return sorted(found)
-
-
-def _list_new(home: str, kept: str, below: str) -> Iterator[str]:
-    """Yield the new entries as `kept//name`, except caches, records of earlier commands, and links
-    to places outside the home folder, which hold nothing themselves."""
-    for entry in _list(os.path.join(kept, below)):
-        name = os.path.join(below, entry)
-        path = f"{kept}/{name}"
-        if name in LAYERED and not os.path.islink(path):
-            yield from _list_new(home, kept, name)
-            continue
-        seen = os.path.islink(path) and (
-            os.path.lexists(f"{home}/{name}") or _leads_out(home, path)
-        )
-        if not (name in CACHES or name in PRIVATE or RECORDS.fullmatch(name) or seen):
-            yield f"{kept}//{name}"
 
 
 def _leads_out(home: str, link: str) -> bool:

@@ -181,13 +181,7 @@ def find_kept(kept: str, home: str) -> str:
 
 def list_homes() -> list[str]:
     """Return the home folders that the work could write to, outer folders first."""
-    import pwd
-
-    try:
-        home = pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:
-        home = ""
-    found = {home, os.environ.get("HOME", "")}
+    found = {_read_home(os.geteuid()), os.environ.get("HOME", "")}
     if mounts.is_root():
         others = [
             each
@@ -198,6 +192,17 @@ def list_homes() -> list[str]:
     real = {os.path.realpath(each) for each in found if each.startswith("/")}
     usable = [each for each in real if each.count("/") > 1 or each == "/root"]
     return sorted((each for each in usable if os.path.isdir(each)), key=lambda at: at.count("/"))
+
+
+@lru_cache(maxsize=None)  # noqa: UP033  agents also run on Python 3.8
+def _read_home(user: int) -> str:
+    """Return the home folder of a user in the system's table of users, or ""."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_dir
+    except KeyError:
+        return ""
 
 
 def list_named(obeyed: list[str]) -> list[str]:
@@ -558,7 +563,7 @@ def _hide_devices() -> None:
         with suppress(OSError):
             if not named.match(path[5:]) and not stat.S_ISBLK(os.lstat(path).st_mode):
                 continue
-            if os.access(path, os.R_OK) or os.access(path, os.W_OK):
+            if mounts.is_root() or os.access(path, os.R_OK) or os.access(path, os.W_OK):
                 mounts.bind("/dev/null", path)
 
 
