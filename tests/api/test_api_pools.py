@@ -1,11 +1,13 @@
 """Elastic pools as users see them: files, consent, jobs, and what is refused."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.api.api_state import Api, until
 
+from cavvy.api.routes import submission
 from cavvy.client.paths import make_key
 from cavvy.control import node_pools
 from cavvy.domain.jobs import JobPhase
@@ -224,3 +226,23 @@ async def test_too_many_tasks_are_not_read(api: Api) -> None:
     ask = {"tasks": tasks, "keys": [make_key() for _ in tasks]}
     answer = (await api.http.post("/v1/projects/default/job-graphs", json=ask)).json()
     assert (answer["code"], answer["message"]) == ("invalid-request", "101 tasks are too many")
+
+
+async def test_what_has_no_price_is_not_agreed_to(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait_for_ever(age: object = None) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(submission, "_MARKET_WAIT_S", 0.01)
+    monkeypatch.setattr(api.app_state.control_plane.pool, "market", wait_for_ever)
+    status, answer = await apply(api)
+    assert (status, answer["code"]) == (402, "consent-needed")
+    assert "each node of pool small may cost money, price unknown" in answer["message"]
+    assert (await show(api))["code"] == "pool-not-found"
+    status, pool = await apply(api, consent=True)
+    assert (status, pool["problem"]) == (200, "the providers have not answered within 5 s")
+    assert (await api.post_job(JOB)).status_code == 201  # who applied the pool has agreed
+    alone = await api.post_job("{name: alone, run: 'true', resources: {gpu: H100}}", consent=False)
+    assert alone.json()["code"] == "consent-needed"
+    assert "price unknown" in alone.json()["message"]

@@ -158,6 +158,7 @@ def test_a_sweep_declares_its_parameters_if_the_file_declares_none(
         ("sweep: {n: 0..9999999999999999999}", "cannot be swept"),
         ("sweep: {n: 0..10:0.5}", "0..10:0.5 cannot be swept"),
         ("sweep: {n: '0..4,8'}", "0..4 cannot be swept"),
+        ("sweep: {lr: a..b}", "a..b is no range of numbers"),
         ("sweep: {lr: '1,,2'}", "an empty value"),
         ("sweep: {lr: {a: 1}}", "is not allowed here"),
         ("sweep: 3", "where a table was expected"),

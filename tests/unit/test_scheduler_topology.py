@@ -148,7 +148,7 @@ def test_what_the_labels_can_never_give_is_said() -> None:
         told = object_to_topology(replace(task, topology=need), GROUP, hosts, hosts)
         assert told.endswith("topology: no node has the label rak; the labels are block, rack")
     none = make_hosts("----")
-    assert object_to_topology(task, GROUP, none, none).endswith("no node has any label")
+    assert object_to_topology(task, GROUP, none, none).endswith("the hosts have no labels")
     assert object_to_topology(replace(task, topology=PREFER), GROUP, none, none) == ""
 
 

@@ -154,7 +154,7 @@ def object_to_topology(
             continue
         known = _list_labels(among)
         if label not in known and (known or label == need.same):
-            named = f"the labels are {', '.join(known)}" if known else "no node has any label"
+            named = f"the labels are {', '.join(known)}" if known else "the hosts have no labels"
             return f"{offer.key}: topology: no node has the label {label}; {named}"
     owner = AllocationOwner(gang="", project=task.project)
     lack = explain_topology(task, offer, mine, (), owner)

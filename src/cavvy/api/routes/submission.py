@@ -42,6 +42,7 @@ from cavvy.domain.jobs import JOB_ENDS, JobRecord, RunOrigin
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import BoundPolicy, PolicyBook
+from cavvy.domain.services import HERE
 from cavvy.domain.tasks import TaskSpec, explain_missing, list_missing, list_secrets
 from cavvy.domain.units import (
     HourlyRate,
@@ -77,6 +78,7 @@ from cavvy.task_files import ReadOptions, parse_task
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
+_SILENT = f"the providers have not answered within {_MARKET_WAIT_S:.0f} s"
 MOST_RANKED = 20  # tasks of a file whose placements are ranked
 # tries to count a user's jobs that another server counts, and seconds between two of them
 _LOCK_TRIES, _LOCK_AGAIN_S = 400, 0.02
@@ -541,22 +543,34 @@ async def _admit_to_pool(
         reason = f"pool {pool.name} has at most {most}, but the task asks for {task.nodes}"
         raise ApiProblem("pool-unfit", reason)
     task, consented = complete_pool_task(task, pool), consented or pool.consented
-    found, of_pool = await _look_in_pool(app_state, task, pool, now)
+    try:
+        found, of_pool = await _look_in_pool(app_state, task, pool, now)
+    except TimeoutError:
+        _ask_without_price(app_state, task.name, consented=consented)
+        return task, consented
     if of_pool and found.hopeless:
-        raise ApiProblem("pool-unfit", f"no node of pool {pool.name} fits: {found.reason}")
+        reason = f"no node of pool {pool.name} fits: {found.reason}"
+        if task.topology is not None:
+            labels = ", ".join(sorted(pool.labels)) or "none"
+            reason += f"; the labels that the pool's own file states: {labels}"
+        raise ApiProblem("pool-unfit", reason)
     if not consented and any(each.rate.micros_per_hour for each in found.offers):
         raise ApiProblem("consent-needed", describe_price(task, found.offers[0]))
     return task, consented
 
 
 async def check_pool(app_state: AppState, pool: NodePool, now: datetime, *, consented: bool) -> str:
-    """Return why the pool can have no nodes now, or "". Raises ApiProblem if the user must first
-    agree to pay for its nodes.
+    """Return why the pool can have no nodes now, or why this is unknown, or "". Raises ApiProblem
+    if the user must first agree to pay for its nodes.
     """
     task = make_cluster_node(pool, pool.name) if pool.join else make_pool_start(pool)
     if pool.join:
         await check_secrets(app_state, task)
-    found, _ = await _look_in_pool(app_state, task, pool, now)
+    try:
+        found, _ = await _look_in_pool(app_state, task, pool, now)
+    except TimeoutError:
+        _ask_without_price(app_state, f"each node of pool {pool.name}", consented=consented)
+        return _SILENT
     rates = [each.rate for each in found.offers if each.rate.micros_per_hour]
     if rates and not consented:
         rate, most = format_rate(rates[0]), format_count(pool.max_nodes, "node")
@@ -576,18 +590,26 @@ async def check_pool(app_state: AppState, pool: NodePool, now: datetime, *, cons
 async def list_pool_offers(app_state: AppState, pool: NodePool, now: datetime) -> tuple[Offer, ...]:
     """Return the offers from which the pool can get its next node, the best one first."""
     task = make_cluster_node(pool, pool.name) if pool.join else make_pool_start(pool)
-    return (await _look_in_pool(app_state, task, pool, now))[0].offers
+    try:
+        return (await _look_in_pool(app_state, task, pool, now))[0].offers
+    except TimeoutError:
+        return ()
+
+
+def _ask_without_price(app_state: AppState, what: str, *, consented: bool) -> None:
+    """Raise ApiProblem if the user has not agreed to pay and the price is unknown, because the
+    providers have not answered in time. This machine costs nothing."""
+    if not consented and any(name != HERE for name in app_state.control_plane.pool.providers):
+        raise ApiProblem("consent-needed", f"{what} may cost money, price unknown: {_SILENT}")
 
 
 async def _look_in_pool(
     app_state: AppState, task: TaskSpec, pool: NodePool, now: datetime
 ) -> tuple[Candidates, bool]:
-    """Return the offers for the task in the pool, and whether the pool has any offer."""
-    try:
-        async with asyncio.timeout(_MARKET_WAIT_S):
-            snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
-    except TimeoutError:
-        return Candidates(), False
+    """Return the offers for the task in the pool, and whether the pool has any offer. Raises
+    TimeoutError if the providers do not answer in time."""
+    async with asyncio.timeout(_MARKET_WAIT_S):
+        snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     job, within = restrict_to_pool(_as_job(task, now, consented=True), snapshot, pool)
     situation = PlanningContext(submitted_at=now)
     return _look(app_state, job, within, situation), within is not snapshot
@@ -889,7 +911,8 @@ async def check_offers(
         async with asyncio.timeout(_MARKET_WAIT_S):
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
-        return  # the queue detects the problem later, and reports it in the job's events
+        _ask_without_price(app_state, task.name, consented=consented)
+        return  # the queue detects other problems later, and reports them in the job's events
     job = _as_job(task, now, consented=consented)
     egress = await app_state.control_plane.advisor.egress_of(task)
     situation = PlanningContext(submitted_at=now, egress=egress)

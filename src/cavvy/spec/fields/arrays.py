@@ -30,6 +30,7 @@ _VALUES = re.compile(r"(-?[0-9]{1,15})\.\.(-?[0-9]{1,15})(?::([0-9]{1,15}))?")
 # Bounded, since the time to refuse a text grows with the square of the bounds.
 _NUMBER = r"[-+]?[0-9_]{0,40}\.?[0-9]{1,40}(?:e[-+]?[0-9]{1,9})?"
 _LIKE_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::{_NUMBER})?", re.IGNORECASE)
+_WORD_RANGE = re.compile(r"\w{1,63}\.\.\w{1,63}")
 _MOST_COMBINATIONS = 10**15  # of the values in a search
 _NO_BEST = "`best` is missing: the metric by which the jobs are compared"
 _BEST_HINT = "add, for example, `best: val_loss:min`"
@@ -95,6 +96,10 @@ def _read_one_line(node: ScalarNode) -> tuple[WrittenValue, ...]:
             hint = "write other values one by one with commas between them, such as 0.1,0.5,0.9"
             expected = "one range of whole numbers, such as 0..4 or 0..100:10"
             raise WrongValue(f"{part} cannot be swept", expected=expected, suggestion=hint)
+        if _WORD_RANGE.fullmatch(part):
+            hint = "separate words by commas; a text with `..` goes into a list in the task file"
+            expected = "a range of whole numbers, such as 0..4"
+            raise WrongValue(f"{part} is no range of numbers", expected=expected, suggestion=hint)
     if len(set(parts)) < len(parts):
         raise WrongValue(f"{shown(text)} contains a value twice")
     return tuple(WrittenValue(value=_parse(part), text=part) for part in parts)
