@@ -121,6 +121,11 @@ def test_the_time_left_of_odd_progress_is_unknown() -> None:
     whole = {"done": 5, "total": 10}
     assert estimate_left_s(whole, series(1, 2, 3), 60) == 300
     assert estimate_left_s({"left_s": -4}, None, 60) == 0
+    # Work of 10 in a minute, which began 20 seconds before the end of the first one.
+    begun = wire.SeriesView(
+        attempt=1, rank=0, name="done", low=[0.0, 4.0], mean=[2.0, 9.0], high=[4.0, 14.0]
+    )
+    assert estimate_left_s({"done": 14, "total": 100}, begun, 60) == pytest.approx(516)
     for absurd in ({"left_s": 1e15}, {"left_s": float("nan")}, {"done": 3, "total": 10**18}):
         assert estimate_left_s(absurd, series(1, 2, 3), 60) is None
     for found in (None, series(), series(None), series(3), series(3, 3), series(3, 1)):

@@ -148,7 +148,8 @@ def estimate_left_s(
 ) -> float | None:
     """Return the seconds until the work is done, or None if they are unknown: what the program
     reports as `left_s`, or else what is left at the mean speed of the series of `done`, whose
-    values are `step_s` seconds apart.
+    values are `step_s` seconds apart. The highest values count, which are those of the ends of the
+    steps: work begins within a step.
     """
     told = progress.get("left_s")
     if isinstance(told, int | float):
@@ -156,7 +157,7 @@ def estimate_left_s(
     now, total = progress.get("done"), progress.get("total")
     if done is None or not isinstance(now, int | float) or not isinstance(total, int | float):
         return None
-    known = [(at, each) for at, each in enumerate(done.mean) if each is not None]
+    known = [(at, each) for at, each in enumerate(done.high) if each is not None]
     (first_at, first), (last_at, last) = (known or [(0, 0.0)])[0], (known or [(0, 0.0)])[-1]
     if last <= first or now > total:
         return None
