@@ -17,14 +17,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from cavvy.cli.task.profiles import find_model, list_models
 from cavvy.domain.values import replace
-from cavvy.planner.device_rates import DeviceRates, device_of, solve
+from cavvy.planner.device_rates import DeviceRates, device_of
 from cavvy.planner.estimate.measured import DeviceProfile
 from cavvy.planner.estimate.profile import StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import (
@@ -53,11 +52,11 @@ _NAMES = {"gpt2_1024": "gpt2", "bert_base_128": "bert-base", "vgg16": "vgg16 tor
 # estimated with so many times the time of attention, forward and backward.
 _TRITON = {"A100": (1.4, 2.0), "H100": (1.4 * 2.46 / 1.59, 2.0 * 2.13 / 1.59)}
 
-# Where `fit_host` starts: microseconds of single operations, by `cavvy bench --kernels` on the
+# What `fit_host` multiplies: microseconds of single operations, by `cavvy bench --kernels` on the
 # hosts of an H200 and an H100. A time step of a recurrent layer launches two kernels, and the
 # backward pass of a linear layer two products. Casts and views count on their own. The values of
 # tensors and steps are rough.
-HOST_PRIOR_US: Mapping[str, float] = {
+SINGLE_US: Mapping[str, float] = {
     **{"view": 2.3, "recurrent": 16.0, "tensor": 12.0, "step": 500.0},
     **{"matmul": 36.0, "matmul backward": 24.0, "attention": 36.0, "attention backward": 69.0},
     **{"conv": 42.0, "conv backward": 51.0, "batch_norm": 56.0, "batch_norm backward": 47.0},
@@ -66,11 +65,10 @@ HOST_PRIOR_US: Mapping[str, float] = {
     **{"in place": 13.0, "in place backward": 20.0, "sum backward": 10.0},
     **{"other": 13.0, "other backward": 20.0},
 }
-# Steps of fewer kernels never fill the queue if the host needs less than this share of the step.
-# The host limits steps whose kernels take less than the last share.
-_QUEUE, _AHEAD, _LIMITED = 1500, 0.7, 0.8
-# the weight of the prior, the smallest large error, the longest step and the number of steps
-_PULL, _LARGE, _STEP, _ROUNDS = 1.0, 0.1, 0.3, 25
+# Steps of fewer kernels never fill the device's queue of launches. The host's time for them was
+# measured if it is less than the second number's share of the step. The host limits steps whose
+# kernels take less than the last share.
+_QUEUE, _AHEAD, _LIMITED = 1024, 0.7, 0.8
 
 # family of models -> how the names of its models start; each family is left out in turn
 FAMILIES = {
@@ -290,45 +288,21 @@ def error_of(
 
 
 def fit_host(steps: Sequence[Step], measured: Sequence[DeviceProfile]) -> dict[str, float]:
-    """Fit the values of `HOST_US` to the steps whose host's time is known: those that the host
-    limits, and those in which it was measured and the queue of the device (1,024 launches) cannot
-    have been full. Minimizes the squared logarithms of the errors, or the absolute values of the
-    large ones (Gauss-Newton steps). Keeps each value near its prior, multiplied by the median ratio
-    of measured times to those of the priors: in a whole step, each operation also waits for Python.
+    """Return the values of `HOST_US`: those of single operations, all multiplied by one number, the
+    median ratio of measured times to those of the single operations. In a whole step, each
+    operation also waits for Python. The number comes from the steps whose host's time is known:
+    those that the host limits, and those in which it was measured and the queue of the device
+    cannot have been full. Values that were fitted one by one had larger errors in other families.
     """
-    rows = list[tuple[Mapping[str, float], float, float]]()
+    ratios = []
     for step in steps:
         busy_s = estimate_step(step.profile, step.device, step.run, measured=measured).device
         launches = sum(each.count for each in step.profile.kernels)
         is_short = launches < _QUEUE and 0 < step.host_s < _AHEAD * step.step_s
         if not step.run.compile and (busy_s < _LIMITED * step.step_s or is_short):
-            host_s = min(step.host_s or step.step_s, step.step_s)
+            host_us = min(step.host_s or step.step_s, step.step_s) * 1e6
             counts = count_launches(step.profile, step.run)
-            rows.append((counts, update_us(step.profile, step.run), host_s * 1e6))
-    ratios = [
-        (host_us - fixed) / sum(count * HOST_PRIOR_US[name] for name, count in counts.items())
-        for counts, fixed, host_us in rows
-    ]
-    slower = log(median(ratios))
-    names, logs = list(HOST_PRIOR_US), [log(each) + slower for each in HOST_PRIOR_US.values()]
-    prior = list(logs)
-    for _ in range(_ROUNDS):
-        each_us = [exp(each) for each in logs]
-        size = len(names)
-        matrix = [[_PULL if i == j else 0.0 for j in range(size)] for i in range(size)]
-        right = [_PULL * (a - b) for a, b in zip(prior, logs, strict=True)]
-        for counts, fixed, host_us in rows:
-            parts = [counts.get(name, 0.0) * us for name, us in zip(names, each_us, strict=True)]
-            whole = sum(parts) + fixed
-            off = log(host_us / whole)
-            weight = 1.0 / max(1.0, abs(off) / _LARGE)
-            slope = [part / whole for part in parts]
-            used = [at for at, each in enumerate(slope) if each]
-            for i in used:
-                right[i] += weight * slope[i] * off
-                for j in used:
-                    matrix[i][j] += weight * slope[i] * slope[j]
-        logs = [
-            a + max(-_STEP, min(_STEP, b)) for a, b in zip(logs, solve(matrix, right), strict=True)
-        ]
-    return dict(zip(names, map(exp, logs), strict=True))
+            alone = sum(count * SINGLE_US[name] for name, count in counts.items())
+            ratios.append((host_us - update_us(step.profile, step.run)) / alone)
+    slower = median(ratios)
+    return {name: each * slower for name, each in SINGLE_US.items()}

@@ -42,8 +42,8 @@ def off(steps: list[Step]) -> list[float]:
 
 
 def test_the_bars_of_families_that_are_left_out() -> None:
-    """The worst steps wait for the host: densenet121 is off by 46 %, and took 42 % longer on one of
-    two equal hosts than on the other; bert-base with 8 samples is off by 49 %, and launched the
+    """The worst steps wait for the host: densenet121 is off by 45 %, and took 42 % longer on one of
+    two equal hosts than on the other; bert-base with 8 samples is off by 43 %, and launched the
     same kernels in 73 % of the time of 64 samples. The worst that kernels limit are MPT's of long
     sequences on H100, which ran with slower kernels (`read_mpt`), and Mixtral, whose experts wait
     for the host.
@@ -52,7 +52,7 @@ def test_the_bars_of_families_that_are_left_out() -> None:
     off = [abs(each.error) for each in held]
     assert len(off) > 300
     assert statistics.median(off) <= 0.08
-    assert max(off) <= 0.50
+    assert max(off) <= 0.47
     busy = [
         abs(each.error)
         for each in held
@@ -75,7 +75,7 @@ def test_models_of_libraries_are_nearer_than_before_their_causes_were_mended() -
     rows = bench.read_unseen()
     assert len(rows) == 32
     assert max(held[step] for step, _ in rows) <= 0.33
-    assert statistics.median(held[step] for step, _ in rows) <= 0.13
+    assert statistics.median(held[step] for step, _ in rows) <= 0.10
     assert not any(line.endswith("| no |") for line in said)
 
 

@@ -27,33 +27,33 @@ from cavvy.planner.estimate.profile import (
 _UPDATE = 0.74  # share of the bandwidth that the optimizer's step reaches
 # Microseconds of the host, including Python and autograd: for a step, a parameter tensor except its
 # update, an operation without a kernel, a time step of a recurrent layer, and to launch a kernel by
-# kind, forward and backward. `fit_host` in benchmarks/estimate_steps.py fits them to the host times
-# of measured steps. It starts from the times of single operations that `cavvy bench --kernels`
-# measured.
+# kind, forward and backward. They are the times of single operations that `cavvy bench --kernels`
+# measured, all multiplied by one number: the median of whole steps (`fit_host` in
+# benchmarks/estimate_steps.py).
 HOST_US: Mapping[str, float] = {
-    "view": 3.2,
-    "recurrent": 20.8,
+    "view": 3.1,
+    "recurrent": 21.3,
     "tensor": 16.0,
-    "step": 658.3,
-    "matmul": 50.6,
-    "matmul backward": 34.2,
-    "attention": 48.7,
-    "attention backward": 93.4,
-    "conv": 56.2,
-    "conv backward": 68.1,
-    "batch_norm": 72.9,
-    "batch_norm backward": 61.5,
-    "layer_norm": 24.4,
-    "layer_norm backward": 81.0,
-    "group_norm": 24.4,
-    "group_norm backward": 80.6,
+    "step": 665.7,
+    "matmul": 47.9,
+    "matmul backward": 32.0,
+    "attention": 47.9,
+    "attention backward": 91.9,
+    "conv": 55.9,
+    "conv backward": 67.9,
+    "batch_norm": 74.6,
+    "batch_norm backward": 62.6,
+    "layer_norm": 24.0,
+    "layer_norm backward": 78.6,
+    "group_norm": 24.0,
+    "group_norm backward": 78.6,
     "cast": 17.3,
-    "cast backward": 26.3,
+    "cast backward": 26.6,
     "in place": 17.3,
-    "in place backward": 27.1,
-    "sum backward": 13.4,
-    "other": 18.6,
-    "other backward": 28.6,
+    "in place backward": 26.6,
+    "sum backward": 13.3,
+    "other": 17.3,
+    "other backward": 26.6,
 }
 # Microseconds of the host for each tensor of an optimizer's step (`cavvy bench --kernels` on one
 # H200). Other optimizers take as long as AdamW.
