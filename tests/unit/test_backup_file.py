@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.cli.reach.end_signals import ended_by_signals
+from cavvy.cli.reach.session import ended_by_signals
 from cavvy.cli.view.new_file import new_file
 
 

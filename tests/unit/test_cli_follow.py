@@ -14,8 +14,7 @@ from tests.unit.cli_client import FakeClient, make_attempt, make_event, make_job
 
 from cavvy.cli.reach.session import make_patience
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.formatting import show_progress
-from cavvy.cli.view.job_story import JobStory
+from cavvy.cli.view.formatting import JobStory, show_progress
 from cavvy.cli.view.output import TableColumn, rows_out
 from cavvy.cli.view.screen import ProgressBar, open_screen
 from cavvy.cli.view.summary import summary_out

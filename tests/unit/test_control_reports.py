@@ -13,7 +13,7 @@ from tests.records import make_attempt_record, make_job_record
 
 from cavvy.agent.documents import TransferConfig
 from cavvy.api.reported import FIELDS, ReportedBatch, read_batch
-from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.checkpoints import find_objection
 from cavvy.control.agents.reports import (
     ReportOutcome,
     apply_messages,

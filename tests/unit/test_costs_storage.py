@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.costs.storage import (
+from cavvy.costs.extras import (
     SETTLED_AFTER,
     begin_bill,
     bill_volume,

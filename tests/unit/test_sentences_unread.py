@@ -32,7 +32,7 @@ ALLOWED = {
     "providers/hosts/fleet/gangs.py": "the reason of a wait names its host once",
     "cli/reach/arguments.py": "Python tells a relative import from others in its text alone",
     "tracer/one_process.py": "PyTorch tells a missing variable from other values in its text alone",
-    "cli/view/job_story.py": "words that the line above has on the screen are left out",
+    "cli/view/formatting.py": "words that the line above has on the screen are left out",
     "client/tunnel/mux.py": "a JSON object",
     "agent/work/mpi.py": "a JSON object",
     "train/world.py": "a gloo error names its source file",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @output_option
 def command(name: str, project: str, follow: bool, output: str) -> None:
     """Show a job's history: each step with its reason."""
-    from cavvy.cli.view.job_story import story_line
+    from cavvy.cli.view.formatting import story_line
 
     with session(patience_s=FOLLOW_PATIENCE_S if follow else PATIENCE_S) as client:
         if follow and output == "table":

@@ -10,8 +10,7 @@ from contextlib import closing
 import click
 
 from cavvy.cli.reach.arguments import job_argument
-from cavvy.cli.reach.end_signals import ended_by_signals
-from cavvy.cli.reach.session import project_option, rank_option, session
+from cavvy.cli.reach.session import ended_by_signals, project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target
 
 

@@ -6,7 +6,7 @@ from time import monotonic
 import click
 
 from cavvy.cli.reach.arguments import explain_relative_import, script_argument
-from cavvy.cli.reach.end_signals import ended_by_signals
+from cavvy.cli.reach.session import ended_by_signals
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange, count_option, positive_option
 from cavvy.packages import extra_command

@@ -102,7 +102,7 @@ def init(admin: str | None, url: str | None) -> None:
     Run this command once, as the user who runs the server. Without --admin, the command asks for
     the name.
     """
-    from cavvy.cli.reach.first_admin import show_first_admin
+    from cavvy.cli.installation.setup import show_first_admin
 
     show_first_admin(admin, url)
 

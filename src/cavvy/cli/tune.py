@@ -19,7 +19,7 @@ from cavvy.cli.profile import (
     script_arguments,
 )
 from cavvy.cli.reach.arguments import explain_relative_import, list_words, script_argument
-from cavvy.cli.reach.end_signals import ended_by_signals
+from cavvy.cli.reach.session import ended_by_signals
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option
 

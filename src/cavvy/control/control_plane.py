@@ -30,9 +30,13 @@ from cavvy.control.job_service import JobIds, JobService, gang_name
 from cavvy.control.loop import SeparateDrivers
 from cavvy.control.machine_service import MachineService
 from cavvy.control.maintenance import MaintenanceService, is_node_key, node_key
-from cavvy.control.markets.deadline_advisor import DeadlineAdvisor, ReadEgress, ReadEgressDates
+from cavvy.control.markets.deadline_advisor import (
+    DeadlineAdvisor,
+    ReadEgress,
+    ReadEgressDates,
+    StandbyGangs,
+)
 from cavvy.control.markets.history import MarketHistory
-from cavvy.control.markets.standby import StandbyGangs
 from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
 from cavvy.control.notices import (
     NOTICES,

@@ -36,7 +36,7 @@ from cavvy.control.decide.transitions import (
 )
 from cavvy.control.deferred import Deferred
 from cavvy.control.gang_operator import GangOperator
-from cavvy.control.markets.standby import StandbyGangs
+from cavvy.control.markets.deadline_advisor import StandbyGangs
 from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.schedules import ScheduleReconciler

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.costs.storage import begin_bill, bill_volume, observe_volume, post_storage, settle_bill
+from cavvy.costs.extras import begin_bill, bill_volume, observe_volume, post_storage, settle_bill
 from cavvy.domain.credentials import split_account
 from cavvy.domain.ledger import VOLUME_SUBJECT, LedgerSubject
 from cavvy.domain.values import replace

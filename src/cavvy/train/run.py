@@ -20,13 +20,12 @@ from torch import nn
 
 from cavvy.train import plan as plans
 from cavvy.train import seeds
-from cavvy.train.build import ModelBuilder, make_optimizer, update
+from cavvy.train.build import Measure, ModelBuilder, evaluate, make_optimizer, update
 from cavvy.train.checkpoint.async_saver import LEAVE, AsyncSaver, CheckpointNotSaved
 from cavvy.train.checkpoint.notice import leave
 from cavvy.train.clock import StepClock
 from cavvy.train.data import Batch, BatchShare, Data, move, open_source
 from cavvy.train.data.staging import BatchReader, open_batches
-from cavvy.train.evaluate import Measure, evaluate
 from cavvy.train.loss import spread
 from cavvy.train.parallel.replicas import align_placed
 from cavvy.train.parallel.shard import ShardOptions

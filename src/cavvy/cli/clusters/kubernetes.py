@@ -71,7 +71,7 @@ def serve(
     address, its own `cert` and `key`, and the `cacert` of this server. Both sides check the
     certificate of the other. The files of the pools need `join`.
     """
-    from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.cli.reach.session import ended_by_signals
     from cavvy.packages import extra_command
 
     try:

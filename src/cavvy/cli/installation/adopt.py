@@ -33,7 +33,7 @@ def command(database: str | None, source: str | None) -> None:
     the command is interrupted, run the command again.
     """
     from cavvy import settings
-    from cavvy.cli.installation.failures import folder_failures
+    from cavvy.cli.installation.setup import folder_failures
     from cavvy.domain.units import format_count
     from cavvy.server.adopt import MOVED, adopt
     from cavvy.server.state_dir import StateDir

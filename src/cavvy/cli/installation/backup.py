@@ -15,8 +15,8 @@ def command(file: str) -> None:
     import sys
 
     from cavvy import settings
-    from cavvy.cli.installation.failures import folder_failures
-    from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.cli.installation.setup import folder_failures
+    from cavvy.cli.reach.session import ended_by_signals
     from cavvy.cli.view.new_file import new_file
     from cavvy.domain.units import format_count
     from cavvy.server.backup import back_up

@@ -63,8 +63,8 @@ def command(
     came back. ID tokens from before the restore cannot sign in.
     """
     from cavvy import settings
-    from cavvy.cli.installation.failures import folder_failures
-    from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.cli.installation.setup import folder_failures
+    from cavvy.cli.reach.session import ended_by_signals
     from cavvy.server.restore import end_restored_access
     from cavvy.server.state_dir import StateDir
 

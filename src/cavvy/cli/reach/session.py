@@ -1,11 +1,16 @@
 """Shared code of the commands that use the server: the connection, the project, and the project's
-jobs."""
+jobs.
+
+Lets a command clean up when SIGTERM or SIGHUP ends it.
+"""
 
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -15,6 +20,7 @@ from cavvy.cli.view.numbers import count_option
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError, Patience
     from cavvy.client.wire import JobListing
+
 
 _PAGE = 200
 USUAL_PROJECT = "default"  # the project of commands and tasks that name none
@@ -93,10 +99,16 @@ project_option = click.option(
     show_default="CAVVY_PROJECT, or default",
     help="The project.",
 )
+
+
 any_project_option = click.option(
     "-p", "--project", help="Show only this project; the default is all projects."
 )
+
+
 detach_option = click.option("-d", "--detach", is_flag=True, help="Do not follow the log.")
+
+
 rank_option = count_option(
     "--rank", least=0, default=0, help="The rank of the job's node; 0 is the first."
 )
@@ -145,3 +157,25 @@ def list_jobs(
         cursor = page.cursor
         if cursor is None or (limit is not None and len(rows) >= limit):
             return rows, cursor is not None
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """On SIGHUP and SIGTERM, raise SystemExit instead of ending at once, so that a command ends
+    what it has started and deletes its temporary files.
+    """
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    # `nohup` ignores SIGHUP; a handler that is None belongs to a C library
+    heard = {n: each for n, each in handlers.items() if each not in (signal.SIG_IGN, None)}
+    for number in heard:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)

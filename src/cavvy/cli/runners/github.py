@@ -72,7 +72,7 @@ def serve(
     GITHUB_APP_PRIVATE_KEY contain an app and its key. The command runs until it is stopped, and
     may be killed: the next one continues with the same runners.
     """
-    from cavvy.cli.reach.end_signals import ended_by_signals
+    from cavvy.cli.reach.session import ended_by_signals
     from cavvy.cli.runners.controller import RunnerController
     from cavvy.cli.runners.scale_sets import GitHubProblem, ScaleSetService
 

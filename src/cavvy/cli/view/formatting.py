@@ -1,6 +1,10 @@
 """Formats values of the API as readable text, for commands that list or follow jobs.
 
 Shows the webhooks, the cron lines and the queue of a service.
+
+Selects the events of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
+
+`cavvy events` lists every event. This module skips events whose content another line already shows.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -8,11 +12,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cavvy.cli.view.failure import escape_controls
 from cavvy.domain.units import Money, count_decimals, format_duration, format_number, format_usd
 
 if TYPE_CHECKING:
     from cavvy.client.service_wire import CronView, QueueView, ServedView, WebhookView
-    from cavvy.client.wire import EstimatedStart, JobDetail, JobListing
+    from cavvy.client.wire import EstimatedStart, EventView, JobDetail, JobListing
 
 
 COLORS = {
@@ -29,6 +34,16 @@ _EXACT_S = 600  # shorter estimated times are shown with their seconds
 _LONGEST_S = 3.2e10  # seconds in a thousand years; a longer remaining time is not shown
 _BAR = 20  # characters of a bar of progress
 UNFINISHED = tuple(phase for phase in COLORS if phase not in ENDED)
+
+_KIND_WIDTH = len("checkpoint")
+# These events repeat other lines: `running` or `setup` follows a `claim`, `notice` follows a
+# `drill`, and the bill is printed below the log.
+_LEFT_OUT = frozenset({"claimed", "drill", "billed"})
+_LAST = frozenset(
+    {"exit", "done", "failed", "stopped"}
+)  # The summary shows these events, so they are printed only if more events follow.
+# Completed checkpoints are shown after one of these events.
+_LEAVING = frozenset({"notice", "stop"})
 
 
 def show_money(micros: int, decimals: int = 2) -> str:
@@ -194,3 +209,66 @@ def _describe_queue(queue: "QueueView | None", there: str) -> str:
     if queue.dead:
         text += f"; see `cavvy queue list {there} --state dead`"
     return text
+
+
+class JobStory:
+    """Selects and formats the events of one job, in order. `several` is true if the job's gang has
+    more than one rank.
+    """
+
+    def __init__(self, several: bool) -> None:
+        self._several = several
+        self._leaving = False
+        self._said = ""
+        self._held: EventView | None = None
+
+    def tell(self, event: "EventView") -> "list[EventView]":
+        """Add an event. Returns the events to show now."""
+        if event.kind in _LEFT_OUT:
+            return []
+        held = [] if self._held is None or _repeats(self._held, event) else [self._held]
+        self._held = event if event.kind in _LAST else None
+        return [*held, event] if self._matters(event) else held
+
+    def _matters(self, event: "EventView") -> bool:
+        if event.kind in _LEAVING:
+            self._leaving = True
+        elif event.kind == "placed":
+            self._leaving = False
+        match event.kind:
+            case "checkpoint":
+                return self._leaving
+            case "exited":  # With one rank, or after a stop, a later event reports the same exit.
+                return self._several and not self._leaving and event.fact != "succeeded"
+            case "queued":
+                return event.fact != "submitted"
+            case kind:
+                return kind not in _LAST
+
+    def text(self, event: "EventView") -> str:
+        """Return the event as one line. If the text starts like the previous event, the common
+        start is left out.
+        """
+        text = event.text.removeprefix(f"{self._said}; ")
+        self._said = event.text
+        return _line(event.kind, event.rank if self._several else None, text)
+
+
+def _repeats(held: "EventView", event: "EventView") -> bool:
+    """Return whether the job's failure event only repeats the exit of its last attempt."""
+    return held.kind == "exit" and event.kind == "failed" and event.fact is None
+
+
+def story_line(event: "EventView") -> str:
+    """Return one event without its time: "placed starts on local/here/cpu:0/on-demand"."""
+    return _line(event.kind, event.rank, event.text)
+
+
+def wait_line(reason: str) -> str:
+    """Return why a job waits in the queue: "queued waits for free capacity at local/here"."""
+    return _line("queued", None, reason)
+
+
+def _line(kind: str, rank: int | None, text: str) -> str:
+    text = escape_controls(text)  # The text may contain output of a node.
+    return f"{kind.ljust(_KIND_WIDTH)}  {text if rank is None else f'rank {rank}: {text}'}"

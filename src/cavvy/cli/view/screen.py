@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from cavvy.cli.view import formatting
-from cavvy.cli.view.formatting import show_clock
-from cavvy.cli.view.job_story import JobStory, wait_line
+from cavvy.cli.view.formatting import JobStory, show_clock, wait_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -15,22 +15,16 @@ from weakref import WeakValueDictionary
 
 from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
-from cavvy.control.agents.claims import find_objection
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.rows import make_attempt_event
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import Attempt, JobRecord
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node
 from cavvy.domain.markets import LIVES, MarketTally, ObservationKind
 from cavvy.domain.messages import ClaimLost
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import Struct
-from cavvy.planner.risk import (
-    CheckpointInterval,
-    NodeLosses,
-    loss_rate,
-    make_save_interval,
-)
+from cavvy.planner.risk import CheckpointInterval, NodeLosses, loss_rate, make_save_interval
 from cavvy.store.base import (
     AtomicWrite,
     HashMismatch,
@@ -517,3 +511,13 @@ def _sweep(
         wanted |= {file.sha256 for file in folders.read(each.project, each.job_id, each.manifest)}
     if kept:
         folders.blobs(kept[0].project, kept[0].job_id).sweep(wanted, older_than=now + FOREVER)
+
+
+def find_objection(attempt: Attempt, node: Node, nonce: str) -> ClaimLost | None:
+    """Return the reason why the agent with this nonce does not hold the claim, or None if the agent
+    holds it."""
+    if node.claim != nonce:
+        return ClaimLost(reason=f"rank {node.rank} is claimed by another agent")
+    if attempt.phase is AttemptPhase.ENDED:
+        return ClaimLost(reason=f"attempt {attempt.number} is over: {attempt.reason}")
+    return None

@@ -14,8 +14,12 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
-from cavvy.control.agents.checkpoints import Checkpoints, FilesMissing, InvalidManifest
-from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.checkpoints import (
+    Checkpoints,
+    FilesMissing,
+    InvalidManifest,
+    find_objection,
+)
 from cavvy.control.agents.deposit_objects import (
     AT_ONCE,
     PARTS,

@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 from functools import partial
 
 from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
-from cavvy.control.agents.claims import find_objection
+from cavvy.control.agents.checkpoints import find_objection
 from cavvy.control.agents.gang_rows import GangReads, GangWrites
 from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (

@@ -1,5 +1,9 @@
 """Requests a recommendation about one job from the deadline policy: reads the policy's inputs and
-passes them to `decide.deadline`."""
+passes them to `decide.deadline`.
+
+Carries out the decisions of `decide.standby`. Queries the deadline advisor if a decision needs
+its answer, and checks budgets and limits before a second gang starts.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
@@ -26,8 +30,19 @@ from cavvy.control.decide.placement import (
     list_usable,
     make_situation,
 )
+from cavvy.control.decide.rows import JobRows, Step
+from cavvy.control.decide.standby import (
+    NO_STANDBY,
+    REVIEW,
+    AskAdvisor,
+    StandbyQuestion,
+    answer_standby,
+    decide_standby,
+    list_started,
+)
 from cavvy.control.markets.history import MarketHistory
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.unit_of_work import UnitOfWork
 from cavvy.costs.metering import total
 from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node
 from cavvy.domain.offers import Offer
@@ -46,6 +61,9 @@ _EGRESS_AGE = timedelta(hours=1)
 # Reads prices per GB, by provider or "provider/region".
 ReadEgress = Callable[[], Awaitable[Mapping[str, Money]]]
 ReadEgressDates = Callable[[], Awaitable[Mapping[str, date]]]
+
+# Returns why a job may not start these further gangs, or "".
+FindBlock = Callable[[JobRecord, Sequence[Attempt]], Awaitable[str]]
 
 
 class DeadlineAdvisor:
@@ -186,3 +204,55 @@ class DeadlineAdvisor:
             if self.read_egress_dates is not None:
                 self._egress_dates = await self.read_egress_dates()
         return self._egress
+
+
+class StandbyGangs:
+    """Carries out the decisions about standby gangs."""
+
+    def __init__(
+        self,
+        clock: ControlClock,
+        advisor: DeadlineAdvisor,
+        name_gang: Callable[[str], str],
+        find_block: FindBlock,
+    ) -> None:
+        self._clock = clock
+        self._advisor = advisor
+        self._name_gang = name_gang
+        self._find_block = find_block
+        # job -> key -> when to query the advisor again
+        self._reviews: dict[str, dict[str, datetime]] = {}
+
+    async def step(self, uow: UnitOfWork, *, awaits_end: bool = False) -> timedelta | None:
+        """Execute the decision of `decide_standby`, before the job's own next step. Returns None if
+        the next check should follow immediately, otherwise the time until the next check.
+        """
+        now, job_id = self._clock.now(), uow.job.id
+        reviews = self._reviews.setdefault(job_id, {})
+        step = decide_standby(uow.rows, reviews, now, awaits_end=awaits_end)
+        if step.changes is not None:
+            uow.apply(step.changes)
+        if isinstance(step, AskAdvisor):
+            asked, reviews[step.key] = step, now + REVIEW
+            answer = await self._ask(uow.rows, asked)
+            step = answer_standby(uow.rows, asked, answer, self._name_gang, now)
+            started = list_started(step, uow.job)
+            if started and await self._find_block(uow.job, started):
+                step = Step(after=min(REVIEW, asked.within))
+            reviews[asked.key] = step.review_at or reviews[asked.key]
+            if step.changes is not None:
+                uow.apply(step.changes)
+        if step is NO_STANDBY:
+            del self._reviews[job_id]
+        return step.after
+
+    async def _ask(self, rows: JobRows, asked: AskAdvisor) -> Recommendation | None:
+        job, own, attempts = rows.job, rows.own, list(rows.attempts.values())
+        assert own is not None
+        match asked.question:
+            case StandbyQuestion.SUCCESSOR:
+                return await self._advisor.successor(job, attempts, own)
+            case StandbyQuestion.AHEAD:
+                return await self._advisor.ahead(job, attempts, own, asked.nodes)
+            case StandbyQuestion.REVIEW:
+                return await self._advisor.review(job, attempts, asked.nodes)

@@ -8,8 +8,7 @@ from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import begin_update, remember_former, remember_worked
-from cavvy.control.serving.call_requests import QueuedCallRequests
-from cavvy.control.serving.deliveries import WebhookDeliveries
+from cavvy.control.serving.call_requests import QueuedCallRequests, WebhookDeliveries
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.control.worklist import calls_key

@@ -23,8 +23,7 @@ from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.oci.api import OciApi
 from cavvy.providers.oci.credentials import OciCredentials
-from cavvy.providers.oci.market import OciMarket, OciPlaces, find_default, shape_of
-from cavvy.providers.oci.quotas import OciQuotas
+from cavvy.providers.oci.market import OciMarket, OciPlaces, OciQuotas, find_default, shape_of
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest
