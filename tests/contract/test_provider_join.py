@@ -28,7 +28,7 @@ from tests.waits import PATIENCE_S, patience
 from cavvy.api.app_state import NodeDownloads
 from cavvy.domain.values import replace
 from cavvy.providers import join
-from cavvy.providers.abilities import SERVES_NODES, ability
+from cavvy.providers.abilities import SERVES_NODES, JoinTerms, ability
 from cavvy.providers.base import (
     GangState,
     NodeEndpoint,
@@ -87,7 +87,9 @@ class Yard:
                 assert provider is not None
                 for host in self.lab.hosts:
                     line = (
-                        await provider.invite(name=host.name, group="lab", valid=timedelta(hours=1))
+                        await provider.invite(
+                            JoinTerms(name=host.name, group="lab", valid=timedelta(hours=1))
+                        )
                     ).shell
                     line = line.replace("sh -s -- ", "sh -s -- --background ")
                     await asyncio.to_thread(host.run, line)

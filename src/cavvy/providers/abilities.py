@@ -193,24 +193,26 @@ class JoinedMachine(Struct, frozen=True, kw_only=True):
     heard_at: datetime | None = None
 
 
+class JoinTerms(Struct, frozen=True, kw_only=True):
+    """What an invitation is for. Machines with the same `group` share a network and can run a gang
+    together; `labels` state where the machine is. `session` is after what time from its join the
+    machine ends by itself; None if it does not.
+    """
+
+    name: str | None
+    group: str | None
+    valid: timedelta
+    labels: Mapping[str, str] = NO_LABELS
+    session: timedelta | None = None
+
+
 class ServesNodes(Protocol):
     """A provider whose machines send requests to the server. The server's API passes the machines'
     requests to the provider without reading the content.
     """
 
-    async def invite(
-        self,
-        *,
-        name: str | None,
-        group: str | None,
-        valid: timedelta,
-        labels: Mapping[str, str] = NO_LABELS,
-        session: timedelta | None = None,
-    ) -> JoinInvitation:
-        """Create an invitation. Machines with the same `group` share a network
-        and can run a gang together; `labels` state where the machine is. `session` is after what
-        time from its join the machine ends by itself; None if it does not. Raises Refused.
-        """
+    async def invite(self, terms: JoinTerms) -> JoinInvitation:
+        """Create an invitation. Raises Refused."""
 
     async def machines(self) -> Sequence[JoinedMachine]:
         """Return the machines that have joined and were not dismissed."""

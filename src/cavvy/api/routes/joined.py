@@ -17,7 +17,7 @@ from cavvy.api.rules import MACHINE, OPEN, on_installation
 from cavvy.api.wire import MIB, read_bytes, view
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
-from cavvy.providers.abilities import SERVES_NODES, ServesNodes, ability
+from cavvy.providers.abilities import SERVES_NODES, JoinTerms, ServesNodes, ability
 from cavvy.providers.base import NotFound, Refused, TryAgain
 
 _LIMIT = 16 * MIB
@@ -48,14 +48,14 @@ async def invite(app_state: AppState, ask: wire.InviteAsk) -> wire.InvitationVie
     serving = _joinable(app_state)
     if not serving:
         raise ApiProblem("no-joining", "no enabled provider accepts joining machines")
-    made = await serving[0].invite(
+    terms = JoinTerms(
         name=ask.name,
         group=ask.group,
         valid=timedelta(seconds=ask.valid_s),
         labels=ask.labels,
         session=timedelta(seconds=ask.session_s) if ask.session_s else None,
     )
-    return view(wire.InvitationView, made)
+    return view(wire.InvitationView, await serving[0].invite(terms))
 
 
 @router.get("/v1/joined", rule=on_installation(Permission.VIEW))

@@ -221,29 +221,15 @@ class AgentSessions:
             except HashMismatch as error:  # the store cannot hold one of the messages
                 messages = _find_unfit(messages, error)
                 if len(messages) > 1:
-                    return await self._one_by_one(gang, rank, nonce, messages, sent_at, heard_at)
+                    send = partial(
+                        self.messages, gang, rank, nonce, sent_at=sent_at, heard_at=heard_at
+                    )
+                    return await _send_one_by_one(messages, send)
             except RowNotFound:
                 return ClaimLost(reason=f"there is no active gang {gang} with a rank {rank}")
         raise StaleVersion(
             f"rank {rank} of gang {gang} kept changing during the request; try again"
         )
-
-    async def _one_by_one(
-        self,
-        gang: str,
-        rank: int,
-        nonce: str,
-        messages: Sequence[AgentMessage],
-        sent_at: datetime | None,
-        heard_at: datetime | None,
-    ) -> MessagesStored | ClaimLost:
-        for message in sorted(messages, key=lambda item: item.seq):
-            answer = await self.messages(
-                gang, rank, nonce, [message], sent_at=sent_at, heard_at=heard_at
-            )
-            if isinstance(answer, ClaimLost):
-                break
-        return answer
 
     async def order(self, gang: str, rank: int, after: int) -> Order | None:
         """Return the current order for this rank if the order is newer than `after`. Raises
@@ -677,3 +663,14 @@ def lease_paid_by(left: Money, rate: HourlyRate, job: JobRecord) -> timedelta:
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)
+
+
+async def _send_one_by_one(
+    messages: Sequence[AgentMessage],
+    send: Callable[[Sequence[AgentMessage]], Awaitable[MessagesStored | ClaimLost]],
+) -> MessagesStored | ClaimLost:
+    for message in sorted(messages, key=lambda item: item.seq):
+        answer = await send([message])
+        if isinstance(answer, ClaimLost):
+            break
+    return answer

@@ -17,9 +17,9 @@ import shlex
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
-from cavvy.domain.allocations import NO_LABELS, object_to_label
+from cavvy.domain.allocations import object_to_label
 from cavvy.domain.values import Struct, field, replace
-from cavvy.providers.abilities import JoinInvitation
+from cavvy.providers.abilities import JoinInvitation, JoinTerms
 from cavvy.providers.base import NodeEndpoint, NotFound, Refused
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 from cavvy.providers.ledger import LaunchLedger
@@ -79,39 +79,33 @@ class MachineRegister:
         """
         await self._members.refresh()
 
-    async def invite(
-        self,
-        *,
-        name: str | None,
-        group: str | None,
-        valid: timedelta,
-        labels: Mapping[str, str] = NO_LABELS,
-        session: timedelta | None = None,
-    ) -> tuple[str, datetime]:
+    async def invite(self, terms: JoinTerms) -> tuple[str, datetime]:
         """Create an invitation. Return the invitation's token, which is valid for one machine, and
         the time when the invitation expires. Raises Refused, TryAgain.
         """
-        for what in (name, group):
+        for what in (terms.name, terms.group):
             if what is not None and _NAME.fullmatch(what) is None:
                 raise Refused(
                     f"{what!r} must have 1 to 40 characters of a-z, 0-9 and -, and no - at either "
                     "end"
                 )
-        for label, value in labels.items():
+        for label, value in terms.labels.items():
             if wrong := object_to_label(label, value):
                 raise Refused(wrong)
         await self.refresh()
-        if name in self.all:
-            raise Refused(f"{name} has already joined; dismiss it first, or choose another name")
-        token, expires = secrets.token_urlsafe(24), self._now() + valid
+        if terms.name in self.all:
+            raise Refused(
+                f"{terms.name} has already joined; dismiss it first, or choose another name"
+            )
+        token, expires = secrets.token_urlsafe(24), self._now() + terms.valid
         await self._invitations.put(
             InvitedMachine(
                 name=_hash(token),
                 expires_at=expires,
-                machine=name,
-                group=group,
-                labels=labels,
-                session=session,
+                machine=terms.name,
+                group=terms.group,
+                labels=terms.labels,
+                session=terms.session,
             )
         )
         await self._drop_old()

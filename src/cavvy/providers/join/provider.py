@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from cavvy.agent.bundle import make_archive
-from cavvy.domain.allocations import NO_LABELS, Host
+from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, field, replace
-from cavvy.providers.abilities import JoinedMachine, JoinInvitation
+from cavvy.providers.abilities import JoinedMachine, JoinInvitation, JoinTerms
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -176,19 +176,9 @@ class JoinProvider:
 
     # Joining and leaving
 
-    async def invite(
-        self,
-        *,
-        name: str | None,
-        group: str | None,
-        valid: timedelta,
-        labels: Mapping[str, str] = NO_LABELS,
-        session: timedelta | None = None,
-    ) -> JoinInvitation:
+    async def invite(self, terms: JoinTerms) -> JoinInvitation:
         node_endpoint = self._node_endpoint()
-        token, expires = await self._members.invite(
-            name=name, group=group, valid=valid, labels=labels, session=session
-        )
+        token, expires = await self._members.invite(terms)
         return make_invitation(node_endpoint, self.manifest.name, token, expires)
 
     async def machines(self) -> Sequence[JoinedMachine]:
