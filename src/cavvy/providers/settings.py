@@ -61,6 +61,13 @@ project_flag = _of_project(flag)
 project_number = _of_project(number)
 
 
+def regions_setting(regions: str) -> ProviderSetting:
+    """Return the setting `regions`, which the provider calls `regions`, such as "locations"."""
+    return project_text(
+        "regions", f"The {regions} to use, separated by commas. The default is all {regions}."
+    )
+
+
 def exchange_rate(currency: str) -> ProviderSetting:
     """Return the setting for the exchange rate of a provider whose prices are in `currency`."""
     known = find_rate(currency)

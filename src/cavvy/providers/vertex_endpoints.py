@@ -3,7 +3,7 @@ on one machine.
 """
 
 from cavvy.providers.base import Feature
-from cavvy.providers.gcp.settings import KEY_FILE, project
+from cavvy.providers.gcp.settings import KEY_FILE, MACHINES, project
 from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.settings import project_number, project_text, text
 
@@ -31,13 +31,7 @@ MANIFEST = EndpointManifest(
         project("endpoints"),
         KEY_FILE,
         project_text("regions", "The regions to use, separated by commas.", "us-central1"),
-        project_text(
-            "machines",
-            "Patterns of the machine types to offer, separated by commas, such as `g2-*, "
-            "n1-*-t4x1`. The default is every type of the provider `vertex` that has a price in "
-            "the catalog.",
-            "*",
-        ),
+        MACHINES,
         project_text(
             "image",
             "The image for services whose task names no image. The image must be in Artifact "

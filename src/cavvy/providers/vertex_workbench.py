@@ -1,7 +1,7 @@
 """Instances of Vertex AI Workbench: each session is a managed notebook, which starts the agent."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.gcp.settings import KEY_FILE, project
+from cavvy.providers.gcp.settings import KEY_FILE, MACHINES, project
 from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.settings import project_number, project_text, text
 
@@ -55,13 +55,7 @@ MANIFEST = NotebookManifest(
             "fee here are not offered. This setting is required, because Google publishes these "
             "prices only on a web page. If a fee is 0, plans and bills do not contain it.",
         ),
-        project_text(
-            "machines",
-            "Patterns of the machine types to offer, separated by commas, such as `g2-*, "
-            "n1-*-t4x1`. The default is every type of the provider `vertex` that has a price in "
-            "the catalog.",
-            "*",
-        ),
+        MACHINES,
         project_text(
             "service_account",
             "The e-mail address of the service account of the notebooks. The work in a session "

@@ -3,10 +3,10 @@
 from datetime import timedelta
 
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
-from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
+from cavvy.providers.azure.settings import KEY_FILE, PRICES, RESOURCE_MANAGER, SUBSCRIPTION
 from cavvy.providers.base import Feature, Manifest, explain_results
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
-from cavvy.providers.settings import project_flag, project_number, project_text, text
+from cavvy.providers.settings import project_flag, project_number, project_text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _METADATA = "http://169.254.169.254/metadata"
@@ -124,11 +124,6 @@ MANIFEST = Manifest(
             "Azure without keys. By default, nodes have no identity.",
         ),
         RESOURCE_MANAGER,
-        text(
-            "prices_endpoint",
-            "The address of Azure's public list of prices, or of a mirror, for servers that "
-            "cannot reach Azure's list.",
-            "https://prices.azure.com",
-        ),
+        PRICES,
     ),
 )

@@ -20,6 +20,12 @@ RESOURCE_MANAGER = text(
     "The address of Azure Resource Manager, which differs in national clouds.",
     "https://management.azure.com",
 )
+PRICES = text(
+    "prices_endpoint",
+    "The address of Azure's public list of prices, or of a mirror, for servers that "
+    "cannot reach Azure's list.",
+    "https://prices.azure.com",
+)
 # where a provider on Azure Machine Learning runs
 WORKSPACE = (
     KEY_FILE,

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.azure import NOTICES
-from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
+from cavvy.providers.azure.settings import PRICES, RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import project_number, project_text, text
@@ -85,11 +85,6 @@ MANIFEST = JobManifest(
             "`{region}` stands for the workspace's region.",
             "https://{region}.api.azureml.ms",
         ),
-        text(
-            "prices_endpoint",
-            "The address of Azure's public list of prices, or of a mirror, for servers that "
-            "cannot reach Azure's list.",
-            "https://prices.azure.com",
-        ),
+        PRICES,
     ),
 )

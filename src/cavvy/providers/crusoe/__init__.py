@@ -1,7 +1,7 @@
 """Crusoe Cloud: each node is one virtual machine that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_text
+from cavvy.providers.settings import project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -48,9 +48,7 @@ MANIFEST = make_manifest(
         project_text(
             "project", "The id of the project. The default is the account's only project."
         ),
-        project_text(
-            "regions", "The locations to use, separated by commas. The default is all locations."
-        ),
+        regions_setting("locations"),
         project_text(
             "ssh_key",
             "The public SSH key that machines accept, such as `ssh-ed25519 AAAA...`. Crusoe "

@@ -1,7 +1,7 @@
 """CUDO Compute: each node is one virtual machine that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_number, project_text
+from cavvy.providers.settings import project_number, project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -38,10 +38,7 @@ MANIFEST = make_manifest(
         project_text(
             "project", "The project of the machines. The default is the account's only project."
         ),
-        project_text(
-            "regions",
-            "The data centers to use, separated by commas. The default is all data centers.",
-        ),
+        regions_setting("data centers"),
         project_text(
             "image",
             "The public image of machines, by id. The default is the newest Ubuntu image with "

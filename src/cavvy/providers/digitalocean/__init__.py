@@ -1,7 +1,7 @@
 """DigitalOcean: each node is one Droplet that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_text
+from cavvy.providers.settings import project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -47,9 +47,7 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        project_text(
-            "regions", "The regions to use, separated by commas. The default is all regions."
-        ),
+        regions_setting("regions"),
         project_text(
             "ssh_keys",
             "The ids or fingerprints of the account's SSH keys that Droplets accept, separated "

@@ -4,9 +4,15 @@ from datetime import timedelta
 
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, Manifest, explain_results
-from cavvy.providers.gcp.settings import KEY_FILE, project
+from cavvy.providers.gcp.settings import KEY_FILE, ZONES, project
 from cavvy.providers.notices import NoticeHold, NoticeSource
-from cavvy.providers.settings import project_flag, project_number, project_text, text
+from cavvy.providers.settings import (
+    project_flag,
+    project_number,
+    project_text,
+    regions_setting,
+    text,
+)
 from cavvy.providers.vm.abilities import ABILITIES
 
 _METADATA = "http://169.254.169.254/computeMetadata/v1/instance"
@@ -80,11 +86,8 @@ MANIFEST = Manifest(
     settings=(
         project("machines"),
         KEY_FILE,
-        project_text(
-            "regions",
-            "The regions to use, separated by commas. The default is all regions.",
-        ),
-        project_text("zones", "The zones to use, separated by commas. The default is all zones."),
+        regions_setting("regions"),
+        ZONES,
         project_text(
             "machines",
             "Patterns of the machine types to offer, separated by commas. The default is the "

@@ -12,6 +12,16 @@ KEY_FILE = ProviderSetting(
     "login`, then the service account of the machine on which the server runs.",
 ).for_projects()
 
+ZONES = project_text("zones", "The zones to use, separated by commas. The default is all zones.")
+# of endpoints and notebooks of Vertex AI
+MACHINES = project_text(
+    "machines",
+    "Patterns of the machine types to offer, separated by commas, such as `g2-*, "
+    "n1-*-t4x1`. The default is every type of the provider `vertex` that has a price in "
+    "the catalog.",
+    "*",
+)
+
 
 def project(owned: str) -> ProviderSetting:
     """Return the setting for the project of what a provider rents, such as "machines"."""

@@ -4,7 +4,7 @@ The package is not named `lambda`, because that is a keyword of Python.
 """
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_text
+from cavvy.providers.settings import project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -40,9 +40,7 @@ MANIFEST = make_manifest(
             "The name of the account's SSH key that instances accept; Lambda requires a key. The "
             "default is the account's first key.",
         ),
-        project_text(
-            "regions", "The regions to use, separated by commas. The default is all regions."
-        ),
+        regions_setting("regions"),
         reach_setting(),
     ),
     endpoint="https://cloud.lambda.ai/api/v1",

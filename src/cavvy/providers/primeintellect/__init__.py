@@ -1,7 +1,7 @@
 """Prime Intellect: each node is one pod, on which the server starts the agent by SSH."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_flag, project_text
+from cavvy.providers.settings import project_flag, project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -53,10 +53,7 @@ MANIFEST = make_manifest(
             "The clouds to use, by Prime Intellect's names, separated by commas, such as "
             "`hyperstack, lambdalabs`. The default is all clouds.",
         ),
-        project_text(
-            "regions",
-            "The data centers to use, separated by commas. The default is all data centers.",
-        ),
+        regions_setting("data centers"),
         project_flag(
             "community",
             "Also use the community cloud: cheaper pods on computers of other people, who can "

@@ -2,7 +2,7 @@
 boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_text
+from cavvy.providers.settings import project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -40,9 +40,7 @@ MANIFEST = make_manifest(
             "The clouds to use, by Shadeform's names, separated by commas, such as `hyperstack, "
             "lambdalabs`. The default is all clouds.",
         ),
-        project_text(
-            "regions", "The regions to use, separated by commas. The default is all regions."
-        ),
+        regions_setting("regions"),
         project_text(
             "os",
             "The operating system of instances, by Shadeform's name. By default, Shadeform "

@@ -4,8 +4,8 @@ agent on boot.
 
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature
-from cavvy.providers.gcp.settings import KEY_FILE, project
-from cavvy.providers.settings import project_flag, project_text, text
+from cavvy.providers.gcp.settings import KEY_FILE, ZONES, project
+from cavvy.providers.settings import project_flag, project_text, regions_setting, text
 from cavvy.providers.vm.abilities import make_manifest
 
 _DOCS = "https://cloud.google.com/tpu/docs"
@@ -34,10 +34,8 @@ MANIFEST = make_manifest(
     settings=(
         project("slices"),
         KEY_FILE,
-        project_text(
-            "regions", "The regions to use, separated by commas. The default is all regions."
-        ),
-        project_text("zones", "The zones to use, separated by commas. The default is all zones."),
+        regions_setting("regions"),
+        ZONES,
         project_text(
             "runtime",
             "The software version of hosts, such as `v2-alpha-tpuv6e`. The default is Google's "

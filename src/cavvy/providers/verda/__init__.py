@@ -1,7 +1,7 @@
 """Verda: each node is one instance that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_number, project_text
+from cavvy.providers.settings import project_number, project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -37,9 +37,7 @@ MANIFEST = make_manifest(
             f"The id of the API credentials. The default is `{CLIENT_ID}` in the environment.",
         ),
         KEYS.setting(),
-        project_text(
-            "regions", "The locations to use, separated by commas. The default is all locations."
-        ),
+        regions_setting("locations"),
         project_text(
             "ssh_keys",
             "The ids of the project's SSH keys that instances accept, separated by commas. By "
