@@ -22,9 +22,9 @@ from cavvy.client import (
     Unreachable,
 )
 from cavvy.client.account_wire import AccountClient, list_keys, list_trusts, list_ways, rotate_key
-from cavvy.client.budget_wire import list_budgets
 from cavvy.client.ledger_wire import list_entries, sum_ledger
 from cavvy.client.paths import make_id, read_time
+from cavvy.client.policy_wire import list_budgets
 from cavvy.client.queue_wire import list_calls, retry_calls
 from cavvy.client.service_wire import list_service_keys, list_services
 from cavvy.client.transport import ClientConnection

@@ -42,7 +42,6 @@ from cavvy.cli.view.output import rows_out
 from cavvy.client import (
     account_wire,
     array_wire,
-    budget_wire,
     maintenance_wire,
     policy_wire,
     pool_wire,
@@ -80,7 +79,7 @@ TRUST = account_wire.TrustView(
     lifetime_s=43_200,
     client_id="cavvy",
 )
-BUDGET = budget_wire.BudgetView(
+BUDGET = policy_wire.BudgetView(
     name="b" * 63,
     project=PROJECT,
     user=USER,
@@ -393,7 +392,7 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(maintenance_wire, "list_hosts", lambda *_: [HOST])
     monkeypatch.setattr(maintenance_wire, "list_reservations", lambda *_: HOST.reservations)
     monkeypatch.setattr(account_wire, "list_trusts", lambda *_: [TRUST])
-    monkeypatch.setattr(budget_wire, "list_budgets", lambda *_: [BUDGET])
+    monkeypatch.setattr(policy_wire, "list_budgets", lambda *_: [BUDGET])
     monkeypatch.setattr(usage, "read_charges", lambda *_: [])
     monkeypatch.setattr(usage, "read_runs", lambda *_: [IDLE])
     monkeypatch.setattr(usage, "list_used_machines", lambda *_: [USED])

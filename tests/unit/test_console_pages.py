@@ -25,7 +25,7 @@ from tests.console_rig import (
 
 from cavvy.client import ApiError, account_wire, maintenance_wire, wire
 from cavvy.client.account_wire import AuditLogPage
-from cavvy.client.budget_wire import BudgetView
+from cavvy.client.policy_wire import BudgetView
 from cavvy.client.queue_wire import ShareReport
 
 

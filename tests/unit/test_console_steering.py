@@ -26,7 +26,7 @@ from tests.waits import wait_until
 
 from cavvy.client import ApiError, account_wire, wire
 from cavvy.client.account_wire import AuditLogPage, AuditLogRow, SignInMade, SignInWay
-from cavvy.client.budget_wire import BudgetView
+from cavvy.client.policy_wire import BudgetView
 from cavvy.client.pool_wire import PoolView
 from cavvy.client.queue_wire import ShareReport, ShareView
 from cavvy.client.transport import HttpAnswer

@@ -12,7 +12,7 @@ from cavvy.cli.view.numbers import read_usd
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.budget_wire import BudgetView
+    from cavvy.client.policy_wire import BudgetView
 
 _NEVER = "never"
 
@@ -85,7 +85,7 @@ def set_budget(
     **texts: str,
 ) -> None:
     """Set the budget NAME to an amount for each month. Omitted options have their defaults."""
-    from cavvy.client.budget_wire import BudgetAsk, put_budget
+    from cavvy.client.policy_wire import BudgetAsk, put_budget
     from cavvy.domain.units import is_whole
 
     if not all(is_whole(each.removesuffix("%")) for each in alerts):
@@ -118,7 +118,7 @@ def set_budget(
 @output_option
 def list_all(output: str) -> None:
     """List the budgets with the amounts spent this month."""
-    from cavvy.client.budget_wire import list_budgets
+    from cavvy.client.policy_wire import list_budgets
 
     with session() as client:
         found = list_budgets(client)
@@ -145,7 +145,7 @@ def list_all(output: str) -> None:
 @json_option
 def show(name: str, output: str) -> None:
     """Show a budget, with a forecast for the end of the month."""
-    from cavvy.client.budget_wire import list_budgets
+    from cavvy.client.policy_wire import list_budgets
 
     with session() as client:
         found = next((each for each in list_budgets(client) if each.name == name), None)
@@ -196,7 +196,7 @@ def _share(percent: int | None) -> str:
 @click.argument("name")
 def remove(name: str) -> None:
     """Remove a budget. Jobs that wait because of the budget may start."""
-    from cavvy.client.budget_wire import delete_budget
+    from cavvy.client.policy_wire import delete_budget
 
     with session() as client:
         delete_budget(client, name)
@@ -210,7 +210,7 @@ def remove(name: str) -> None:
 @click.option("--reason", default="", help="Why the amount is needed.")
 def request(name: str, amount: int, project: str, reason: str) -> None:
     """Request a new amount for a budget. `cavvy budget approve` approves the request."""
-    from cavvy.client.budget_wire import BudgetRequestAsk, request_amount
+    from cavvy.client.policy_wire import BudgetRequestAsk, request_amount
     from cavvy.domain.units import Money
 
     with session() as client:
@@ -228,7 +228,7 @@ def approve(name: str, amount: int) -> None:
 
     The command fails if the requested amount has changed.
     """
-    from cavvy.client.budget_wire import BudgetApprovalAsk, approve_request
+    from cavvy.client.policy_wire import BudgetApprovalAsk, approve_request
     from cavvy.domain.units import Money, format_usd
 
     with session() as client:

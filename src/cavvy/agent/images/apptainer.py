@@ -15,7 +15,7 @@ from ..documents import WorkConfig
 from ..work.cache import touch
 from ..work.environment import BASE
 from ..work.folder import CannotBuild
-from . import private
+from . import engine
 from .compatibility import find_image_misfit
 from .devices import find_vendor
 from .engine import ask, wait
@@ -38,9 +38,9 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
     image = work.image or ""
     folder = config.cache + "/sif"
     path = f"{folder}/{hashlib.sha256(image.encode()).hexdigest()[:32]}.sif"
-    if not touch(path) or private.must_ask(config, image):
+    if not touch(path) or engine.must_ask(config, image):
         if work.image_login:
-            private.record(config, image)
+            engine.record(config, image)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         fresh = f"{path}.{os.getpid()}"
         inner = dict(env)
@@ -66,7 +66,7 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
             )
         os.replace(fresh, path)
         if not work.image_login:
-            private.forget(config, image)
+            engine.forget(config, image)
     if reason := find_image_misfit(config, *look(program, path, env)):
         raise CannotBuild(reason)
     return path

@@ -1,22 +1,31 @@
 """Prepares the work's image in a container engine: logs in, pulls or builds the image, and inspects
 it.
+
+Records which images this machine pulled with the login of a task, and which images each project
+has brought here. If the machine separates projects, a task gets an image of the first kind only if
+the registry permits the task's own login. On a host where each project has its own cache, the work
+of another project may have replaced an image that the task's project has not brought.
+
+The record of an image is an empty file for its name and one for its ID, because engines also find
+an image by its ID. The record of the name is written before the pull, so an image is never present
+without a record.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import signal
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig
-from ..disk import write_whole
+from ..disk import open_private, read_text, write_whole
 from ..documents import WorkConfig
 from ..work.folder import CannotBuild, build_folder, inside
 from ..work.reaper import exit_code
 from ..work.trees import remove_tree
-from . import private
 from .compatibility import find_image_misfit
 from .own_login import NoIdentity, find_own_login
 
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from ..work.reaper import ChildCommand
 
     FindLogin = Callable[[str], str | None]
+
 
 HUB = "https://index.docker.io/v1/"  # the key under which engines store Docker Hub's login
 
@@ -44,13 +54,13 @@ def bring_image(
     """
     image, env = work.image or "", command.env
     known = find_id(engine, image, env)
-    own = known and private.is_own(config, image, known)
+    own = known and is_own(config, image, known)
     if work.build is not None:
-        if not own or private.must_ask(config):
+        if not own or must_ask(config):
             build(engine, config, work, command, variables)
-    elif not own or private.must_ask(config, image, known):
+    elif not own or must_ask(config, image, known):
         _pull_if_possible(engine, config, work, env, known)
-    private.note_own(config, image, find_id(engine, image, env))
+    note_own(config, image, find_id(engine, image, env))
     if reason := find_image_misfit(config, *look(engine, image, env)):
         raise CannotBuild(reason)
 
@@ -64,7 +74,7 @@ def _pull_if_possible(
     try:
         pull(engine, config, work, env)
     except CannotBuild:
-        if not known or private.must_ask(config, image, known):
+        if not known or must_ask(config, image, known):
             raise
         text = f"cavvy: {image} cannot be pulled, so this node's copy is used without a check\n"
         os.write(2, text.encode("utf-8", "backslashreplace"))
@@ -82,7 +92,7 @@ def pull(
     """
     image, known = work.image or "", ""
     if work.image_login:
-        private.record(config, image)
+        record(config, image)
         known = " with the login that the task names"
         code = pull_as(work.image_login, engine, config, image, env)
     else:
@@ -100,7 +110,7 @@ def pull(
         raise CannotBuild(
             f"the image {image} could not be pulled{known}; the engine's reason is in the log"
         )
-    note = private.record if work.image_login else private.forget
+    note = record if work.image_login else forget
     note(config, *filter(None, (image, find_id(engine, image, env))))
 
 
@@ -166,7 +176,7 @@ def build(
             raise CannotBuild(f"{work.build.dockerfile}: {error}") from error
         argv = ["build", "--tag", work.image or "", "--file", dockerfile]
         # the build has no login, so it must not start from an image that another project pulled
-        argv += ["--pull"] if private.must_ask(config) else []
+        argv += ["--pull"] if must_ask(config) else []
         if config.own_cache and "podman" in engine and "--pull" not in argv:
             argv.append("--pull=newer")  # another project may have replaced the base image
         argv += ["--target", work.build.target] if work.build.target else []
@@ -251,3 +261,50 @@ def quiet(argv: list[str], env: dict[str, str]) -> int:
     finally:
         os.close(null)
     return exit_code(os.waitpid(pid, 0)[1])
+
+
+def record(config: AgentConfig, *names: str) -> None:
+    """Record that an image with these names was pulled with a login. Raises OSError."""
+    os.makedirs(_folder(config), mode=0o700, exist_ok=True)
+    for name in names:
+        os.close(open_private(_path(config, name)))
+
+
+def forget(config: AgentConfig, *names: str) -> None:
+    """Delete the records of an image that was pulled without the login of a task."""
+    for name in names:
+        if os.path.exists(_path(config, name)):
+            os.unlink(_path(config, name))
+
+
+def must_ask(config: AgentConfig, *names: str) -> bool:
+    """Return whether the registry must permit the task to use the image with these names, although
+    the machine has the image. Without names, return whether this applies to any image.
+    """
+    paths = [_path(config, name) for name in names] or [_folder(config)]
+    return config.separates and any(map(os.path.exists, paths))
+
+
+def is_own(config: AgentConfig, image: str, found: str) -> bool:
+    """Return whether the work of this project has brought the image with the ID `found`, or all
+    work shares images."""
+    return not config.own_cache or read_text(_own(config, image)) == found
+
+
+def note_own(config: AgentConfig, image: str, found: str) -> None:
+    """Record that this project has brought the image with the ID `found`. Raises OSError."""
+    if config.own_cache:
+        os.makedirs(config.cache + "/images", mode=0o700, exist_ok=True)
+        write_whole(_own(config, image), found)
+
+
+def _own(config: AgentConfig, image: str) -> str:
+    return f"{config.cache}/images/{hashlib.sha256(image.encode()).hexdigest()[:32]}"
+
+
+def _folder(config: AgentConfig) -> str:
+    return config.caches + "/private_images"  # all projects share the engine's images
+
+
+def _path(config: AgentConfig, name: str) -> str:
+    return f"{_folder(config)}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"

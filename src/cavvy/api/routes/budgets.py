@@ -21,7 +21,7 @@ from cavvy.api.rules import (
     on_installation,
 )
 from cavvy.api.wire import view
-from cavvy.client import budget_wire as wire
+from cavvy.client import policy_wire as wire
 from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
 from cavvy.costs.statements import DAYS, forecast_month

@@ -19,7 +19,7 @@ from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
-    from cavvy.client.budget_wire import BudgetView
+    from cavvy.client.policy_wire import BudgetView
     from cavvy.task_files import LoadedTask
 
 _TAG = "mcp"  # its value is the name of the account
@@ -136,7 +136,7 @@ class Spending:
     def _set_budget(self, client: "ApiClient", project: str) -> None:
         """Ensure that the server enforces the limit. Raises CommandFailure if it would not."""
         from cavvy.client import ApiError
-        from cavvy.client.budget_wire import BudgetAsk, list_budgets, put_budget
+        from cavvy.client.policy_wire import BudgetAsk, list_budgets, put_budget
 
         if self._limit.micros == 0:
             raise CommandFailure(

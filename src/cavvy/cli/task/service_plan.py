@@ -56,7 +56,7 @@ def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
         else:
             plan = _plan_replicas("", task, None, trace, speed, options)
         if plot is not None:
-            from cavvy.sim.serving.plots import plot_costs
+            from cavvy.sim.serving.comparison import plot_costs
 
             plot_costs(plan.loads, find_crossings(plan.loads), plot)
     except TraceError as error:

@@ -152,7 +152,7 @@ def serve(**given: Any) -> None:
     try:
         scores, bound = _run(options)
         if options.plot is not None or options.replicas_plot is not None:
-            from cavvy.sim.serving.plots import plot_replicas, plot_scores
+            from cavvy.sim.serving.comparison import plot_replicas, plot_scores
 
             if options.plot is not None:
                 plot_scores(scores, bound, options.plot)

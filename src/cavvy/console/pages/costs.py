@@ -7,8 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.budget_wire import BudgetAsk, delete_budget, list_budgets, put_budget
 from cavvy.client.ledger_wire import sum_ledger
+from cavvy.client.policy_wire import BudgetAsk, delete_budget, list_budgets, put_budget
 from cavvy.console import charts
 from cavvy.console.charts import day_of, spending_by_day, total_of
 from cavvy.console.pages.page import Page, form_of, memory_of, try_part

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.budget_wire import BudgetView, list_budgets
+from cavvy.client.policy_wire import BudgetView, list_budgets
 from cavvy.client.service_wire import list_services
 from cavvy.console import charts
 from cavvy.console.charts import spending_by_day, total_of

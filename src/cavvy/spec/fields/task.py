@@ -12,6 +12,7 @@ from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
 from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
+from cavvy.spec.batch_section import BATCH
 from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.after import AFTER, GROUP, check_after, check_group
 from cavvy.spec.fields.arrays import (
@@ -24,7 +25,6 @@ from cavvy.spec.fields.arrays import (
     add_metric,
     check_early,
 )
-from cavvy.spec.fields.batch import BATCH
 from cavvy.spec.fields.edge_step import EDGE, check_edge
 from cavvy.spec.fields.image import COMMANDS, IMAGE, SETUP
 from cavvy.spec.fields.kinds import (
