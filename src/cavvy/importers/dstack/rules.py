@@ -216,14 +216,19 @@ def _check_repo(table: MapNode, notes: ProblemNotes) -> None:
         )
 
 
-def _check_task(table: MapNode, notes: ProblemNotes) -> None:
-    check_commands(table, notes)
-    if child(table, "groups") is not None and child(table, "nodes") is not None:
+def check_without_groups(table: MapNode, notes: ProblemNotes, key: str) -> None:
+    """Note that a file with `groups` also has `key`, which a group states instead."""
+    if child(table, "groups") is not None and child(table, key) is not None:
         notes.add(
-            mark_of(table, "nodes"),
-            "`nodes` and `groups` cannot be used together",
+            mark_of(table, key),
+            f"`{key}` and `groups` cannot be used together",
             suggestion="keep one of them",
         )
+
+
+def _check_task(table: MapNode, notes: ProblemNotes) -> None:
+    check_commands(table, notes)
+    check_without_groups(table, notes, "nodes")
     check_groups(table, ("commands", "ports", "entrypoint"), notes)
 
 

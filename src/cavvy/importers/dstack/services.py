@@ -11,6 +11,7 @@ from cavvy.importers.dstack.rules import (
     check_exclusive,
     check_groups,
     check_replicas,
+    check_without_groups,
     is_set,
 )
 from cavvy.importers.dstack.scalars import read_duration, text, written
@@ -46,12 +47,7 @@ def _check_service(table: MapNode, notes: ProblemNotes) -> None:
     if not legacy:
         check_replicas(table, notes)
         check_commands(table, notes)
-    if child(table, "groups") is not None and child(table, "replicas") is not None:
-        notes.add(
-            mark_of(table, "replicas"),
-            "`replicas` and `groups` cannot be used together",
-            suggestion="keep one of them",
-        )
+    check_without_groups(table, notes, "replicas")
     prefixes = [text_at(each, "prefix") or "/" for each in items(child(table, "rate_limits"))]
     if len(set(prefixes)) < len(prefixes):
         notes.add(mark_of(table, "rate_limits"), "two limits have the same prefix")
