@@ -11,8 +11,7 @@ from cavvy.control.decide.attempt import (
     RecheckAttempt,
     decide_attempt,
 )
-from cavvy.control.decide.attempt_snapshot import MARGIN, GangAbsence
-from cavvy.control.decide.deposits import is_gone, list_unreported
+from cavvy.control.decide.attempt_snapshot import MARGIN, GangAbsence, is_gone, list_unreported
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase
 from cavvy.domain.values import replace

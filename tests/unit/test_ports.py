@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cavvy.server.ports import open_port
+from cavvy.server.doors import open_port
 
 LOCAL = "127.0.0.1"
 

@@ -16,11 +16,10 @@ from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
-from cavvy.control.decide.attempt_snapshot import AttemptSnapshot
+from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, is_gone, list_unreported
 from cavvy.control.decide.bills import budget_left, paid_time, spending
 from cavvy.control.decide.budgets import BudgetAllowance
 from cavvy.control.decide.dependencies import decide_dependent
-from cavvy.control.decide.deposits import is_gone, list_unreported
 from cavvy.control.decide.groups import AT_WORK, decide_end, decide_return
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over

@@ -7,13 +7,17 @@ header is complete. Whenever data arrives, httptools copies all earlier parts of
 header again. A header of 64 MiB could therefore block the thread that serves all requests for 30 s.
 256 KiB of data can contain 10,000 requests or 40,000 chunks of a body. If the server closes a TLS
 connection, further data is read and decrypted until the peer also closes the connection.
+
+Opens the TCP ports on which the server listens, and reserves ports for replicas.
 """
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
+import time
 from typing import Any, Protocol
 
 import uvicorn
@@ -35,6 +39,12 @@ _LINGER_S = 1.0  # seconds after its last answer until a connection is aborted
 _DISCARDED = 1024 * 1024  # maximum bytes of a body that are read after its answer was sent
 
 _log = logging.getLogger(__name__)
+
+# The system can give a port that is in none of its programs' settings to an outgoing connection
+# while the server restarts. Most of these connections end soon.
+WAIT_S = 5.0
+_PAUSE_S = 0.1
+LOCAL = "127.0.0.1"
 
 
 class ListenerTls(Protocol):
@@ -355,3 +365,32 @@ class BoundedServer(uvicorn.Server):
         for each in self._handshakes:
             each.close()
         await super().shutdown(sockets)
+
+
+def open_port(
+    host: str, port: int, family: int, *, wait_s: float = 0.0, reuse_port: bool = False
+) -> socket.socket:
+    """Listen on a port. If another socket uses the port, try again for `wait_s` seconds. Blocks.
+    Raises OSError.
+    """
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            return socket.create_server(
+                (host, port), family=family, backlog=1024, reuse_port=reuse_port
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= end:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def hold_port() -> socket.socket:
+    """Reserve a free port: return a socket that is bound to it. While the socket exists, Linux does
+    not assign the port to programs that request any free port. A program that sets SO_REUSEADDR can
+    still listen on it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((LOCAL, 0))
+    return held

@@ -285,7 +285,7 @@ class _ServerRun:
         address: str,
         node_endpoint: "NodeListener | None",
     ) -> None:
-        from cavvy.server.ports import WAIT_S
+        from cavvy.server.doors import WAIT_S
         from cavvy.server.user_listener import listen_for_users
 
         auth, app = _make_apps(app_state, self._home.token())

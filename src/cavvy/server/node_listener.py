@@ -27,8 +27,8 @@ from cavvy.client.wire import ErrorBody
 from cavvy.gateway.addresses import explain_reason
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bundles import pack_python, platform
+from cavvy.server.doors import WAIT_S, open_port
 from cavvy.server.node_tls import Certificate, load_certificate
-from cavvy.server.ports import WAIT_S, open_port
 from cavvy.server.state_dir import StateDir, StateDirError, listen_at
 from cavvy.settings import Settings
 

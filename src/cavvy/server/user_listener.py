@@ -13,7 +13,7 @@ import ssl
 import time
 
 from cavvy.gateway.addresses import explain_reason
-from cavvy.server.ports import open_port
+from cavvy.server.doors import open_port
 from cavvy.server.state_dir import StateDirError
 from cavvy.settings import Settings
 

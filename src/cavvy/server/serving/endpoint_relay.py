@@ -19,7 +19,7 @@ import httptools
 from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import AnswersRequests, ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import NotFound, ProviderError, Refused
-from cavvy.server.ports import LOCAL, hold_port
+from cavvy.server.doors import LOCAL, hold_port
 
 _CALLED, _PROBED = b"/invocations", b"/ping"
 # the largest body that SageMaker passes on; other providers accept less (2026-11-24):

@@ -36,7 +36,7 @@ from cavvy.client.tunnel.mux import (
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.values import Struct
 from cavvy.providers.abilities import AnswersRequests
-from cavvy.server.ports import LOCAL, hold_port
+from cavvy.server.doors import LOCAL, hold_port
 from cavvy.server.serving.endpoint_relay import EndpointRelay
 
 _LOOK_S = 20.0  # maximum wait for the node's output before the session is marked as used
