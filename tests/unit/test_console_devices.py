@@ -2,6 +2,7 @@
 
 import html
 import re
+from datetime import timedelta
 from typing import Any
 
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, sign_in
@@ -13,7 +14,11 @@ from cavvy.client.edge_wire import (
     ModelView,
     PromotedView,
     RolloutView,
+    SignedListsView,
 )
+from cavvy.client.model_keys import list_expiring
+
+UNSIGNED = SignedListsView(lists={}, held=[])
 
 
 def device(name: str, **fields: Any) -> DeviceView:
@@ -90,12 +95,32 @@ def answers(*devices: DeviceView, **more: Any) -> dict[str, Any]:
     return (
         lists
         | {f"/v1/projects/{each.project}/edge/devices/{each.name}": each for each in devices}
+        | {f"/v1/projects/{each.project}/edge/lists": UNSIGNED for each in devices}
         | more
     )
 
 
 def words(page: str) -> str:
     return html.unescape(" ".join(re.sub(r"<[^>]+>", " ", page).split()))
+
+
+def test_what_a_user_signed_is_to_be_renewed_before_it_expires() -> None:
+    days = {"root": 900, "targets": -1, "model-m": 59, "model-n": 61, "model-free": 3}
+    lists = {
+        role: f'{{"signed": {{"expires": "{(NOW + timedelta(days=each)):%Y-%m-%dT%H:%M:%SZ}"}}}}'
+        for role, each in days.items()
+    }
+    signed = SignedListsView(lists=lists | {"timestamp": lists["model-free"]}, held=["model-free"])
+    client = CannedClient(answers(device("d"), **{"/v1/projects/default/edge/lists": signed}))
+    told = list_expiring(client, "default", NOW)
+    assert [re.findall(r"list (\S+) .* (expires|has expired)", each) for each in told] == [
+        [("model-m", "expires")],
+        [("targets", "has expired")],
+    ]
+    text = words(sign_in(client).get("/devices").text)
+    assert all(each in text for each in told)
+    client.answers = {"/v1/projects/x/edge/lists": ApiError("model-not-found", "none", status=404)}
+    assert list_expiring(client, "x", NOW) == []
 
 
 def test_devices_are_found_by_site_state_and_text() -> None:

@@ -126,10 +126,19 @@ def token(
 @output_option
 def list_all(project: str | None, output: str) -> None:
     """List devices and what they serve."""
+    from datetime import UTC, datetime
+
     from cavvy.client.edge_wire import list_devices
+    from cavvy.client.model_keys import list_expiring
 
     with session() as client:
         found = list_devices(client, project)
+        now = datetime.now(UTC)
+        notes = [
+            note
+            for each in sorted({each.project for each in found})
+            for note in list_expiring(client, each, now)
+        ]
     rows = [
         {
             "name": each.name,
@@ -156,6 +165,8 @@ def list_all(project: str | None, output: str) -> None:
         TableColumn("problem", drop=1, cut=True),
     ]
     rows_out(columns, rows, output, empty="no devices; `cavvy edge token --site NAME` enrols some")
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
 
 
 @command.command("show")

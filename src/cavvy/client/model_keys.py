@@ -15,10 +15,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cavvy.client.errors import ApiError
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
+
+    from cavvy.client.client import ApiClient
 
 # For how long what a user signs is valid: no program renews it, and a list that has expired
 # stops updates. The server renews a timestamp, which is valid for 7 days.
@@ -27,6 +30,34 @@ _ROOT_VALID = timedelta(days=3650)
 _OF_MODEL = "model-"
 _SERVER = ("snapshot", "timestamp")
 _OWNER = ("root", "targets")
+
+
+_REMIND = timedelta(days=60)  # before what a user has signed expires
+
+
+def list_expiring(client: ApiClient, project: str, now: datetime) -> list[str]:
+    """Return a sentence about each list of a project that a user has signed and that expires soon,
+    or has. A project without models has none. Raises ApiError."""
+    from cavvy.client.edge_wire import read_signed_lists
+
+    try:
+        found = read_signed_lists(client, project)
+    except ApiError as error:
+        if error.status in (403, 404):
+            return []
+        raise
+    told = []
+    for role in sorted(found.lists.keys() - {*found.held, *_SERVER}):
+        signed = json.loads(found.lists[role])["signed"]
+        expires = datetime.fromisoformat(signed["expires"].replace("Z", "+00:00"))
+        if expires - now < _REMIND:
+            state = "has expired, so updates stop" if expires <= now else "expires"
+            told.append(
+                f"the list {role} of project {project}, which a user signed, {state} "
+                f"({expires:%Y-%m-%d}); sign it again: cavvy model key renew --key FILE "
+                f"--project {project}"
+            )
+    return told
 
 
 class KeyRefused(Exception):

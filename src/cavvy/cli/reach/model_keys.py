@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,10 +60,14 @@ def new(file: Path, no_passphrase: bool) -> None:
 def list_all(project: str, output: str) -> None:
     """List who signs what: the keys of the project's lists and models.
 
-    What users sign expires, and then stops updates: `cavvy model key renew`.
+    What users sign expires, and then stops updates: `cavvy model key renew`. From 60 days before,
+    this command and `cavvy edge list` say so.
     """
+    from cavvy.client.model_keys import list_expiring
+
     with session() as client, _refusals():
         described = read_change(client, project).describe()
+        expiring = list_expiring(client, project, datetime.now(UTC))
     rows = [
         {"list": role, "key": key, "signed_by": by, "versions": count, "expires_at": expires}
         for role, key, by, expires, count in described
@@ -75,6 +80,8 @@ def list_all(project: str, output: str) -> None:
         TableColumn("expires_at", "EXPIRES", formatting.show_time),
     ]
     rows_out(columns, rows, output, empty="no keys")
+    for each in expiring:
+        click.echo(f"note: {each}", err=True)
 
 
 @command.command("set")

@@ -22,10 +22,12 @@ from cavvy.client.edge_wire import (
     retire_device,
     unlabel_model,
 )
+from cavvy.client.model_keys import list_expiring
 from cavvy.console.pages.page import Page, act_on_chosen, form_of, named_in, sort_rows, try_part
 from cavvy.domain.units import is_whole
 
 _MOST_DEVICES = 200  # on the page
+_MOST_PROJECTS = 20  # whose signed lists are looked at
 _MOST_ROLLOUTS = 20
 _MOST_VERSIONS = 5  # of a model
 _WRONG_CLOCK_S = 300.0
@@ -46,29 +48,31 @@ _KEYS: Mapping[str, Callable[[DeviceView], Any]] = {
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
     """Devices that match the search, by site; rollouts and models, newest first. Raises
     ApiError, HTTPException."""
-    return _show(client, request, [])
+    return _show(client, request, now, [])
 
 
 def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
     """Retire the chosen devices. Raises HTTPException."""
     acts = {"retire": lambda project, name: retire_device(client, project, name)}
     problems = act_on_chosen(client, request, acts, "device")
-    return _show(client, request, problems) if problems else f"/devices?{request.url.query}"
+    return _show(client, request, now, problems) if problems else f"/devices?{request.url.query}"
 
 
-def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
+def _show(client: ApiClient, request: Request, now: datetime, problems: Sequence[str]) -> Page:
     given = {name: request.query_params.get(name, "") for name in ("site", "state", "text")}
     devices = list_devices(client, None)
     matching = (each for each in devices if _matches(each, given))
     sorting = sort_rows(request, matching, _KEYS, ("Name", "up"))
     found = sorting.rows
+    projects = sorted({each.project for each in devices})[:_MOST_PROJECTS]
+    expiring = [told for each in projects for told in list_expiring(client, each, now)]
     models = _newest(try_part(lambda: list_models(client, None)).value or [])
     rollouts = try_part(lambda: list_rollouts(client, None)).value or []
     return Page(
         "Devices",
         "devices.html",
         {
-            "problems": problems,
+            "problems": [*problems, *expiring],
             "heads": sorting.heads,
             "query": sorting.query,
             "given": given,
