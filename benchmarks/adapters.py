@@ -2,6 +2,8 @@
 
     python benchmarks/adapters.py TRACE.csv [--adapters 200] [--replicas 4] [--slots 8] [--fold]
 
+It takes some seconds.
+
 The trace is a CSV file with the time, the adapter and the seconds of each request; the options
 name its columns, by default those of GenTD26's `lora_request_trace.csv`, which names no adapters:
 there, each group of users stands for one. The requests of the most frequent `--adapters` are

@@ -1,6 +1,6 @@
 """Measures both data planes of serving beside nginx and a plain HAProxy, in one run.
 
-    python benchmarks/gateway.py [--seconds S]
+    python benchmarks/gateway.py [--seconds S]    # 3 minutes with slices of 1 s, up to 5 if busy
 
 Needs nginx, wrk and haproxy (Debian's packages). Load and upstream run on one core, the proxy on
 another. CPU time is the scheduler's count for the proxy's process; figures of several slices are
@@ -44,6 +44,7 @@ from cavvy.gateway.haproxy.request_ring import make_ring
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 
 SLICES = 5
+ROUNDS, ENOUGH = 4, 200_000  # of ten seconds with changes of the replicas, and their requests
 HOST = "svc.example"
 FIELDS = ("Host: svc.example", "User-Agent: bench", "Accept: */*", "Content-Type: application/json")
 SERVICE = {"name": "svc", "hosts": [HOST], "concurrency": 512}
@@ -311,14 +312,16 @@ def read_events(port: int, *, streams: int, count: int) -> int:
 
 
 def measure_changes(bench: Bench) -> list[tuple[str, int, int]]:
-    """Requests and errors of ten seconds of load with 20 changes of the replicas."""
+    """Requests and errors of load with 20 changes of the replicas in each ten seconds, until there
+    were `ENOUGH` requests, which a busy machine may not reach.
+    """
     one, two = bench.upstreams
     steps = ([one], [one, two], [two], [one, two], [])
     rows = []
     for name, change in (("embedded", bench.set_embedded), ("HAProxy plane", bench.set_plane)):
         port = bench.proxies[name][0]
         count = errors = 0
-        while count < 200_000:
+        for _ in range(ROUNDS):
             call = Background(bench.load, port, 10)
             for number in range(20):
                 threading.Event().wait(0.45)
@@ -328,6 +331,8 @@ def measure_changes(bench: Bench) -> list[tuple[str, int, int]]:
                     change([one])
             done, _, failed = call.result()
             count, errors = count + done, errors + failed
+            if count >= ENOUGH:
+                break
         rows.append((name, count, errors))
     bench.set_plane([one])
     return rows
@@ -366,15 +371,24 @@ def make_bench() -> Iterator[Bench]:
             bench.gateway.remove()
 
 
+def say_next(what: str, about_s: float) -> None:
+    print(f"measuring {what}: about {about_s:.0f} s", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each slice")
     seconds = parser.parse_args().seconds
     with make_bench() as bench:
+        say_next("a cold service", 3)
         answered, last_ms = measure_cold(bench)
+        say_next("requests", 7 * SLICES * seconds)
         found = measure_requests(bench, seconds)
+        say_next("prompts", len(MODELS) * SLICES * seconds)
         prompts = measure_prompts(bench, seconds)
+        say_next("streams of events", 3 * SLICES * 4.5)
         events = measure_events(bench)
+        say_next("changes of replicas", 2 * 15)
         changes = measure_changes(bench)
     rate = {name: rate for name, (_, rate) in found.items()}
     table(

@@ -4,7 +4,8 @@ replicas are preempted and the gateway is killed.
     python benchmarks/openai_batches.py [--requests N] [--answer-s S] [--pairs P]
 
 Needs the package `openai`. Four replicas with 32 slots each answer after S seconds. The batch and
-the loop run in turn, P times; the medians count.
+the loop run in turn, P times; the medians count. The defaults (100,000 requests, 3 times) take
+about 20 minutes, and `--requests 5000 --pairs 1` half a minute.
 """
 
 import argparse
