@@ -41,6 +41,7 @@ SERVICES: list[dict[str, Any]] = [
         **{"project": "site", "concurrency": 1},
         "keys": [
             {"id": "few", "sha256": sha256(b"few").hexdigest(), "tokens_per_min": 1000},
+            {"id": "far", "sha256": sha256(b"far").hexdigest(), "tokens_per_min": 1000},
             {"id": "day", "sha256": sha256(b"day").hexdigest(), "micros_per_day": 1},
             {"id": "one", "sha256": sha256(b"one").hexdigest()},
             {"id": "two", "sha256": sha256(b"two").hexdigest()},
@@ -544,6 +545,21 @@ def test_a_key_is_limited_to_its_tokens_a_minute(client: Any, connect: Connect) 
     assert int(headers["x-ratelimit-remaining-tokens"]) <= left + 50
     assert headers["x-ratelimit-reset-tokens"].endswith("s")
     assert few.create(**terms, max_tokens=500).headers["x-ratelimit-remaining-tokens"]
+
+
+def test_what_a_key_uses_at_other_gateways_counts(
+    connect: Connect, gateway: GatewayProcess
+) -> None:
+    few = connect("/site/v1", api_key="far").chat.completions.with_raw_response
+    terms = {"model": "limited", "messages": CHAT}
+    before = int(few.create(**terms).headers["x-ratelimit-remaining-tokens"])
+    used = {"far": [before - 200, 5], "unknown": [1, 1]}
+    for name in ("limited", "unknown"):
+        gateway.control(type="elsewhere", service=name, used=used)
+    assert int(few.create(**terms).headers["x-ratelimit-remaining-tokens"]) < 300
+    gateway.control(type="elsewhere", service="limited", used={"far": [5000, 0]})
+    with pytest.raises(openai.RateLimitError, match="1,000 tokens a minute"):
+        few.create(**terms)
 
 
 def test_no_way_around_the_tokens_of_a_key(

@@ -12,7 +12,7 @@ from tests.contract.store_suite import NOW, store_url
 from cavvy.control.decide.gateways import GatewayCount
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.share import WorkShare
-from cavvy.domain.request_bills import KeyWork, RequestWork
+from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -73,6 +73,33 @@ async def test_requests_of_ended_servers_are_counted_once(tmp_path: Path) -> Non
         assert found is None, "the traffic is that of servers that live"
         await new.forget("s1")
         assert await new.read_work("s1", None) is None
+
+
+async def test_the_use_of_keys_at_other_gateways_is_told_once(tmp_path: Path) -> None:
+    url = store_url("postgres", tmp_path)
+    store = Store(url)
+    await store.open()
+    await store.close()
+
+    def use(tokens: int, epoch: str, replica: str = "r1") -> GatewayCount:
+        by_model = {"m": TokenUse(prompt=tokens, completion=1), "": TokenUse()}
+        spent = KeyWork(requests=1, work_us=tokens * 10**6, tokens=by_model)
+        traffic = ServiceTraffic(at_s=1.0, work={epoch: {replica: {"k1": spent}}})
+        return GatewayCount(version=1, traffic=traffic)
+
+    async with server(url, "a") as one, server(url, "b") as other:
+        mine, rates = use(50, "mine").traffic.work, {"r1": 3600}
+        await one.tell({"s1": use(50, "mine")})
+        await other.tell({"s1": use(100, "theirs")})
+        assert await one.read_use("s1", mine, rates) == {}, "what was before is not known to be new"
+        await other.tell({"s1": use(107, "theirs")})
+        assert await one.read_use("s1", mine, rates) == {"k1": (7, 7)}
+        assert await one.read_use("s1", mine, rates) == {}
+        await other.tell({"s1": use(4, "after a restart", "gone")})
+        assert await one.read_use("s1", mine, rates) == {"k1": (5, 0)}
+        assert await other.read_use("s1", {}, rates) == {}
+        await one.tell({"s1": use(51, "mine")})
+        assert await other.read_use("s1", {}, rates) == {"k1": (1, 1)}
 
 
 async def test_the_requests_at_the_gateway_of_an_absent_server_count(

@@ -42,6 +42,33 @@ service: {port: 8000, replicas: {min: 0, max: 2, idle: 10m}, concurrency: 8}
 """
 
 
+_MODEL = """
+name: pages
+run: exec python3 -c "$MODEL"
+env:
+  MODEL: |
+    import json, os
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Model(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            usage = {"prompt_tokens": 1000, "completion_tokens": 0, "total_tokens": 1000}
+            text = json.dumps({"object": "chat.completion", "choices": [], "usage": usage})
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_GET = do_POST  # of the probe
+
+    ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Model).serve_forever()
+resources: {cpu: 0.1, memory: 32MiB}
+service: {port: 8000, replicas: 1, models: [m], keys: true}
+"""
+
+
 def call(url: str, key: str = "") -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -137,6 +164,35 @@ def test_each_gateway_serves_and_a_killed_server_takes_no_replica_along(site: Re
             wait_until(lambda: call(urls[other], key.key) == 401)
             end_service(again, "default", "pages")
             wait_until(lambda: not refuses(urls[owner]) and not refuses(urls[other]))
+
+
+def test_the_tokens_of_a_key_count_at_each_gateway(site: ReplicaSite) -> None:
+    for name in site.homes:
+        ensure_server(home=str(site.homes[name]))
+    wait_until(site.shared)
+    with site.connect("a") as a:
+        start(a, _MODEL)
+        key = create_service_key(a, "default", "pages", ServiceKeyAsk(tokens_per_min=100_000)).key
+        urls = find_urls(site)
+
+        def ask(name: str) -> tuple[int, int]:
+            """Use 1,000 tokens of the key; return the status, and the tokens that are left."""
+            body, url = b'{"model":"m","messages":[]}', f"{urls[name]}/v1/chat/completions"
+            fields = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+            try:
+                with urlopen(Request(url, body, fields), timeout=START_S) as answer:
+                    return answer.status, int(answer.headers["x-ratelimit-remaining-tokens"])
+            except HTTPError as error:
+                return error.code, int(error.headers.get("x-ratelimit-remaining-tokens", 0))
+
+        for name in urls:
+            wait_until(lambda name=name: ask(name)[0] == 200)
+        for _ in range(300):  # more than the bucket gets meanwhile
+            if ask("b")[0] == 429:
+                break
+        # between two requests, the bucket gets more than they take
+        wait_until(lambda: ask("a")[1] < 50_000, lambda: str(ask("a")), pause_s=2.0)
+        end_service(a, "default", "pages")
 
 
 def count_answered(client: ApiClient) -> int:

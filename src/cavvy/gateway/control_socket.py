@@ -30,6 +30,14 @@ class SetReplicas(Struct, frozen=True, forbid_unknown_fields=True, tag="replicas
     replicas: tuple[ReplicaAddress, ...]
 
 
+class CountElsewhere(Struct, frozen=True, forbid_unknown_fields=True, tag="elsewhere"):
+    """Count what other gateways have served since the last such line: by key, the tokens of
+    language models, and the micro-dollars of replicas' time."""
+
+    service: str
+    used: dict[str, tuple[int, int]]
+
+
 class SetCredentials(Struct, frozen=True, forbid_unknown_fields=True, tag="credentials"):
     """The keys of the APIs that fallbacks name, and the private targets that may be called for
     users. They are in no file.
@@ -53,7 +61,15 @@ class StopGateway(Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
     drain_s: float = 30.0
 
 
-ControlLine = SetServices | SetReplicas | SetCredentials | ReadStatistics | AwaitCold | StopGateway
+ControlLine = (
+    SetServices
+    | SetReplicas
+    | CountElsewhere
+    | SetCredentials
+    | ReadStatistics
+    | AwaitCold
+    | StopGateway
+)
 
 
 class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,6 +128,8 @@ class ControlSocket:
                     self._door.set_services(services)
                 case SetReplicas(service=service, replicas=replicas):
                     self._door.set_replicas(service, replicas)
+                case CountElsewhere(service=service, used=used):
+                    self._door.count_elsewhere(service, used)
                 case SetCredentials(values=values, private_targets=targets):
                     self._door.fallbacks.credentials = values
                     self._door.fallbacks.private_targets = targets

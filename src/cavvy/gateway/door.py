@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -107,6 +107,11 @@ class Door:
         if service is None:
             raise GatewayConfigError(f"there is no service {name}")
         service.set_replicas(addresses)
+
+    def count_elsewhere(self, name: str, used: Mapping[str, tuple[int, int]]) -> None:
+        """Count what other gateways have served in the limits of keys."""
+        if (service := self.services.get(name)) is not None:
+            service.count_elsewhere(used)
 
     def describe(self) -> tuple[ServiceFacts, ...]:
         return tuple(service.describe() for service in self.services.values())

@@ -6,7 +6,7 @@ many requests wait already, or if its own time limit has passed.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from math import ceil, inf
 from operator import add
@@ -567,6 +567,13 @@ class ServiceQueue:
         if self.route.closed:
             self._answer_waiting(OwnAnswer(402, AnswerCode.BUDGET, self.route.closed))
         self.set_replicas([pool.address for pool in self._replicas])
+
+    def count_elsewhere(self, used: Mapping[str, tuple[int, int]]) -> None:
+        """Count the tokens and micro-dollars of keys at other gateways."""
+        for key_id, (tokens, micros) in used.items():
+            if (limit := self.limits.get(key_id)) is not None:
+                limit.correct(tokens)
+                limit.spend(micros, time())
 
     def resume_work(self) -> None:
         """Load the counts that the previous gateway process stored."""

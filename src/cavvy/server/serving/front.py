@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -29,6 +29,7 @@ from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.control_socket import (
     AwaitCold,
     ControlReply,
+    CountElsewhere,
     ReadStatistics,
     SetCredentials,
     SetReplicas,
@@ -56,7 +57,7 @@ from cavvy.server.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.server.serving.relays import ReplicaRelays
 from cavvy.server.serving.router_members import RouterMembers, RouterTarget
 from cavvy.server.serving.shared_traffic import SharedTraffic
-from cavvy.store.base import StoreUnusable
+from cavvy.store.base import StoreError, StoreUnusable
 
 _LOCAL = "127.0.0.1"
 _POLL_S = 1.0
@@ -383,12 +384,32 @@ class GatewayFront:
         found = {name: await self._count(done.get(name, 0), each) for name, each in facts.items()}
         if self._shared is not None:
             await self._shared.tell({name: each for name, each in found.items() if name in done})
+            await self._share_limits(link, self._shared, found)
         for name, counted in found.items():
             seen = counted.traffic
             active = seen.backlog or seen.in_flight or self._arrivals.get(name) != seen.arrivals
             self._arrivals[name] = seen.arrivals
             if active and name in self._published:
                 self._wake(self._published[name].service)
+
+    async def _share_limits(
+        self, link: GatewayLink, shared: SharedTraffic, found: Mapping[str, GatewayCount]
+    ) -> None:
+        """Tell the gateway what keys with limits have used at other gateways."""
+        for name, counted in found.items():
+            known = self._published.get(name)
+            if known is None or not any(
+                each.tokens_per_min or each.micros_per_day for each in known.service.keys
+            ):
+                continue
+            rates = {each.id: each.rate_micros for each in known.replicas}
+            try:
+                used = await shared.read_use(name, counted.traffic.work, rates)
+            except StoreError as error:
+                _log.warning("the limits of keys were not shared: %s", error)
+                return
+            if used:
+                await link.ask(CountElsewhere(service=name, used=used))
 
     async def _send_tiers(self, link: GatewayLink) -> None:
         """Send the gateway a service's replicas if their network distances have changed."""

@@ -10,13 +10,15 @@ import msgspec
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.share import WorkShare
-from cavvy.domain.request_bills import RequestWork, merge_work
+from cavvy.domain.request_bills import KeyWork, RequestWork, merge_work
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.base import StoreError
 from cavvy.store.gateway_reports import GatewayReport, GatewayReports
 
 _log = logging.getLogger(__name__)
+_NO_WORK = KeyWork(requests=0, work_us=0)
+_HOUR_US = 3_600_000_000
 _decode = msgspec.json.Decoder(GatewayCount).decode
 
 
@@ -28,6 +30,8 @@ class SharedTraffic:
         self._reports, self._share = reports, share
         self._told: dict[str, GatewayCount] = {}  # by the ID of the service
         self._totals: dict[str, GatewayTotals] = {}
+        # by service: what other gateways had counted, by epoch, replica and key
+        self._used: dict[str, dict[tuple[str, str, str], KeyWork]] = {}
 
     async def tell(self, counted: Mapping[str, GatewayCount]) -> None:
         """Store the new counts, which the other servers read. If the write fails, the next call
@@ -76,9 +80,37 @@ class SharedTraffic:
             told.append(mine)
         return merge_work(told) if told else None
 
+    async def read_use(
+        self, service: str, mine: RequestWork, rates: Mapping[str, int]
+    ) -> dict[str, tuple[int, int]]:
+        """Return the tokens and micro-dollars of each key that other gateways have counted since
+        the last call. The first call returns none. `rates` are the micro-dollars of replicas per
+        hour. Raises StoreError.
+        """
+        told = await self.read_work(service, None) or {}
+        fresh = {
+            (epoch, replica, key): work
+            for epoch, replicas in told.items()
+            if epoch not in mine
+            for replica, keys in replicas.items()
+            for key, work in keys.items()
+        }
+        known, self._used[service] = self._used.get(service), fresh
+        found: dict[str, tuple[int, int]] = {}
+        if known is None:
+            return found
+        for at, new in fresh.items():
+            old = known.get(at, _NO_WORK)
+            tokens, micros = found.get(at[2], (0, 0))
+            tokens += max(0, _count_tokens(new) - _count_tokens(old))
+            micros += max(0, new.work_us - old.work_us) * rates.get(at[1], 0) // _HOUR_US
+            found[at[2]] = tokens, micros
+        return {key: used for key, used in found.items() if any(used)}
+
     async def forget(self, service: str) -> None:
         """Delete the reports on a service that has been removed."""
         self._told.pop(service, None)
+        self._used.pop(service, None)
         self._totals.pop(service, None)
         try:
             await self._reports.delete(service)
@@ -91,6 +123,10 @@ class SharedTraffic:
     def _is_new(self, name: str, counted: GatewayCount) -> bool:
         told = self._told.get(name)
         return told is None or _without_time(told) != _without_time(counted)
+
+
+def _count_tokens(work: KeyWork) -> int:
+    return sum(each.prompt + each.completion for each in work.tokens.values())
 
 
 def _without_time(counted: GatewayCount) -> GatewayCount:
