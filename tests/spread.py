@@ -131,8 +131,9 @@ class InOrder(LoadScopeScheduling):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._reported.add(report.nodeid)
-        self._tell_progress()
+        if report.when != "call":
+            self._reported.add(report.nodeid)
+            self._tell_progress()
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         name = self.registered_collections[node][item_index]
