@@ -1,5 +1,6 @@
 """Commands import only what they need, so that they start quickly."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ EXTRAS = (
     *("cavvy.importers", "cavvy.planner.estimate", "cavvy.tracer", "cavvy.tuning", "cavvy.train"),
     *("cavvy.providers.formats", "cavvy.readers", "cavvy.cloud_functions"),
 )
+COMMANDS = [name for rows in SECTIONS.values() for name in rows]
 NO_PLUGINS = "importlib.metadata"  # reads the metadata of packages; needed only for plug-ins
 
 
@@ -38,9 +40,37 @@ def list_heavy(arguments: list[str], home: str, heavy: tuple[str, ...] = HEAVY) 
     return [name for name in heavy if repr(name) in done.stdout.splitlines()[-1]]
 
 
-@pytest.mark.parametrize("name", [name for rows in SECTIONS.values() for name in rows])
-def test_help_imports_nothing_heavy(name: str, tmp_path: object) -> None:
-    assert list_heavy([name, "--help"], str(tmp_path)) == []
+@pytest.fixture(scope="module")
+def loaded_for_help(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What of HEAVY each command's help loads, each in a process forked from one that has imported
+    the start of every command."""
+    code = (
+        "import json, os, sys\nfrom cavvy.cli.main import cli\n"
+        f"for name in {COMMANDS!r}:\n"
+        "    if os.fork():\n"
+        "        if os.wait()[1]: sys.exit('the child of ' + name + ' failed')\n"
+        "        continue\n"
+        "    try: cli([name, '--help'])\n"
+        "    except SystemExit: pass\n"
+        f"    print('\\nLOADED', name, json.dumps([each for each in {HEAVY!r} if each in sys.modules]))\n"
+        "    sys.stdout.flush()\n"
+        "    os._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={"CAVVY_HOME": str(tmp_path_factory.mktemp("home")), "PATH": "/usr/bin:/bin"},
+    )
+    rows = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line[:7] == "LOADED "]
+    return {name: json.loads(told) for name, told in rows}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_imports_nothing_heavy(name: str, loaded_for_help: dict[str, list[str]]) -> None:
+    assert loaded_for_help[name] == []
 
 
 def test_offers_import_only_the_catalog_if_nothing_is_configured(tmp_path: object) -> None:
