@@ -58,12 +58,15 @@ class FakeServer:
         self.settings: dict[str, Any] = {"revision": ""}
         self.fetched = 0
         self.refusal: DeviceRefused | None = None
+        self.key_is_missing = False  # of its secrets
 
     def call(self, method: str, path: str, body: Any = None) -> bytes:
         if self.refusal is not None:
             raise self.refusal
         if path.endswith("/settings"):
             self.fetched += 1
+            if self.key_is_missing:
+                raise OSError("the secret cannot be read (status 503)")
             return json.dumps(self.settings).encode()
         self.told = body
         revision = self.settings.get("revision", "")
@@ -581,6 +584,22 @@ def test_a_secret_that_was_taken_back_goes_also_if_no_engine_gets_ready_without_
     device._check_in()
     model._start_at = 0.0
     assert "s3cret" not in str(seen(look(device)))
+
+
+def test_settings_that_cannot_be_fetched_delay_nothing_else(
+    device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(device._program, "checked_in", lambda *_: done.append("program"))
+    monkeypatch.setattr(device, "_send_samples", lambda: done.append("samples"))
+    set_for(server, "r1", secrets={"S": "s3cret"})
+    server.key_is_missing = True
+    device._check_in()
+    assert done == ["program", "samples"]
+    server.key_is_missing = False
+    device._check_in()
+    device._check_in()
+    assert server.told["settings"] == "r1"
 
 
 def test_a_retired_device_keeps_no_secret(

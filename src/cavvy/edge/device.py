@@ -585,6 +585,9 @@ class DeviceProgram:
             return every * random.uniform(0.5, 1.5)
         try:
             self._follow_settings()
+        except (OSError, ValueError, DeviceRefused) as error:
+            say(f"the settings of the server were not fetched: {error}")
+        try:
             self._program.checked_in(self._list_serving(), every)
             self._send_samples()
         except (OSError, ValueError, sqlite3.Error, DeviceRefused) as error:
