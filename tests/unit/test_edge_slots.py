@@ -112,3 +112,14 @@ def test_a_damaged_state_keeps_the_lower_version_and_its_slot(tmp_path: Path) ->
     slots.accept(2)  # back: it lies in the slot that is not served
     slots.prepare(5)
     assert slots.find(2) is not None
+
+
+def test_the_program_that_was_enrolled_gives_way_to_no_version_that_was_not_accepted(
+    tmp_path: Path,
+) -> None:
+    """A version that was given up is in the spare slot while version 0 runs, which has no slot."""
+    slots = ModelSlots(str(tmp_path))
+    update(slots, 1, OLD)
+    slots._write(slot="", number=0)
+    assert not slots.check(0)
+    assert slots.serving == 0

@@ -32,15 +32,13 @@ from cavvy.edge.slots import LIST, PACKAGES, TRIES, ModelSlots, hash_file, write
 # In place of `device.py`: notes that it ran, and then does what its kind says.
 STUB = """
 import os, signal, sys, time
-from cavvy.edge import server_calls
 from cavvy.edge.program import ProgramVersions
 def run(folder):
     versions = ProgramVersions(folder)
     with open(folder + "/ran", "a") as file:
         file.write(f"{versions.number}\\n")
     with open(folder + "/had", "a") as file:
-        path = server_calls.environment("")["PYTHONPATH"].split(":")[:-1]
-        file.write(f"{versions.number} {':'.join(path)}\\n")
+        file.write(f"{versions.number} {os.environ.get('CAVVY_EDGE_PACKAGES', '')}\\n")
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     KIND
     return 0

@@ -193,6 +193,12 @@ def sign(name: str, key: Path, files: Path | None, project: str) -> None:
 
             from cavvy.edge.bundle import pack_device
 
+            if wanted is None and len(found.files) > 1:
+                raise CommandFailure(
+                    f"{found.name} has Python packages, which run with all rights on devices",
+                    "compare them with yours: --files FOLDER, with packages/NAME.whl in it",
+                    exit_code=2,
+                )
             program = {"program.zip": sha256(pack_device()).hexdigest()}
             wanted = program if wanted is None else program | wanted
         signed = model_keys.sign_version(client, project, found.name, signing, wanted)

@@ -119,7 +119,8 @@ class ModelSlots:
             remove(f"{self.folder}/{slot}/whole.json")
         other = self.spare()
         instead = self.manifest(other)
-        if number == self.serving and instead and instead["number"] not in (0, self.refused):
+        served = number and number == self.serving
+        if served and instead and instead["number"] not in (0, self.refused):
             self._write(slot=other, number=instead["number"], trial=0, tries=0)
         return False
 
