@@ -3,8 +3,8 @@ forgotten all. vLLM and SGLang publish these key-value events with ZeroMQ (`--kv
 
 An event names blocks of tokens, and the gateway has no tokenizer. It counts: what an engine has
 stored and what no prompt of this gateway explains are prompts of others, or answers. They take the
-place of prompts that the replica was believed to hold; see `CacheRouter.store`. In
-`benchmarks/cache_routing.py --unseen 0.5`, this reuses as much as tables that know each block.
+place of prompts that the replica was believed to hold; see `CacheRouter.store`. In replays with
+`benchmarks/cache_routing.py --unseen`, a table that knew each block reused at most 0.02 more.
 
 A message has three frames: a topic, a number that grows by one, and [time, events] in msgpack. The
 events are arrays or maps, by the engine's version: `vllm/distributed/kv_events.py` at 0.32,
