@@ -11,7 +11,7 @@ from tests.train.programs import by_hand, mistaken, short_of_memory, split_and_s
 from tests.train.ranks import Ranks, run
 
 from cavvy.train import Plan
-from cavvy.train.checkpoint import async_saver
+from cavvy.train.checkpoint import emergency_save
 from cavvy.train.checkpoint.notice import AGAIN
 from cavvy.train.micro import MicroBatch, OutOfMemory, find, is_no_memory
 
@@ -249,12 +249,12 @@ def test_two_that_run_out_together_both_say_so(
 
     def rename(path: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "rename", name)
-        async_saver.write(tmp_path, 0, second, None, {}, {"A": 6})  # type: ignore[arg-type]
+        emergency_save.write(tmp_path, 0, second, None, {}, {"A": 6})  # type: ignore[arg-type]
         return name(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    async_saver.write(tmp_path, 0, first, None, {}, {"A": 6})  # type: ignore[arg-type]
-    assert async_saver.note(tmp_path, 0) == {"A": 6}
+    emergency_save.write(tmp_path, 0, first, None, {}, {"A": 6})  # type: ignore[arg-type]
+    assert emergency_save.note(tmp_path, 0) == {"A": 6}
 
 
 def test_parts_of_two_attempts_are_no_whole(tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ def test_parts_of_two_attempts_are_no_whole(tmp_path: Path) -> None:
     """
     first, second = (SimpleNamespace(rank=rank, size=2) for rank in range(2))
     for world in (first, second):
-        async_saver.write(tmp_path, 4, world, {}, {"plan": "P"}, {})  # type: ignore[arg-type]
-        assert async_saver.find(tmp_path, world, "P", 2) == (None, {})  # type: ignore[arg-type]
+        emergency_save.write(tmp_path, 4, world, {}, {"plan": "P"}, {})  # type: ignore[arg-type]
+        assert emergency_save.find(tmp_path, world, "P", 2) == (None, {})  # type: ignore[arg-type]
     for world in (first, second):
-        async_saver.write(tmp_path, 4, world, {}, {"plan": "P"}, {})  # type: ignore[arg-type]
-    assert async_saver.find(tmp_path, first, "P", 2) == (4, {})  # type: ignore[arg-type]
+        emergency_save.write(tmp_path, 4, world, {}, {"plan": "P"}, {})  # type: ignore[arg-type]
+    assert emergency_save.find(tmp_path, first, "P", 2) == (4, {})  # type: ignore[arg-type]
 
 
 def test_a_step_that_begins_again_leaves_no_trace(tmp_path: Path) -> None:
