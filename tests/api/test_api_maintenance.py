@@ -11,7 +11,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.messages import AgentMessage, HostFacts, MessageKind
 from cavvy.domain.values import replace
-from cavvy.providers.fake.account import FakeAccount
+from cavvy.providers.fake import FakeAccount
 
 BOX = Host(name="fake/box", cpus=4, memory_mib=8192, devices=("g0", "g1"))
 OWN = make_offer("fake/box/cpu", 0, vcpus=4, memory_mib=8192, shared=True, owned=True)

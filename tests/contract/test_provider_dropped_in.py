@@ -24,7 +24,7 @@ FILES = {
 from cavvy.domain.values import replace
 
 from cavvy.providers import fake
-from cavvy.providers.fake.account import FakeAccount
+from cavvy.providers.fake import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript
 

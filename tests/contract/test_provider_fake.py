@@ -13,8 +13,7 @@ from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, GangState, Provider
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
-from cavvy.providers.fake import MANIFEST
-from cavvy.providers.fake.account import FakeAccount
+from cavvy.providers.fake import MANIFEST, FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript, RecordScript
 

@@ -11,7 +11,7 @@ from test_provider_fake import FakeContract, FakePlace
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
-from cavvy.providers.fake.account import FakeAccount
+from cavvy.providers.fake import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import FaultScript
 

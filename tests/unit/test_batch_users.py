@@ -21,8 +21,8 @@ from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.batch import become_user
 from cavvy.providers.batch.commands import BatchCommands, BatchJobRow, BatchPhase
 from cavvy.providers.batch.login_session import LoginNode, LoginSession
+from cavvy.providers.batch.provider import UserGangs, read_unix_users
 from cavvy.providers.batch.system import BatchSystem
-from cavvy.providers.batch.users import UserGangs, read_unix_users
 from cavvy.providers.slurm import MANIFEST
 from cavvy.providers.slurm.system import DIALECT
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from cavvy.control.decide.fallbacks import object_to_fallbacks
+from cavvy.control.serving.requests import object_to_fallbacks
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.services import FallbackApi, FallbackRule, ReplicaRole, ServiceSpec
 from cavvy.domain.tasks import ReplicaGroup, ResourceSpec, TaskSpec

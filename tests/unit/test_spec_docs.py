@@ -11,11 +11,11 @@ import jsonschema_rs
 import pytest
 from scripts.docs.task_file import pages
 
+from cavvy.cli.init import StarterAnswers, make_starter
 from cavvy.domain.tasks import Objection
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
 from cavvy.spec.fields.task import make_schema
-from cavvy.spec.starter import StarterAnswers, make_starter
 from cavvy.spec.support import NOT_YET, refusals
 from cavvy.task_files import load_task, parse_task
 

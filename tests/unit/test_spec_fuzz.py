@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cavvy.cli.init import StarterAnswers, make_starter
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
@@ -29,7 +30,6 @@ from cavvy.spec.fields.params import escape
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.overrides import sections
 from cavvy.spec.problems import SpecProblem
-from cavvy.spec.starter import StarterAnswers, make_starter
 from cavvy.task_files import parse_task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

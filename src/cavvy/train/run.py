@@ -20,7 +20,7 @@ from torch import nn
 
 from cavvy.train import plan as plans
 from cavvy.train import seeds
-from cavvy.train.build import Measure, ModelBuilder, evaluate, make_optimizer, update
+from cavvy.train.build import Measure, ModelBuilder, RunState, evaluate, make_optimizer, update
 from cavvy.train.checkpoint.async_saver import LEAVE, AsyncSaver, CheckpointNotSaved
 from cavvy.train.checkpoint.notice import leave
 from cavvy.train.clock import StepClock
@@ -31,7 +31,6 @@ from cavvy.train.parallel.replicas import align_placed
 from cavvy.train.parallel.shard import ShardOptions
 from cavvy.train.plan import Plan
 from cavvy.train.progress import ProgressReporter
-from cavvy.train.state import RunState
 from cavvy.train.step import Loss, PairLoss, StepGradients
 from cavvy.train.tracking.trackers import name_run
 from cavvy.train.world import RankWorld

@@ -1,9 +1,14 @@
-"""Handles users' requests about services: start, update, list and end."""
+"""Handles users' requests about services: start, update, list and end.
 
-from collections.abc import Callable, Sequence
+What a service's fallbacks must not be: services that do not exist, that may answer outside of
+the service's places, that do not know the requests' model, or from which requests would return to
+the service.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from cavvy.control.decide.fallbacks import object_to_fallbacks
+from cavvy.control.decide.bound_requests import is_bound_to_places, stays_within
 from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
@@ -13,13 +18,10 @@ from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.control.worklist import calls_key
 from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.service_updates import CandidateRevision
-from cavvy.domain.stored_services import (
-    ServiceKey,
-    StoredService,
-    find_hosts,
-    find_open_models,
-)
+from cavvy.domain.services import FallbackRule, ServiceSpec
+from cavvy.domain.stored_services import ServiceKey, StoredService, find_hosts, find_open_models
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
@@ -269,3 +271,67 @@ def _check_numbers(before: TaskSpec, after: TaskSpec) -> None:
                 "while replicas run; keep the order and add new adapters at the end, or end the "
                 "service first",
             )
+
+
+def object_to_fallbacks(
+    task: TaskSpec, others: Mapping[str, TaskSpec], policies: Sequence[BoundPolicy] = ()
+) -> str:
+    """Return what is wrong with the fallbacks of a service, or "". `others` are the tasks of the
+    project's other services by name, and `policies` those of the project.
+    """
+    spec = task.service
+    assert spec is not None
+    by_policy = any(each.policy.regions for each in policies)
+    bound = is_bound_to_places(task)
+    for each in spec.fallbacks:
+        name = each.service
+        if each.api is not None:
+            if bound or by_policy:
+                what = "`resources.regions`" if bound else "a policy of the project"
+                return (
+                    f"the API at {each.api.host} may answer in any place, but {what} names places; "
+                    "delete one of the two"
+                )
+        elif name == task.name:
+            return "a service cannot be its own fallback; name another service"
+        elif name not in others:
+            return f"the project has no service {name}; start it first, or correct the name"
+        elif not stays_within(others[name], task):
+            return (
+                f"replicas of {name} may run outside of the places of {task.name}; give {name} "
+                "the same `regions` or `residency`"
+            )
+        elif path := _find_way(name, task.name, others):
+            return f"requests would go round: {' -> '.join((task.name, *path))}; delete a fallback"
+        elif problem := _object_to_model(spec, each, others[name].service):
+            return problem
+    return ""
+
+
+def _object_to_model(spec: ServiceSpec, rule: FallbackRule, other: ServiceSpec | None) -> str:
+    """Return why another service does not know the model that requests would name, or ""."""
+    known = () if other is None else other.model_names
+    asked = (rule.model,) if rule.model else spec.model_names
+    if not known or not asked or set(asked) & set(known):
+        return ""
+    return (
+        f"requests to {rule.service} would name the model {asked[0]}, but it has "
+        f"{', '.join(known)}; write `{{service: {rule.service}, model: {known[0]}}}`"
+    )
+
+
+def _find_way(start: str, end: str, others: Mapping[str, TaskSpec]) -> tuple[str, ...]:
+    """Return the names on the way from one service to another over fallbacks, or ()."""
+    ways: list[tuple[str, ...]] = [(start,)]
+    seen = {start}
+    while ways:
+        way = ways.pop()
+        known = others.get(way[-1])
+        spec = None if known is None else known.service
+        for each in () if spec is None else spec.fallbacks:
+            if each.service == end:
+                return (*way, end)
+            if each.service and each.service not in seen:
+                seen.add(each.service)
+                ways.append((*way, each.service))
+    return ()
