@@ -71,6 +71,7 @@ def test_an_engine_that_starts_again_has_forgotten_all() -> None:
         [b"", bytes(8), b"\xc1" * 20],
         [b"", bytes(8), b"\x91" * 100_000],
         [b"", bytes(8), msgspec.msgpack.encode({"events": []})],
+        [b"", bytes(8), b"\x92\xc0\xdd\0\x02\0\1" + bytes((1 << 17) + 1)],
     ],
 )
 def test_what_is_no_message_is_refused(message: list[bytes]) -> None:
@@ -97,6 +98,18 @@ def test_events_of_any_shape_do_no_harm() -> None:
     for number in range(1, 4):
         assert len(read(reader, number, *(stored(65_000, number * 65_000),))) == 1
     assert reader._held is None  # more blocks than the gateway counts
+
+
+@pytest.mark.parametrize(
+    ("event", "count", "turns"),
+    [(b"\xc0", 64_000, 1000), (msgspec.msgpack.encode(stored(1000)), 80, 80)],
+)
+def test_others_get_their_turn_between_many_and_between_large_events(
+    event: bytes, count: int, turns: int
+) -> None:
+    data = b"\x92\xc0\xdd" + count.to_bytes(4, "big") + event * count
+    told = list(EventReader().read([b"", bytes(8), data]))
+    assert told.count(None) == turns
 
 
 def make_prompt(*blocks: int) -> Prompt:
@@ -219,6 +232,27 @@ async def test_a_publisher_of_zeromq_is_heard() -> None:
         sent = b"".join(heard)
     assert sent[10:16] == b"\x03\0NULL"
     assert sent[64:].endswith(b"\0\0\0\x03SUB\0\x01\x01")
+
+
+@pytest.mark.parametrize(
+    ("flood", "rests"),
+    [
+        (b"\x04\0" * 300, [0] * 300),
+        (pack([b"kv", bytes(8), b"\x92\xc0\xdc\x40\0" + b"\xc0" * (1 << 14)]), [1 << 20]),
+    ],
+)
+async def test_a_flood_of_commands_or_of_small_events_is_read_slowly(
+    flood: bytes, rests: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+
+    async def rest(size: int) -> None:
+        found.append(size)
+
+    monkeypatch.setattr("cavvy.gateway.cache_events._rest", rest)
+    async with publishing(GREETING, READY, flood, pack(frames(1, stored(1)))) as (port, _):
+        assert await listen(port, 1) == [CacheChange(stored=16)]
+    assert found[: len(rests)] == rests
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from asyncio import StreamReader
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Annotated
 
 import msgspec
@@ -32,10 +33,12 @@ _FRAMES_MAX = 3
 # One message of SGLang has an event for each token of a prompt, with pages of one token.
 _MESSAGE_MAX = 8 << 20
 _BLOCKS_MAX = 1 << 17  # of one event, and of a cache whose size is measured
+_EVENTS_MAX = 1 << 17  # of one message; one could have an event in each byte
 _BLOCK_TOKENS_MAX = 1 << 16
-_TURN = 500  # events, after which other requests get their turn
 # A message takes as much time as so many bytes a second: an engine that floods is read slowly.
-_BYTES_PER_S, _MESSAGE_LEAST = 4 << 20, 4 << 10
+# Messages, commands and events count as so many bytes at least.
+_BYTES_PER_S, _MESSAGE_LEAST, _EVENT_LEAST = 4 << 20, 4 << 10, 64
+_TURN = 4 << 10  # bytes of events, after which other requests get their turn
 _TIMEOUT_S = 5.0
 _LOOK_S = 5.0  # between two looks whether the replica is still used
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 60.0  # between two attempts to connect
@@ -82,7 +85,7 @@ class _ClearedMap(Struct, frozen=True, tag="AllBlocksCleared"):
 
 class _Batch(Struct, frozen=True, array_like=True):
     ts: msgspec.Raw
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_EVENTS_MAX)]
 
 
 _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
@@ -113,7 +116,7 @@ class EventReader:
         self._size = 1  # tokens of a block
 
     def read(self, frames: list[bytes]) -> Iterator[CacheChange | None]:
-        """Yield the changes of a message; None: others may get their turn. Raises EventError."""
+        """Yield the changes of a message, and None after each _TURN. Raises EventError."""
         if len(frames) != _FRAMES_MAX or len(frames[1]) != 8:
             raise EventError("a message has not the three parts of key-value events")
         number = int.from_bytes(frames[1], "big")
@@ -127,14 +130,17 @@ class EventReader:
             events = _decode_batch(frames[2]).events
         except (msgspec.DecodeError, RecursionError) as error:
             raise EventError(f"a message is no list of events: {error}") from error
-        for count, each in enumerate(events, 1):
-            if (change := self._read_one(each)) is not None:
+        done = 0
+        for each in events:
+            data = bytes(each)
+            if (change := self._read_one(data)) is not None:
                 yield change
-            if not count % _TURN:
+            done += max(_EVENT_LEAST, len(data))
+            if done >= _TURN:
                 yield None
+                done = 0
 
-    def _read_one(self, raw: msgspec.Raw) -> CacheChange | None:
-        data = bytes(raw)
+    def _read_one(self, data: bytes) -> CacheChange | None:
         is_map = data[:1] >= b"\xde" or data[:1] < b"\x90"
         try:
             event = _decode_map(data) if is_map else _decode_array(data)
@@ -180,6 +186,7 @@ async def watch_events(
     this is logged once, and tried again."""
     reader, pause_s, told = EventReader(), _PAUSE_S, False
     while is_used():
+        begun = monotonic()
         try:
             await _listen(address, is_used, reader, tell)
             return
@@ -188,7 +195,8 @@ async def watch_events(
                 text = "the key-value events of a replica cannot be read, so its cache is guessed: "
                 extra = {"replica": address.id, "port": address.events_port}
                 _log.warning("%s%s", text, str(error) or type(error).__name__, extra=extra)
-            told, pause_s = True, min(2 * pause_s, _PAUSE_MAX_S)
+            lasted = monotonic() - begun > _PAUSE_MAX_S
+            told, pause_s = True, _PAUSE_S if lasted else min(2 * pause_s, _PAUSE_MAX_S)
         await asyncio.sleep(pause_s)
 
 
@@ -211,17 +219,23 @@ async def _listen(
             if not reading.done():
                 continue
             frames, reading = reading.result(), None
+            turns = 0
             for change in reader.read(frames):
                 if change is None:
+                    turns += 1
                     await asyncio.sleep(0)
                 else:
                     tell(change)
-            await asyncio.sleep(max(_MESSAGE_LEAST, sum(map(len, frames))) / _BYTES_PER_S)
+            await _rest(max(sum(map(len, frames)), turns * _TURN))
     finally:
         if reading is not None:
             reading.cancel()
             await asyncio.wait((reading,))
         writer.close()
+
+
+async def _rest(size: int) -> None:
+    await asyncio.sleep(max(_MESSAGE_LEAST, size) / _BYTES_PER_S)
 
 
 async def _greet(stream: StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -243,6 +257,7 @@ async def _read_message(stream: StreamReader) -> list[bytes]:
     while True:
         flags, body = await _read_frame(stream, left)
         if flags & _COMMAND:
+            await _rest(len(body))
             continue
         frames.append(body)
         left -= len(body)
