@@ -95,10 +95,17 @@ async def test_the_use_of_keys_at_other_gateways_is_told_once(tmp_path: Path) ->
         await other.tell({"s1": use(107, "theirs")})
         assert await one.read_use("s1", mine, rates) == {"k1": (7, 7)}
         assert await one.read_use("s1", mine, rates) == {}
-        await other.tell({"s1": use(4, "after a restart", "gone")})
-        assert await one.read_use("s1", mine, rates) == {"k1": (5, 0)}
-        assert await other.read_use("s1", {}, rates) == {}
+        await other._reports.delete("s1")  # as another server does with old ones
+        assert await one.read_use("s1", mine, rates) == {}
+        await other.tell({"s1": use(109, "theirs")})
+        assert await one.read_use("s1", mine, rates) == {"k1": (2, 2)}
+        await other.tell({"s1": use(10**9, "counts of months")})
+        assert await one.read_use("s1", mine, rates) == {}
+        await other.tell({"s1": use(10**9 + 4, "counts of months", "gone")})
+        assert await one.read_use("s1", mine, rates) == {"k1": (10**9 + 5, 0)}
         await one.tell({"s1": use(51, "mine")})
+        assert await other.read_use("s1", {}, rates) == {}
+        await one.tell({"s1": use(52, "mine")})
         assert await other.read_use("s1", {}, rates) == {"k1": (1, 1)}
 
 

@@ -244,3 +244,20 @@ def test_what_an_answer_used_more_is_a_debt_that_a_new_route_keeps() -> None:
     assert new.take(1, 121.0) is None
     assert new.take(600, 300.0) is None, "nothing of the limit is used, so it may need more"
     assert new.take(1, 300.0) is not None
+
+
+def test_what_a_key_uses_elsewhere_counts_from_then_on_with_a_debt_of_at_most_a_minute() -> None:
+    here = limit(KeptCounts())
+    here.count_elsewhere(50, 5, 3600.0, 0.0)  # the limit has been full for an hour
+    assert here.take(11, 3600.0) is not None
+    assert here.take(10, 3600.0) is None
+    here.count_elsewhere(100_000, 5, 3600.0, 0.0)  # the database could not be read for a long time
+    refused = here.take(1, 3600.0)
+    assert refused is not None
+    assert refused.retry_s == 61
+    here.correct(1000)  # an own debt is kept
+    here.count_elsewhere(5, 90, 3600.0, 0.0)
+    refused = here.take(1, 3600.0)
+    assert refused is not None
+    assert refused.retry_s == 1061
+    assert here.refuse_spent(0.0) is not None

@@ -59,6 +59,12 @@ class KeyLimit:
         if self._bucket is not None:
             self._bucket.give_back(-more)
 
+    def count_elsewhere(self, tokens: int, micros: int, now: float, clock: float) -> None:
+        """Count what the key has used at other gateways."""
+        if self._bucket is not None:
+            self._bucket.take_used(now, tokens)
+        self.spend(micros, clock)
+
     def spend(self, micros: float, clock: float) -> None:
         self._spent[1] = self._read_day(clock) + round(micros)
 

@@ -47,6 +47,12 @@ class TokenBucket:
         """
         self._tokens = min(self._burst, self._tokens + tokens)
 
+    def take_used(self, now: float, tokens: int) -> None:
+        """Take tokens that were used elsewhere. They bring the bucket at most as far into debt as
+        it can hold, because those of a long time may be told at once."""
+        self._fill(now)
+        self._tokens = max(min(self._tokens, -self._burst), self._tokens - tokens)
+
     def look(self, now: float) -> tuple[float, float]:
         """Return the tokens in the bucket, and the seconds until it is full."""
         self._fill(now)

@@ -572,8 +572,7 @@ class ServiceQueue:
         """Count the tokens and micro-dollars of keys at other gateways."""
         for key_id, (tokens, micros) in used.items():
             if (limit := self.limits.get(key_id)) is not None:
-                limit.correct(tokens)
-                limit.spend(micros, time())
+                limit.count_elsewhere(tokens, micros, monotonic(), time())
 
     def resume_work(self) -> None:
         """Load the counts that the previous gateway process stored."""

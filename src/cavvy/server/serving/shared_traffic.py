@@ -30,8 +30,8 @@ class SharedTraffic:
         self._reports, self._share = reports, share
         self._told: dict[str, GatewayCount] = {}  # by the ID of the service
         self._totals: dict[str, GatewayTotals] = {}
-        # by service: what other gateways had counted, by epoch, replica and key
-        self._used: dict[str, dict[tuple[str, str, str], KeyWork]] = {}
+        # by service: what other gateways had counted, also those whose reports are missing now
+        self._used: dict[str, RequestWork] = {}
 
     async def tell(self, counted: Mapping[str, GatewayCount]) -> None:
         """Store the new counts, which the other servers read. If the write fails, the next call
@@ -84,27 +84,24 @@ class SharedTraffic:
         self, service: str, mine: RequestWork, rates: Mapping[str, int]
     ) -> dict[str, tuple[int, int]]:
         """Return the tokens and micro-dollars of each key that other gateways have counted since
-        the last call. The first call returns none. `rates` are the micro-dollars of replicas per
-        hour. Raises StoreError.
+        the last call. What a gateway counted before its first known report is left out, because it
+        may have counted for months. `rates` are the micro-dollars of replicas per hour. Raises
+        StoreError.
         """
         told = await self.read_work(service, None) or {}
-        fresh = {
-            (epoch, replica, key): work
-            for epoch, replicas in told.items()
-            if epoch not in mine
-            for replica, keys in replicas.items()
-            for key, work in keys.items()
-        }
-        known, self._used[service] = self._used.get(service), fresh
+        fresh = {epoch: replicas for epoch, replicas in told.items() if epoch not in mine}
+        known = self._used.get(service, {})
+        self._used[service] = {**known, **fresh}
         found: dict[str, tuple[int, int]] = {}
-        if known is None:
-            return found
-        for at, new in fresh.items():
-            old = known.get(at, _NO_WORK)
-            tokens, micros = found.get(at[2], (0, 0))
-            tokens += max(0, _count_tokens(new) - _count_tokens(old))
-            micros += max(0, new.work_us - old.work_us) * rates.get(at[1], 0) // _HOUR_US
-            found[at[2]] = tokens, micros
+        for epoch, replicas in fresh.items():
+            before = known.get(epoch, replicas)
+            for replica, keys in replicas.items():
+                for key, new in keys.items():
+                    old = before.get(replica, {}).get(key, _NO_WORK)
+                    tokens, micros = found.get(key, (0, 0))
+                    tokens += max(0, _count_tokens(new) - _count_tokens(old))
+                    micros += max(0, new.work_us - old.work_us) * rates.get(replica, 0) // _HOUR_US
+                    found[key] = tokens, micros
         return {key: used for key, used in found.items() if any(used)}
 
     async def forget(self, service: str) -> None:
