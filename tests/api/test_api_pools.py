@@ -246,3 +246,5 @@ async def test_what_has_no_price_is_not_agreed_to(
     alone = await api.post_job("{name: alone, run: 'true', resources: {gpu: H100}}", consent=False)
     assert alone.json()["code"] == "consent-needed"
     assert "price unknown" in alone.json()["message"]
+    here = "{name: here, run: 'true', resources: {providers: [local]}}"
+    assert (await api.post_job(here, consent=False)).status_code == 201  # it costs nothing

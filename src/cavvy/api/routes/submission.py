@@ -23,6 +23,7 @@ from cavvy.catalog.residency import (
 )
 from cavvy.client import wire
 from cavvy.client.paths import PATTERN, read_time
+from cavvy.control.decide.fixed_ports import list_elsewhere
 from cavvy.control.decide.node_pools import (
     complete_pool_task,
     make_cluster_node,
@@ -38,11 +39,11 @@ from cavvy.costs.extras import expect_extras
 from cavvy.domain.accounts import INSTALLATION
 from cavvy.domain.arrays import StoredArray, count_members, is_array
 from cavvy.domain.authorization import list_line
+from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JOB_ENDS, JobRecord, RunOrigin
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import BoundPolicy, PolicyBook
-from cavvy.domain.services import HERE
 from cavvy.domain.tasks import TaskSpec, explain_missing, list_missing, list_secrets
 from cavvy.domain.units import (
     HourlyRate,
@@ -546,7 +547,7 @@ async def _admit_to_pool(
     try:
         found, of_pool = await _look_in_pool(app_state, task, pool, now)
     except TimeoutError:
-        _ask_without_price(app_state, task.name, consented=consented)
+        _ask_without_price(app_state, task, task.name, consented=consented)
         return task, consented
     if of_pool and found.hopeless:
         reason = f"no node of pool {pool.name} fits: {found.reason}"
@@ -569,7 +570,8 @@ async def check_pool(app_state: AppState, pool: NodePool, now: datetime, *, cons
     try:
         found, _ = await _look_in_pool(app_state, task, pool, now)
     except TimeoutError:
-        _ask_without_price(app_state, f"each node of pool {pool.name}", consented=consented)
+        what = f"each node of pool {pool.name}"
+        _ask_without_price(app_state, task, what, consented=consented)
         return _SILENT
     rates = [each.rate for each in found.offers if each.rate.micros_per_hour]
     if rates and not consented:
@@ -596,10 +598,11 @@ async def list_pool_offers(app_state: AppState, pool: NodePool, now: datetime) -
         return ()
 
 
-def _ask_without_price(app_state: AppState, what: str, *, consented: bool) -> None:
+def _ask_without_price(app_state: AppState, task: TaskSpec, what: str, *, consented: bool) -> None:
     """Raise ApiProblem if the user has not agreed to pay and the price is unknown, because the
     providers have not answered in time. This machine costs nothing."""
-    if not consented and any(name != HERE for name in app_state.control_plane.pool.providers):
+    names = {split_account(each)[0] for each in app_state.control_plane.pool.providers}
+    if not consented and list_elsewhere(task, names):
         raise ApiProblem("consent-needed", f"{what} may cost money, price unknown: {_SILENT}")
 
 
@@ -911,7 +914,7 @@ async def check_offers(
         async with asyncio.timeout(_MARKET_WAIT_S):
             snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
-        _ask_without_price(app_state, task.name, consented=consented)
+        _ask_without_price(app_state, task, task.name, consented=consented)
         return  # the queue detects other problems later, and reports them in the job's events
     job = _as_job(task, now, consented=consented)
     egress = await app_state.control_plane.advisor.egress_of(task)
