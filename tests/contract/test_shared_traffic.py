@@ -99,6 +99,11 @@ async def test_the_use_of_keys_at_other_gateways_is_told_once(tmp_path: Path) ->
         assert await one.read_use("s1", mine, rates) == {}
         await other.tell({"s1": use(109, "theirs")})
         assert await one.read_use("s1", mine, rates) == {"k1": (2, 2)}
+        halves = []
+        for tokens in (110, 111):
+            await other.tell({"s1": use(tokens, "theirs")})
+            halves.append((await one.read_use("s1", mine, {"r1": 1800}))["k1"][1])
+        assert sum(halves) == 1
         await other.tell({"s1": use(10**9, "counts of months")})
         assert await one.read_use("s1", mine, rates) == {}
         await other.tell({"s1": use(10**9 + 4, "counts of months", "gone")})

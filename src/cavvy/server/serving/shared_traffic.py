@@ -100,7 +100,10 @@ class SharedTraffic:
                     old = before.get(replica, {}).get(key, _NO_WORK)
                     tokens, micros = found.get(key, (0, 0))
                     tokens += max(0, _count_tokens(new) - _count_tokens(old))
-                    micros += max(0, new.work_us - old.work_us) * rates.get(replica, 0) // _HOUR_US
+                    rate = rates.get(replica, 0)
+                    # the parts of a micro-dollar are not lost
+                    spent = new.work_us * rate // _HOUR_US - old.work_us * rate // _HOUR_US
+                    micros += max(0, spent)
                     found[key] = tokens, micros
         return {key: used for key, used in found.items() if any(used)}
 
