@@ -35,7 +35,7 @@ ALLOWED = {
     "cli/view/formatting.py": "words that the line above has on the screen are left out",
     "client/tunnel/mux.py": "a JSON object",
     "agent/work/mpi.py": "a JSON object",
-    "train/world.py": "a gloo error names its source file",
+    "train/failures.py": "a gloo error names its source file",
     "providers/hosts/supervisor/service.py": "an exit code in a file",
 }
 # A cloud's provider gives this reason itself: "only the message tells a full zone from wrong values".
