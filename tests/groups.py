@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.runner import collect_one_node
 from tests.shared import end_group
-from tests.spread import group_of, in_order
+from tests.spread import end_of, group_of, in_order
 
 
 class GroupItem(pytest.Item):
@@ -56,7 +56,7 @@ class ByGroup:
         items.clear()
         for group in in_order({name: [part.path for part in groups[name]] for name in groups}):
             session.items.append(make_item(session, group, tuple(groups[group])))
-            session.items.append(make_item(session, f"{group}::end", ()))
+            session.items.append(make_item(session, end_of(group), ()))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(

@@ -53,6 +53,11 @@ def group_of(nodeid: str) -> str:
     return file
 
 
+def end_of(group: str) -> str:
+    """The item that stands for the end of a group."""
+    return f"{group}::end"
+
+
 def in_order(groups: Mapping[str, Iterable[Path]]) -> list[str]:
     """The groups, given with their files, in the order in which they are to be handed out.
 
@@ -153,11 +158,17 @@ class InOrder(LoadScopeScheduling):
         self._session.testscollected = max(round(count / max(share, 0.001)), count + 1)
 
     def remove_node(self, node: Any) -> str | None:
-        """A group whose process crashed is not begun again: it would end the next process, too."""
-        crashed = super().remove_node(node)
-        if crashed is not None:
-            self.workqueue.pop(group_of(crashed), None)
-        return crashed
+        """A group whose process crashed is not begun again: it would end the next process, too. Nor
+        are those that were complete: a process that got one would wait for ever, with nothing to run.
+        """
+        left = [work for work in self.assigned_work.pop(node).items() if not all(work[1].values())]
+        if not left:
+            return None
+        (_, crashed), *others = left
+        self.workqueue.update(others)
+        for each in self.assigned_work:
+            self._reschedule(each)
+        return next(item for item, done in crashed.items() if not done)
 
     def _reschedule(self, node: Any) -> None:
         if node not in self.registered_collections:

@@ -83,6 +83,29 @@ def test_what_cannot_be_read_and_what_ends_its_process_fail_the_run(tmp_path: Pa
     assert "2 failed, 2 passed, 1 error" in output
 
 
+def test_what_a_group_shares_ends_with_it(tmp_path: Path) -> None:
+    shares = """
+import os
+from tests.shared import when_group_ends
+def note(word):
+    print(f"{word}-{os.getpid()}", file=open("noted", "a"))
+def test_first(): when_group_ends(lambda: note("ends"))
+def test_second(): note("runs")
+"""
+    conftest = CONFTEST.replace(
+        "import ByGroup", "import ByGroup\nfrom tests.shared import GroupEnds"
+    )
+    always = "def pytest_configure(config):\n"
+    ends = f"{always}    config.pluginmanager.register(GroupEnds())\n"
+    files = {f"test_{number}.py": shares for number in range(6)}
+    status, output = run(tmp_path, {**files, "conftest.py": conftest.replace(always, ends)})
+    assert status == 0, output
+    noted = (tmp_path / "noted").read_text().split()
+    for process in {each.partition("-")[2] for each in noted}:
+        words = [each.partition("-")[0] for each in noted if each.endswith(f"-{process}")]
+        assert words == ["runs", "ends"] * (len(words) // 2)
+
+
 def test_a_fixture_of_the_session_lives_in_all_groups_of_a_process(tmp_path: Path) -> None:
     fixture = (
         "import os, pytest\n"

@@ -4,10 +4,12 @@ file at the end.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests import spread
-from tests.spread import Watch, group_of, in_order, next_group
+from tests.spread import InOrder, Watch, end_of, group_of, in_order, next_group
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,42 @@ def test_as_many_groups_as_there_are_cores_keep_one_busy_beside_those_that_wait(
     waiting: list[str], running: list[str], expected: str
 ) -> None:
     assert next_group(waiting, running, 2) == expected
+
+
+def test_after_a_crash_what_was_complete_is_not_handed_out_again() -> None:
+    """A process that gets a group without anything to run has no more to say, and waits."""
+
+    class Process(SimpleNamespace):
+        shutting_down = False
+        __hash__ = object.__hash__
+
+        def send_runtest_some(self, items: list[int]) -> None:
+            self.got += items
+
+    plugins = SimpleNamespace(get_plugin=lambda _: SimpleNamespace(), register=lambda _: None)
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(), pluginmanager=plugins, getvalue=lambda _: ["2*popen"]
+    )
+    order, processes = (
+        InOrder(config, None),
+        [Process(got=[], gateway=SimpleNamespace(id=n)) for n in "ab"],
+    )
+    items = [each for n in range(6) for each in (f"g{n}", end_of(f"g{n}"))]
+    for each in processes:
+        order.add_node(each)  # type: ignore[arg-type]  # what it uses of one
+        order.add_node_collection(each, items)  # type: ignore[arg-type]
+    order.schedule()
+    crashes, other = processes
+    for item in (0, 1, 4, 5):
+        order.mark_test_complete(crashes, item)
+    assert (crashes.got, other.got) == ([0, 1, 4, 5, 6, 7], [2, 3])
+    order.mark_test_complete(crashes, 6)
+    assert crashes.got[6:] == [8, 9]
+    order.mark_test_complete(crashes, 7)
+    assert order.remove_node(crashes) == "g4"  # type: ignore[arg-type]
+    assert list(order.workqueue) == ["g5"]
+    order.mark_test_complete(other, 2)
+    assert other.got == [2, 3, 10, 11]
 
 
 def test_what_was_measured_is_written_beside_what_was_known(tmp_path: Path) -> None:
