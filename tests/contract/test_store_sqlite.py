@@ -527,3 +527,20 @@ async def test_brief_reads_see_every_write_and_wait_for_a_locked_file(
 
     assert await store._read_brief(refuse_once) == "read"
     assert tries[0] is not tries[1]
+
+
+async def test_many_brief_reads_leave_others_their_turn(store: Store) -> None:
+    await submit(store, "j1")
+    turns = 0
+
+    async def work_beside() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(work_beside())
+    for _ in range(500):
+        await store.job("j1")
+    assert turns >= 9
+    beside.cancel()

@@ -16,6 +16,7 @@ from cavvy.store.drivers import DatabaseDriver, DatabaseSession, is_passing, tra
 
 _T = TypeVar("_T")
 Begin = Callable[[DatabaseSession], object]  # begins a transaction, or raises an error
+_AT_ONCE = 50  # brief reads, after which other tasks of the event loop get their turn
 _TRIES = 4  # tries of a transaction that conflicts with another one
 
 
@@ -43,6 +44,7 @@ class StoreWorkers:
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._closed = False
         self._brief: DatabaseSession | None = None
+        self._at_once = 0  # brief reads since other tasks had their turn
         name = "store-write" if group else "store-read"
         self._threads = [
             Thread(target=self._serve, name=f"{name}-{i}", daemon=True) for i in range(count)
@@ -70,6 +72,10 @@ class StoreWorkers:
         is read without waiting for writes, since another thread would need four times the CPU time
         of the read. Otherwise, and if the database refuses the read, like `do`.
         """
+        self._at_once += 1
+        if self._at_once >= _AT_ONCE:  # someone may read the nodes of thousands of jobs
+            self._at_once = 0
+            await asyncio.sleep(0)  # noqa: TID251
         if self._closed or not self._driver.reads_at_once:
             return await self.do(work)
         try:
