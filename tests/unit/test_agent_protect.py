@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cavvy.agent.work import protect
 from cavvy.agent.work.protect import _follow, holds_obeyed, is_needed, is_obeyed
 from cavvy.providers.local.configs import list_obeyed
 
@@ -99,3 +101,18 @@ def test_of_a_home_folder_only_missing_folders_in_free_ones_are_created(
     names = ("project/bin", "other/bin", ".cargo/bin")
     list_obeyed({"PATH": ":".join(f"{tmp_path}/{name}" for name in names)})
     assert [(tmp_path / name).exists() for name in names] == [True, False, False]
+
+
+def test_a_home_folder_whose_table_did_not_answer_is_found_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(user: int) -> object:
+        raise KeyError(user)
+
+    protect._read_home.cache_clear()
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", fail)
+    assert str(tmp_path) not in protect.list_homes()
+    monkeypatch.setattr("pwd.getpwuid", lambda user: SimpleNamespace(pw_dir=str(tmp_path)))
+    assert str(tmp_path) in protect.list_homes()
+    protect._read_home.cache_clear()

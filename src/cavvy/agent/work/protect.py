@@ -181,7 +181,9 @@ def find_kept(kept: str, home: str) -> str:
 
 def list_homes() -> list[str]:
     """Return the home folders that the work could write to, outer folders first."""
-    found = {_read_home(os.geteuid()), os.environ.get("HOME", "")}
+    found = {os.environ.get("HOME", "")}
+    with suppress(KeyError):  # not remembered: the table may be a server that does not answer now
+        found.add(_read_home(os.geteuid()))
     if mounts.is_root():
         others = [
             each
@@ -196,13 +198,10 @@ def list_homes() -> list[str]:
 
 @lru_cache(maxsize=None)  # noqa: UP033  agents also run on Python 3.8
 def _read_home(user: int) -> str:
-    """Return the home folder of a user in the system's table of users, or ""."""
+    """Return the home folder of a user in the system's table of users. Raises KeyError."""
     import pwd
 
-    try:
-        return pwd.getpwuid(user).pw_dir
-    except KeyError:
-        return ""
+    return pwd.getpwuid(user).pw_dir
 
 
 def list_named(obeyed: list[str]) -> list[str]:
