@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
 
+from tests.unit.test_edge_confine import LANDLOCK
 from tests.unit.test_edge_program import FakeServer, look, start
 from tests.unit.test_edge_update import OLD, StrictDisk, cut_at_each_step, read_served, update
 from tests.unit.test_model_repository import Site
@@ -44,8 +45,9 @@ def make_wheel(**files: str) -> bytes:
     return made.getvalue()
 
 
-def make_version(text: str) -> dict[str, bytes]:
-    wheel = make_wheel(**{"needed/__init__.py": text, "needed-1.dist-info/METADATA": ""})
+def make_version(text: str, early: str = "") -> dict[str, bytes]:
+    files = {"needed/__init__.py": text, "needed-1.dist-info/METADATA": ""}
+    wheel = make_wheel(**files, **{"sitecustomize.py": early})
     return {"m.onnx": text.encode(), WHEEL: wheel}
 
 
@@ -203,7 +205,10 @@ def test_what_cannot_be_unpacked_is_wrong_and_a_full_disk_is_not(
     (path := tmp_path / WHEEL).parent.mkdir()
     good = make_wheel(**{"a.py": "x = 1"})
     twice = make_wheel(**{"a": "", "a/b": ""})
-    for content in (b"", good[:-9], good.replace(b"x = 1", b"x = 2"), twice):
+    with zipfile.ZipFile(packed := io.BytesIO(), "w", zipfile.ZIP_LZMA) as wheel:
+        wheel.writestr("a.py", "x = 1")
+    odd = packed.getvalue()
+    for content in (b"", good[:-9], good.replace(b"x = 1", b"x = 2"), twice, odd):
         path.write_bytes(content)
         with pytest.raises(PackagesWrong):
             install(str(tmp_path / "d"), str(tmp_path), [WHEEL])
@@ -228,8 +233,9 @@ def test_each_version_has_its_own_packages_and_a_broken_one_goes_back(tmp_path: 
             return bytes(reply.read())
 
     site, server = Site(), FakeServer()
+    early = f"open({str(tmp_path / 'stolen')!r}, 'w')"  # Python runs it first of all
     for number, text in ((1, "VERSION = 1"), (2, "VERSION = 2"), (3, "raise ImportError")):
-        site.publish(number, contents=make_version(text))
+        site.publish(number, contents=make_version(text, early))
     update(site, tmp_path, 1)
     starting = start(tmp_path, server)
     device = next(starting)
@@ -247,5 +253,6 @@ def test_each_version_has_its_own_packages_and_a_broken_one_goes_back(tmp_path: 
                 device._check_in()
             assert ask(0) == b"1"
         assert (model.slots.serving, model.slots.refused) == (1, 3)
+        assert not LANDLOCK or not (tmp_path / "stolen").exists(), "it ran before it was confined"
     finally:
         next(starting, None)

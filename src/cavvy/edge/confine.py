@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from cavvy.agent.work.reaper import prctl
-from cavvy.edge.settings import VARIABLES
+from cavvy.edge.settings import MODEL_PACKAGES, VARIABLES
 from cavvy.edge.tasks import say
 
 # The users that systemd too gives to services for the time that they run, as of 2024:
@@ -58,7 +58,10 @@ def main(arguments: list[str]) -> None:
     folder, files, work, *line = arguments
     # not among the variables of this program, which may be root's
     given = json.loads(os.environ.pop(VARIABLES, "{}"))
+    packages = os.environ.pop(MODEL_PACKAGES, "")
     parent, environ = os.getppid(), choose_variables(os.environ)
+    path = filter(None, (packages, environ.get("PYTHONPATH")))
+    environ["PYTHONPATH"] = os.pathsep.join(path)
     line[0] = shutil.which(line[0]) or line[0]
     needed = [*_find_python(environ), files, *find_named(folder, line)]
     nodes = [path for each in _ACCELERATORS for path in glob.glob(each)]

@@ -33,7 +33,14 @@ from cavvy.edge.server_calls import (
     environment,
     run_key,
 )
-from cavvy.edge.settings import SHARE, VARIABLES, HeldSettings, ServerSettings, SettingRefused
+from cavvy.edge.settings import (
+    MODEL_PACKAGES,
+    SHARE,
+    VARIABLES,
+    HeldSettings,
+    ServerSettings,
+    SettingRefused,
+)
 from cavvy.edge.slots import ModelSlots, packages_of, plan_of, read_json, write_json
 from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, make_sample, open_spool
 from cavvy.edge.tasks import kill_session, perform, say
@@ -97,12 +104,14 @@ class ModelEngine:
         self.hint = "" if own or not options["confined"] else _CONFINED
         if shutil.which(line[0]) is None:
             raise FileNotFoundError(f"there is no program {line[0]}")
-        plain, given = line, dict(self._variables)
+        plain, packages = line, packages_of(path)
         if own or options["confined"]:
             line = confine(self._folder, f"{slot}/files", line, "" if own else f"{slot}/work")
-        if line is not plain and given:
-            given = {VARIABLES: json.dumps(given, ensure_ascii=False)}
-        environ = {**environment(packages_of(path)), **given}
+        if line is plain:
+            environ = {**environment(packages), **self._variables}
+        else:  # until it is confined, no module of a model may be on its path
+            told = json.dumps(dict(self._variables), ensure_ascii=False)
+            environ = {**environment(), VARIABLES: told, MODEL_PACKAGES: packages}
         self._process = subprocess.Popen(line, env=environ, stdin=subprocess.DEVNULL)
 
     @property

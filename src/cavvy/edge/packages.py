@@ -142,6 +142,8 @@ def install(folder: str, files: str, wheels: Sequence[str]) -> None:
                 count += len(wheel.infolist())
                 _check_room(fresh, wheel, count)
                 for entry in wheel.infolist():
+                    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                        raise NotImplementedError("it is compressed in an unusual way")
                     if (inner := _place(entry.filename)) and not entry.is_dir():
                         os.makedirs(os.path.dirname(f"{fresh}/{inner}"), mode=0o700, exist_ok=True)
                         with wheel.open(entry) as packed, open(f"{fresh}/{inner}", "wb") as file:

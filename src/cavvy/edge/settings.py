@@ -33,6 +33,7 @@ SHARE = "share"
 MOST_VARIABLES = 64  # also of those that are secrets
 MOST_VALUE = 4096  # characters of a variable that is not a secret
 VARIABLES = "CAVVY_ENGINE_VARIABLES"  # by which `confine.py` gets them, as JSON
+MODEL_PACKAGES = "CAVVY_ENGINE_PACKAGES"  # and the folder with a model's Python packages
 _MOST_BYTES = 64 * 1024  # of all variables as JSON; Linux has 128 KiB for one of them
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _FOUR = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3}):(\d{4,5})")
