@@ -223,6 +223,10 @@ def test_only_late_answers_over_some_time_make_an_engine_stuck(
         found.append(fail())
         now[0] += 16
     assert found == [False, False, True, True]
+    engine.sleep()
+    fail()
+    engine.wake(9)
+    assert (engine.is_stuck, engine.takes()) == (False, True), "it slept while requests waited"
 
 
 def test_what_an_overloaded_engine_cannot_answer_soon_goes_to_the_cloud() -> None:

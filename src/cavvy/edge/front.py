@@ -98,6 +98,8 @@ class EngineTarget:
     def wake(self, port: int) -> None:
         """Pass requests to the engine that was started on a port, also those that wait."""
         self.port = port
+        with self._lock:  # what was late while it slept says nothing about this engine
+            self._failed, self._rest_s, self._silent_since = 0, 0.0, None
         self._awake.set()
 
     @property
