@@ -12,6 +12,8 @@ from tests.api.test_hostile_devices import EDGE, enrol
 from cavvy.control.model_repository import list_targets
 from cavvy.domain.edge import ModelFile, ModelVersion
 from cavvy.domain.values import replace
+from cavvy.spec.workdir import encode_manifest
+from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import read_manifest
 
 JOBS = "/v1/projects/default/jobs"
@@ -143,6 +145,40 @@ async def test_samples_come_to_the_jobs_that_wait_for_them(api: Api) -> None:
     phase, reason = await ended(api, "us")
     assert phase == "failed"
     assert "must not leave us, but anywhere could run elsewhere" in reason
+
+
+async def test_collected_samples_do_not_leave_their_place_in_a_repeated_job(api: Api) -> None:
+    _, headers = await enrol(api, "box", "lab")
+    await submit(
+        api,
+        "{name: get, edge: {collect: m, into: new.jsonl}}",
+        f"{{name: train, run: x, after: get, {LATE}}}",
+    )
+    sample = {"number": 1, "model": "m", "request": {}}
+    await api.http.post(f"{EDGE}/samples", json={"samples": [sample]}, headers=headers)
+    assert (await ended(api, "get"))[0] == "done"
+    store = api.app_state.store
+    got, train = [await store.find_job("default", each) for each in ("get", "train")]
+    assert got.task.edge is not None
+    step = replace(got.task.edge, residency="us")  # no offer of the tests is there
+    await store.commit(AtomicWrite(jobs=[replace(got, task=replace(got.task, edge=step))]))
+    await api.http.post(f"{JOBS}/train/stop")
+    answer = await api.http.post(f"{JOBS}/train/retry", json={"resources": {"cpu": 1}})
+    assert (answer.status_code, answer.json()["code"]) == (403, "residency"), answer.text
+    assert "the samples of get, which must not leave us" in answer.json()["message"]
+    blobs = api.app_state.blobs.of("default")
+    blobs.put(sha256(other := encode_manifest([])).hexdigest(), [other])
+    given, empty = train.origin.snapshot, sha256(other).hexdigest()
+    for text, origin, code in (
+        ("", {"snapshot": given, "rerun_of": train.id}, "residency"),
+        ("after: get", {"snapshot": given}, "residency"),
+        ("resources: {regions: us}", {"snapshot": given, "rerun_of": train.id}, "no-offer"),
+        ("after: get", {"snapshot": empty}, None),
+        ("", {"snapshot": given, "rerun_of": "gone"}, None),
+    ):
+        ask = {"text": f"{{name: more, run: x, {LATE}, {text}}}", "user": "a", "origin": origin}
+        answer = await api.http.post(JOBS, json=ask)
+        assert answer.json().get("code") == code, answer.text
 
 
 async def test_a_step_that_cannot_succeed_fails_and_says_why(api: Api) -> None:

@@ -77,6 +77,7 @@ from cavvy.domain.edge import (
     RolloutPhase,
     find_labels,
 )
+from cavvy.domain.jobs import JobRecord
 from cavvy.domain.services import EdgeRule
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -556,6 +557,28 @@ class EdgeService:
             else:
                 confined |= dict.fromkeys(mine, each)
         return next((each for name, each in confined.items() if name not in free), None)
+
+    async def find_collector(
+        self, task: TaskSpec, blobs: BlobStore, snapshot: str, rerun_of: str | None
+    ) -> JobRecord | None:
+        """Return a job that has put samples into this snapshot which must not come where the task
+        may run, or None. `rerun_of` is the job that the task repeats. Raises NotManifest."""
+        before = {each.id or each.job for each in task.after}
+        with suppress(RowNotFound):
+            if rerun_of:
+                earlier = await self._store.find_job(task.project, rerun_of)
+                before |= {each.id or each.job for each in earlier.task.after}
+        for each in sorted(before):
+            with suppress(RowNotFound):
+                job = await self._store.find_job(task.project, each)
+                step = job.task.edge
+                if step is None or not step.collect or not step.residency:
+                    continue
+                if not is_within(task, step.residency):
+                    entries = await asyncio.to_thread(read_entries, blobs, snapshot)
+                    if any(entry.path == step.into for entry in entries):
+                        return job
+        return None
 
     async def deploy(self, rollout: Rollout) -> tuple[Rollout, Sequence[str]]:
         """Begin a rollout; the number in its name is ignored. Return it with the names of devices

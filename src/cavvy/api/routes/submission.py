@@ -352,7 +352,7 @@ async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -
     check_tuning(task)
     await check_secrets(app_state, task)
     await check_snapshot(app_state, task.project, origin.snapshot)
-    await check_residency(app_state, task, origin.snapshot)
+    await check_residency(app_state, task, origin.snapshot, origin.rerun_of)
     await check_uses(app_state, task, origin.snapshot)
 
 
@@ -471,7 +471,7 @@ async def move_job(app_state: AppState, job: JobRecord, ask: wire.RetryAsk) -> J
         return None
     if task.stated is not None:
         task = replace(task, stated=replace(task.stated, resources=task.resources))
-    await check_residency(app_state, task, job.origin.snapshot)
+    await check_residency(app_state, task, job.origin.snapshot, job.origin.rerun_of)
     policies = await app_state.store.policies_of(task.project)
     task, consented = await admit_task(
         app_state, task, policies, now, job.user, consented=ask.consent
@@ -866,20 +866,26 @@ async def check_snapshot(app_state: AppState, project: str, snapshot: str | None
         )
 
 
-async def check_residency(app_state: AppState, task: TaskSpec, snapshot: str | None) -> None:
-    """Raise ApiProblem if the working folder has a published model that must not come where the
-    task may run."""
+async def check_residency(
+    app_state: AppState, task: TaskSpec, snapshot: str | None, rerun_of: str | None = None
+) -> None:
+    """Raise ApiProblem if the working folder has a published model, or samples that a job before
+    the task or before the repeated job has collected, that must not come where the task may run."""
     if snapshot is None:
         return
-    blobs = app_state.blobs.of(task.project)
-    found = await app_state.control_plane.edge.find_confined(task, blobs, snapshot)
-    if found is not None:
-        place = found.residency
+    blobs, edge = app_state.blobs.of(task.project), app_state.control_plane.edge
+    told = place = ""
+    if (model := await edge.find_confined(task, blobs, snapshot)) is not None:
+        told, place = model.name, model.residency
+    elif (job := await edge.find_collector(task, blobs, snapshot, rerun_of)) is not None:
+        assert job.task.edge is not None
+        told, place = f"the samples of {job.name}", job.task.edge.residency
+    if place:
         field = "resources.regions" if task.service is None else "service.residency"
         raise ApiProblem(
             "residency",
-            f"the working folder has {found.name}, which must not leave {place}, but {task.name} "
-            "could run elsewhere",
+            f"the working folder has {told}, which must not leave {place}, but {task.name} could "
+            "run elsewhere",
             f"set `{field}` to {place}",
         )
 
