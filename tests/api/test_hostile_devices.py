@@ -751,6 +751,24 @@ async def test_a_device_gets_its_settings_and_secrets_and_no_other_one_does(api:
     assert other not in str(await api.app_state.store.edge.settings.list())
 
 
+async def test_a_secret_whose_key_is_lost_keeps_no_other_one_on_a_device(api: Api) -> None:
+    _, mine = await enrol(api, "one", "lyon")
+    for each in ("TOKEN", "KEY"):
+        await api.http.put(f"/v1/projects/default/secrets/{each}", json={"value": each})
+    await change(api, site="lyon", secrets=["TOKEN", "KEY"])
+    store = api.app_state.store
+    secret, _ = sorted(await store.secrets("default"), key=lambda each: each.name)
+    assert await store.reseal_secret(secret, secret.sealed.replace(b"aes-", b"aes+", 1))
+    revisions = []
+    for known in ({"TOKEN": "TOKEN"}, {}):
+        answer = await api.http.post(f"{EDGE}/check-in", json={}, headers=mine)
+        given = (await api.http.get(f"{EDGE}/settings", headers=mine)).json()
+        assert (given["secrets"], given["undecrypted"]) == (known, ["KEY"])
+        revisions += [answer.json()["settings"], given["revision"]]  # unequal: it asks again
+        await api.http.delete("/v1/projects/default/secrets/TOKEN")
+    assert len({*revisions}) == 4
+
+
 WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "range": ({"values": {"every_s": "5"}}, "every_s is '5'; expected a number from 10 to 480"),
     "number": ({"values": {"every_s": "nan"}}, "expected a number"),

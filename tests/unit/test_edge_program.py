@@ -18,7 +18,7 @@ from tests.unit.test_edge_slots import NEW, OLD, update
 from cavvy.edge import __main__ as main
 from cavvy.edge import device as module
 from cavvy.edge import front as module_front
-from cavvy.edge import slots
+from cavvy.edge import settings, slots
 from cavvy.edge.device import (
     DeviceOptionInvalid,
     DeviceProgram,
@@ -70,6 +70,8 @@ class FakeServer:
             return json.dumps(self.settings).encode()
         self.told = body
         revision = self.settings.get("revision", "")
+        if self.settings.get("undecrypted"):
+            revision = revision.removesuffix("-partial")
         return json.dumps({"now": self.now, "models": self.models, "settings": revision}).encode()
 
 
@@ -602,14 +604,45 @@ def test_settings_that_cannot_be_fetched_delay_nothing_else(
     assert server.told["settings"] == "r1"
 
 
-def test_a_retired_device_keeps_no_secret(
-    tmp_path: Path, device: DeviceProgram, server: FakeServer
+def test_a_secret_that_cannot_be_decrypted_delays_no_other_and_comes_when_it_can(
+    tmp_path: Path,
+    device: DeviceProgram,
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    look(device)
+    set_for(server, "r1", secrets={"S": "s3cret", "GONE": "x"})
+    device._check_in()
+    set_for(server, "r2-partial", undecrypted=["GONE"], secrets={"T": "t"})
+    written: list[str] = []
+    monkeypatch.setattr(settings, "write_json", lambda path, value: written.append(path))
+    for _ in range(3):
+        device._check_in()
+        assert {"S", "GONE", "T"} & seen(look(device)).keys() == {"T"}
+    assert len(written) == 1, "a memory card wears out"
+    assert "cannot decrypt GONE" in server.told["settings_problem"]
+    set_for(server, "r2", secrets={"T": "t", "GONE": "back"})
+    device._check_in()
+    assert seen(look(device))["GONE"] == "back"
+    device._check_in()
+    assert (server.told["settings"], server.told["settings_problem"]) == ("r2", "")
+
+
+def test_a_retired_device_keeps_no_secret(
+    tmp_path: Path, device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError("the disk is full")
+
     model = look(device)
+    model._probation_s = 1e6
+    server.models = [{"name": "m", "number": 2}]
     set_for(server, "r1", variables={"A": "1"}, secrets={"S": "s3cret"})
     device._check_in()
+    monkeypatch.setattr(model.slots, "pause_trial", fail)
+    device.options["every_s"] = 480.0
     server.refusal = DeviceRefused("not one of the project's devices", retired=True)
-    device._check_in()
+    assert device._check_in() == 600.0
     assert (seen(model)["A"], "S" in seen(model)) == ("1", False)
     assert "s3cret" not in (tmp_path / "settings.json").read_text()
 
@@ -640,6 +673,7 @@ def test_settings_that_a_device_cannot_use_are_told_and_the_others_used(
     options = {"every_s": 1e9, "warp": 9, "look_s": 2.0, "share": "0.0.0.0:80"}
     variables = {"LD_PRELOAD": "x.so", "Ld_Audit": "x", "PYTHONPATH": "x", "CAVVY_X": "x"}
     variables |= {"PATH": "x", "A=B": "x", "": "x", "N": "a\0b", "U": "\ud800", "GOOD": "ü\n"}
+    variables |= {"JAVA_TOOL_OPTIONS": "x", "PS4": "$(x)"}  # both are a command
     set_for(server, "r1", options=options, variables=variables)
     for _ in range(2):
         device._check_in()
@@ -655,7 +689,15 @@ def test_settings_that_a_device_cannot_use_are_told_and_the_others_used(
         device._report()
         server.settings = wrong  # type: ignore[assignment]
         device._follow_settings()
+    set_for(server, "s", variables={"GOOD": "ü\n"}, secrets={"KEPT": "k", "GONE": "s3cret"})
+    device._check_in()
+    device._check_in()
     many = {f"V{number}": "x" for number in range(100)}
+    set_for(server, "gone", variables=many, secrets={"KEPT": "k"})
+    device._check_in()
+    device._check_in()
+    assert (seen(look(device)).get("GONE"), seen(model)["KEPT"]) == (None, "k")
+    assert "s3cret" not in (tmp_path / "settings.json").read_text()
     for each in (many, {f"V{number}": "é" * 4000 for number in range(20)}):
         set_for(server, f"m{len(each)}", variables=each)
         device._check_in()

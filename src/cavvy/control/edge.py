@@ -354,11 +354,23 @@ class EdgeService:
         """Return the settings of a device."""
         return (await self._read(device.project)).settings_of(device)
 
-    async def open_settings(self, project: str, name: str) -> tuple[DeviceSettings, dict[str, str]]:
-        """Return the settings of a device, with the values of its secrets. Raises EnrolmentRefused,
-        KeyUnusable."""
+    async def open_settings(
+        self, project: str, name: str
+    ) -> tuple[DeviceSettings, dict[str, str], Sequence[str]]:
+        """Return the settings of a device, the values of its secrets, and the names of those that
+        cannot be decrypted. Raises EnrolmentRefused."""
         found = await self.settings_of(await self.find(project, name))
-        return found, await self._open_secrets(project, found.secrets) if found.secrets else {}
+        opened: dict[str, str] = {}
+        closed: list[str] = []
+        try:
+            opened |= await self._open_secrets(project, found.secrets) if found.secrets else {}
+        except KeyUnusable:
+            for each in found.secrets:
+                try:
+                    opened |= await self._open_secrets(project, [each])
+                except KeyUnusable:
+                    closed.append(each)
+        return found, opened, closed
 
     def secret_changed(self, project: str) -> None:
         """Let devices get another value of a secret, or none, at their next check-in."""

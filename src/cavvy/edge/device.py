@@ -69,7 +69,7 @@ _MOST_MODELS = 64  # in a report, of which the server takes no more
 _MOST_PEERS = 4  # that a fetch may ask
 _MOST_TASKS = 8  # of users, that are begun after a check-in
 _MOST_BATCHES = 16  # of samples that are sent after a check-in
-_LONGEST_S = 600.0  # between two tries of a fetch that fails
+_LONGEST_S = 600.0  # between two tries of a fetch that fails, or of a device that is refused
 _SKEW_S = 300.0  # by which the clock may be wrong without a word in the log
 
 
@@ -389,7 +389,8 @@ class RunningModel:
         if tried is not None:
             self._route()
             tried.stop()
-            self.slots.pause_trial()
+            with suppress(OSError):  # a full disk must not leave a former secret to other engines
+                self.slots.pause_trial()
 
     def _start_beside(self, number: int, path: str) -> ModelEngine | None:
         for _ in range(2):  # another program may have taken the first port
@@ -588,7 +589,7 @@ class DeviceProgram:
                 self._set_clouds({})
                 if self._settings.held.secrets:
                     self._apply(self._settings.held.without_secrets())
-            return every * 10
+            return max(every, min(10 * every, _LONGEST_S))
         except (OSError, ValueError, KeyError, TypeError) as error:
             say(f"the server was not reached, or its answer is wrong: {error}")
             return every * random.uniform(0.5, 1.5)
@@ -661,13 +662,19 @@ class DeviceProgram:
         if not self._new_settings:
             return
         self._new_settings = False
+        told, held = None, self._settings.held
         answer = self._calls.call("GET", "/edge/v1/settings")
         try:
-            fresh = HeldSettings(json.loads(answer))
+            told = json.loads(answer)
+            fresh = HeldSettings(told)
         except (SettingRefused, RecursionError, ValueError) as error:
+            left = held.without_withdrawn(told)
+            if left is not held:
+                self._apply(left)
             self._settings.refuse(self._settings.wanted, str(error))
             return
-        self._apply(fresh)
+        if fresh.revision != self._settings.refused and fresh.tell() != held.tell():
+            self._apply(fresh)
 
     def _apply(self, fresh: HeldSettings) -> None:
         """Use other settings. If an engine does not get ready with them, the former ones stay, but

@@ -14,7 +14,7 @@ import os
 import re
 from contextlib import suppress
 
-from cavvy.edge.slots import read_json, write_json
+from cavvy.edge.slots import read_json, remove, write_json
 from cavvy.edge.tasks import say
 
 TYPE_CHECKING = False
@@ -41,7 +41,13 @@ _FOUR = re.compile(r"(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3}):(\d{4,5})")
 _RESERVED = {"PATH", "HOME", "TMPDIR", "SHELL", "USER", "LOGNAME", "PWD", "IFS", "ENV", "BASH_ENV"}
 _RESERVED |= {"GCONV_PATH", "GLIBC_TUNABLES", "LOCPATH", "NLSPATH", "OPENSSL_CONF"}
 _RESERVED |= {"OPENSSL_ENGINES", "OPENSSL_MODULES", "NODE_OPTIONS", "PERL5LIB", "PERL5OPT"}
-_BEGINNINGS = ("CAVVY_", "LD_", "DYLD_", "PYTHON", "MALLOC_", "CUDA_INJECTION", "NVTX_INJECTION")
+_RESERVED |= {"BASHOPTS", "SHELLOPTS", "PS4", "PROMPT_COMMAND", "PERLLIB", "PERL5DB", "NODE_PATH"}
+_RESERVED |= {"RUBYOPT", "RUBYLIB", "CLASSPATH", "OMP_TOOL_LIBRARIES", "CONTAINER_HOST"}
+_BEGINNINGS = (
+    *("CAVVY_", "LD_", "DYLD_", "PYTHON", "MALLOC_", "CUDA_INJECTION", "NVTX_INJECTION"),
+    *("JAVA_", "_JAVA_", "JDK_", "LUA_", "GST_PLUGIN", "OCL_ICD_", "VK_", "DOCKER_"),
+    *("CONTAINERS_", "XDG_"),
+)
 
 
 class SettingRefused(ValueError):
@@ -123,17 +129,24 @@ class HeldSettings:
         told = {"revision": ""} if told is None else told
         tables = [told.get(each, {}) if isinstance(told, dict) else None for each in _TABLES]
         revision: Any = told.get("revision") if isinstance(told, dict) else None
+        closed: Any = told.get("undecrypted", []) if isinstance(told, dict) else None
         texts = [each for table in tables if isinstance(table, dict) for each in table]
         if not (
             isinstance(revision, str)
             and len(revision) <= 64
             and all(isinstance(table, dict) for table in tables)
             and len(texts) <= MOST_VARIABLES + len(NUMBERS) + 8
+            and isinstance(closed, list)
+            and len(closed) <= MOST_VARIABLES
         ):
             raise SettingRefused("the settings of the server are not valid, or too many")
         self.revision: str = revision
         self.left_out: list[str] = []
         self._told = {"revision": revision, **dict(zip(_TABLES, tables, strict=True))}
+        if closed:
+            self._told["undecrypted"] = closed
+            names = ", ".join(str(each)[:128] for each in closed)
+            self.left_out.append(f"the server cannot decrypt {names}: set it again")
         self.options = self._take(tables[0], check_option)
         self.variables = self._take(tables[1], check_variable)
         self.secrets = self._take(
@@ -166,6 +179,15 @@ class HeldSettings:
     def without_secrets(self) -> HeldSettings:
         """Return what a retired device may keep."""
         return HeldSettings({**self._told, "revision": "retired", "secrets": {}})
+
+    def without_withdrawn(self, told: Any) -> HeldSettings:
+        """Return these settings without the secrets that others, which cannot be used, do not have
+        with the same value."""
+        secrets = told.get("secrets") if isinstance(told, dict) else None
+        if not isinstance(secrets, dict):
+            return self
+        kept = {name: value for name, value in self.secrets.items() if secrets.get(name) == value}
+        return self if kept == self.secrets else HeldSettings({**self._told, "secrets": kept})
 
     def tell(self) -> dict[str, Any]:
         """Return what the server has told, also what this program cannot use: its next version may
@@ -217,12 +239,13 @@ class ServerSettings:
         try:
             if fresh.tell() != HeldSettings().tell():
                 write_json(self._path, fresh.tell())
-            elif os.path.exists(self._path):
-                os.remove(self._path)
+            else:
+                remove(self._path)
         except OSError as error:
             say(f"the settings of the server are not kept for the next start: {error}")
-            with suppress(OSError):  # nor are secrets of a former revision
-                os.remove(self._path)
+            for each in (self._path, f"{self._path}.new"):  # nor are secrets of a former revision
+                with suppress(OSError):
+                    os.remove(each)
 
     def refuse(self, revision: str, why: str) -> None:
         """Note that a revision is not used, and not fetched again."""

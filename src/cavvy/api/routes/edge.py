@@ -807,11 +807,14 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     when={EnrolmentRefused: "enrolment-refused"},
 )
 async def give_settings(request: Request, app_state: AppState) -> Response:
-    """Get the settings of this device, with the values of its secrets."""
+    """Get the settings of this device, with the values of its secrets. While one of them cannot be
+    decrypted, the revision is not that of a check-in, so that the device asks again."""
     project, name = _identify(request, app_state)
-    given, secrets = await app_state.control_plane.edge.open_settings(project, name)
-    told = {"revision": given.revision, "options": given.of("option")}
-    answer = _json({**told, "variables": given.of("variable"), "secrets": secrets})
+    given, secrets, closed = await app_state.control_plane.edge.open_settings(project, name)
+    revision = given.revision + "-partial" * bool(closed)
+    told = {"revision": revision, "options": given.of("option"), "secrets": secrets}
+    told |= {"undecrypted": closed} if closed else {}
+    answer = _json({**told, "variables": given.of("variable")})
     answer.headers["Cache-Control"] = "no-store"
     return answer
 
