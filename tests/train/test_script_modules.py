@@ -197,7 +197,8 @@ def test_only_a_script_that_uses_the_compiler_imports_it() -> None:
         "loss.backward(); optimizer.step(); optimizer.zero_grad()\n"
     )
     uses = "torch._dynamo.config.suppress_errors = True\n@torch._dynamo.disable\ndef f(): ...\n"
-    for name, more in (("plain.py", ""), ("compiles.py", uses)):
+    plain = "__import__('json', globals=globals(), level=0)\n"  # as programs may write it
+    for name, more in (("plain.py", plain), ("compiles.py", uses)):
         start = "import torch\nfrom torch.utils.checkpoint import checkpoint\n"
         Path(name).write_text(start + more + step)
     run = [sys.executable, "-c", WATCHED]

@@ -43,16 +43,17 @@ def short_imports() -> Iterator[None]:
     """
     before = builtins.__import__
 
-    def load(name: str, scope: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def load(name: str, *args: Any, **kwargs: Any) -> Any:
         if name.startswith(_COMPILER) and _COMPILER not in sys.modules:
-            if name in _UNUSED and (scope or {}).get("__name__") in _ASKING:
+            scope = (args[0] if args else kwargs.get("globals")) or {}
+            if name in _UNUSED and scope.get("__name__") in _ASKING:
                 return _SOURCES if name == _UNUSED[-1] else torch
             _load_compiler()
         if not gc.isenabled():
-            return before(name, scope, *args, **kwargs)
+            return before(name, *args, **kwargs)
         gc.disable()
         try:
-            return before(name, scope, *args, **kwargs)
+            return before(name, *args, **kwargs)
         finally:
             gc.enable()
 
