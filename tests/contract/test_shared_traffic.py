@@ -18,10 +18,11 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.server.serving.shared_traffic import SharedTraffic
 from cavvy.store import leases
+from cavvy.store.base import StoreError
 from cavvy.store.channel import ReplicaChannel
 from cavvy.store.contacts import AgentContacts
 from cavvy.store.drivers import make_driver
-from cavvy.store.gateway_reports import GatewayReports
+from cavvy.store.gateway_reports import GatewayReport, GatewayReports
 from cavvy.store.leases import Replica, ReplicaLeases
 from cavvy.store.sql import Store
 
@@ -112,6 +113,10 @@ async def test_the_use_of_keys_at_other_gateways_is_told_once(tmp_path: Path) ->
         assert await other.read_use("s1", {}, rates) == {}
         await one.tell({"s1": use(52, "mine")})
         assert await other.read_use("s1", {}, rates) == {"k1": (1, 1)}
+        # a server of another version; a DecodeError would end this server's gateway
+        await other._reports.put([GatewayReport(service="s2", document='{"version":"2"}')])
+        with pytest.raises(StoreError, match="cannot be read"):
+            await one.read_use("s2", {}, {})
 
 
 async def test_the_requests_at_the_gateway_of_an_absent_server_count(

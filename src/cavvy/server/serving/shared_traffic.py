@@ -88,7 +88,10 @@ class SharedTraffic:
         may have counted for months. `rates` are the micro-dollars of replicas per hour. Raises
         StoreError.
         """
-        told = await self.read_work(service, None) or {}
+        try:
+            told = await self.read_work(service, None) or {}
+        except msgspec.DecodeError as error:
+            raise StoreError(f"the report of another server cannot be read: {error}") from error
         fresh = {epoch: replicas for epoch, replicas in told.items() if epoch not in mine}
         known = self._used.get(service, {})
         self._used[service] = {**known, **fresh}
