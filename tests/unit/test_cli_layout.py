@@ -38,7 +38,7 @@ from cavvy.cli.main import cli
 from cavvy.cli.reach import usage
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
-from cavvy.cli.view.output import rows_out
+from cavvy.cli.view.output import pairs_out, rows_out
 from cavvy.client import (
     account_wire,
     array_wire,
@@ -696,4 +696,5 @@ def test_values_cannot_control_a_terminal() -> None:
     assert json.loads(out.getvalue()) == [{"lr": value}]
     out = io.StringIO()
     rows_out(["lr"], [(value,)], title=f"{value}\u202e", file=out)
+    pairs_out([(f"{value}\u202e", value)], file=out)
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out.getvalue())

@@ -95,6 +95,7 @@ def json_out(value: object, *, file: TextIO | None = None) -> None:
 def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -> None:
     """Print names and values in aligned columns, one pair per line."""
     out = file or sys.stdout
+    pairs = [(_printable(name), value) for name, value in pairs]  # a device names its facts
     before = max((layout.text_width(name) for name, _ in pairs), default=0) + len(layout.GAP)
     width = _width(out)
     for name, value in pairs:
