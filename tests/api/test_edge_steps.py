@@ -220,3 +220,14 @@ async def test_a_deployment_in_a_graph_needs_the_right_to_deploy(api: Api) -> No
     ):
         answer = await call(api, token, "POST", path, ask)
         assert answer.status_code == 403, answer.text
+
+
+async def test_only_admins_deploy_packages_that_run_with_all_rights_of_devices(api: Api) -> None:
+    await put_model(api, 1)
+    await enrol(api, "box", "lab")
+    token = await add(api, "olga", ("default", "operator"))
+    for packages, status in (("0" * 64, 403), ("", 201)):
+        ask = {"model": "cavvy.edge" if packages else "m", "packages": packages}
+        ask["to"] = 0 if packages else 1
+        answer = await call(api, token, "POST", "/projects/default/rollouts", ask)
+        assert answer.status_code == status, answer.text

@@ -669,7 +669,8 @@ def deploy(
     starts it, and returns to its former version unless the new one checks in with the server and
     serves the same models. With --packages, that version runs with these Python packages, such as a
     newer onnxruntime, before those that were installed when the device enrolled; later versions
-    keep them until others are deployed.
+    keep them until others are deployed. Only admins of the project may deploy packages, which run
+    with all rights of the devices' program.
     """
     from msgspec import structs
 

@@ -32,7 +32,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.blobs import send_blob
 from cavvy.api.routes.jobs import ProjectPath, WaitQuery
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user
+from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user, require
 from cavvy.api.wire import done, read, view
 from cavvy.client import edge_wire as wire
 from cavvy.client.addresses import is_loopback
@@ -518,6 +518,8 @@ async def deploy(
             f"only {PROGRAM} without a version is deployed with packages",
             "publish a model with its packages; `cavvy model publish --help` tells how",
         )
+    if ask.packages:  # which run with all rights of devices, also of those without --allow-exec
+        require(request, Permission.MANAGE, project)
     if ask.label:
         number = (await edge.find_labelled(project, ask.model, ask.label)).number
     elif ask.model == PROGRAM and not number:
