@@ -37,7 +37,6 @@ def command(
     The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
     budget. The command asks for confirmation before it overwrites a file.
     """
-    from cavvy.cli.init import make_starter
     from cavvy.spec import SpecError
     from cavvy.task_files import parse_task
 
@@ -161,7 +160,6 @@ def _check_file(file: Path, *, ask: bool) -> None:
 
 
 def _defaults(file: Path) -> "StarterAnswers":
-    from cavvy.cli.init import StarterAnswers
     from cavvy.spec.problems import slug
 
     # The default name, task.yaml, does not describe the task, so the name of the folder is used.
@@ -170,9 +168,6 @@ def _defaults(file: Path) -> "StarterAnswers":
 
 
 def _ask(file: Path) -> "StarterAnswers":
-    from cavvy.cli.init import StarterAnswers
-    from cavvy.domain.tasks import SpotPolicy
-
     plain = _defaults(file)
     name = click.prompt(
         "Name", default=plain.name, value_proc=_checked("name: {}\nrun: x\nenv: {{}}")

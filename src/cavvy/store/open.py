@@ -54,8 +54,6 @@ def open_store(
     random ID. Raises StoreUnusable for a URL of any other form.
     """
     if url == "memory:":
-        from cavvy.store.open import MemoryStore
-
         return MemoryStore()
     if url.startswith(("sqlite://", "postgresql")):
         if installation is not None and url.startswith("sqlite://"):

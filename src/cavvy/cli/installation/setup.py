@@ -64,7 +64,6 @@ def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
     Run this command once, as the user who runs the server. The command asks for missing options.
     """
     from cavvy import settings
-    from cavvy.cli.installation.setup import folder_failures
     from cavvy.client.state import default_home, server_holds_lock
 
     with folder_failures():
@@ -86,8 +85,6 @@ def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
     if not starts:
         click.echo("start the server, then create the admin: cavvy server init", err=True)
         return
-    from cavvy.cli.installation.setup import show_first_admin
-
     show_first_admin(answers["admin"], answers["url"] or None)
 
 

@@ -142,8 +142,6 @@ def _plain(value: object) -> object:
 
 
 def _write_csv(heads: Sequence[TableColumn], rows: Iterable[Sequence[object]], out: TextIO) -> None:
-    from cavvy.cli.view.output import write_rows
-
     write_rows(out, [[head.name for head in heads]])
     write_rows(out, ([_csv_cell(cell) for cell in row] for row in rows))
 
