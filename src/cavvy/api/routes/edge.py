@@ -809,10 +809,10 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     when={EnrolmentRefused: "enrolment-refused"},
 )
 async def give_settings(request: Request, app_state: AppState) -> Response:
-    """Get the settings of this device, with the values of its secrets. While one of them cannot be
-    decrypted, the revision is not that of a check-in, so that the device asks again."""
+    """Get the settings of this device, with the values of its secrets."""
     project, name = _identify(request, app_state)
     given, secrets, closed = await app_state.control_plane.edge.open_settings(project, name)
+    # while one cannot be decrypted, it is not that of a check-in: the device asks again
     revision = given.revision + "-partial" * bool(closed)
     told = {"revision": revision, "options": given.of("option"), "secrets": secrets}
     told |= {"undecrypted": closed} if closed else {}
