@@ -6,7 +6,6 @@ Shows the tokens of language models and their price, as it was measured.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -16,6 +15,8 @@ from msgspec.json import decode
 from cavvy.domain.units import Money, format_usd
 
 if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
     from cavvy.client.ledger_wire import TokensView
 
 
@@ -34,8 +35,10 @@ def open_answer(
     body: bytes | None,
     headers: Mapping[str, str],
     timeout_s: float,
-) -> Iterator[HTTPResponse]:
+) -> "Iterator[HTTPResponse]":
     """Yield the response before its body is read. Raises ServiceSilent."""
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
     where = urlsplit(url)
     kind = HTTPSConnection if where.scheme == "https" else HTTPConnection
     connection = kind(where.hostname or "", where.port, timeout=timeout_s)

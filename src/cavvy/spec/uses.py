@@ -8,13 +8,15 @@ import base64
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Collection, Sequence
-from importlib.metadata import Distribution, distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cavvy
 from cavvy.spec.problems import nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 MODULES = ("train", "readers")  # these modules import no other module of Cavvy
 NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
@@ -26,11 +28,15 @@ def is_added(uses: Sequence[str] | None, folder: Path) -> bool:
     """
     if NAME not in (uses or ()) or (folder / NAME).exists():
         return False
+    from importlib.metadata import distribution
+
     return make_wheel(distribution("cavvy")) is not None
 
 
 def write_wheel(cache: Path) -> Path:
     """Write the wheel into a folder, and return its path. Raises OSError."""
+    from importlib.metadata import distribution
+
     wheel = make_wheel(distribution("cavvy"))
     assert wheel is not None  # `is_added` was asked first
     path = cache / NAME
@@ -42,7 +48,7 @@ def write_wheel(cache: Path) -> Path:
     return path
 
 
-def make_wheel(about: Distribution) -> bytes | None:
+def make_wheel(about: "Distribution") -> bytes | None:
     """Return the bytes of the wheel, which contains neither the command line nor the server.
     Returns None if this Cavvy was installed from a package index.
     """
@@ -76,13 +82,13 @@ def make_wheel(about: Distribution) -> bytes | None:
     )
     record = [f"{name},{_digest(data)},{len(data)}\n" for name, data in files.items()]
     files[f"{folder}/RECORD"] = "".join([*record, f"{folder}/RECORD,,\n"]).encode()
+    from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for (
-            name,
-            data,
-        ) in files.items():  # Timestamps are left out, so that equal sources give equal bytes.
-            wheel.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    with ZipFile(packed, "w", ZIP_DEFLATED) as wheel:
+        # timestamps are left out, so that equal sources give equal bytes
+        for name, data in files.items():
+            wheel.writestr(ZipInfo(name), data, ZIP_DEFLATED)
     return packed.getvalue()
 
 

@@ -5,7 +5,6 @@ Connects this terminal to a command or shell that runs on a node: sends each key
 prints the output, and returns the exit code.
 """
 
-import asyncio
 import os
 import shutil
 import signal
@@ -23,6 +22,8 @@ from cavvy.cli.reach.session import NO_SERVER, named, session
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
+    import asyncio
+
     from cavvy.client.tunnel.mux import CommandExit, NodeTunnel, TunnelChannel
 
 
@@ -163,6 +164,8 @@ async def run_here(
     With `keep`, connect to the kept shell of this name instead. `keys` are those of `read_input`,
     if the caller has called it. Raises RemoteError or TunnelLost.
     """
+    import asyncio
+
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))
     size = shutil.get_terminal_size()
@@ -181,6 +184,8 @@ async def run_here(
 async def _converse(
     channel: "TunnelChannel", keys: "asyncio.Queue[bytes] | None" = None, *, kept: bool = False
 ) -> int:
+    import asyncio
+
     from cavvy.agent.access.frames import EOF, ERR
     from cavvy.client.tunnel.mux import TunnelLost
 
@@ -213,6 +218,8 @@ def read_input() -> "asyncio.Queue[bytes]":
     """Read standard input in a thread. The returned queue receives the data, and b"" at the end of
     the input.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes] = asyncio.Queue(maxsize=64)
 
