@@ -79,7 +79,8 @@ class TestOnePolicy:
             for path, text in texts.items()
             if "Decision(" in text
             for call in ast.walk(ast.parse(text))
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "PolicyDecision"
+            if isinstance(call, ast.Call)
+            and ast.unparse(call.func).rpartition(".")[2] == "PolicyDecision"
         }
         assert makers == {
             "planner/spot/auto.py",

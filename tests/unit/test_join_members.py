@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.providers.abilities import JoinTerms
 from cavvy.providers.base import NotFound, Refused
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import HostSetup
@@ -33,14 +34,16 @@ async def test_a_token_is_good_for_one_machine_and_for_its_time() -> None:
     clock, state = Clock(), MemoryProviderState()
     members = MachineRegister(state, clock)
     rack = {"rack": "r1"}
-    token, expires = await members.invite(name=None, group="lab", valid=HOUR, labels=rack)
+    token, expires = await members.invite(
+        JoinTerms(name=None, group="lab", valid=HOUR, labels=rack)
+    )
     assert expires == NOON + HOUR
     member, own = await members.enter(token, "nonce", "Gpu Box.example.com")
     assert (member.name, member.group, member.labels) == ("gpu-box", "lab", rack)
     assert await members.enter(token, "nonce", "gpu-box") == (member, own)  # a lost answer
     with pytest.raises(Refused, match="gpu-box has used"):
         await members.enter(token, "another", "gpu-box")
-    late, _ = await members.invite(name=None, group=None, valid=HOUR)
+    late, _ = await members.invite(JoinTerms(name=None, group=None, valid=HOUR))
     clock.now += HOUR
     with pytest.raises(Refused, match="has expired"):
         await members.enter(late, "nonce", "x")
@@ -54,7 +57,7 @@ async def test_a_token_is_good_for_one_machine_and_for_its_time() -> None:
 async def test_a_session_begins_when_the_machine_joins() -> None:
     clock = Clock()
     members = MachineRegister(MemoryProviderState(), clock)
-    token, _ = await members.invite(name=None, group=None, valid=HOUR, session=12 * HOUR)
+    token, _ = await members.invite(JoinTerms(name=None, group=None, valid=HOUR, session=12 * HOUR))
     clock.now += HOUR / 2
     member, _ = await members.enter(token, "nonce", "colab")
     assert member.ends_at == NOON + 12.5 * HOUR
@@ -65,8 +68,10 @@ async def test_a_session_begins_when_the_machine_joins() -> None:
 async def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing() -> None:
     state = MemoryProviderState()
     members = MachineRegister(state, Clock())
-    tokens = [(await members.invite(name=None, group=None, valid=HOUR))[0] for _ in range(2)]
-    named, _ = await members.invite(name="box", group=None, valid=HOUR)
+    tokens = [
+        (await members.invite(JoinTerms(name=None, group=None, valid=HOUR)))[0] for _ in range(2)
+    ]
+    named, _ = await members.invite(JoinTerms(name="box", group=None, valid=HOUR))
     owns = [
         (await members.enter(token, f"nonce{number}", "box"))[1]
         for number, token in enumerate(tokens)
@@ -75,9 +80,9 @@ async def test_names_are_free_or_refused_and_a_dismissed_token_opens_nothing() -
     with pytest.raises(Refused, match="box has already joined"):
         await members.enter(named, "nonce", "x")
     with pytest.raises(Refused, match="a-z"):
-        await members.invite(name="../x", group=None, valid=HOUR)
+        await members.invite(JoinTerms(name="../x", group=None, valid=HOUR))
     with pytest.raises(Refused, match="cannot be the value of label rack"):
-        await members.invite(name="y", group=None, valid=HOUR, labels={"rack": "r 1"})
+        await members.invite(JoinTerms(name="y", group=None, valid=HOUR, labels={"rack": "r 1"}))
     again = MachineRegister(state, Clock())  # the next server
     assert (await again.find(owns[0])).name == "box"
     await again.drop("box")

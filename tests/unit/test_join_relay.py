@@ -13,6 +13,7 @@ from tests.records import FACTS
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import Struct
+from cavvy.providers.abilities import JoinTerms
 from cavvy.providers.base import NoCapacity, NodeEndpoint, ProviderContext, Refused, TryAgain
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.remote_calls import LinkLost
@@ -141,7 +142,7 @@ def site(tmp_path: Path) -> Site:
 async def join(site: Site, server: str, session: timedelta | None = None) -> Box:
     provider = site.servers[server]
     valid = timedelta(hours=1)
-    invited = await provider.invite(name="box", group=None, valid=valid, session=session)
+    invited = await provider.invite(JoinTerms(name="box", group=None, valid=valid, session=session))
     token = invited.shell.split()[-1]
     entered = await provider.answer("enter", token, b'{"nonce": "n"}')
     box = Box(site, msgspec.json.decode(entered)["token"])
