@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from cavvy.domain.values import replace
 from cavvy.edge.bundle import pack_device
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import AtomicWrite
+from cavvy.store.chunks import CHUNK
 from cavvy.store.open import MemoryStore
 from cavvy.task_files import ReadOptions, parse_task
 
@@ -623,6 +625,31 @@ class Publisher:
         lists, keys = change.result()
         ask = {"lists": lists, "keys": keys}
         return await self.api.http.put(f"{self.project}/edge/lists", json=ask)
+
+
+async def test_a_device_goes_on_anywhere_in_a_file_that_is_stored_as_chunks(api: Api) -> None:
+    _, headers = await enrol(api, "one")
+    user, blobs = Publisher(api), api.app_state.blobs.of("default")
+    content = Random(1).randbytes(2 * CHUNK) + b"the next chunk"
+    name = sha256(content).hexdigest()
+    snapshot = encode_manifest([FolderEntry(path="m.onnx", size=len(content), sha256=name)])
+    user.snapshot = sha256(snapshot).hexdigest()
+    blobs.put_all({name: content, user.snapshot: snapshot})
+    assert blobs.path(name) is not None
+    for _ in range(2):
+        assert (await user.publish("m")).status_code == 201
+        assert blobs.path(name) is None
+    for start in (0, 5, CHUNK - 1, CHUNK, len(content) - 1):
+        wanted = {**headers, "Range": f"bytes={start}-"}
+        answer = await api.http.get(f"{EDGE}/files/{name}", headers=wanted)
+        assert answer.status_code == (206 if start else 200), start
+        assert answer.content == content[start:]
+    answer = await api.http.get(f"/v1/projects/default/blobs/{name}")
+    assert answer.content == content
+    # a chunk is no file that a device or a member can ask for
+    chunk = sha256(content[-14:]).hexdigest()
+    for path, more in ((f"{EDGE}/files/{chunk}", headers), (f"{user.project}/blobs/{chunk}", None)):
+        assert (await api.http.get(path, headers=more)).status_code == 404
 
 
 async def test_a_version_that_the_key_of_its_model_has_not_signed_reaches_no_device(

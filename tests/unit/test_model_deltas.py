@@ -16,12 +16,13 @@ import pytest
 
 from cavvy.control import model_deltas
 from cavvy.control.edge import _add_deltas, make_manifest
-from cavvy.control.model_deltas import choose_bases, make_delta
+from cavvy.control.model_deltas import choose_bases, make_delta, split_files
 from cavvy.domain.edge import ModelFile, ModelVersion, Rollout, RolloutPhase
 from cavvy.domain.values import replace
 from cavvy.edge.delta import ALONE, HEAD, RECORD, apply_delta
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.blobs import BlobStore
+from cavvy.store.chunks import LEAST
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -222,3 +223,49 @@ def test_a_delta_is_kept_and_signed_with_its_version_and_is_never_larger_than_th
     assert "deltas" not in json.loads(make_manifest(publish(other)))["files"][0]
     monkeypatch.setattr(model_deltas, "BUDGET_S", -1.0)
     assert publish(tuned).files[0].deltas == ()
+
+
+@pytest.mark.parametrize(("form", "path"), [(to_safetensors, "m.safetensors"), (to_onnx, "m.onnx")])
+def test_a_version_of_which_one_tensor_changed_takes_the_space_of_this_tensor(
+    form: Callable[[dict[str, bytes], str], bytes],
+    path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blobs, rng = BlobStore(tmp_path), random.Random(1)
+    tensors = {f"t{each}": rng.randbytes(LEAST + 4 * each) for each in range(12)}
+    tensors["bias"] = rng.randbytes(100)
+
+    def publish(tensors: dict[str, bytes], note: str) -> int:
+        content = form(tensors, note)
+        model = version(1, content)
+        model = replace(model, files=(replace(model.files[0], path=path, size=len(content)),))
+        before = weigh()
+        blobs.put(model.files[0].sha256, [content])
+        split_files(blobs, model)
+        with blobs.open(model.files[0].sha256) as file:
+            assert file.read() == content
+        return weigh() - before
+
+    def weigh() -> int:
+        return sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file())
+
+    assert publish(tensors, "one") > 12 * LEAST
+    changed = tensors | {"t5": rng.randbytes(LEAST)}
+    assert publish(changed, "a note that moves all that follows it") < LEAST + 10_000
+    assert publish(changed, "a note that moves all that follows it") == 0
+    monkeypatch.setattr(model_deltas, "_CHUNKS_S", -1.0)
+    assert publish(changed, "no time is left") > 12 * LEAST
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 30, struct.pack("<Q", 1 << 62)])
+def test_a_file_that_lies_about_its_tensors_is_stored_all_the_same(
+    content: bytes, tmp_path: Path
+) -> None:
+    blobs, model = BlobStore(tmp_path), version(1, content + bytes(LEAST))
+    name = model.files[0].sha256
+    blobs.put(name, [content, bytes(LEAST)])
+    for path in ("m.onnx", "m.safetensors"):
+        split_files(blobs, replace(model, files=(replace(model.files[0], path=path),)))
+        with blobs.open(name) as file:
+            assert file.read() == content + bytes(LEAST)

@@ -42,7 +42,7 @@ from cavvy.control.edge_settings import (
 )
 from cavvy.control.edge_tasks import DeviceTasks
 from cavvy.control.job_service import JobServiceError
-from cavvy.control.model_deltas import choose_bases, make_deltas
+from cavvy.control.model_deltas import choose_bases, make_deltas, split_files
 from cavvy.control.model_repository import (
     OF_MODEL,
     ListRefused,
@@ -428,6 +428,7 @@ class EdgeService:
         bases = choose_bases(model, models, await self.rollouts(model.project))
         if bases:
             model = await asyncio.to_thread(_add_deltas, blobs, model, bases)
+        await asyncio.to_thread(split_files, blobs, model)
         return await self._number(model, sealer)
 
     async def publish_program(

@@ -1,16 +1,19 @@
 """Makes the deltas of a model version that is published (`edge/delta.py` has their form), tensor by
-tensor where a file is one of safetensors or ONNX, and else byte by byte.
+tensor where a file is one of safetensors or ONNX, and else byte by byte. Divides its files into
+chunks at the same places.
 
 The files come from users: what they say about themselves is checked, and the time is limited.
 """
 
 import json
+import logging
 import struct
 import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import BinaryIO, NamedTuple
 
@@ -19,8 +22,11 @@ from cavvy.domain.values import replace
 from cavvy.edge.delta import ALONE, HEAD, ITEMS, RECORD, group, mix
 from cavvy.store.base import RowNotFound, StoreError
 from cavvy.store.blobs import BlobStore
+from cavvy.store.chunks import LEAST
 
+_log = logging.getLogger(__name__)
 BUDGET_S = 15.0  # for all deltas of a version; clients wait for 30 s
+_CHUNKS_S = 8.0  # for all chunks of a version; a file for which it does not suffice stays whole
 _LEAST = 4096  # bytes of a file below which a delta is not worth a request
 _BASES = 2  # former versions
 _LEVEL = 6
@@ -96,6 +102,24 @@ def make_deltas(
                     found.append(made)
         files.append(replace(file, deltas=tuple(found)))
     return tuple(files)
+
+
+def split_files(blobs: BlobStore, model: ModelVersion) -> None:
+    """Store the files of a version as chunks. A file of which this fails stays whole."""
+    until = time.monotonic() + _CHUNKS_S
+    for file in model.files:
+        if file.size < LEAST or time.monotonic() > until:
+            continue
+        try:
+            blobs.split(file.sha256, partial(_find_cuts, path=file.path), until)
+        except (StoreError, OSError) as error:
+            _log.warning("a file of %s is not stored as chunks: %s", model.model, error)
+
+
+def _find_cuts(file: BinaryIO, path: str) -> list[int]:
+    """Return where the larger tensors of a file begin and end."""
+    large = [each for each in _list_tensors(file, path) if each.size >= LEAST]
+    return [place for each in large for place in (each.start, each.start + each.size)]
 
 
 def make_delta(

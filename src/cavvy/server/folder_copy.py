@@ -18,7 +18,8 @@ KEYS = ("agents.key", "tls.pem", "key", "installation", "files.id")
 _KEY_FORMS = "key.*"  # former keys of secrets
 # Uploaded working folders, logs, checkpoints and results, and files of providers. The data keys of
 # files come last, because a new file may have a new key.
-FOLDERS = ("folders", "logs", "storage", "providers", "file-keys")
+_BLOBS = "folders"
+FOLDERS = (_BLOBS, "logs", "storage", "providers", "file-keys")
 # Processes of this machine, their folders and sockets: these files are useless on another machine.
 LEFT_OUT = ("providers/local",)
 
@@ -32,9 +33,19 @@ def list_keys(root: Path) -> Iterator[Path]:
 
 def list_files(root: Path) -> Iterator[Path]:
     """Yield the paths, relative to the state folder, of the files that belong to the database,
-    except key files. Sockets, links and unfinished files are left out.
+    except key files. Sockets, links and unfinished files are left out. A running server
+    may replace a blob by chunks in folders that were listed before, so new blobs are listed again.
     """
-    for folder in FOLDERS:
+    before: set[str] = set()
+    for name in _list(root, _BLOBS):
+        before.add(str(name))
+        yield name
+    yield from (name for name in _list(root, _BLOBS) if str(name) not in before)
+    yield from _list(root, *(each for each in FOLDERS if each != _BLOBS))
+
+
+def _list(root: Path, *folders: str) -> Iterator[Path]:
+    for folder in folders:
         for where, inner, names in os.walk(root / folder):
             here = Path(where).relative_to(root)
             inner[:] = sorted(name for name in inner if str(here / name) not in LEFT_OUT)

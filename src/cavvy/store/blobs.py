@@ -1,12 +1,14 @@
-"""Stores blobs as files named by the SHA-256 of their bytes. The snapshots of working folders
-consist of blobs. All methods block on disk I/O.
+"""Stores blobs as files named by the SHA-256 of their bytes, or as chunks (`chunks.py`). The
+snapshots of working folders consist of blobs. All methods block on disk I/O.
 """
 
 import errno
+import logging
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -22,10 +24,20 @@ from msgspec.json import Decoder
 
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull, StoreUnusable
 from cavvy.store.bucket_folder import AT_ONCE, BucketFolder
+from cavvy.store.chunks import (
+    OF_CHUNK,
+    OF_LIST,
+    FileChunk,
+    divide,
+    encode_list,
+    open_chunks,
+    read_list,
+)
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.encrypted_files.streams import (
     BlobFiles,
     OpenFile,
+    ends_with,
     is_encrypted,
     make_blob_files,
 )
@@ -36,9 +48,12 @@ _FOLDERS = 8
 # together
 _SYNCS = 8
 _AT_ONCE = 1 << 20  # bytes that are read at once
+_TOGETHER = 1 << 25  # bytes of chunks that are written together
+_ASIDE = ".aside"  # end of the name of a file that may be about to be removed
 _COPIES = timedelta(days=1)  # time for which the copy of a blob in a bucket is kept without use
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_log = logging.getLogger(__name__)
 
 
 class BlobStore:
@@ -60,8 +75,10 @@ class BlobStore:
         Raises HashMismatch if a name is not a SHA-256.
         """
         targets = {name: self._target(name) for name in hashes}
-        missing = self._files.find_missing(list(targets.values()))
-        return [name for name, path in targets.items() if path in missing]
+        absent = self._files.find_missing(list(targets.values()))
+        return [
+            name for name, path in targets.items() if path in absent and not self._has_chunks(name)
+        ]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
         """Store the bytes whose SHA-256 in hexadecimal is `name`, unless they are stored already.
@@ -89,15 +106,17 @@ class BlobStore:
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
-        names = self.missing(blobs)
-        fresh = [self._target(name) for name in names]
+        self._keep_all({self._target(name): blobs[name] for name in self.missing(blobs)})
+
+    def _keep_all(self, files: Mapping[Path, bytes]) -> None:
+        fresh = list(files)
         token = secrets.token_hex(4)
         parts = [path.with_name(f"{path.name}.{token}.part") for path in fresh]
         try:
-            for name, part, path in zip(names, parts, fresh, strict=True):
+            for part, (path, data) in zip(parts, files.items(), strict=True):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with _create(part) as file:
-                    self._files.create(file.fileno(), path).append(blobs[name])
+                    self._files.create(file.fileno(), path).append(data)
             _sync_all(parts)
             with ThreadPoolExecutor(AT_ONCE, "keep") as pool:
                 list(pool.map(self._files.keep, parts, fresh))
@@ -117,7 +136,7 @@ class BlobStore:
         HashMismatch (then send the blob again from the beginning), StoreFull.
         """
         path = self._target(name)
-        if not self._files.find_missing([path]):
+        if not self.missing([name]):
             return size
         part = path.with_name(f"{path.name}.part")
         try:
@@ -154,30 +173,124 @@ class BlobStore:
             part.unlink()
             return None
 
+    def split(
+        self,
+        name: str,
+        find_cuts: Callable[[BinaryIO], Sequence[int]],
+        until: float = float("inf"),
+    ) -> bool:
+        """Store a blob as chunks, which begin at the offsets that `find_cuts` returns for the open
+        file. Return whether it is stored so: a small one, one in a bucket, and one for which the
+        time (`until` of the monotonic clock) did not suffice, stays whole.
+
+        The whole file is removed when all chunks, and then their list, are on the disk. Until then,
+        it is the one that is read. Raises StoreUnusable, StoreFull, OSError.
+        """
+        if self._files.bucket is not None:
+            return False
+        whole = self._stored(name)
+        try:
+            file = self._files.open(whole)
+        except FileNotFoundError:
+            return self._has_chunks(name)
+        with file:
+            places = list(divide(file.seek(0, os.SEEK_END), find_cuts(file)))
+            if len(places) < 2:
+                return False
+            if not self._has_chunks(name):
+                chunks = self._store_chunks(name, file, places, until)
+                if not chunks:
+                    return False
+                self._keep_all({self._files.target(name, OF_LIST): encode_list(chunks)})
+                if not self._has_chunks(name):
+                    return False
+        whole.unlink(missing_ok=True)
+        return True
+
+    def _store_chunks(
+        self, name: str, file: BinaryIO, places: Iterable[tuple[int, int]], until: float
+    ) -> Sequence[FileChunk]:
+        """Store the chunks of a file, and return their list. It is empty if the time does not
+        suffice, or if the file is not what its name says."""
+        digest, chunks, size = sha256(), list[FileChunk](), 0
+        together: dict[Path, bytes] = {}
+        file.seek(0)
+        for start, end in places:
+            data = file.read(end - start)
+            digest.update(data)
+            chunk = FileChunk(sha256=sha256(data).hexdigest(), size=len(data))
+            chunks.append(chunk)
+            together[self._files.target(chunk.sha256, OF_CHUNK)] = data
+            size += len(data)
+            if size >= _TOGETHER:
+                if time.monotonic() > until:
+                    return []
+                self._keep_missing(together)
+                together, size = {}, 0
+        if (found := digest.hexdigest()) != name:
+            _log.warning("%s is damaged: its bytes have the hash %s", self._stored(name), found)
+            return []
+        self._keep_missing(together)
+        return chunks
+
+    def _keep_missing(self, files: Mapping[Path, bytes]) -> None:
+        missing = self._files.find_missing(list(files))
+        if missing:
+            self._keep_all({path: files[path] for path in missing})
+
+    def _has_chunks(self, name: str) -> bool:
+        """Return whether a blob is stored as chunks, and set the times of its files to now."""
+        if self._files.bucket is not None:
+            return False
+        path = self._files.target(name, OF_LIST)
+        try:
+            if self._files.find_missing([path]):
+                return False
+            chunks = read_list(self._files, path)
+        except FileNotFoundError:
+            return False
+        except StoreUnusable as error:
+            _log.warning("%s", error)
+            return False
+        return not self._files.find_missing(
+            list({self._files.target(each.sha256, OF_CHUNK) for each in chunks})
+        )
+
+    def _read_list(self, name: str) -> Sequence[FileChunk]:
+        """Return the chunks of a blob. Raises RowNotFound, StoreUnusable."""
+        try:
+            if self._files.bucket is None:
+                return read_list(self._files, self._files.stored(name, OF_LIST))
+        except FileNotFoundError:
+            pass
+        raise RowNotFound(f"no blob {name}") from None
+
     def open(self, name: str) -> BinaryIO:
-        """Open the blob for reading. Raises RowNotFound."""
+        """Open the blob for reading. Raises RowNotFound. Reading raises StoreUnusable if a chunk of
+        the blob is damaged."""
         try:
             return self._files.open(self._stored(name))
         except FileNotFoundError:
-            raise RowNotFound(f"no blob {name}") from None
+            return open_chunks(self._files, name, self._read_list(name))
 
     def path(self, name: str) -> Path | None:
         """Return the path of the blob's file, from which the blob can be sent, or None if the blob
-        is encrypted. Raises RowNotFound.
+        is encrypted or stored as chunks. Raises RowNotFound.
         """
         path = self._stored(name)
-        if not path.is_file():
-            raise RowNotFound(f"no blob {name}")
-        return None if is_encrypted(path) else path
+        if path.is_file():
+            return None if is_encrypted(path) else path
+        self._read_list(name)
+        return None
 
     def read(self, name: str, limit: int) -> bytes | None:
         """Return the bytes of a blob. Returns None if the blob is missing or larger than `limit`
         bytes. Raises HashMismatch if `name` is not a SHA-256.
         """
         try:
-            with self._files.open(self._stored(name)) as file:
+            with self.open(name) as file:
                 data = file.read(limit + 1)
-        except FileNotFoundError:
+        except RowNotFound:
             return None
         return data if len(data) <= limit else None
 
@@ -197,22 +310,47 @@ class BlobStore:
         submission has not arrived yet.
         """
         freed, limit = 0, older_than.timestamp()
-        known = (self._files.names(name) for name in wanted if _HASH.fullmatch(name))
-        kept = frozenset[str]().union(*known)
+        found = [name for name in wanted if _HASH.fullmatch(name)]
+        kept = frozenset[str]().union(*(self._files.names(name) for name in found))
         if self._files.bucket is not None:
             freed += self._files.bucket.sweep(kept, older_than=older_than)
             kept, limit = frozenset(), min(limit, (self._files.bucket.now() - _COPIES).timestamp())
+        else:
+            self._bring_back()
+            try:
+                kept |= self._list_chunks(found, limit)
+            except StoreUnusable as error:
+                _log.warning("unused files are kept: %s", error)
+                return 0
         for path in self._root.glob("??/*"):
             if path.name in kept:
                 continue
-            try:
-                status = path.stat()
-                if status.st_mtime < limit:
-                    path.unlink()
-                    freed += status.st_size if self._files.bucket is None else 0
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < limit:
+                    size = _remove_unused(path, limit)
+                    freed += size if self._files.bucket is None else 0
         return freed
+
+    def _list_chunks(self, wanted: Collection[str], limit: float) -> frozenset[str]:
+        """Return the names of the files that a list of chunks needs which is wanted or was used
+        since `limit`, and of the wanted lists. The other lists are removed, before any of their
+        chunks is. Raises StoreUnusable."""
+        lists = [path for path in self._root.glob("??/*") if ends_with(path, OF_LIST)]
+        kept, named = set[str](), set[str]()
+        if lists:
+            kept |= set[str]().union(*(self._files.names(name, OF_LIST) for name in wanted))
+        for path in lists:
+            with suppress(FileNotFoundError):
+                unused = path.name not in kept and path.stat().st_mtime < limit
+                if not unused or not _remove_unused(path, limit):
+                    named |= {each.sha256 for each in read_list(self._files, path)}
+        return frozenset(kept.union(*(self._files.names(each, OF_CHUNK) for each in named)))
+
+    def _bring_back(self) -> None:
+        """Bring back what a server moved aside that was killed before it removed it."""
+        for aside in self._root.glob(f"??/*{_ASIDE}"):
+            with suppress(FileNotFoundError):
+                aside.replace(aside.with_name(aside.name.removesuffix(_ASIDE)))
 
     def _target(self, name: str) -> Path:
         _check_name(name)
@@ -378,6 +516,20 @@ class BlobWriter:
         os.fsync(file.fileno())
         self._files.keep(self._part, self._path)
         _sync(self._path.parent)
+
+
+def _remove_unused(path: Path, limit: float) -> int:
+    """Remove a file that was not used since `limit`, and return its size. A publication that
+    uses the file at the same time sets its time before it is moved aside, so that it comes back, or
+    does not find it, and stores it again. Raises FileNotFoundError."""
+    aside = path.with_name(path.name + _ASIDE)
+    path.rename(aside)
+    status = aside.stat()
+    if status.st_mtime >= limit:
+        aside.replace(path)
+        return 0
+    aside.unlink()
+    return status.st_size
 
 
 def _check_part(file: FileIO, stored: OpenFile, part: Path, name: str) -> None:

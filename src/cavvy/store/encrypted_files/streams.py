@@ -76,30 +76,31 @@ class BlobFiles:
         self.root, self.bucket = root, bucket
         self._keys, self._label = keys, label
 
-    def target(self, name: str) -> Path:
-        """Return the path where a new blob with this hash is stored. Raises StoreUnusable,
-        StoreFull."""
+    def target(self, name: str, ending: str = "") -> Path:
+        """Return the path where a new blob with this hash is stored, or what else belongs to it and
+        has this `ending`. Raises StoreUnusable, StoreFull."""
         hidden = self._keys.hide(name) if self._keys and self._keys.encrypts else None
-        return self._plain(name) if hidden is None else self._sealed(hidden)
+        return self._plain(name + ending) if hidden is None else self._sealed(hidden + ending)
 
-    def stored(self, name: str) -> Path:
+    def stored(self, name: str, ending: str = "") -> Path:
         """Return the path of a stored blob, encrypted or plain. If a project's encryption is turned
         on or off, the project's older blobs are not changed. A blob that is only in the bucket is
         fetched. Raises StoreUnusable, StoreFull, OSError.
         """
         hidden = self._keys.hide(name) if self._keys else None
-        if hidden is not None and self._fetch(sealed := self._sealed(hidden)):
+        if hidden is not None and self._fetch(sealed := self._sealed(hidden + ending)):
             return sealed
-        plain = self._plain(name)
+        plain = self._plain(name + ending)
         self._fetch(plain)
         return plain
 
-    def names(self, name: str) -> set[str]:
+    def names(self, name: str, ending: str = "") -> set[str]:
         """Return the possible file names of a blob: its plain name and, if the project has keys,
         its encrypted name. Raises StoreUnusable, StoreFull.
         """
         hidden = self._keys.hide(name) if self._keys else None
-        return {name} if hidden is None else {name, f"{hidden}{_SUFFIX}"}
+        plain = f"{name}{ending}"
+        return {plain} if hidden is None else {plain, f"{hidden}{ending}{_SUFFIX}"}
 
     def find_missing(self, paths: Sequence[Path]) -> set[Path]:
         """Return the paths at which no blob is stored. For some time, garbage collection does not
@@ -172,6 +173,11 @@ class BlobFiles:
 def is_encrypted(path: Path) -> bool:
     """Return whether the file of a blob is encrypted."""
     return path.name.endswith(_SUFFIX)
+
+
+def ends_with(path: Path, ending: str) -> bool:
+    """Return whether a file, encrypted or not, was stored with this ending."""
+    return path.name.removesuffix(_SUFFIX).endswith(ending)
 
 
 def make_blob_files(
