@@ -1,7 +1,7 @@
 """The Prairie (a made-up cloud): each node is one server that starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import text
+from cavvy.providers.settings import project_text, regions_setting
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -32,10 +32,11 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        text("regions", "The regions to use, separated by commas. The default is all regions."),
-        text("ranch", "The ranch to which the servers belong. The default is the key's own."),
+        regions_setting("regions"),
+        project_text(
+            "ranch", "The ranch to which the servers belong. The default is the key's own."
+        ),
     ),
-    of_projects=("key_file", "regions", "ranch"),
     docs="https://prairie.example/cavvy",
     endpoint="https://api.prairie.example/v1",
 )
