@@ -650,6 +650,11 @@ async def test_a_device_goes_on_anywhere_in_a_file_that_is_stored_as_chunks(api:
     chunk = sha256(content[-14:]).hexdigest()
     for path, more in ((f"{EDGE}/files/{chunk}", headers), (f"{user.project}/blobs/{chunk}", None)):
         assert (await api.http.get(path, headers=more)).status_code == 404
+    [damaged] = blobs._root.glob(f"*/{chunk}.chunk")
+    damaged.write_bytes(b"THE NEXT CHUNK")
+    answer = await api.http.get(f"{EDGE}/files/{name}", headers=wanted)
+    assert (answer.status_code, str(damaged) in answer.text) == (404, False)
+    assert "damaged" in answer.text
 
 
 async def test_a_version_that_the_key_of_its_model_has_not_signed_reaches_no_device(

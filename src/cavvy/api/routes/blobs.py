@@ -2,6 +2,7 @@
 bytes."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated
@@ -20,7 +21,7 @@ from cavvy.api.wire import MIB, stream_bytes
 from cavvy.client import wire
 from cavvy.client.upload import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_entry, read_pack
 from cavvy.domain.accounts import Permission
-from cavvy.store.base import HashMismatch, RowNotFound
+from cavvy.store.base import HashMismatch, KeyUnusable, RowNotFound, StoreUnusable
 from cavvy.store.blobs import BlobStore, BlobWriter
 from cavvy.store.objects.threads import StorageThreads
 
@@ -30,6 +31,7 @@ _PIECE = MIB  # bytes that are decrypted at once
 # Files in a bucket that does not answer keep only these threads waiting.
 _in_thread = StorageThreads(64, "blobs").run_to_its_end
 
+_log = logging.getLogger(__name__)
 router = RouteGroup("blobs", prefix="/v1/projects/{project}/blobs")
 
 
@@ -147,13 +149,25 @@ async def send_blob(
     if start:
         status, headers["content-range"] = 206, f"bytes {start}-{size - 1}/{size}"
     file.seek(start)
+    try:
+        first = await _in_thread(file.read, piece)
+    except StoreUnusable as error:
+        file.close()
+        if isinstance(error, KeyUnusable):
+            raise
+        _log.error("%s", error)
+        raise RowNotFound(
+            f"blob {name} is damaged after byte {start}; the server's log names the damaged file"
+        ) from error
 
     async def pieces() -> AsyncIterator[bytes]:
+        data = first
         try:
-            while data := await _in_thread(file.read, piece):
+            while data:
                 if wait is not None:
                     await wait(len(data))
                 yield data
+                data = await _in_thread(file.read, piece)
         finally:
             file.close()
 
