@@ -14,7 +14,7 @@ import pytest
 
 from cavvy.server.folder_copy import list_files
 from cavvy.store.base import RowNotFound, StoreUnusable
-from cavvy.store.blobs import BlobStore, ProjectBlobs
+from cavvy.store.blobs import BlobStore, ProjectBlobs, sweep_folders
 from cavvy.store.chunks import CHUNK, divide
 from cavvy.store.encrypted_files.data_keys import SERVER_KEY, FileKeyPlaces, FileKeys
 
@@ -93,7 +93,7 @@ def at_each_step(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)  # many runs, of which no power is cut
-        for name in ("rename", "replace", "unlink", "stat", "utime", "open"):
+        for name in ("rename", "replace", "link", "unlink", "stat", "utime", "open"):
             patch.setattr(os, name, wrap(getattr(os, name)))
         patch.setattr(Path, "open", wrap(Path.open))
         yield
@@ -288,6 +288,32 @@ def test_a_removal_keeps_what_a_publication_uses_at_the_same_time(
             assert read(other, kept) == make(4, 2, 5)
         step += 1
     assert step > 10
+
+
+def test_an_old_list_that_a_killed_server_left_aside_does_not_replace_a_newer_one(
+    tmp_path: Path,
+) -> None:
+    store, data = make_store(tmp_path), make(1, 2, 3)
+    name = publish(store, data)
+    [path] = lists(tmp_path)
+    aside = path.rename(path.with_name(f"{path.name}.aside"))
+    aside.write_text(f'[{{"sha256": "{name_of(b"lost")}", "size": 4}}]')
+    publish(store, data)
+    store.sweep([name], older_than=LIMIT)
+    assert read(store, name) == data
+    assert not aside.exists()
+
+
+def test_the_parts_of_a_manifest_that_a_killed_server_left_aside_are_kept(tmp_path: Path) -> None:
+    store, part = make_store(tmp_path), b"part"
+    manifest = f'{{"files": [{{"path": "a", "sha256": "{name_of(part)}"}}]}}'.encode()
+    store.put_all({name_of(each): each for each in (part, manifest)})
+    path = store.path(name_of(manifest))
+    assert path is not None
+    age(tmp_path)
+    path.rename(path.with_name(f"{path.name}.aside"))
+    sweep_folders(store, [name_of(manifest)], older_than=LIMIT)
+    assert (read(store, name_of(manifest)), read(store, name_of(part))) == (manifest, part)
 
 
 def test_only_chunks_that_no_other_version_uses_are_removed(tmp_path: Path) -> None:

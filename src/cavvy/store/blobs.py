@@ -316,7 +316,7 @@ class BlobStore:
             freed += self._files.bucket.sweep(kept, older_than=older_than)
             kept, limit = frozenset(), min(limit, (self._files.bucket.now() - _COPIES).timestamp())
         else:
-            self._bring_back()
+            self.bring_back()
             try:
                 kept |= self._list_chunks(found, limit)
             except StoreUnusable as error:
@@ -346,11 +346,11 @@ class BlobStore:
                     named |= {each.sha256 for each in read_list(self._files, path)}
         return frozenset(kept.union(*(self._files.names(each, OF_CHUNK) for each in named)))
 
-    def _bring_back(self) -> None:
+    def bring_back(self) -> None:
         """Bring back what a server moved aside that was killed before it removed it."""
         for aside in self._root.glob(f"??/*{_ASIDE}"):
             with suppress(FileNotFoundError):
-                aside.replace(aside.with_name(aside.name.removesuffix(_ASIDE)))
+                _put_back(aside, aside.with_name(aside.name.removesuffix(_ASIDE)))
 
     def _target(self, name: str) -> Path:
         _check_name(name)
@@ -412,6 +412,7 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
     Removes nothing if the manifest of a snapshot cannot be read.
     """
     wanted = set(snapshots)
+    blobs.bring_back()  # the parts of a manifest that is aside would be removed
     for name in snapshots:
         try:
             wanted |= read_manifest(blobs, name).parts
@@ -526,10 +527,18 @@ def _remove_unused(path: Path, limit: float) -> int:
     path.rename(aside)
     status = aside.stat()
     if status.st_mtime >= limit:
-        aside.replace(path)
+        _put_back(aside, path)
         return 0
     aside.unlink()
     return status.st_size
+
+
+def _put_back(aside: Path, path: Path) -> None:
+    """Move a file back, unless it was stored again: a list that is older may name chunks that are
+    not there any more. Raises FileNotFoundError, OSError."""
+    with suppress(FileExistsError):
+        os.link(aside, path)
+    aside.unlink()
 
 
 def _check_part(file: FileIO, stored: OpenFile, part: Path, name: str) -> None:
