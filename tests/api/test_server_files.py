@@ -7,7 +7,9 @@ import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from cavvy.cli.main import cli
 from cavvy.control.restored import count_access
 from cavvy.domain.accounts import Account, AccountToken
 from cavvy.domain.values import replace
-from cavvy.server import stored_files
+from cavvy.server import backup, stored_files
 from cavvy.server.adopt import MOVED, adopt
 from cavvy.server.backup import back_up
 from cavvy.server.database import choose_bucket, choose_files, hold_alone, join_servers
@@ -32,6 +34,7 @@ from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.server.stored_files import FilesPlace, bind_bucket, join_bucket, open_stored_files
 from cavvy.settings import Settings
 from cavvy.store.base import SealedSecret, StoreUnusable
+from cavvy.store.blobs import BlobStore
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.keys import KeyRing
@@ -112,6 +115,32 @@ def test_an_archive_has_the_shared_files_and_restores_them_there(tmp_path: Path)
     assert read_secret(new_url, new) == "planted"
     # a later server of this folder finds the files without the setting
     assert (new / "a" / "files").read_text() == str(new)
+
+
+@pytest.mark.parametrize("place", ["agents.key", "folders/"])
+def test_an_archive_has_a_blob_that_is_divided_while_files_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    url, root = store_url("postgres", tmp_path), tmp_path / "old"
+    home, given = name_home(root, url)
+    fill(open_store(url), root)
+    data, archive, add = b"1" * 100 + b"2" * 100, io.BytesIO(), backup._add
+    name = sha256(data).hexdigest()
+    blobs = BlobStore(root / "folders" / "p")
+    blobs.put(name, [data])
+
+    def divide_first(target: tarfile.TarFile, path: Path, known_as: str) -> str:
+        if known_as.startswith(place):
+            assert blobs.split(name, lambda _: [100])
+        return add(target, path, known_as)
+
+    monkeypatch.setattr(backup, "_add", divide_first)
+    back_up(home, given, archive)
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as packed:
+        packed.extractall(tmp_path / "new", filter="data")
+    with BlobStore(tmp_path / "new" / "folders" / "p").open(name) as file:
+        assert file.read() == data
 
 
 def add_access(url: str) -> None:

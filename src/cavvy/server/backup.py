@@ -20,6 +20,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from errno import EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -84,7 +85,7 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
         with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
             files = {DATABASE: _add(archive, copy, DATABASE)}
             names = list_files(root) if bucket is None else ()
-            for name in (*list_keys(root), *names):
+            for name in chain(list_keys(root), names):  # listed while they are copied
                 if digest := _add(archive, root / name, str(name)):
                     files[str(name)] = digest
             if bucket is not None:
