@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.json import decode
+from starlette.responses import FileResponse
 from tests.api.api_state import Api, until
 
 from cavvy.cli.services import list_pairs
@@ -655,6 +656,34 @@ async def test_a_device_goes_on_anywhere_in_a_file_that_is_stored_as_chunks(api:
     answer = await api.http.get(f"{EDGE}/files/{name}", headers=wanted)
     assert (answer.status_code, str(damaged) in answer.text) == (404, False)
     assert "damaged" in answer.text
+
+
+@pytest.mark.parametrize("call", ["stat", "open"])
+async def test_a_file_that_is_replaced_by_chunks_while_a_request_begins_is_sent(
+    api: Api, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    blobs, content = api.app_state.blobs.of("default"), Random(1).randbytes(CHUNK + 1)
+    name = sha256(content).hexdigest()
+    for start in (0, 9):
+        blobs.put(name, [content])
+        path = blobs.path(name)
+        if path is None:  # the former turn stored it as chunks
+            [listed] = blobs._root.glob(f"*/{name}.chunks")
+            listed.unlink()
+            blobs.put(name, [content])
+            path = blobs.path(name)
+        real = FileResponse.__call__ if call == "stat" else FileResponse._open_file
+
+        def divide(self: FileResponse, *rest: Any, real: Any = real) -> Any:
+            monkeypatch.undo()
+            assert blobs.split(name, lambda _: [])
+            return real(self, *rest)
+
+        monkeypatch.setattr(FileResponse, real.__name__, divide)
+        wanted = {"Range": f"bytes={start}-"} if start else {}
+        answer = await api.http.get(f"/v1/projects/default/blobs/{name}", headers=wanted)
+        assert (answer.status_code, blobs.path(name)) == (206 if start else 200, None)
+        assert answer.content == content[start:]
 
 
 async def test_a_version_that_the_key_of_its_model_has_not_signed_reaches_no_device(

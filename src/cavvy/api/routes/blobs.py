@@ -5,11 +5,13 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated
 
 from fastapi import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_reading
@@ -129,6 +131,36 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
     return total
 
 
+class _WholeFile(FileResponse):
+    """The file of a blob. If the file is replaced by chunks before it is opened, the answer is that
+    of `again`."""
+
+    def __init__(self, path: os.PathLike[str], again: Callable[[], Awaitable[Response]]) -> None:
+        super().__init__(path, media_type="application/octet-stream")
+        self._again = again
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        head: list[Message] = []
+        started = False
+
+        async def send_opened(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                head.append(message)
+                return
+            started = True
+            while head:
+                await send(head.pop())
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, send_opened)
+        except (FileNotFoundError, RuntimeError):
+            if started or os.path.exists(self.path):
+                raise
+            await (await self._again())(scope, receive, send)
+
+
 async def send_blob(
     store: BlobStore,
     name: str,
@@ -141,7 +173,7 @@ async def send_blob(
     is sent. Raises RowNotFound, StoreError."""
     path = await _in_thread(store.path, name)
     if path is not None and wait is None:
-        return FileResponse(path, media_type="application/octet-stream")
+        return _WholeFile(path, partial(send_blob, store, name, wanted, piece))
     file = await _in_thread(store.open, name)
     size = file.seek(0, os.SEEK_END)
     start, status = _read_start(wanted, size), 200
