@@ -426,6 +426,9 @@ class QueueReconciler:
         closed = opens_at(pool, now)
         attempts = await self._pools.list_attempts(job.project, pool.name)
         wish = follow_pool(job, pool)
+        if wish != job and job.member is None and job.task.stated is not None:
+            reason = f"the file of pool {pool.name} has just changed"
+            return make_wait(job, reason, now, busy=True)  # the next pass lets the job follow it
         if not explain_closed(pool, closed):
             match await self._take_warm(wish, scheduler, snapshot, now):
                 case WarmGang():
