@@ -706,6 +706,10 @@ def deploy(
 
         json_out(made)
         return
+    _say_deployed(made, name)
+
+
+def _say_deployed(made: "RolloutView", name: str) -> None:
     click.echo(f"rollout {made.name} brings {name}@{made.to} to {made.devices:,} devices")
     if made.left_out:
         told = ", ".join(made.left_out[:4]) + (", …" if len(made.left_out) > 4 else "")

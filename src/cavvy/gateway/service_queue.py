@@ -84,6 +84,8 @@ class ServiceQueue:
 
     _successor: "ServiceQueue | None" = None
     _removed = False
+    _unbound = 0  # the number of waiting requests that any replica may get
+    _turn = 0
 
     def __init__(
         self,
@@ -140,8 +142,6 @@ class ServiceQueue:
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._line = WaitingLine()
-        self._unbound = 0  # the number of waiting requests that any replica may get
-        self._turn = 0
         self._seeking: set[asyncio.Task[None]] = set()
         self._by_key = routing is not None and routing.by != "cache"
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
