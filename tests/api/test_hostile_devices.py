@@ -854,6 +854,7 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "two": ({"values": {"A": "x"}, "label": "a=b"}, "expected one of"),
     "label": ({"values": {"A": "x"}, "site": "", "label": "=b"}, "must be NAME=VALUE"),
     "selector": ({"values": {"A": "x"}, "site": "l\0"}, "not printable"),
+    "site": ({"values": {"A": "x"}, "site": "../x"}, "must have 1 to 63 characters"),
 }
 
 

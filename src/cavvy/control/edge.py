@@ -330,6 +330,9 @@ class EdgeService:
     ) -> EdgeSettings:
         """Set and unset what is set for devices, and return all of it. `name` is that of
         EdgeSettings. Raises RowNotFound, SettingsRefused."""
+        kind, _, value = name.partition("/")
+        if kind == "site":
+            _check_site(value, SettingsRefused)
         for _ in range(_TRIES):
             try:
                 known = await self._store.edge.settings.get(project, name)
@@ -1213,9 +1216,9 @@ def _add_costs(
     return replace(told, window_s=int(window.total_seconds()), spent=spent)
 
 
-def _check_site(name: str) -> None:
+def _check_site(name: str, refused: type[Exception] = EnrolmentRefused) -> None:
     if _NAME.fullmatch(name) is None:
-        raise EnrolmentRefused(
+        raise refused(
             f"the site {name!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
             "either end"
         )
