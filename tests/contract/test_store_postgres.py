@@ -3,14 +3,14 @@ at once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.store_suite import make_event, make_host, store_url, submit
+from tests.contract.store_suite import NOW, make_event, make_host, store_url, submit
 
 from cavvy.domain.values import replace
 from cavvy.store.base import (
@@ -71,6 +71,39 @@ async def test_ids_are_sorted_by_byte(store: Store) -> None:
     assert [job.id for job in (await store.list_jobs(None)).jobs] == sorted(
         ("a-1", "B-1", "a_1", "Ab", "aa")
     )[::-1]
+
+
+async def test_the_first_jobs_are_found_without_a_look_at_the_others(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await submit(store, "j1")
+    with closing(connect(url)) as other:
+        other.execute(
+            "INSERT INTO jobs SELECT (jsonb_populate_record(j, jsonb_build_object('id', j.id || n,"
+            " 'name', j.name || n, 'project', 'p' || n % 200))).*"
+            " FROM jobs j, generate_series(1, 20000) n"
+        )
+        other.execute("ANALYZE jobs")
+        asked: list[tuple[str, Sequence[object]]] = []
+        run = DatabaseSession.run
+
+        def ask(session: DatabaseSession, sql: str, values: Sequence[object] = ()) -> Any:
+            asked.append((sql, values))
+            return run(session, sql, values)
+
+        monkeypatch.setattr(DatabaseSession, "run", ask)
+        firsts = await store.queue.firsts(NOW)
+        assert len(firsts) == 201
+        blocks = 0
+        for sql, values in asked:
+            plan = other.execute(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql.replace('?', '%s')}", values
+            ).fetchone()
+            assert plan is not None
+            top = plan[0][0]["Plan"]
+            blocks += top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+    # two searches and one row for each line, and three to four blocks for each of them
+    assert 201 <= blocks <= 201 * 20
 
 
 async def test_writers_in_opposite_order_do_not_lock_each_other_out(store: Store) -> None:

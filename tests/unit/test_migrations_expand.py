@@ -13,6 +13,7 @@ _FIRST = "0015"  # earlier migrations were made before several servers shared a 
 _EXPANDS = (
     r"CREATE TABLE \w+ \(",
     r"CREATE INDEX \w+ ON",
+    r"DROP INDEX \w+$",  # searches without it have the same answers
     r"ALTER TABLE \w+ ADD COLUMN \w+ (DOUBLE PRECISION|[\w{}]+)( DEFAULT ('[^']*'|-?\d+)( NOT NULL)?)?$",
     r"UPDATE \w+ SET",
     r"INSERT INTO",
@@ -56,6 +57,7 @@ def test_a_migration_only_expands(migration: Migration) -> None:
         ("CREATE UNIQUE INDEX jobs_one ON jobs (name)", False, False),
         ("CREATE INDEX jobs_one ON jobs (name)", True, False),
         ("ALTER TABLE jobs DROP COLUMN more", False, True),
+        ("DROP INDEX jobs_one", True, True),
         ("DROP TABLE names -- unused; since 0016", False, True),
         ("{jobs_no_change}", False, False),
         ("CREATE TABLE more (a TEXT); {more_no_change}", True, False),

@@ -54,11 +54,13 @@ _ONLY_ADDED = ("ledger", "ledger_subjects", "audit_cuts")
 # fields of an attempt's offer that the migration to the ledger reads
 _OF_OFFER = ("provider", "credential", "region", "zone", "instance_type", "accelerator", "purchase")
 # SQL that differs between the two databases. IDs are compared byte by byte, so that PostgreSQL
-# sorts them like Python and SQLite in every locale.
+# sorts them like Python and SQLite in every locale. SQLite takes an index of waiting jobs only for
+# a value of its first column, `phase`; PostgreSQL does not search for that value.
 _SQLITE = {
     "id": "TEXT",
     "serial": "INTEGER",
     "bytes": "BLOB",
+    "phase": "phase, ",
     "origin_snapshot": "json_extract(origin, '$.snapshot')",
     "task_tags": "json_extract(task, '$.tags')",
     "gang_bought": "substr(gang, 1, instr(gang || '@', '@') - 1)",
@@ -73,6 +75,7 @@ _POSTGRESQL = {
     "id": 'TEXT COLLATE "C"',
     "serial": "BIGSERIAL",
     "bytes": "BYTEA",
+    "phase": "",
     "origin_snapshot": "CAST(origin AS JSON) ->> 'snapshot'",
     "task_tags": "CAST(task AS JSON) ->> 'tags'",
     "gang_bought": "split_part(gang, '@', 1)",

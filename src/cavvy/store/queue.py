@@ -53,7 +53,8 @@ def _select_firsts(column: str, beside: str) -> str:
         f"WITH RECURSIVE p1(line) AS (SELECT (SELECT {column} FROM jobs WHERE {waits} > '' "
         f"ORDER BY {column} LIMIT 1) UNION ALL SELECT (SELECT {column} FROM jobs WHERE "
         f"{waits} > p1.line ORDER BY {column} LIMIT 1) FROM p1 WHERE line IS NOT NULL), "
-        f"p2(first) AS (SELECT (SELECT id FROM jobs WHERE {column} = line AND {_FREE} AND "
+        "p2(first) AS MATERIALIZED (SELECT (SELECT id FROM jobs WHERE "
+        f"{column} = line AND {_FREE} AND "
         f"{beside} ORDER BY {TURN}, id LIMIT 1) FROM p1 WHERE line IS NOT NULL) "
         f"SELECT {_ROW} FROM p2 JOIN jobs ON id = first"
     )

@@ -49,24 +49,18 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_phase ON jobs (phase, id);
 CREATE INDEX jobs_project ON jobs (project, id);
 CREATE INDEX jobs_project_phase ON jobs (project, phase, id);
-CREATE INDEX jobs_queue ON jobs (phase, priority DESC, id) WHERE phase = 'queued';
 CREATE INDEX jobs_turns ON jobs
-    (phase, project, user_name, (submitted_at - priority * 3600000000), id)
-    WHERE phase = 'queued';
-CREATE INDEX jobs_project_turns ON jobs
-    (phase, project, (submitted_at - priority * 3600000000), id)
+    ({phase}project, user_name, (submitted_at - priority * 3600000000), id) WHERE phase = 'queued';
+CREATE INDEX jobs_project_turns ON jobs ({phase}project, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND machine IS NULL AND pool IS NULL AND array_id IS NULL;
-CREATE INDEX jobs_later ON jobs (phase, not_before)
-    WHERE phase = 'queued' AND not_before IS NOT NULL;
-CREATE INDEX jobs_again ON jobs (phase, attempt, id) WHERE phase = 'queued' AND attempt > 0;
-CREATE INDEX jobs_machine_queue ON jobs (phase, project, machine, priority DESC, id)
-    WHERE phase = 'queued' AND machine IS NOT NULL;
+CREATE INDEX jobs_later ON jobs ({phase}not_before) WHERE phase = 'queued' AND not_before IS NOT NULL;
+CREATE INDEX jobs_again ON jobs ({phase}attempt, id) WHERE phase = 'queued' AND attempt > 0;
 CREATE INDEX jobs_machine_turns ON jobs
-    (phase, project, machine, (submitted_at - priority * 3600000000), id)
+    ({phase}project, machine, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND machine IS NOT NULL;
 CREATE INDEX jobs_machine ON jobs (project, machine, id) WHERE machine IS NOT NULL;
 CREATE INDEX jobs_pool_turns ON jobs
-    (phase, project, pool, (submitted_at - priority * 3600000000), id)
+    ({phase}project, pool, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND pool IS NOT NULL;
 CREATE INDEX jobs_pool ON jobs (project, pool, id) WHERE pool IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (project, ended_at, id) WHERE ended_at IS NOT NULL;
@@ -88,8 +82,7 @@ CREATE TABLE job_arrays (
 CREATE INDEX job_arrays_project ON job_arrays (project, id);
 CREATE INDEX job_arrays_snapshot ON job_arrays (snapshot) WHERE snapshot IS NOT NULL;
 CREATE INDEX jobs_array ON jobs (array_id, phase) WHERE array_id IS NOT NULL;
-CREATE INDEX jobs_array_queue ON jobs
-    (phase, array_id, (submitted_at - priority * 3600000000), id)
+CREATE INDEX jobs_array_queue ON jobs ({phase}array_id, (submitted_at - priority * 3600000000), id)
     WHERE phase = 'queued' AND array_id IS NOT NULL;
 -- The jobs that wait until other jobs have ended. A job's conditions are in its column `rest`.
 CREATE TABLE job_dependencies (
