@@ -5,7 +5,7 @@ function that creates the provider.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, UnitError, parse_rate
@@ -14,9 +14,11 @@ from cavvy.providers.base import Manifest, ProviderContext
 from cavvy.providers.settings import read_exchange_rate
 from cavvy.providers.vm.cloud import NAME_PREFIX, Cloud
 from cavvy.providers.vm.keys import ApiKeySource, list_setting
-from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.regions import ask_regions
 from cavvy.providers.vm.rest import Json, ReadError, RestClient, Sign
+
+if TYPE_CHECKING:
+    from cavvy.providers.vm.provider import VmProvider
 
 _T = TypeVar("_T")
 
@@ -111,8 +113,11 @@ def make_provider(
     manifest: Manifest,
     context: ProviderContext,
     cloud: Callable[[Mapping[str, Scalar], Callable[[], datetime]], RestCloud],
-) -> VmProvider:
+) -> "VmProvider":
     """Create the provider of a cloud. `cloud` creates the cloud from the settings and the clock."""
+    # not needed by a command that only reads the manifest in a cloud's module
+    from cavvy.providers.vm.provider import VmProvider
+
     made = cloud(context.settings, context.now)
     account, zoned = made.account, HAS_PARTS in manifest.abilities
     return VmProvider(
