@@ -26,7 +26,7 @@ class Target(NamedTuple):
     """A provider, the file with its cloud, and where its stand-in is imported from."""
 
     package: Path
-    cloud: str  # the file in which mistakes are planted, relative to the package
+    cloud: str  # the file in which mistakes are planted, relative to a package
     kind: str  # the class in that file
     stand_in: str
 
@@ -39,8 +39,8 @@ TARGETS = {
         "from prairie_stand_in import PrairieStandIn as StandIn",
     ),
     "vultr": Target(
-        ROOT / "src/cavvy/providers/vultr",
-        "cloud.py",
+        ROOT / "src/cavvy/providers/vultr.py",
+        "",
         "VultrCloud",
         "from tests.contract.vultr_stand_in import VultrStandIn as StandIn",
     ),
@@ -524,14 +524,12 @@ def plant(mistake: Mistake, folder: Path) -> None:
             target.package, folder / module, ignore=shutil.ignore_patterns("__pycache__")
         )
         cloud = folder / module / target.cloud
-        for each in (folder / module).glob("*.py"):
-            each.write_text(each.read_text().replace("cavvy.providers.vultr", module))
     else:
         cloud = folder / f"{module}.py"
         shutil.copy(target.package, cloud)
     if mistake.target == EX:
         shutil.copy(target.package.with_name("prairie_stand_in.py"), folder)
-    text = cloud.read_text()
+    text = cloud.read_text().replace("cavvy.providers.vultr", module)
     if mistake.old not in text:
         raise SystemExit(f"{mistake.target}: {mistake.old!r} is not in the provider any more")
     text = text.replace(mistake.old, mistake.new)

@@ -14,7 +14,7 @@ from cavvy.providers import crusoe
 from cavvy.providers.base import GangSpec, GangState, Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.crusoe.cloud import CrusoeCloud, _read, sign
+from cavvy.providers.crusoe import CrusoeCloud, _read, sign
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
 
 PROOF = Proof("crusoe", False, "a strict stand-in for Crusoe's API")

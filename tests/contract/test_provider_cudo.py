@@ -13,7 +13,7 @@ from cavvy.providers import cudo
 from cavvy.providers.base import Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.cudo.cloud import CudoCloud, _read
+from cavvy.providers.cudo import CudoCloud, _read
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
 
 PROOF = Proof("cudo", False, "a strict stand-in for CUDO Compute's API")

@@ -13,8 +13,7 @@ from cavvy.domain.values import replace
 from cavvy.providers import digitalocean
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.digitalocean import MANIFEST, SCOPES
-from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
+from cavvy.providers.digitalocean import MANIFEST, SCOPES, DigitalOceanCloud
 from cavvy.providers.recording import FOLDER, TAG
 
 # https://docs.digitalocean.com/reference/api/reference names the scope of each endpoint, and

@@ -15,7 +15,7 @@ from cavvy.providers import hyperstack
 from cavvy.providers.base import GangState, Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.hyperstack.cloud import HyperstackCloud, _read
+from cavvy.providers.hyperstack import HyperstackCloud, _read
 from cavvy.providers.vm.cloud import CloudMachine, MachineState
 
 PROOF = Proof("hyperstack", False, "a strict stand-in for Hyperstack's API")

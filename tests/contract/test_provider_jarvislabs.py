@@ -16,7 +16,7 @@ from cavvy.providers import jarvislabs
 from cavvy.providers.base import GangState, Provider, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.jarvislabs.cloud import JarvislabsCloud, _read, _read_target
+from cavvy.providers.jarvislabs import JarvislabsCloud, _read, _read_target
 from cavvy.providers.vm.cloud import MachineState, SshTarget
 
 PROOF = Proof("jarvislabs", False, "a strict stand-in for JarvisLabs's API")

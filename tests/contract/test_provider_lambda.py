@@ -11,7 +11,7 @@ from cavvy.providers import lambda_cloud
 from cavvy.providers.base import Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
-from cavvy.providers.lambda_cloud.cloud import LambdaCloud
+from cavvy.providers.lambda_cloud import LambdaCloud
 
 PROOF = Proof("lambda", False, "a strict stand-in for Lambda's API")
 

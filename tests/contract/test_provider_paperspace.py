@@ -16,7 +16,7 @@ from cavvy.providers.base import QuotaTooSmall, Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.paperspace.cloud import PaperspaceCloud, _read
+from cavvy.providers.paperspace import PaperspaceCloud, _read
 from cavvy.providers.vm.cloud import (
     CloudMachine,
     MachineState,

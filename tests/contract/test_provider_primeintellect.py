@@ -13,7 +13,7 @@ from cavvy.providers import primeintellect
 from cavvy.providers.base import NoCapacity, Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud, _read
+from cavvy.providers.primeintellect import PrimeIntellectCloud, _read
 from cavvy.providers.vm.cloud import MachineState, SshTarget
 
 PROOF = Proof("primeintellect", False, "a strict stand-in for Prime Intellect's API")

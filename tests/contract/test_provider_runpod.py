@@ -14,7 +14,7 @@ from cavvy.providers import runpod
 from cavvy.providers.base import NoCapacity
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.runpod.cloud import RunpodCloud, _read, _read_next
+from cavvy.providers.runpod import RunpodCloud, _read, _read_next
 from cavvy.providers.vm.cloud import (
     CloudMachine,
     MachineState,

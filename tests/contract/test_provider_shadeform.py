@@ -13,7 +13,7 @@ from cavvy.providers import shadeform
 from cavvy.providers.base import GangState
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.shadeform.cloud import ShadeformCloud, _read
+from cavvy.providers.shadeform import ShadeformCloud, _read
 from cavvy.providers.vm.cloud import (
     CloudMachine,
     MachineState,

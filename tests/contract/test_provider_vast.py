@@ -19,8 +19,7 @@ from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAg
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
-from cavvy.providers.vast import MANIFEST
-from cavvy.providers.vast.cloud import VastCloud, _country, _read, _read_next
+from cavvy.providers.vast import MANIFEST, VastCloud, _country, _read, _read_next
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

@@ -14,7 +14,7 @@ from cavvy.providers import verda
 from cavvy.providers.base import GangState, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness, LaunchFault
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
-from cavvy.providers.verda.cloud import VerdaCloud, _read
+from cavvy.providers.verda import VerdaCloud, _read
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
 
 PROOF = Proof("verda", False, "a strict stand-in for Verda's API")

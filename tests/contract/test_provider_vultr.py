@@ -14,7 +14,7 @@ from cavvy.providers.base import Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.vm.cloud import CloudMachine, MachineState
-from cavvy.providers.vultr.cloud import VultrCloud, _read
+from cavvy.providers.vultr import VultrCloud, _read
 
 PROOF = Proof("vultr", False, "a strict stand-in for Vultr's API")
 # The example of "Create Instance" in https://www.vultr.com/api (November 2026), shortened.

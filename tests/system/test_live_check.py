@@ -14,7 +14,7 @@ from tests.system.trust import User, user_at
 from tests.waits import wait_until
 
 from cavvy.providers.contract.rest_stand_in import RestServer
-from cavvy.providers.lambda_cloud.cloud import LambdaCloud
+from cavvy.providers.lambda_cloud import LambdaCloud
 
 pytestmark = pytest.mark.system
 

@@ -25,9 +25,9 @@ from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.gcp.cloud import GcpCloud
-from cavvy.providers.lambda_cloud.cloud import LambdaCloud
-from cavvy.providers.runpod.cloud import RunpodCloud
-from cavvy.providers.vast.cloud import VastCloud
+from cavvy.providers.lambda_cloud import LambdaCloud
+from cavvy.providers.runpod import RunpodCloud
+from cavvy.providers.vast import VastCloud
 from cavvy.providers.vm.cloud import CloudTraits, Reach
 
 NOTICE_S = 15.0  # before a machine is taken back; Google's and Azure's notice is 30 s

@@ -17,7 +17,7 @@ from cavvy.providers.managed.service import JobState, ServiceJob, ServiceTraits
 from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints
 from cavvy.providers.sagemaker.jobs import read_job as read_training_job
 from cavvy.providers.sagemaker.notebooks import NotebookInstances
-from cavvy.providers.vast.cloud import _read as read_vast
+from cavvy.providers.vast import _read as read_vast
 from cavvy.providers.vertex.jobs import read_job as read_vertex_job
 from cavvy.providers.vertex.workbench import read_instance as read_workbench
 from cavvy.providers.vm.cloud import CloudMachine, MachineState

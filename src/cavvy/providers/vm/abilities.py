@@ -1,5 +1,5 @@
 """The parts of a manifest that all clouds with a `VmProvider` share. This module imports nothing
-that calls a cloud, so that manifests can import it.
+that calls a cloud, so that a manifest can be read without it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -115,7 +115,7 @@ def make_provider(
     cloud: Callable[[Mapping[str, Scalar], Callable[[], datetime]], RestCloud],
 ) -> "VmProvider":
     """Create the provider of a cloud. `cloud` creates the cloud from the settings and the clock."""
-    # not needed by a command that only reads the manifest in a cloud's module
+    # commands that only read the manifest in a cloud's module do not need the layer
     from cavvy.providers.vm.provider import VmProvider
 
     made = cloud(context.settings, context.now)
