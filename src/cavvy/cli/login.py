@@ -1,11 +1,16 @@
-"""`cavvy login`: signs in to a server. Later commands are sent to this server."""
+"""`cavvy login`, `logout` and `context`: the servers that this user signed in to. Later
+commands are sent to the chosen one, which is the newest at first.
+"""
 
+import os
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.session import failures
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     from cavvy.client.account_wire import SignInWay, WhoAmIView
     from cavvy.client.client import ApiClient
     from cavvy.client.contexts import Context
+
 
 _TIMEOUT_S = 15.0
 
@@ -225,3 +231,69 @@ def _read(path: str, option: str) -> str:
         raise CommandFailure(f"{option}: {path} is not ASCII text", exit_code=2) from error
     except OSError as error:
         raise CommandFailure(f"{option}: {path}: {error.strerror}", exit_code=2) from error
+
+
+@click.command("logout")
+@click.argument("name", required=False)
+def logout_command(name: str | None) -> None:
+    """Forget a server and its token; the default is the server that commands use. The token stays
+    valid until `cavvy token revoke` revokes it.
+    """
+    from cavvy.client.contexts import LOCAL, read_contexts, write_contexts
+    from cavvy.client.state import default_home
+
+    with failures():
+        contexts = read_contexts(default_home())
+        name = name or contexts.current
+        if name == LOCAL:
+            click.echo("commands use this machine's own server, so there is no server to forget")
+            return
+        contexts.switched(name)  # reports an unknown name
+        write_contexts(default_home(), contexts.without(name))
+    click.echo(f"{name} is forgotten; `cavvy token revoke` makes the server's token invalid")
+
+
+@click.group("context", cls=CommandGroup)
+def context_command() -> None:
+    """List the servers that you signed in to, and choose the server that commands use.
+
+    `cavvy login` adds a server. `local` is this machine's own server. `cavvy --context NAME` and
+    CAVVY_CONTEXT choose a server for one command or one shell.
+    """
+
+
+@context_command.command("list")
+@output_option
+def list_contexts(output: str) -> None:
+    """List the servers; an asterisk marks the server that commands use."""
+    from cavvy.client.contexts import LOCAL, read_contexts
+    from cavvy.client.state import default_home
+
+    with failures():
+        contexts = read_contexts(default_home())
+    used = os.environ.get("CAVVY_CONTEXT") or contexts.current
+    listed = [(LOCAL, "this machine"), *((each.name, each.address) for each in contexts.contexts)]
+    rows = [
+        {"used": name == used, "name": name, "address": address} for name, address in sorted(listed)
+    ]
+    columns = [
+        TableColumn("used", "", lambda used: "*" if used else ""),
+        TableColumn("name"),
+        TableColumn("address", wrap=True),
+    ]
+    rows_out(columns, rows, output, empty="")
+
+
+@context_command.command("use")
+@click.argument("name")
+def use_context(name: str) -> None:
+    """Make later commands use this server; `local` is the server of this machine."""
+    from cavvy.client.contexts import read_contexts, write_contexts
+    from cavvy.client.state import default_home
+
+    with failures():
+        write_contexts(default_home(), read_contexts(default_home()).switched(name))
+    click.echo(f"commands use {name} now")
+    chosen = os.environ.get("CAVVY_CONTEXT")
+    if chosen and chosen != name:
+        click.echo(f"note: CAVVY_CONTEXT is set to {chosen}, overriding this choice", err=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # the exit code that shells report for an interrupt
 _USUAL_FILES = 1024  # the usual soft limit on the open files of a process
 # Commands by section, in the order of `cavvy --help` and of the reference page. Each command is the
-# function `command` of the module with the same name.
+# function `command` of the module with the same name, if FAMILIES does not name it.
 SECTIONS: dict[str, dict[str, str]] = {
     "Describe and plan": {
         "init": "Write a commented starter task file after a few questions.",
@@ -119,7 +119,14 @@ SECTIONS: dict[str, dict[str, str]] = {
         "completion": "Print the completion script for a shell.",
     },
 }
+# Modules that hold several commands of one noun. A command whose name the module does not have is
+# the function `NAME_command`.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "accounts": ("user", "role", "project", "token"),
+    "login": ("login", "logout", "context"),
+}
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
+_HOMES = {name: home for home, names in FAMILIES.items() for name in names}
 
 
 class _OutputClosed(Exception):
@@ -189,7 +196,9 @@ class LazyGroup(click.Group):
             return None
         from importlib import import_module
 
-        command = import_module(f"cavvy.cli.{cmd_name}").command
+        home = _HOMES.get(cmd_name, cmd_name)
+        function = "command" if home == cmd_name else f"{cmd_name}_command"
+        command = getattr(import_module(f"cavvy.cli.{home}"), function)
         assert isinstance(command, click.Command)
         return command
 
