@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from cavvy.cli.tune import command
+from cavvy.cli.profile import tune_command
 from cavvy.tuning.levers import (
     describe_levers,
     list_exact_levers,
@@ -410,7 +410,7 @@ def test_the_command_names_what_it_cannot_set(
         "    model(torch.ones(3, 2)).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    done = CliRunner().invoke(command, [str(script)], catch_exceptions=False)
+    done = CliRunner().invoke(tune_command, [str(script)], catch_exceptions=False)
     assert done.exit_code == 0
     assert "the batches for train.py:5 do not come from a DataLoader" in done.output
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]

@@ -34,8 +34,7 @@ from tests.unit.cli_client import (
 
 from cavvy.catalog.tables import list_api_prices
 from cavvy.cli import down, logs
-from cavvy.cli.exec import command as exec_command
-from cavvy.cli.exec import has_input
+from cavvy.cli.access import exec_command, has_input
 from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, ExecChunk, wire

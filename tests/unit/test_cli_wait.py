@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient, client, make_job
 
-from cavvy.cli import wait
+from cavvy.cli import logs
 from cavvy.cli.main import cli
 from cavvy.cli.reach import waiting
 from cavvy.cli.reach.waiting import find_wait
@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(wait, "time", found)
+    monkeypatch.setattr(logs, "time", found)
     monkeypatch.setattr(waiting, "time", found)
     return found
 

@@ -1,4 +1,6 @@
-"""`cavvy advise`: lists avoidable costs, with dollars per month and a remedy for each."""
+"""`cavvy advise` and `cavvy reserve`: list avoidable costs with dollars per month and a remedy for
+each, and the commitments to clouds that would save money.
+"""
 
 from datetime import UTC, datetime, timedelta
 
@@ -7,6 +9,7 @@ import click
 from cavvy.cli.reach.arguments import since_option
 from cavvy.cli.reach.session import any_project_option, named, session
 from cavvy.cli.view import formatting
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.units import format_duration
 from cavvy.planner.advice import (
@@ -120,3 +123,56 @@ def _end_idle(waste: Waste, job: str) -> str:
         told = ", ".join(map(str, waste.ranks))
         return f"reduce `nodes`, because rank {told} does not use its GPUs (cavvy status {job})"
     return f"cavvy stop {job}" if waste.unfinished else "limits: {idle: {gpu: 5%, for: 30m}}"
+
+
+@click.group("reserve", cls=CommandGroup)
+def reserve_command() -> None:
+    """Find commitments to clouds that would save money. Cavvy does not buy commitments."""
+
+
+@reserve_command.command("advise")
+@any_project_option
+@since_option
+@output_option
+def advise_commitments(project: str | None, since: datetime | None, output: str) -> None:
+    """Show which commitments would have been cheaper than the on-demand machines that were used.
+
+    The command reads the use of machines from the ledger, hour by hour, from --since (by default 30
+    days ago) until now. The prices come from the catalog.
+    """
+    from cavvy.cli.reach.usage import list_offers_of, list_used_machines, read_charges
+    from cavvy.planner.reservations import advise_reservations
+
+    until = datetime.now(UTC)
+    since = since or until - _PERIOD
+    with session() as client:
+        used = list_used_machines(read_charges(client, project, since, until))
+    offers = list_offers_of(machine.kind.provider for machine in used)
+    found = advise_reservations(used, offers, since, until)
+    show = formatting.make_money_format(each.monthly.micros for each in found)
+    columns = [
+        TableColumn("provider"),
+        TableColumn("region"),
+        TableColumn("instance"),
+        TableColumn("machines"),
+        TableColumn("months"),
+        TableColumn("used", show=lambda part: f"{part:.0%}", right=True),
+        TableColumn("on_demand_micros_per_hour", "ON DEMAND", drop=1),
+        TableColumn("rate_micros_per_hour", "COMMITTED"),
+        TableColumn("monthly_micros", "SAVES A MONTH", show),
+    ]
+    rows = [
+        (
+            each.offer.provider,
+            each.offer.region,
+            each.offer.instance_type,
+            each.machines,
+            each.offer.term_months,
+            round(each.used, 3),
+            each.on_demand.micros_per_hour,
+            each.offer.rate.micros_per_hour,
+            each.monthly.micros,
+        )
+        for each in found
+    ]
+    rows_out(columns, rows, output, empty="no commitment would have saved money")

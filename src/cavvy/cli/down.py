@@ -1,4 +1,6 @@
-"""`cavvy down`: terminates all nodes and jobs that this installation manages."""
+"""`cavvy down` and `cavvy gc`: terminate all nodes and jobs that this installation manages, or only
+the nodes and unfinished uploads that belong to no unfinished job.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import CleanupItem
+
 
 _PATIENCE_S = 120.0
 _LOOK_AGAIN_S = 0.2
@@ -106,3 +109,26 @@ def nothing_runs(project: str | None) -> str:
     """
     where = "" if project is None else f" in project {project}"
     return f"nothing is running{where}, and nothing is billed"
+
+
+@click.command("gc")
+@click.option(
+    "--remove",
+    is_flag=True,
+    help="Remove the nodes and uploads that are found; by default, they are only listed.",
+)
+@output_option
+def gc_command(remove: bool, output: str) -> None:
+    """Find nodes of this installation that belong to no unfinished job, and uploads that were
+    incomplete when their attempt ended. The server also aborts incomplete uploads automatically.
+    """
+    with session() as client:
+        found = client.gc(dry_run=not remove)
+    found_out(found, output, "nothing to remove; `cavvy nodes` lists nodes that run or are billed")
+    if found and not remove and output == "table":
+        click.echo("remove them: cavvy gc --remove")
+    elif output == "table" and any(not each.done for each in found):
+        click.echo(
+            "items first seen less than half a minute ago are not removed yet; run this command "
+            "again later, or run `cavvy down --all`"
+        )

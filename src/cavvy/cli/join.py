@@ -1,11 +1,15 @@
-"""`cavvy join`: prints a shell command that turns a machine into a node."""
+"""`cavvy join` and `cavvy joined`: print a shell command that turns a machine into a node, and list
+and dismiss the machines that were added in this way.
+"""
 
 import click
 
 from cavvy.cli.reach.session import session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import show_time
+from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import NumberRange
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
 @click.command("join")
@@ -88,3 +92,38 @@ def command(
         line = line.replace(before, after)
     click.echo(("!" if notebook else "") + line)
     click.echo(f"valid for one machine until {show_time(made.expires_at)}", err=True)
+
+
+@click.group("joined", cls=CommandGroup, invoke_without_command=True)
+@output_option
+@click.pass_context
+def joined_command(context: click.Context, output: str) -> None:
+    """List the machines that were added with `cavvy join`."""
+    if context.invoked_subcommand is not None:
+        return
+    from cavvy.cli.view import formatting
+
+    columns = [
+        TableColumn("name"),
+        TableColumn("state"),
+        TableColumn("heard_at", "HEARD", formatting.show_ago, drop=2),
+        TableColumn("joined_at", "JOINED", formatting.show_ago, drop=1),
+        TableColumn("has", wrap=True),
+    ]
+    with session() as client:
+        rows = client.joined()
+    rows_out(
+        columns,
+        rows,
+        output,
+        empty="no machine has joined; `cavvy join` prints a command that joins a machine",
+    )
+
+
+@joined_command.command("dismiss")
+@click.argument("name")
+def dismiss(name: str) -> None:
+    """Dismiss a machine: its job is preempted, and its token is revoked."""
+    with session() as client:
+        client.dismiss(name)
+    click.echo(f"{name} is dismissed")

@@ -1,6 +1,9 @@
-"""`cavvy logs`: prints or follows a job's log."""
+"""`cavvy logs`, `events` and `wait`: follow a job by its log, by the reasons for its steps, or
+until it runs or has ended.
+"""
 
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import job_argument, since_option
+from cavvy.cli.reach.arguments import JOBS_LISTING, complete_jobs, job_argument, since_option
 from cavvy.cli.reach.session import (
     FOLLOW_PATIENCE_S,
     PATIENCE_S,
@@ -18,12 +21,17 @@ from cavvy.cli.reach.session import (
     rank_option,
     session,
 )
+from cavvy.cli.reach.waiting import wait_for_all
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.formatting import ENDED, show_clock, show_time
+from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.numbers import count_option
+from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, LogChunk
     from cavvy.client.array_wire import ArrayMemberView
-    from cavvy.client.wire import JobDetail
+    from cavvy.client.wire import EventView, JobDetail
 
 
 @click.command("logs")
@@ -153,3 +161,74 @@ def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int)
             return [b"\n".join(rows[-lines:]) + ends] if data else []
         size *= 4
     return []
+
+
+@click.command("events")
+@job_argument
+@project_option
+@click.option("-f", "--follow", is_flag=True, help="Follow the events until the job ends.")
+@output_option
+def events_command(name: str, project: str, follow: bool, output: str) -> None:
+    """Show a job's history: each step with its reason."""
+    from cavvy.cli.view.formatting import story_line
+
+    with session(patience_s=FOLLOW_PATIENCE_S if follow else PATIENCE_S) as client:
+        if follow and output == "table":
+            for event in client.follow(project, name):
+                click.echo(f"{show_clock(event.at)}  {story_line(event)}")
+            return
+        events: list[EventView] = []
+        while page := client.events(project, name, after=events[-1].id if events else 0).events:
+            events += page
+    _events_out(events, output)
+
+
+def _events_out(events: "list[EventView]", output: str) -> None:
+    # If all events happened on one day, the heading shows the day instead of each row.
+    days = {show_time(event.at, "%Y-%m-%d") for event in events}
+    columns = [
+        TableColumn("at", min(days), lambda at: show_time(at, "%H:%M:%S", zone=False))
+        if len(days) == 1
+        else TableColumn("at", "TIME"),
+        TableColumn("id", hidden=True),
+        TableColumn("attempt", "TRY", lambda number: str(number or "-"), drop=2),
+        TableColumn("rank", drop=1),
+        TableColumn("kind"),
+        TableColumn("text", wrap=True),
+    ]
+    rows_out(columns, events, output)
+
+
+@click.command("wait")
+@click.argument(
+    "names",
+    nargs=-1,
+    required=True,
+    cls=NameArgument,
+    listing=JOBS_LISTING,
+    shell_complete=complete_jobs,
+)
+@project_option
+@click.option(
+    "--for",
+    "what",
+    type=click.Choice(["end", "running"]),
+    default="end",
+    help="Wait until all jobs have ended (end), or until each job is running or has ended "
+    "(running).",
+)
+@click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
+def wait_command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:
+    """Wait for jobs, or all jobs of an array, and say why a queued job waits. The exit code is the
+    code of the first job that failed, or 0 if no job failed. After the timeout, the exit code is
+    124.
+    """
+    from cavvy.domain.units import UnitError, parse_duration
+
+    try:
+        until = time.monotonic() + parse_duration(timeout).total_seconds() if timeout else None
+    except UnitError as error:
+        raise CommandFailure(f"--timeout: {error}", "write, for example, 90s or 2h", 2) from error
+    reached = ENDED | {"running"} if what == "running" else ENDED
+    with session(patience_s=FOLLOW_PATIENCE_S) as client:
+        raise SystemExit(wait_for_all(client, project, names, reached, until))

@@ -18,6 +18,7 @@ from cavvy import __version__
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+
 _INTERRUPTED = 130  # the exit code that shells report for an interrupt
 _USUAL_FILES = 1024  # the usual soft limit on the open files of a process
 # Commands by section, in the order of `cavvy --help` and of the reference page. Each command is the
@@ -122,8 +123,21 @@ SECTIONS: dict[str, dict[str, str]] = {
 # Modules that hold several commands of one noun. A command whose name the module does not have is
 # the function `NAME_command`.
 FAMILIES: dict[str, tuple[str, ...]] = {
+    "profile": ("profile", "tune"),
+    "ps": ("ps", "schedules"),
+    "logs": ("logs", "events", "wait"),
+    "stop": ("stop", "rm"),
+    "rerun": ("rerun", "retry", "diff"),
+    "serve": ("serve", "unserve"),
+    "call": ("call", "chat"),
+    "access": ("exec", "ssh", "cp"),
+    "advise": ("advise", "reserve"),
+    "join": ("join", "joined"),
+    "down": ("down", "gc"),
     "accounts": ("user", "role", "project", "token"),
     "login": ("login", "logout", "context"),
+    "secret": ("secret", "credential"),
+    "main": ("completion",),
 }
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 _HOMES = {name: home for home, names in FAMILIES.items() for name in names}
@@ -259,6 +273,23 @@ def cli() -> None:
     To start: `cavvy init` writes a task file, `cavvy plan task.yaml` shows where the task could run
     and what it would cost, and `cavvy run task.yaml` runs it.
     """
+
+
+@click.command("completion")
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print the script that completes commands, options, jobs, providers and GPUs.
+
+    \b
+    bash: cavvy completion bash > ~/.local/share/bash-completion/completions/cavvy
+    zsh:  cavvy completion zsh > ~/.zfunc/_cavvy  (with fpath+=~/.zfunc before compinit)
+    fish: cavvy completion fish > ~/.config/fish/completions/cavvy.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "cavvy", "_CAVVY_COMPLETE").source())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,12 +1,13 @@
-"""`cavvy ps`: lists jobs."""
+"""`cavvy ps` and `cavvy schedules`: list jobs, and the jobs that repeat."""
 
+import json
 from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import asdict
 
 from cavvy.cli.reach.arguments import complete_jobs
-from cavvy.cli.reach.session import any_project_option, default_project, list_jobs
+from cavvy.cli.reach.session import any_project_option, default_project, list_jobs, session
 from cavvy.cli.reach.waiting import show_repeatedly, watch_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option
@@ -15,6 +16,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import JobListing
+
 
 _RECENT = 20
 
@@ -151,3 +153,37 @@ def _queue_cells(row: "JobListing", output: str) -> dict[str, object]:
         cells["likely_start"] = start and formatting.show_start(start)
         cells["queue_position"] = formatting.show_place(row) if row.queue_position else None
     return cells
+
+
+@click.command("schedules")
+@any_project_option
+@output_option
+def schedules_command(project: str | None, output: str) -> None:
+    """List repeating jobs and their next start times. `cavvy stop NAME` ends a schedule, but not
+    the runs that it has already started. No run starts while the account of a schedule is disabled.
+    """
+
+    columns = [
+        TableColumn("name"),
+        TableColumn("project", drop=2),
+        TableColumn("cron"),
+        TableColumn("time_zone", "ZONE", drop=1),
+        TableColumn("next_at", "NEXT"),
+        TableColumn("id", hidden=True),
+    ]
+    cells = []
+    with session() as client:
+        for row in list_jobs(client, project, ("queued",))[0]:
+            if not row.held:
+                continue
+            job = client.job(row.project, row.name)
+            schedule = json.loads(bytes(job.task)).get("schedule") or {}
+            if cron := schedule.get("cron"):
+                zone = schedule.get("time_zone", "UTC")
+                note = job.reason if job.barred else ""
+                cells.append((job.name, job.project, cron, zone, job.not_before, job.id, note))
+    columns.append(TableColumn("note", wrap=True, hidden=not any(each[-1] for each in cells)))
+    empty = (
+        "no job repeats; add `schedule: 0 3 * * 1-5` to a task file, then run it with `cavvy run`"
+    )
+    rows_out(columns, cells, output, empty=empty)
