@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cavvy.control.decide.canary import CanaryTerms, judge, observe
-from cavvy.control.decide.null_distribution import draw_failed
+from cavvy.control.decide.canary import CanaryTerms, draw_failed, judge, observe
 from cavvy.domain.service_updates import GROUP, PROMOTED, CanaryTrial, RevisionSums
 
 REQUESTS = 2000

@@ -8,7 +8,7 @@ from tests.api.api_state import Api, until
 
 from cavvy.api.routes import submission
 from cavvy.client.paths import make_key
-from cavvy.control.early_stopping import RungVerdict
+from cavvy.control.sweeps import RungVerdict
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord, StopCause
 from cavvy.domain.messages import AgentMessage, ClaimGranted, HostFacts, MessageKind

@@ -23,7 +23,7 @@ from cavvy.agent.log import LogSpool
 from cavvy.agent.outbox import MessageOutbox
 from cavvy.control.agents import bucket_checkpoints, transfers
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
-from cavvy.control.agents.deposit_objects import PARTS, DepositReader
+from cavvy.control.agents.deposit_records import PARTS, DepositReader
 from cavvy.control.garbage_collector import SWEEP
 from cavvy.control.reconcile import UPLOADS
 from cavvy.domain.values import replace

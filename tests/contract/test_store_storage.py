@@ -15,8 +15,8 @@ from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
 from cavvy.control.budgets import post_discounts
 from cavvy.control.clock import ControlClock
+from cavvy.control.provider_bills import StorageMeter
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.control.storage import StorageMeter
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import Attempt, AttemptPhase

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.control.clock import VirtualClock, VirtualDeadlock, WallClock, run_virtual
-from cavvy.control.loop import ReconcilerDriver
-from cavvy.control.worklist import Worklist
+from cavvy.control.worklist import ReconcilerDriver, Worklist
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

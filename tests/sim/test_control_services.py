@@ -18,7 +18,7 @@ from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, TooLate, UnsupportedTask, gang_name
-from cavvy.control.loop import WIDTH
+from cavvy.control.worklist import WIDTH
 from cavvy.domain.accounts import Account
 from cavvy.domain.jobs import (
     Attempt,

@@ -6,7 +6,7 @@ import pytest
 from tests.records import make_job_record
 from tests.sim.test_sim_scenarios import CHEAP, run_scenario, task
 
-from cavvy.control.decide.dependencies import decide_dependent
+from cavvy.control.decide.groups import decide_dependent
 from cavvy.domain.jobs import JobPhase, StopCause
 from cavvy.domain.tasks import IndexRange, JobDependency, StartCondition, TaskSpec
 from cavvy.domain.values import replace

@@ -14,8 +14,7 @@ from tests.records import FIXED, SPOT, make_attempt_record, make_job_record
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.deadline import StoredFacts, make_facts, usable_now
 from cavvy.control.decide.placement import MarketSnapshot
-from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
-from cavvy.control.markets.history import MarketHistory
+from cavvy.control.markets import DeadlineAdvisor, MarketHistory
 from cavvy.domain import tasks
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node, NodePhase, RunOrigin
 from cavvy.domain.markets import Observation, ObservationKind

@@ -10,7 +10,7 @@ from tests.records import make_attempt_record
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.transitions import observations_of
-from cavvy.control.markets.history import MarketHistory
+from cavvy.control.markets import MarketHistory
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, Node
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase

@@ -8,9 +8,9 @@ from typing import cast
 from tests.contract.store_suite import NOW, begin, submit
 
 from cavvy.control.agents.uploads import UnfinishedUploads
-from cavvy.control.audit import BillAudit
 from cavvy.control.clock import VirtualClock
 from cavvy.control.garbage_collector import GarbageCollector
+from cavvy.control.provider_bills import BillAudit
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.allocations import SilentPlace
 from cavvy.domain.jobs import AttemptPhase

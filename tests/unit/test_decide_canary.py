@@ -7,8 +7,16 @@ from statistics import NormalDist
 import msgspec
 import pytest
 
-from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
-from cavvy.control.decide.null_distribution import add, draw_failed, find_tail, tilt
+from cavvy.control.decide.canary import (
+    CanaryJudgement,
+    CanaryTerms,
+    add,
+    draw_failed,
+    find_tail,
+    judge,
+    observe,
+    tilt,
+)
 from cavvy.domain.service_updates import (
     GROUP,
     CanaryTrial,

@@ -24,7 +24,7 @@ from cavvy.control.decide.machines import (
     state_of,
 )
 from cavvy.control.decide.warm_pool import keeps_until
-from cavvy.control.warm.pool import MachinePool, WarmPool
+from cavvy.control.warm_pool import MachinePool, WarmPool
 from cavvy.domain import jobs
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy, name_key

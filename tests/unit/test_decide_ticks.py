@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.control.decide.ticks import call_at, find_last, find_next, make_anchor
+from cavvy.control.decide.queued_calls import call_at, find_last, find_next, make_anchor
 from cavvy.domain.cloud_events import EventAttributes, to_headers
 from cavvy.domain.services import CronTrigger
 from cavvy.domain.stored_services import StoredService

@@ -15,7 +15,7 @@ from cavvy.api.routes import submission
 from cavvy.cli.reach.arrays import exit_code_of, say_saved
 from cavvy.client.array_wire import ArrayMemberView
 from cavvy.control.decide.job import JobSnapshot, decide_job
-from cavvy.control.early_stopping import (
+from cavvy.control.sweeps import (
     EarlyStopper,
     RungReport,
     RungVerdict,

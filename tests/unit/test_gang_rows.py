@@ -6,7 +6,7 @@ from typing import cast
 
 from tests.contract.store_suite import make_attempt, make_job, make_node
 
-from cavvy.control.agents.gang_rows import GangReads, GangWrites
+from cavvy.control.unit_of_work import GangReads, GangWrites
 from cavvy.store.base import AtomicWrite, JobReading, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 

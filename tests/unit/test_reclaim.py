@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.records import FIXED, TASK, make_attempt_record, make_job_record
 
-from cavvy.control.decide.queue import make_borrowers
-from cavvy.control.decide.quota_returns import decide_return
+from cavvy.control.decide.queue import decide_return, make_borrowers
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.services import SERVICE_TAG

@@ -31,8 +31,8 @@ from cavvy.agent.work.stacks import TOOL, describe, find_call, is_helper, take_s
 from cavvy.control.decide import attempt as a
 from cavvy.control.decide.attempt import decide_attempt
 from cavvy.control.decide.attempt_snapshot import HEARD_LATELY, AttemptSnapshot
+from cavvy.control.decide.failures import STACKS, STACKS_WAIT, STILL, find_behind
 from cavvy.control.decide.rows import JobRows
-from cavvy.control.decide.stuck import STACKS, STACKS_WAIT, STILL, find_behind
 from cavvy.control.decide.transitions import adjust_attempt
 from cavvy.domain.jobs import (
     AttemptOutcome,

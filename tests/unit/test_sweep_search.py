@@ -9,7 +9,7 @@ from tests.records import FIXED, make_attempt_record, make_job_record
 from tests.unit.test_early_stopping import NOW
 from tests.waits import PATIENCE_S
 
-from cavvy.control.sweep_search import (
+from cavvy.control.sweeps import (
     SweepSearcher,
     TriedPoint,
     choose_by_optuna,

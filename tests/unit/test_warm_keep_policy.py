@@ -24,7 +24,7 @@ from cavvy.control.decide.warm_pool import (
     paid_for,
     waits_on,
 )
-from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
+from cavvy.control.warm_pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.costs.metering import total
 from cavvy.domain import jobs
 from cavvy.domain.events import Charge, ChargeKind

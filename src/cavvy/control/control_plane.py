@@ -17,7 +17,6 @@ from cavvy.control.agents.transfers import ReadTargets, Transfers, read_every
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.agents.work import OpenSecrets
 from cavvy.control.attempt_counts import AttemptCounts
-from cavvy.control.audit import BillAudit
 from cavvy.control.budgets import BUDGETS, BudgetKeeper, post_discounts
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
@@ -27,16 +26,15 @@ from cavvy.control.fair_queue import FairQueue
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
 from cavvy.control.job_service import JobIds, JobService, gang_name
-from cavvy.control.loop import SeparateDrivers
 from cavvy.control.machine_service import MachineService
 from cavvy.control.maintenance import MaintenanceService, is_node_key, node_key
-from cavvy.control.markets.deadline_advisor import (
+from cavvy.control.markets import (
     DeadlineAdvisor,
+    MarketHistory,
     ReadEgress,
     ReadEgressDates,
     StandbyGangs,
 )
-from cavvy.control.markets.history import MarketHistory
 from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
 from cavvy.control.notices import (
     NOTICES,
@@ -46,8 +44,8 @@ from cavvy.control.notices import (
     is_notice_key,
     send_message,
 )
-from cavvy.control.provider_pool import ProviderPool
-from cavvy.control.provider_tasks import ProviderTasks
+from cavvy.control.provider_bills import BillAudit, StorageMeter
+from cavvy.control.provider_pool import ProviderPool, ProviderTasks
 from cavvy.control.queue import QueueReconciler
 from cavvy.control.reconcile import HOSTS, UPLOADS, JobReconciler, JobReconcilerDependencies
 from cavvy.control.reservations import ReservationService, is_reservation_key
@@ -60,10 +58,9 @@ from cavvy.control.serving.request_bills import RequestBills
 from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
 from cavvy.control.start_estimator import StartEstimator
-from cavvy.control.storage import StorageMeter
-from cavvy.control.warm.pool import MachinePool, WarmPool
+from cavvy.control.warm_pool import MachinePool, WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
-from cavvy.control.worklist import QUEUE, is_calls_key
+from cavvy.control.worklist import QUEUE, SeparateDrivers, is_calls_key
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord

@@ -16,8 +16,13 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.dependencies import advise_retry, find_missed, say_missed
-from cavvy.control.decide.groups import is_founding, object_to_lone_retry
+from cavvy.control.decide.groups import (
+    advise_retry,
+    find_missed,
+    is_founding,
+    object_to_lone_retry,
+    say_missed,
+)
 from cavvy.control.decide.requests import (
     drill_attempt,
     find_live,

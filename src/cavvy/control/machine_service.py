@@ -22,7 +22,7 @@ from cavvy.control.decide.machines import (
 )
 from cavvy.control.job_service import JobService, JobServiceError
 from cavvy.control.unit_of_work import make_write
-from cavvy.control.warm.pool import MachinePool
+from cavvy.control.warm_pool import MachinePool
 from cavvy.costs.metering import total
 from cavvy.domain.jobs import Attempt, RunOrigin
 from cavvy.domain.machines import MachineStatus, NamedMachine

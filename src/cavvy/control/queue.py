@@ -49,6 +49,7 @@ from cavvy.control.decide.queue import (
     QueueWait,
     Start,
     decide_group,
+    decide_return,
     decide_turn,
     explain_waits,
     is_blocked,
@@ -60,18 +61,18 @@ from cavvy.control.decide.queue import (
     reclaim_gang,
     share_held,
     share_on,
+    tell_reasons,
 )
-from cavvy.control.decide.quota_returns import decide_return, tell_reasons
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
 from cavvy.control.fair_queue import FairQueue
-from cavvy.control.markets.deadline_advisor import DeadlineAdvisor
+from cavvy.control.markets import DeadlineAdvisor
 from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.reconcile import HOSTS
 from cavvy.control.unit_of_work import join_writes, make_write
-from cavvy.control.warm.pool import MachinePool, WarmGang, WarmGangNotReady, WarmPool
+from cavvy.control.warm_pool import MachinePool, WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine

@@ -19,8 +19,7 @@ from cavvy.control.decide import job as jobs
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, is_gone, list_unreported
 from cavvy.control.decide.bills import budget_left, paid_time, spending
 from cavvy.control.decide.budgets import BudgetAllowance
-from cavvy.control.decide.dependencies import decide_dependent
-from cavvy.control.decide.groups import AT_WORK, decide_end, decide_return
+from cavvy.control.decide.groups import AT_WORK, decide_dependent, decide_end, decide_return
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
 from cavvy.control.decide.transitions import (
@@ -35,12 +34,12 @@ from cavvy.control.decide.transitions import (
 )
 from cavvy.control.deferred import Deferred
 from cavvy.control.gang_operator import GangOperator
-from cavvy.control.markets.deadline_advisor import StandbyGangs
+from cavvy.control.markets import StandbyGangs
 from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.unit_of_work import UnitOfWork, make_write
-from cavvy.control.warm.pool import WarmPool
+from cavvy.control.warm_pool import WarmPool
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.services import SERVICE_TAG

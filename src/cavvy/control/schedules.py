@@ -20,7 +20,7 @@ from cavvy.control.decide.schedule import (
     release_job,
     say_left_out,
 )
-from cavvy.control.markets.history import MarketHistory
+from cavvy.control.markets import MarketHistory
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.jobs import JOB_ENDS, JobRecord

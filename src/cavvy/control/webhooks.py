@@ -17,7 +17,7 @@ from datetime import timedelta
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.rows import make_event
 from cavvy.control.decide.transitions import find_undelivered, wanted_deliveries
-from cavvy.control.loop import WIDTH
+from cavvy.control.worklist import WIDTH
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.targets import EVERY
 from cavvy.domain.tasks import Delivery, WebhookTarget

@@ -17,7 +17,7 @@ from typing import Protocol
 from cavvy.api.reported import read_batch
 from cavvy.api.tokens import load_tokens
 from cavvy.client.state import write_private
-from cavvy.control.agents.deposit_objects import DepositManifest
+from cavvy.control.agents.deposit_records import DepositManifest
 from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.domain.values import Struct
 from cavvy.server.node_tls import load_certificate

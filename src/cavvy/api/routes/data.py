@@ -18,7 +18,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG
 from cavvy.api.wire import MIB, BytesQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer
-from cavvy.control.agents.deposit_objects import MOST_BYTES
+from cavvy.control.agents.deposit_records import MOST_BYTES
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain, SignedRequest

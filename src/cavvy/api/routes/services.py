@@ -46,9 +46,9 @@ from cavvy.client.service_wire import (
 from cavvy.client.state import host_name
 from cavvy.control.agents.model_folder import make_model_folder
 from cavvy.control.decide.canary import CanaryTerms
+from cavvy.control.decide.queued_calls import find_next
 from cavvy.control.decide.service import is_canary, state_of
 from cavvy.control.decide.service_level import LevelCounts, measure_level
-from cavvy.control.decide.ticks import find_next
 from cavvy.control.decide.traffic import ServiceTraffic, read_goals
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.decide.webhook_calls import LEAST, is_usable

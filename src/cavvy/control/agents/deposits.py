@@ -20,17 +20,18 @@ from cavvy.control.agents.checkpoints import (
     InvalidManifest,
     find_objection,
 )
-from cavvy.control.agents.deposit_objects import (
+from cavvy.control.agents.deposit_records import (
     AT_ONCE,
+    FOLDER,
     PARTS,
     DepositedCheckpoint,
+    DepositedResults,
     DepositManifest,
     DepositPiece,
     DepositReader,
     InvalidDeposit,
     Read,
 )
-from cavvy.control.agents.deposit_records import FOLDER, DepositedResults
 from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.agents.uploads import UnfinishedUploads

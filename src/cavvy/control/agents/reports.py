@@ -7,7 +7,7 @@ from math import isfinite
 from typing import assert_never
 
 from cavvy.control.agents.checkpoints import describe, say_size
-from cavvy.control.decide.stuck import STILL
+from cavvy.control.decide.failures import STILL
 from cavvy.costs.extras import bound_upload
 from cavvy.domain.events import Event
 from cavvy.domain.figures import MOST_NAMES, FigureBlock, FigureColumns

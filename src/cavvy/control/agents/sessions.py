@@ -14,7 +14,6 @@ from functools import partial
 
 from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
 from cavvy.control.agents.checkpoints import find_objection
-from cavvy.control.agents.gang_rows import GangReads, GangWrites
 from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (
     ReportOutcome,
@@ -31,8 +30,8 @@ from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables
 from cavvy.control.decide.job import MARGIN, cap_of
 from cavvy.control.decide.rows import RowChanges, make_attempt_event
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
-from cavvy.control.early_stopping import EarlyStopper, Judge
-from cavvy.control.sweep_search import SweepSearcher
+from cavvy.control.sweeps import EarlyStopper, Judge, SweepSearcher
+from cavvy.control.unit_of_work import GangReads, GangWrites
 from cavvy.domain.arrays import RungValue
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order, attempt_id

@@ -18,9 +18,7 @@ from cavvy.control.decide.attempt_snapshot import (
     say_ended,
     say_lost,
 )
-from cavvy.control.decide.job import cap_of, gives_back
-from cavvy.control.decide.rows import taken_at
-from cavvy.control.decide.stuck import (
+from cavvy.control.decide.failures import (
     STACKS,
     STACKS_WAIT,
     AwaitStacks,
@@ -28,6 +26,8 @@ from cavvy.control.decide.stuck import (
     find_stuck,
     next_silence,
 )
+from cavvy.control.decide.job import cap_of, gives_back
+from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain import jobs
 from cavvy.domain.figures import describe_stragglers, find_stragglers

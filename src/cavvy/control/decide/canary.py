@@ -8,7 +8,7 @@ is at most alpha. Alpha is divided among the looks: a look may roll back an equa
 with a probability that is its part of alpha (Lan and DeMets, "Discrete sequential boundaries for
 clinical trials", Biometrika 70, 1983). The probabilities come from the distribution that the
 statistic has if both revisions are equally good and the new revision was not rolled back earlier
-(`null_distribution`). The last look may spend all of alpha that earlier looks have not spent,
+(`Increment`). The last look may spend all of alpha that earlier looks have not spent,
 except for a reserve. A block contains the requests to both revisions in the same period. A change
 of the load affects both revisions, and so does an outage. Therefore neither event makes the test
 find that the new revision is worse.
@@ -44,19 +44,11 @@ the last look may divide the rest of alpha between the tests of errors and laten
 power of each test.
 """
 
-from math import exp, floor, log, log1p, sqrt
+from collections.abc import Sequence
+from itertools import accumulate
+from math import exp, floor, inf, log, log1p, sqrt
 from statistics import NormalDist
 
-from cavvy.control.decide.null_distribution import (
-    add,
-    draw_failed,
-    draw_normal,
-    find_bound,
-    find_tail,
-    list_tails,
-    remove_from,
-    tilt,
-)
 from cavvy.domain.service_updates import CanaryTrial, NullDistribution, RevisionSums, UpdateEnd
 from cavvy.domain.values import Struct, replace
 
@@ -342,3 +334,121 @@ def _weigh(known: NullDistribution, value: int, allowed: float, terms: CanaryTer
     """
     tail = max(find_tail(known, value), allowed / _MOST_EVIDENCE, 1e-300)
     return max(0.0, allowed) / tail / terms.alpha
+
+
+_SMALLEST = 1e-8  # a smaller probability at the lower end is added to the next value's
+_SMALLEST_RATIO = 1e-13  # of an increment's probability to that of the most probable one
+_REACH = 5.0  # standard deviations of an increment that are considered
+_NARROW = 0.5  # the variance below which an increment has three values
+
+
+class Increment:
+    """The distribution of an increment of a statistic: `masses[i]` is the probability of
+    `first + i`.
+
+    A sequential test of a fixed length updates its null distribution at each look (Armitage,
+    McPherson and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal
+    Statistical Society A 132, 1969): the new observations are added to the distribution, and then
+    the outcomes are removed in which the statistic is so large that this look rejects the
+    hypothesis. What remains are the outcomes in which the test still runs; the total probability
+    of the removed ones is the probability of a false alarm.
+    """
+
+    __slots__ = ("first", "masses")
+
+    def __init__(self, first: int, masses: Sequence[float]) -> None:
+        total = sum(masses)
+        self.first, self.masses = first, [each / total for each in masses]
+
+
+def draw_failed(new: int, old: int, failed: int) -> Increment:
+    """Return a hypergeometric distribution. There are `new` and `old` requests, of which `failed`,
+    chosen at random, fail; the distribution is that of the number of failures among the `new`
+    requests.
+    """
+    most, least = min(failed, new), max(0, failed - old)
+    mode = min(most, max(least, (failed + 1) * (new + 1) // (new + old + 2)))
+    above, below, mass = [1.0], [], 1.0
+    for each in range(mode, most):
+        mass *= (failed - each) * (new - each) / ((each + 1) * (old - failed + each + 1))
+        if mass < _SMALLEST_RATIO:
+            break
+        above.append(mass)
+    first, mass = mode, 1.0
+    for each in range(mode, least, -1):
+        mass *= each * (old - failed + each) / ((failed - each + 1) * (new - each + 1))
+        if mass < _SMALLEST_RATIO:
+            break
+        below.append(mass)
+        first = each - 1
+    return Increment(first, below[::-1] + above)
+
+
+def draw_normal(variance: float) -> Increment:
+    """Return the distribution of a normal increment with this variance, rounded to integers."""
+    if variance < _NARROW:
+        return Increment(-1, [variance / 2, 1 - variance, variance / 2])
+    reach = int(_REACH * sqrt(variance)) + 1
+    masses = [exp(-each * each / (2 * variance)) for each in range(reach + 1)]
+    return Increment(-reach, masses[:0:-1] + masses)
+
+
+def add(known: NullDistribution, increment: Increment) -> NullDistribution:
+    """Return the distribution of the statistic after an independent increment."""
+    size = len(known.masses)
+    found = [0.0] * (size + len(increment.masses) - 1)
+    for at, mass in enumerate(increment.masses):
+        part = found[at : at + size]
+        found[at : at + size] = [
+            each + mass * other for each, other in zip(part, known.masses, strict=True)
+        ]
+    start, low = 0, 0.0
+    while low + found[start] < _SMALLEST:
+        low += found[start]
+        start += 1
+    found[start] += low
+    return replace(known, first=known.first + increment.first + start, masses=tuple(found[start:]))
+
+
+def list_tails(known: NullDistribution) -> list[float]:
+    """Return, for each value, the probability that the statistic is at least that value."""
+    return list(accumulate(reversed(known.masses)))[::-1]
+
+
+def find_tail(known: NullDistribution, value: int) -> float:
+    """Return the probability that the statistic is at least `value`."""
+    return sum(known.masses[max(0, value - known.first) :])
+
+
+def find_bound(known: NullDistribution, allowed: float) -> int:
+    """Return the smallest number for which the probability that the statistic is at least this
+    number is at most `allowed`.
+    """
+    tail, at = 0.0, len(known.masses)
+    while at and tail + known.masses[at - 1] <= allowed:
+        at -= 1
+        tail += known.masses[at]
+    return known.first + at
+
+
+def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
+    """Return the distribution without the outcomes in which the statistic reaches the bound. In
+    these outcomes, the look has rejected the hypothesis, and the test has ended.
+    """
+    size = max(1, bound - known.first)
+    return replace(known, masses=known.masses[:size], spent=known.spent + sum(known.masses[size:]))
+
+
+def tilt(known: NullDistribution, odds: float) -> NullDistribution:
+    """Return the distribution (noncentral hypergeometric) that `known` becomes if the new revision
+    is worse: a failed request then belongs to the new revision with `odds` times the odds.
+    """
+    # in logarithms, because a product of thousands of odds, or a mass of a tail, is 0 as a float
+    step = log(odds)
+    weights = [
+        log(mass) + step * index if mass > 0 else -inf for index, mass in enumerate(known.masses)
+    ]
+    most = max(weights)
+    found = [exp(each - most) for each in weights]
+    total = sum(found)
+    return replace(known, masses=tuple(each / total for each in found))

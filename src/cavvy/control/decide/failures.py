@@ -1,13 +1,191 @@
 """Determines what kind of failure ended an attempt, and how long the job avoids the attempt's offer
-(the cooldown).
+(the cooldown); finds work that makes no progress, and which of its ranks is behind. `job.py`
+decides about retries."""
 
-`job.py` decides about retries.
-"""
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from operator import attrgetter
 
-from datetime import timedelta
-
-from cavvy.domain.jobs import Attempt, AttemptOutcome, FailureKind
+from cavvy.control.decide.attempt_snapshot import HEARD_LATELY, AttemptSnapshot
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptOutcome,
+    FailureKind,
+    Node,
+    NodePhase,
+    RankCollective,
+    RankStack,
+    StuckWork,
+)
+from cavvy.domain.units import format_duration
+from cavvy.domain.values import Struct
 from cavvy.planner.markets import LONGEST_REST
+
+STILL = "still_s"  # telemetry: for how many seconds a node has seen no progress
+STACKS = "stacks"  # the order to report where the work is
+# How long an agent may take for stacks: four rounds of up to 64 processes, with pauses of 4 s.
+STACKS_WAIT = timedelta(seconds=90)
+_MOST_NAMED = 8  # ranks that a reason names
+_MOST_KEPT = 64
+_LARGEST_WORLD = 100_000
+
+
+class TakeStacks(Struct, frozen=True, kw_only=True):
+    """Ask these nodes where their work is."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+class AwaitStacks(Struct, frozen=True, kw_only=True):
+    """Do nothing until the nodes have reported, or until this time has passed."""
+
+    after: timedelta
+
+
+Finding = TakeStacks | AwaitStacks | StuckWork
+
+
+def find_silence(nodes: Sequence[Node], now: datetime) -> timedelta | None:
+    """Return for how long no node has seen progress, or None if a node does not work, or if its
+    agent has not reported lately."""
+    silences = []
+    for node in nodes:
+        still, heard = node.telemetry.get(STILL), node.heard_at
+        if still is None or heard is None or now - heard >= HEARD_LATELY:
+            return None
+        silences.append(timedelta(seconds=still) + (now - heard))
+    return min(silences, default=None)
+
+
+def find_stuck(view: AttemptSnapshot, now: datetime) -> Finding | None:
+    """Return what to do about work that makes no progress, or None if it makes progress."""
+    limit = view.job.task.limits.stuck
+    nodes = [node for node in view.nodes if node.phase is not NodePhase.EXITED]
+    if limit is None or view.attempt.stuck or any(x.phase is not NodePhase.RUNNING for x in nodes):
+        return None
+    silence = find_silence(nodes, now)
+    if silence is None or silence < limit:
+        return None
+    reason = f"no progress for {format_duration(limit)} (limits.stuck)"
+    began = now - silence
+    unasked = [node.rank for node in nodes if not _is_asked(node, began)]
+    if unasked:
+        return TakeStacks(ranks=tuple(unasked), reason=reason)
+    asked_at = max(node.order.at for node in nodes if node.order and node.order.at)
+    left = asked_at + STACKS_WAIT - now
+    if left > timedelta(0) and not all(_has_answered(node) for node in nodes):
+        return AwaitStacks(after=left)
+    return find_behind(nodes, reason, now)
+
+
+def next_silence(view: AttemptSnapshot, now: datetime) -> timedelta:
+    """Return the shortest time after which the work may have made no progress for too long."""
+    limit = view.job.task.limits.stuck
+    nodes = [node for node in view.nodes if node.phase is not NodePhase.EXITED]
+    silence = find_silence(nodes, now)
+    if limit is None or silence is None or silence >= limit:
+        return timedelta.max
+    return limit - silence + timedelta(seconds=1)
+
+
+def _is_asked(node: Node, since: datetime) -> bool:
+    order = node.order
+    return order is not None and order.kind == STACKS and order.at is not None and order.at >= since
+
+
+def _has_answered(node: Node) -> bool:
+    order, stacks = node.order, node.stacks
+    return bool(stacks and order and order.at and stacks.at >= order.at)
+
+
+def find_behind(nodes: Sequence[Node], reason: str, now: datetime) -> StuckWork:
+    """Return which processes did not reach the place where the others wait, by their stacks."""
+    answers = [(node.rank, node.stacks) for node in nodes if node.stacks and _has_answered(node)]
+    stacks = {each.rank: each for _, answer in answers for each in answer.stacks}
+    homes = {each.rank: rank for rank, answer in answers for each in answer.stacks}
+    if not stacks:
+        why = next((answer.text for _, answer in answers if answer.text), "")
+        alone = nodes[0].rank if len(nodes) == 1 else None
+        text = f"{reason}; {why}" if why else reason
+        only = () if alone is None else (alone,)
+        return StuckWork(at=now, reason=text, ranks=only, node=alone)
+    ranks, text = _compare(stacks)
+    node = next((homes[rank] for rank in ranks if rank in homes), None)
+    if node is None and len(nodes) == 1:
+        node = nodes[0].rank
+    return StuckWork(at=now, reason=f"{reason}: {text}", ranks=tuple(ranks[:_MOST_KEPT]), node=node)
+
+
+def _compare(stacks: Mapping[int, RankStack]) -> tuple[Sequence[int], str]:
+    """Return the ranks that are behind, and how they differ from the others."""
+    world = max(each.world for each in stacks.values())
+    if len(stacks) < world <= _LARGEST_WORLD:
+        missing = [rank for rank in range(world) if rank not in stacks]
+        others = _describe(next(iter(stacks.values())))
+        return missing, f"{_name(missing)} has no process any more; another {others}"
+    if found := _compare_collectives(stacks):
+        return found
+    waiting = {rank: each for rank, each in stacks.items() if each.call}
+    if waiting and len(waiting) < len(stacks):
+        away = [rank for rank in stacks if rank not in waiting]
+        call, at = next(iter(waiting.values())).call, stacks[away[0]].place
+        return away, f"{_name(away)} has not reached {call}, but is at {at}"
+    if len(stacks) == 1:
+        [(rank, one)] = stacks.items()
+        return [rank], f"rank {rank} {_describe(one)}"
+    for key in (attrgetter("call"), attrgetter("place")):
+        groups: dict[str, list[int]] = {}
+        for rank, each in sorted(stacks.items()):
+            groups.setdefault(key(each), []).append(rank)
+        if len(groups) > 1:
+            # of groups of equal size, the one with the lowest rank counts as the others
+            fewest = min(reversed(groups.values()), key=len)
+            other = next(group for group in groups.values() if group is not fewest)
+            mine, theirs = _describe(stacks[fewest[0]]), _describe(stacks[other[0]])
+            return fewest, f"{_name(fewest)} {mine}, but {_name(other)} {theirs}"
+    return [], f"all {len(stacks)} ranks: each {_describe(next(iter(stacks.values())))}"
+
+
+def _compare_collectives(stacks: Mapping[int, RankStack]) -> tuple[Sequence[int], str] | None:
+    """Return the ranks that have called fewer collectives than others of their group, or another
+    one, by their flight recorders; None if no group has a collective that hangs and such ranks.
+    """
+    groups: dict[str, dict[int, RankCollective]] = {}
+    for rank, each in sorted(stacks.items()):
+        for last in each.collectives:
+            groups.setdefault(last.group, {})[rank] = last
+    for ranks in groups.values():
+        hanging = [rank for rank, last in ranks.items() if not last.done]
+        least = min(last.number for last in ranks.values())
+        behind = [rank for rank, last in ranks.items() if last.number == least]
+        if len(behind) == len(ranks):  # the same number, but perhaps not the same collective
+            calls: dict[str, list[int]] = {}
+            for rank, last in ranks.items():
+                calls.setdefault(last.call, []).append(rank)
+            behind = min(reversed(calls.values()), key=len)
+        others = [rank for rank in (*hanging, *ranks) if rank not in behind]
+        if hanging and others:
+            mine, theirs = _count(ranks[behind[0]]), _count(ranks[others[0]])
+            place = stacks[behind[0]].place
+            return behind, f"{_name(behind)} {mine}, and is at {place}; rank {others[0]} {theirs}"
+    return None
+
+
+def _count(last: RankCollective) -> str:
+    state = "which has ended" if last.done else "which has not ended"
+    return f"has called {last.call} as number {last.number} of group {last.group}, {state}"
+
+
+def _describe(each: RankStack) -> str:
+    return f"waits in {each.call} at {each.place}" if each.call else f"is at {each.place}"
+
+
+def _name(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"rank {shown}{more}" if len(ranks) == 1 else f"each of ranks {shown}{more}"
+
 
 # Cooldowns as (first, maximum). A cooldown doubles with each consecutive failure. Providers often
 # return the same broken node at once, so broken GPUs and links have longer cooldowns than missing

@@ -1,13 +1,18 @@
 """Decides what happens to queued calls: how many are sent at the same time, whether and when a
-failed call is repeated, and which calls the objects of a bucket trigger.
+failed call is repeated, and which calls the objects of a bucket and cron lines trigger.
+
+The ID of a call from a cron line is derived from the trigger and the time at which the call is due.
+Therefore several servers that add the same call add it only once. If several due times were missed,
+only the last due time causes a call, as for repeating jobs (`control/decide/schedule.py`).
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
-from cavvy.domain.cloud_events import STRUCTURED, to_time
+from cavvy.domain.cloud_events import STRUCTURED, EventAttributes, to_headers, to_time
 from cavvy.domain.queued_calls import (
     BUCKET,
     MOST_BYTES,
@@ -16,9 +21,10 @@ from cavvy.domain.queued_calls import (
     QueuedCall,
     StoredObject,
 )
-from cavvy.domain.services import EventTrigger, QueueTerms, ServiceSpec
+from cavvy.domain.services import CronTrigger, EventTrigger, QueueTerms, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
+from cavvy.planner.calendar import next_time, parse_cron
 
 MOST_AT_ONCE = 256  # maximum number of queued calls of one service
 _PER_REPLICA = 2  # factor of the number of calls that replicas can process at once
@@ -130,3 +136,80 @@ def make_object_event(call: QueuedCall, signed_url: str) -> bytes:
         "data": {"key": found.key, "size": found.size, "tag": found.tag, "url": signed_url},
     }
     return json.dumps(event).encode()
+
+
+CRON = "cron"  # the source of calls that a cron line causes
+_CRON_DUE = "dev.cavvy.cron.due"
+_MINUTE = timedelta(minutes=1)
+
+
+def find_next(trigger: CronTrigger, after: datetime) -> datetime | None:
+    """Return the trigger's first time after `after`, or None if no day matches its cron line."""
+    return next_time(parse_cron(trigger.cron), ZoneInfo(trigger.time_zone), after)
+
+
+def find_last(trigger: CronTrigger, since: datetime, now: datetime) -> datetime | None:
+    """Return the trigger's last time in the period after `since` and up to `now`, or None if there
+    is no such time.
+    """
+    found, end = find_next(trigger, since), now
+    if found is None or found > now:
+        return None
+    # bisection: `found` is a time of the line, and the line has no time between `end` and `now`
+    while end - found >= _MINUTE:
+        middle = found + (end - found) / 2
+        later = find_next(trigger, middle)
+        if later is not None and later <= end:
+            found = later
+        else:
+            end = middle
+    return found
+
+
+def make_anchor(service: StoredService, trigger: CronTrigger, now: datetime) -> QueuedCall:
+    """Return a row that causes no call, and only records when the trigger was first seen."""
+    return QueuedCall(
+        project=service.project,
+        service=service.name,
+        id=f"cron-{_name(trigger)}",
+        state=CallState.FORGOTTEN,
+        source=CRON,
+        submitted_at=now,
+        due_at=now,
+    )
+
+
+def call_at(service: StoredService, trigger: CronTrigger, due: datetime) -> QueuedCall:
+    """Return the call that a trigger causes at the time `due`."""
+    at = due.astimezone(UTC)
+    call_id = f"cron-{_name(trigger)}-{at:%Y%m%dT%H%M%SZ}"
+    attributes = EventAttributes(
+        id=call_id,
+        source=f"/projects/{service.project}/services/{service.name}",
+        type=_CRON_DUE,
+        subject=trigger.cron,
+        time=to_time(at),
+    )
+    return QueuedCall(
+        project=service.project,
+        service=service.name,
+        id=call_id,
+        path=trigger.path,
+        headers={**to_headers(attributes), "content-type": _content_type(trigger.body)},
+        source=CRON,
+        submitted_at=due,
+        due_at=due,
+    )
+
+
+def _name(trigger: CronTrigger) -> str:
+    parts = [trigger.cron, trigger.time_zone, trigger.path, trigger.body]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _content_type(body: str) -> str:
+    try:
+        json.loads(body)
+    except ValueError:
+        return "text/plain; charset=utf-8"
+    return "application/json"

@@ -10,10 +10,9 @@ from typing import assert_never
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
 from cavvy.control.decide.bills import ClosedBill, bill_gang, close_bill
-from cavvy.control.decide.failures import failure_of
+from cavvy.control.decide.failures import STACKS, failure_of
 from cavvy.control.decide.looks import GangLook, is_starting
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
-from cavvy.control.decide.stuck import STACKS
 from cavvy.costs.extras import bill_traffic
 from cavvy.costs.metering import total
 from cavvy.domain.allocations import Allocation

@@ -16,13 +16,16 @@ from datetime import datetime, timedelta
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.queued_calls import (
+    call_at,
     call_for_objects,
     count_at_once,
+    find_last,
+    find_next,
     find_timeout,
+    make_anchor,
     make_object_event,
     settle,
 )
-from cavvy.control.decide.ticks import call_at, find_last, find_next, make_anchor
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.domain.queued_calls import MOST_BYTES, CallAnswer, CallState, QueuedCall, StoredObject
 from cavvy.domain.services import CronTrigger, EventTrigger

@@ -1,1 +1,0 @@
-"""Market observations, and the decisions about jobs that are based on these observations."""
