@@ -24,6 +24,7 @@ from cavvy.costs.requests import REQUEST_LINE
 from cavvy.domain.credentials import name_account
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.ledger import (
+    KINDS,
     STORAGE_LINE,
     EntryKind,
     EntrySource,
@@ -32,7 +33,6 @@ from cavvy.domain.ledger import (
     LedgerSubject,
     QuantityUnit,
 )
-from cavvy.domain.postings import KINDS
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 

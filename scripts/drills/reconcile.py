@@ -39,8 +39,8 @@ from cavvy.domain.ledger import (
     LedgerLine,
     LedgerSubject,
     QuantityUnit,
+    share_of,
 )
-from cavvy.domain.postings import share_of
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.importers.bills import find_format, read_bill

@@ -4,7 +4,7 @@ import pytest
 from tests.api.api_state import Api
 from tests.api.test_api_accounts import add, call, code
 
-from cavvy.domain.postings import month_of
+from cavvy.domain.ledger import month_of
 from cavvy.domain.units import Money
 
 BASE = "/v1/budgets/vision"

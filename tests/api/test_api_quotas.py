@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from tests.api.api_state import Api
 
-from cavvy.domain.offers import Purchase
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Purchase, Quota
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Provider, Refused

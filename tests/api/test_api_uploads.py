@@ -11,7 +11,7 @@ from tests.system.storages import GoogleStandIn, start_google
 
 from cavvy.control.agents import bucket_checkpoints, transfers, uploads
 from cavvy.control.garbage_collector import SWEEP
-from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.store.base import StoreUnusable
 from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
 from cavvy.store.objects.locations import open_place

@@ -21,8 +21,7 @@ from tests.contract.store_suite import (
 from cavvy.control.budgets import BudgetKeeper, post_discounts
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.budgets import SpendingBudget
-from cavvy.domain.ledger import EntryKind
-from cavvy.domain.postings import month_of
+from cavvy.domain.ledger import EntryKind, month_of
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace

@@ -6,8 +6,8 @@ import pytest
 from tests.contract.store_suite import NOW, make_event, submit
 
 from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.ledger import month_of
 from cavvy.domain.notices import Notice, NoticeChannel, NoticeEvent, NoticeTarget
-from cavvy.domain.postings import month_of
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.values import replace
 from cavvy.store.sql import Store
 

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Offer, Purchase, Quota
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.aws import status as module

@@ -19,7 +19,7 @@ from cavvy.control.decide.budgets import (
 )
 from cavvy.costs.statements import forecast_month
 from cavvy.domain.budgets import SpendingBudget
-from cavvy.domain.postings import month_of
+from cavvy.domain.ledger import month_of
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.ledger import EntryKind, LedgerPosting, QuantityUnit
-from cavvy.domain.postings import month_of, post, share_of
+from cavvy.domain.ledger import EntryKind, LedgerPosting, QuantityUnit, month_of, post, share_of
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.values import replace
 from cavvy.providers.base import TryAgain
 from cavvy.providers.ledger import ChangedElsewhere, LaunchLedger

@@ -10,8 +10,7 @@ from tests.unit.cli_client import FakeClient, client, make_quota
 from cavvy.cli.main import cli
 from cavvy.client import wire
 from cavvy.domain.jobs import JobRecord
-from cavvy.domain.offers import Offer
-from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.domain.offers import NEW_LIMIT, Offer, Quota, limit_offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

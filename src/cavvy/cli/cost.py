@@ -374,7 +374,7 @@ def _split_models(rows: "list[LedgerSumView]", by: list[str]) -> "list[LedgerSum
 
 
 def _read_month(ctx: click.Context, param: click.Parameter, value: str) -> datetime:
-    from cavvy.domain.postings import next_month
+    from cavvy.domain.ledger import next_month
 
     try:
         month = datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC)

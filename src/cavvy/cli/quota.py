@@ -90,7 +90,7 @@ def _is_wanted(row: "wire.QuotaRow", region: str | None, family: str | None) -> 
 
 
 def _print_requests(rows: "list[wire.QuotaRow]", to: float | None) -> None:
-    from cavvy.domain.quotas import NEW_LIMIT
+    from cavvy.domain.offers import NEW_LIMIT
 
     if not rows:
         raise CommandFailure("no quota is selected", "`cavvy quota --all` lists all quotas")

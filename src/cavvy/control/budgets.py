@@ -30,8 +30,7 @@ from cavvy.costs.statements import month_period
 from cavvy.domain.authorization import list_below, list_line
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
-from cavvy.domain.ledger import MonthDiscounts
-from cavvy.domain.postings import month_of
+from cavvy.domain.ledger import MonthDiscounts, month_of
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate, Money, format_usd

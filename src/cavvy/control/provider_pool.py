@@ -17,9 +17,8 @@ from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.domain.allocations import Host, SilentPlace
 from cavvy.domain.credentials import CredentialBook, mark_account, split_account
 from cavvy.domain.maintenance import NodeState
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.policies import PolicyBook
-from cavvy.domain.quotas import Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.domain.volumes import KeptVolume

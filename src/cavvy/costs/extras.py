@@ -25,9 +25,17 @@ from cavvy.costs.metering import Rates, bill, list_prices, list_stretches
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt, Node, NodePhase, SentKind
-from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerPosting, LedgerSubject
+from cavvy.domain.ledger import (
+    STORAGE_LINE,
+    EntryKind,
+    LedgerPosting,
+    LedgerSubject,
+    list_months,
+    month_of,
+    next_month,
+    post,
+)
 from cavvy.domain.offers import ExtraPrice, Offer
-from cavvy.domain.postings import list_months, month_of, next_month, post
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeTerms, VolumeUse

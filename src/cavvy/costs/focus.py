@@ -13,9 +13,8 @@ from decimal import Decimal
 
 from cavvy.costs.statements import month_period
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUnit
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUnit, month_of
 from cavvy.domain.offers import Purchase
-from cavvy.domain.postings import month_of
 
 FocusRow = Mapping[str, str | Decimal | datetime | None]
 _NAMES_BEFORE = {

@@ -22,8 +22,7 @@ from typing import NamedTuple
 from cavvy.costs.bills import USD, BadBillLine, BillCategory, BilledKind, BillLine
 from cavvy.costs.shared_disks import name_disk
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUnit
-from cavvy.domain.postings import share_of
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUnit, share_of
 from cavvy.domain.values import Struct, replace
 
 _HOUR_US = 3_600_000_000

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from operator import add
 
-from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityUnit
-from cavvy.domain.postings import split_months
+from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityUnit, split_months
 from cavvy.domain.request_bills import (
     DividedBill,
     KeyWork,

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from math import sqrt
 from statistics import fmean, stdev
 
-from cavvy.domain.ledger import EntryKind, LedgerEntry, LedgerLine, QuantityUnit
-from cavvy.domain.postings import month_of, share_of
+from cavvy.domain.ledger import EntryKind, LedgerEntry, LedgerLine, QuantityUnit, month_of, share_of
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
 

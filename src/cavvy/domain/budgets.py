@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from cavvy.domain.postings import month_of
+from cavvy.domain.ledger import month_of
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, replace

@@ -1,4 +1,6 @@
-"""Gangs as their providers report them."""
+"""Gangs as their providers report them, and the documents that a provider stores in the
+installation's database, so that all servers see the same state.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -99,3 +101,12 @@ class GangSeen(Struct, frozen=True, kw_only=True):
         return cls(
             name=name, state=GangState.ENDED, reason=reason, exit_code=exit_code, nodes=nodes
         )
+
+
+class ProviderDocument(Struct, frozen=True, kw_only=True):
+    """One JSON document of a provider, such as the record of a launch."""
+
+    collection: str  # such as "gangs" or "machines"
+    name: str  # unique in its collection
+    body: str  # JSON
+    version: int = 1  # the version: 1 at creation; each write adds 1

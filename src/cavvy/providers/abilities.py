@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from cavvy.domain.allocations import NO_LABELS, Host, VolumeLocation
-from cavvy.domain.offers import Offer
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.domain.volumes import KeptVolume
@@ -320,7 +319,7 @@ TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
     name="quotas",
     methods=("quotas", "untold_quotas"),
     purpose="`cavvy quota`: the account's quotas with their use, and the command that requests "
-    "higher quotas. `limit_offer` in `domain/quotas.py` limits the capacity of offers to the "
+    "higher quotas. `limit_offer` in `domain/offers.py` limits the capacity of offers to the "
     "unused quota.",
 )
 STATES_POLICY: Ability[StatesPolicy] = Ability(

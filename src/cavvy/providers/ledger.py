@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.providers.base import TryAgain
 from cavvy.providers.state import ProviderState
 

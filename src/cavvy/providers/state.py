@@ -7,7 +7,7 @@ documents. On a server, the documents are rows of the database (`server.provider
 from collections.abc import Sequence
 from typing import Protocol
 
-from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.gangs import ProviderDocument
 
 
 class ProviderState(Protocol):

@@ -9,7 +9,7 @@ from datetime import datetime
 from cavvy.api.auth import NODES
 from cavvy.api.peers import PeerServers
 from cavvy.control.share import WorkShare
-from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.values import Struct
 from cavvy.providers.base import TryAgain
 from cavvy.store.base import StoreError

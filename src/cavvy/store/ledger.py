@@ -8,6 +8,7 @@ from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt
 from cavvy.domain.ledger import (
     OF_SUBJECT,
+    ChargedPeriod,
     EntryKind,
     EntrySource,
     LedgerEntry,
@@ -17,9 +18,6 @@ from cavvy.domain.ledger import (
     LedgerSum,
     MonthDiscounts,
     QuantityUnit,
-)
-from cavvy.domain.postings import (
-    ChargedPeriod,
     find_discounted,
     list_months,
     month_of,

@@ -7,8 +7,7 @@ import msgspec
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.domain.ledger import OF_SUBJECT, EnergyUse, LedgerPosting, LedgerSubject
-from cavvy.domain.postings import KINDS
+from cavvy.domain.ledger import KINDS, OF_SUBJECT, EnergyUse, LedgerPosting, LedgerSubject
 from cavvy.domain.request_bills import DividedBill, ReplicaBill, TokenUse
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

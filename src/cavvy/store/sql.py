@@ -18,12 +18,12 @@ from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.domain.ledger import LedgerLine, LedgerSum, MonthDiscounts
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
-from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.services import read_dashed
 from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger

@@ -27,7 +27,7 @@ from cavvy.control.decide.budgets import month_limit
 from cavvy.costs.statements import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
 from cavvy.domain.budgets import BudgetRequest, SpendingBudget
-from cavvy.domain.postings import month_of
+from cavvy.domain.ledger import month_of
 from cavvy.domain.targets import is_web_address
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace

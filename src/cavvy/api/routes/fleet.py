@@ -26,7 +26,7 @@ from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.node_pools import NodePool
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Quota
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderError
 from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound

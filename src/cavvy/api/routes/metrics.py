@@ -31,7 +31,7 @@ from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.authorization import Principal, Verdict, decide, list_visible
 from cavvy.domain.figures import list_gpus
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, Node
-from cavvy.domain.postings import month_of
+from cavvy.domain.ledger import month_of
 from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING
 from cavvy.domain.units import MICROS_PER_USD
 from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible

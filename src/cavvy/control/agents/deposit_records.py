@@ -19,8 +19,8 @@ from msgspec import Meta, Struct
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.agents.uploads import RECORDS_OWNER
 from cavvy.domain.checkpoints import CheckpointFile
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, NodePhase
-from cavvy.domain.provider_state import ProviderDocument
 from cavvy.store.base import RowNotFound, StoreError, StoreFull
 from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectInfo, ObjectTryAgain
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end

@@ -16,8 +16,8 @@ import msgspec
 
 from cavvy.control.agents.transfers import SignedObjects, Transfers, TransferUpload
 from cavvy.control.clock import ControlClock
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound, StoreError
 from cavvy.store.objects.base import ObjectBucket, ObjectError, ObjectMissing, ObjectTryAgain

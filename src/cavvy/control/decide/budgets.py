@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from cavvy.domain.budgets import SpendingBudget
-from cavvy.domain.postings import month_of, next_month, share_of
+from cavvy.domain.ledger import month_of, next_month, share_of
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import Struct, replace
 

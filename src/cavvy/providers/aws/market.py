@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.offers import ExtraPrice, Offer, Purchase
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase, Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, field, replace

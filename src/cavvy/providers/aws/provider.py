@@ -10,8 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cavvy.domain.allocations import VolumeLocation
-from cavvy.domain.offers import Offer
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.tasks import Fabric, Objection, TaskSpec, VolumeKind
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume

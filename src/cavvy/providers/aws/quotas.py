@@ -5,8 +5,7 @@ of the account's instances. Launches in a family without a known quota are not l
 import re
 from collections.abc import Mapping, Sequence
 
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
 from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount, Json
 

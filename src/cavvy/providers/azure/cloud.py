@@ -10,8 +10,7 @@ from contextlib import suppress
 from datetime import date, datetime, timedelta
 from typing import Any, NamedTuple
 
-from cavvy.domain.offers import ExtraPrice, Offer, Purchase
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import ExtraPrice, Offer, Purchase, Quota
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import COMPUTE, SKUS, AzureAccount, MakeCredential

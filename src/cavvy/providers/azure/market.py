@@ -9,8 +9,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from cavvy.catalog.accelerators import identify
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
 from cavvy.domain.values import Struct
 from cavvy.providers.azure.account import COMPUTE, AzureAccount
 from cavvy.providers.base import Refused

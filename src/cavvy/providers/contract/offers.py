@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 
 from cavvy.catalog.accelerators import find_accelerator
-from cavvy.domain.offers import Purchase
-from cavvy.domain.quotas import NEW_LIMIT
+from cavvy.domain.offers import NEW_LIMIT, Purchase
 from cavvy.domain.tasks import (
     ImageBuild,
     NetworkNeed,

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 
-from cavvy.domain.offers import Offer
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, ProviderError
 from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation

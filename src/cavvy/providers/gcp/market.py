@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.gcp.api import GcpApi, last_part

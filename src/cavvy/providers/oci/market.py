@@ -24,8 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.catalog.accelerators import Vendor, find_accelerator
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, ProviderContext, Refused

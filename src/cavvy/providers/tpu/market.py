@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.catalog.tpu_slices import TpuSlice, find_slice
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.quotas import NEW_LIMIT, Quota, limit_offer
+from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.tpu.api import TpuApi

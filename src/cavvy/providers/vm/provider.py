@@ -6,8 +6,7 @@ connects to the server over TLS; or by the server, which connects to the node by
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from cavvy.domain.offers import Offer
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.base import (

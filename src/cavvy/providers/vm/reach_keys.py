@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.values import Struct
 from cavvy.providers.base import TryAgain
 from cavvy.providers.hosts.connection import (

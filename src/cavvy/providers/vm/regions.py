@@ -9,8 +9,7 @@ from datetime import datetime, timedelta
 from math import isfinite
 from typing import ClassVar, Generic, TypeVar
 
-from cavvy.domain.offers import Offer
-from cavvy.domain.quotas import Quota
+from cavvy.domain.offers import Offer, Quota
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.cloud import UNREADABLE, CloudFault, unreadable
