@@ -31,7 +31,7 @@ from replicas import make_database, run_sql
 
 from cavvy.api.tokens import load_tokens
 from cavvy.client import ApiClient, connect
-from cavvy.client.embedded import ensure_server
+from cavvy.client.connection import ensure_server
 from cavvy.server.node_tls import load_certificate
 
 SUBMITTERS = 8

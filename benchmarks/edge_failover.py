@@ -27,6 +27,7 @@ from typing import NamedTuple
 from measure import PYTHON, fresh_home, record, table
 
 from cavvy.client import connect
+from cavvy.client.blobs import upload
 from cavvy.client.edge_wire import (
     EnrolmentAsk,
     ModelAsk,
@@ -36,7 +37,6 @@ from cavvy.client.edge_wire import (
     publish_model,
 )
 from cavvy.client.service_wire import find_service, put_service
-from cavvy.client.upload import upload
 from cavvy.edge.device import free_port
 from cavvy.spec.workdir import freeze
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from measure import ROOT, fresh_home, record, table
 
 from cavvy.client import ApiClient, connect
-from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.connection import ensure_server, stop_server
 from cavvy.store.drivers import make_driver
 
 

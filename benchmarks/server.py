@@ -17,7 +17,7 @@ from pathlib import Path
 from measure import fresh_home, process_cpu_s, process_rss_mib, record, table
 
 from cavvy.client import ApiClient, connect
-from cavvy.client.embedded import stop_server
+from cavvy.client.connection import stop_server
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace

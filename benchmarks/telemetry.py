@@ -30,7 +30,7 @@ from measure import fresh_home, process_cpu_s, record, table
 from replicas import make_database
 
 from cavvy.client import connect
-from cavvy.client.embedded import ensure_server
+from cavvy.client.connection import ensure_server
 from cavvy.control.decide.job_traces import trace_job
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobPhase, JobRecord

@@ -28,7 +28,7 @@ from pathlib import Path
 from measure import CAVVY, command_cpu_s, fresh_home, process_cpu_s, record, table
 
 from cavvy.client import connect
-from cavvy.client.embedded import stop_server
+from cavvy.client.connection import stop_server
 from cavvy.control.clock import WallClock
 from cavvy.control.deferred import Deferred
 from cavvy.control.job_service import JobIds, JobService

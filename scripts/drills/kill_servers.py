@@ -31,7 +31,7 @@ from tests.system.server_state import kill_server
 from tests.waits import wait_until
 
 from cavvy.client import ApiError
-from cavvy.client.embedded import ensure_server
+from cavvy.client.connection import ensure_server
 from cavvy.client.errors import StartFailed
 from cavvy.client.wire import AuditRow
 

@@ -23,7 +23,7 @@ from tests.system.server_state import kill_server
 from tests.waits import START_S, wait_until
 
 from cavvy.client import ApiClient, connect
-from cavvy.client.embedded import ensure_server
+from cavvy.client.connection import ensure_server
 from cavvy.client.errors import StartFailed
 from cavvy.client.queue_wire import find_call, list_calls
 from cavvy.client.service_wire import end_service, find_service, list_services, put_service

@@ -22,7 +22,7 @@ from tests.system.server_state import home_at
 from tests.system.tied import start_tied
 from tests.waits import START_S, wait_until
 
-from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.connection import ensure_server, stop_server
 
 pytestmark = pytest.mark.system
 NAME = "cavvy.example.com"

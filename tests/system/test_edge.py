@@ -24,6 +24,7 @@ from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.account_wire import read_newest
+from cavvy.client.blobs import upload
 from cavvy.client.edge_wire import (
     DeviceTaskView,
     EnrolmentAsk,
@@ -52,7 +53,6 @@ from cavvy.client.service_wire import (
     list_services,
     put_service,
 )
-from cavvy.client.upload import upload
 from cavvy.spec.workdir import freeze
 
 pytestmark = pytest.mark.system

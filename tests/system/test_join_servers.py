@@ -16,7 +16,7 @@ from tests.system.replica_site import ReplicaSite, replica_site
 from tests.waits import wait_until
 
 from cavvy.client import ApiClient
-from cavvy.client.embedded import ensure_server
+from cavvy.client.connection import ensure_server
 
 pytestmark = pytest.mark.system
 SETTINGS = """

@@ -16,7 +16,7 @@ from tests.system.replica_site import ReplicaSite
 from tests.waits import START_S, wait_until
 
 from cavvy.client import ApiClient
-from cavvy.client.embedded import ensure_server
+from cavvy.client.connection import ensure_server
 from cavvy.client.service_wire import (
     ServedView,
     ServiceKeyAsk,

@@ -10,7 +10,7 @@ from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import StartFailed, connect
 from cavvy.client.account_wire import AccountClient, TokenAsk
-from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.connection import ensure_server, stop_server
 from cavvy.client.state import server_holds_lock
 
 pytestmark = pytest.mark.system

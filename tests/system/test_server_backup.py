@@ -25,7 +25,7 @@ from tests.system.tied import start_tied
 from tests.waits import PATIENCE_S, START_S, wait_until
 
 from cavvy.client import ApiClient, connect
-from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.connection import ensure_server, stop_server
 
 pytestmark = pytest.mark.system
 

@@ -21,7 +21,7 @@ from tests.system.server_state import (
 )
 
 from cavvy.client import ApiClient, ApiError, connect
-from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.connection import ensure_server, stop_server
 from cavvy.client.state import server_holds_lock
 
 pytestmark = pytest.mark.system
@@ -153,7 +153,7 @@ def test_a_command_beside_the_work_streams_and_returns_its_code(home: Path) -> N
 
 
 def test_a_working_folder_is_uploaded_and_run(home: Path, tmp_path: Path) -> None:
-    from cavvy.client.upload import upload
+    from cavvy.client.blobs import upload
     from cavvy.domain.jobs import RunOrigin
     from cavvy.spec.workdir import freeze
 

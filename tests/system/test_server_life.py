@@ -27,7 +27,7 @@ from cavvy.client import (
     Unreachable,
     connect,
 )
-from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.connection import ensure_server, stop_server
 from cavvy.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
 
 pytestmark = pytest.mark.system
@@ -181,7 +181,7 @@ def test_a_later_process_with_the_same_id_is_never_signalled(home: Path) -> None
         home, pid=os.getpid(), process="1@boot", address=f"unix:{home}/nobody.sock", version="0.0.1"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cavvy.client.embedded._STOP_WAIT_S", 0.2)
+        patch.setattr("cavvy.client.connection._STOP_WAIT_S", 0.2)
         with pytest.raises(StartFailed) as caught:
             stop_server()
     assert caught.value.code == "server-does-not-stop"

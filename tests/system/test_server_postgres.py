@@ -16,7 +16,7 @@ from tests.system.server_state import (
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.client import StartFailed, connect
-from cavvy.client.embedded import ensure_server, stop_server
+from cavvy.client.connection import ensure_server, stop_server
 from cavvy.client.state import read_server, server_holds_lock
 
 pytestmark = pytest.mark.system

@@ -14,9 +14,9 @@ from tests.system.replica_site import ReplicaSite
 from tests.waits import patience, wait_until
 
 from cavvy.client import ApiClient
-from cavvy.client.embedded import ensure_server
+from cavvy.client.connection import ensure_server
 from cavvy.client.paths import job_path
-from cavvy.client.tunnel.mux import NodeTunnel, open_by_api
+from cavvy.client.tunnel import NodeTunnel, open_by_api
 from cavvy.client.wire import ExecAsk, ExecStarted
 
 pytestmark = pytest.mark.system

@@ -10,8 +10,7 @@ from typing import cast
 import pytest
 
 from cavvy.client import ApiClient, ApiError
-from cavvy.client.errors import SourceChanged
-from cavvy.client.upload import (
+from cavvy.client.blobs import (
     PACK_BLOBS,
     PACK_BYTES,
     SMALL,
@@ -21,6 +20,7 @@ from cavvy.client.upload import (
     read_pack,
     upload,
 )
+from cavvy.client.errors import SourceChanged
 from cavvy.spec.workdir import FrozenFile
 
 

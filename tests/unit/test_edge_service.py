@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from msgspec import UNSET
 
 from cavvy.cli import edge
-from cavvy.client.download import download_files, download_snapshot
+from cavvy.client.blobs import download_files, download_snapshot
 from cavvy.client.edge_wire import SamplesView, SampleView, SiteAsk, SiteView
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key

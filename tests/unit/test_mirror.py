@@ -16,7 +16,7 @@ from cavvy.agent.access.folder_watch import FolderWatch
 from cavvy.cli.reach import mirror as mirrors
 from cavvy.cli.reach.mirror import FolderMirror, MirrorCount
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.client.tunnel.mux import RemoteError
+from cavvy.client.tunnel import RemoteError
 
 
 class FolderTunnel:

@@ -33,7 +33,7 @@ ALLOWED = {
     "cli/reach/arguments.py": "Python tells a relative import from others in its text alone",
     "tracer/one_process.py": "PyTorch tells a missing variable from other values in its text alone",
     "cli/view/formatting.py": "words that the line above has on the screen are left out",
-    "client/tunnel/mux.py": "a JSON object",
+    "client/tunnel.py": "a JSON object",
     "agent/work/mpi.py": "a JSON object",
     "train/failures.py": "a gloo error names its source file",
     "providers/hosts/supervisor/service.py": "an exit code in a file",

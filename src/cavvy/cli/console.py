@@ -142,7 +142,7 @@ def _follow_embedded(client: "ApiClient") -> "Callable[[], None] | None":
     from threading import Lock
 
     from cavvy.client import Patience
-    from cavvy.client.embedded import ensure_server
+    from cavvy.client.connection import ensure_server
     from cavvy.client.state import default_home
     from cavvy.console.memory import find_embedded
 

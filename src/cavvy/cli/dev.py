@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client import ApiClient
-    from cavvy.client.tunnel.mux import NodeTunnel
+    from cavvy.client.tunnel import NodeTunnel
     from cavvy.client.wire import JobDetail, JobListing
     from cavvy.domain.tasks import TaskSpec
     from cavvy.importers.devcontainer import DevContainer

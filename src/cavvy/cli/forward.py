@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cavvy.cli.reach.tunnel import LatestTunnel
-    from cavvy.client.tunnel.mux import Fields, NodeTunnel, TunnelChannel
+    from cavvy.client.tunnel import Fields, NodeTunnel, TunnelChannel
 
 _LAST_PORT = 65535
 _GREETING_S = 5.0  # maximum seconds until a connection from the node has reached this machine
@@ -103,7 +103,7 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
     """
     import asyncio
 
-    from cavvy.client.tunnel.mux import RemoteError
+    from cavvy.client.tunnel import RemoteError
 
     word, met = token_bytes(16), asyncio.Event()
 
@@ -175,7 +175,7 @@ async def listen_here(
     """
     import asyncio
 
-    from cavvy.client.tunnel.mux import RemoteError, TunnelLost, join
+    from cavvy.client.tunnel import RemoteError, TunnelLost, join
     from cavvy.gateway.addresses import explain_reason
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -212,7 +212,7 @@ def _doubt(error: Exception) -> str:
 async def _listen_there(tunnel: "NodeTunnel", bind: str, there: int, host: str, here: int) -> int:
     import asyncio
 
-    from cavvy.client.tunnel.mux import join
+    from cavvy.client.tunnel import join
 
     async def accepted(channel: "TunnelChannel", said: "Fields") -> None:
         try:

@@ -382,7 +382,7 @@ def pull(name: str, out: Path | None, project: str, output: str) -> None:
     A download that was cut goes on where it ended, and files that are there already are only
     checked. Other files of the folder stay.
     """
-    from cavvy.client.download import download_files
+    from cavvy.client.blobs import download_files
 
     with session() as client:
         found = find_version(client, project, name)
@@ -415,7 +415,7 @@ def push(name: str, target: str, project: str, output: str) -> None:
     """
     from tempfile import TemporaryDirectory
 
-    from cavvy.client.download import download_files
+    from cavvy.client.blobs import download_files
     from cavvy.client.mlflow import MlflowRegistry, RegistryRefused
 
     with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
@@ -526,7 +526,7 @@ def find_version(client: "ApiClient", project: str, name: str) -> "ModelView":
 
 def upload_folder(client: "ApiClient", project: str, source: Path) -> str:
     """Upload a file or folder as a snapshot, and return the snapshot's hash."""
-    from cavvy.client.upload import upload
+    from cavvy.client.blobs import upload
 
     snapshot = _freeze(source)
     upload(client, project, snapshot.blobs())
@@ -572,7 +572,7 @@ def _copy(source: Path, folder: Path) -> None:
 
 def _download(client: "ApiClient", project: str, snapshot: str, below: str, folder: Path) -> None:
     """Write the files of a snapshot's folder `below` to a new folder."""
-    from cavvy.client.download import download_snapshot
+    from cavvy.client.blobs import download_snapshot
 
     folder.mkdir()
     download_snapshot(client, project, snapshot, below, folder)

@@ -71,7 +71,7 @@ def add(
     the key of PagerDuty, or smtps://USER:PASSWORD@HOST/TO?from=FROM for mail. The server encrypts
     the address and never shows it. With --mine, every member of the project may add a target.
     """
-    from cavvy.client.notice_wire import NoticeAsk, put_notice
+    from cavvy.client.account_wire import NoticeAsk, put_notice
 
     name, address = name or channel, _read_address(channel)
     with session() as client:
@@ -87,7 +87,7 @@ def add(
 @output_option
 def list_targets(project: str, output: str) -> None:
     """List where a project's notices are sent, and which target has a problem."""
-    from cavvy.client.notice_wire import list_notices
+    from cavvy.client.account_wire import list_notices
 
     with session() as client:
         rows = list_notices(client, project)
@@ -117,7 +117,7 @@ def send_test(name: str, project: str) -> None:
 @project_option
 def remove(name: str, project: str) -> None:
     """Remove a target, and the messages that wait for it."""
-    from cavvy.client.notice_wire import delete_notice
+    from cavvy.client.account_wire import delete_notice
 
     with session() as client:
         delete_notice(client, project, name)
@@ -126,7 +126,7 @@ def remove(name: str, project: str) -> None:
 
 def _test(client: "ApiClient", project: str, name: str) -> None:
     """Send a test message. Raises CommandFailure if it is not delivered."""
-    from cavvy.client.notice_wire import send_test
+    from cavvy.client.account_wire import send_test
 
     if problem := send_test(client, project, name).problem:
         raise CommandFailure(

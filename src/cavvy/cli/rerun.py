@@ -121,7 +121,7 @@ def retry_command(
 @output_option
 def diff_command(first: str, second: str, project: str, output: str) -> None:
     """Show what differed between two runs: task, parameters, code, offer, versions and result."""
-    from cavvy.client.comparison import compare_jobs, find_replica, show_value
+    from cavvy.client.reruns import compare_jobs, find_replica, show_value
 
     with session() as client:
         jobs = client.job(project, first), client.job(project, second)

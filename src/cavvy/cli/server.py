@@ -51,7 +51,7 @@ def start(**chosen: str | None) -> None:
     Other commands also start the server if it is not running. An automatic start uses the settings
     file, so put options that must apply to every start into that file.
     """
-    from cavvy.client.embedded import connect, ensure_server
+    from cavvy.client.connection import connect_embedded, ensure_server
     from cavvy.client.state import default_home, server_holds_lock
 
     given = [name for name, value in chosen.items() if value]
@@ -63,7 +63,7 @@ def start(**chosen: str | None) -> None:
     _set(chosen)
     with failures():
         server = ensure_server(patience=make_patience())
-        with connect(start=False, patience=make_patience()) as client:
+        with connect_embedded(start=False, patience=make_patience()) as client:
             problem = client.server().problem
     click.echo(
         f"the server is running (process {server.pid}, cavvy {server.version}) at "
@@ -110,7 +110,7 @@ def init(admin: str | None, url: str | None) -> None:
 @command.command("stop")
 def stop() -> None:
     """Stop the server and wait until it has ended; jobs keep running."""
-    from cavvy.client.embedded import stop_server
+    from cavvy.client.connection import stop_server
 
     with failures():
         stopped = stop_server(patience=make_patience())
@@ -136,10 +136,10 @@ def status(output: str) -> None:
     """
     from cavvy.cli.view.output import json_out, pairs_out
     from cavvy.client import ApiError
-    from cavvy.client.embedded import connect
+    from cavvy.client.connection import connect_embedded
 
     try:
-        with connect(start=False, patience=make_patience()) as client:
+        with connect_embedded(start=False, patience=make_patience()) as client:
             server = client.server()
     except ApiError as error:
         if error.code != "server-not-running":

@@ -1,6 +1,9 @@
-"""Runs a job again, unchanged or changed; `cavvy rerun` and the console use it."""
+"""Earlier runs: runs a job again, unchanged or changed, and tells how two runs differ; `cavvy
+rerun`, `cavvy diff` and the console use it.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
 
 from msgspec import Struct
 from msgspec.json import decode
@@ -48,14 +51,14 @@ def read_run(job: JobDetail, rerun_of: str, *, is_whole_array: bool = False) -> 
     swept = {each.name for each in task.sweep}
     return EarlierRun(
         text=origin.task_text,
-        params={key: show_value(value) for key, value in task.params.items() if key not in swept},
+        params={key: show_param(value) for key, value in task.params.items() if key not in swept},
         origin=replace(origin, rerun_of=rerun_of),
         name=task.name,
         task=task,
     )
 
 
-def show_value(value: object) -> str:
+def show_param(value: object) -> str:
     """Return the text of a parameter's value, as a user would write it after --param."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -73,3 +76,75 @@ def _check_single(name: str, task: TaskSpec) -> None:
             f"{name} is a replica of a service, not a job that can be run again",
             "`cavvy serve FILE` starts the service's replicas",
         )
+
+
+_TEXTS = frozenset(
+    {"origin.task_text", "origin.diff"}
+)  # These values are too long for a table cell, so their size and hash are shown.
+
+
+def compare_jobs(first: JobDetail, second: JobDetail) -> list[tuple[str, object, object]]:
+    """Return the dotted names of the properties that differ, sorted, with both values; None if a
+    run lacks the property. Texts of several lines are given by their size and hash.
+    """
+    a, b = (dict(_list_facts(job)) for job in (first, second))
+    return [
+        (name, _shorten(name, a.get(name)), _shorten(name, b.get(name)))
+        for name in sorted({*a, *b})
+        if a.get(name) != b.get(name)
+    ]
+
+
+def find_replica(first: JobDetail, second: JobDetail) -> str:
+    """Return the name of the job that is a replica of a service if the other one is none, so that
+    they cannot be compared, or "".
+    """
+    replicas = [job.name for job in (first, second) if _is_replica(job)]
+    return replicas[0] if len(replicas) == 1 and first.name != second.name else ""
+
+
+def _is_replica(job: JobDetail) -> bool:
+    """Return whether the job is a replica; jobs of arrays have the same form of names."""
+    return is_replica(job.name) and not is_array(decode(job.task, type=TaskSpec))
+
+
+def _list_facts(job: JobDetail) -> Iterator[tuple[str, object]]:
+    """Yield the dotted name and the value of every property of a run."""
+    yield from _flatten("task", decode(job.task))
+    origin = decode(job.origin)
+    origin.pop("rerun_of", None)
+    origin.pop("path", None)  # differs between terminals
+    yield from _flatten("origin", origin)
+    yield "result.phase", job.phase
+    yield "result.exit_code", job.exit_code
+    yield "result.attempts", job.attempt
+    yield "result.spent_usd", job.spent_micros / 1_000_000
+    if job.attempts:
+        yield from _flatten("offer", decode(job.attempts[-1].offer))
+        for node in job.attempts[-1].nodes[:1]:
+            yield from _flatten("result.progress", node.progress)
+
+
+def _flatten(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flatten(f"{name}.{key}", inner)
+    else:
+        yield name, value
+
+
+def _shorten(name: str, value: object) -> object:
+    if name not in _TEXTS or not isinstance(value, str):
+        return value
+    count = len(value.splitlines())
+    digest = sha256(value.encode()).hexdigest()[:12]
+    return f"{count} line{'s' if count != 1 else ''}, sha256 {digest}"
+
+
+def show_value(name: str, value: object) -> object:
+    """Return a value as a table shows it: as in a task file, money with six digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name == "result.spent_usd" and isinstance(value, float):
+        return f"{value:.6f}"
+    return value

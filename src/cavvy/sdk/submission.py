@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from cavvy import settings
 from cavvy.client import make_key
 from cavvy.client.addresses import list_own_path
+from cavvy.client.blobs import upload
 from cavvy.client.state import default_home
-from cavvy.client.upload import upload
 from cavvy.domain.arrays import is_array
 from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace

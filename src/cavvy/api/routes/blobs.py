@@ -21,7 +21,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
 from cavvy.api.wire import MIB, stream_bytes
 from cavvy.client import wire
-from cavvy.client.upload import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_entry, read_pack
+from cavvy.client.blobs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_entry, read_pack
 from cavvy.domain.accounts import Permission
 from cavvy.store.base import HashMismatch, KeyUnusable, RowNotFound, StoreUnusable
 from cavvy.store.blobs import BlobStore, BlobWriter

@@ -13,7 +13,7 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, require
 from cavvy.api.wire import view
-from cavvy.client import notice_wire as wire
+from cavvy.client import account_wire as wire
 from cavvy.control.decide.notices import WrongAddress, make_message
 from cavvy.control.notices import NOTICES, notice_key
 from cavvy.domain.accounts import Permission

@@ -201,14 +201,14 @@ def show_first_admin(admin: str | None, url: str | None) -> None:
     """
     from getpass import getuser
 
-    from cavvy.client import embedded
+    from cavvy.client.connection import connect_embedded, ensure_server
 
     with failures():
-        server = embedded.ensure_server(patience=make_patience())
+        server = ensure_server(patience=make_patience())
         url = url.rstrip("/") if url else find_url(server.listen, host_name())
         check_address(url)
         admin = admin or click.prompt("Name of the admin", default=getuser(), err=True)
-        with embedded.connect(patience=make_patience()) as client:
+        with connect_embedded(patience=make_patience()) as client:
             token = create_first_admin(client, admin)
     click.echo(f"{admin} has all rights on this server. To sign in from any machine:", err=True)
     click.echo(f"cavvy login {url} --token {token}")

@@ -34,7 +34,7 @@ from cavvy.cli.view.formatting import show_size
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 
-    from cavvy.client.tunnel.mux import NodeTunnel
+    from cavvy.client.tunnel import NodeTunnel
 
 _PIECE = 256 * 1024
 _AHEAD = 8  # maximum number of chunks in flight
@@ -354,7 +354,7 @@ async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
     """Return the path of the copy on the node: `path` or, if `path` is a folder, a path in this
     folder.
     """
-    from cavvy.client.tunnel.mux import RemoteError
+    from cavvy.client.tunnel import RemoteError
 
     try:
         kind = read_item("", (await tunnel.call("stat", path=path))[0]).kind
@@ -383,7 +383,7 @@ async def stage_file(
     """Send a file under the name of an incomplete file, and return this path. Raises CommandFailure
     if the file changes meanwhile, RemoteError and TunnelLost.
     """
-    from cavvy.client.tunnel.mux import RemoteError
+    from cavvy.client.tunnel import RemoteError
 
     bar = bar or _Bar(True)
     folder, name = posixpath.split(to)

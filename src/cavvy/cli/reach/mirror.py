@@ -43,7 +43,7 @@ from cavvy.domain.values import Struct, field
 from cavvy.spec.ignore import SKIPPED, IgnoreRules
 
 if TYPE_CHECKING:
-    from cavvy.client.tunnel.mux import NodeTunnel
+    from cavvy.client.tunnel import NodeTunnel
 
 # Folders and files that stay on their side: what programs create again, and Cavvy's own files.
 WITHOUT = (*sorted(SKIPPED), ".jupyter", ".code-server", ".cavvy-shells", ".cavvy-mirror")
@@ -244,7 +244,7 @@ class _Changes:
 
     @classmethod
     async def watch(cls, tunnel: "NodeTunnel", here: Path, there: str) -> "_Changes":
-        from cavvy.client.tunnel.mux import RemoteError
+        from cavvy.client.tunnel import RemoteError
 
         own: FolderWatch | None = None
         with suppress(OSError):

@@ -254,7 +254,7 @@ class Landing:
                 folder = inner
             yield folder, name
         except OSError as error:
-            from cavvy.client.tunnel.mux import RemoteError
+            from cavvy.client.tunnel import RemoteError
 
             if isinstance(error, RemoteError):
                 raise

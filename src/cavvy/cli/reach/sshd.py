@@ -19,7 +19,7 @@ import asyncssh
 from cavvy.agent.access.frames import ERR
 from cavvy.cli.reach.tunnel import exit_code, read_input, write_all
 from cavvy.client.state import default_home
-from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelChannel, TunnelLost, join
+from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelChannel, TunnelLost, join
 
 _PIECE = 64 * 1024
 _CONFLICTS = {"TERM"}

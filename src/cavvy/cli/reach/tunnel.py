@@ -24,7 +24,7 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     import asyncio
 
-    from cavvy.client.tunnel.mux import CommandExit, NodeTunnel, TunnelChannel
+    from cavvy.client.tunnel import CommandExit, NodeTunnel, TunnelChannel
 
 
 _T = TypeVar("_T")
@@ -42,7 +42,7 @@ class LatestTunnel:
 
     async def connect(self, host: str, port: int) -> "TunnelChannel":
         """See `NodeTunnel.connect`."""
-        from cavvy.client.tunnel.mux import TunnelLost
+        from cavvy.client.tunnel import TunnelLost
 
         if self.tunnel is None:
             raise TunnelLost("the connection to the node is being opened again")
@@ -69,7 +69,7 @@ def with_tunnel(
     """
     import asyncio
 
-    from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost, open_by_api
+    from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelLost, open_by_api
 
     name, rank = read_target(target)
     context = click.get_current_context(silent=True)
@@ -95,7 +95,7 @@ def with_tunnel(
 
 async def wait_lost(tunnel: "NodeTunnel") -> None:
     """Wait until the tunnel is lost. Raises TunnelLost."""
-    from cavvy.client.tunnel.mux import TunnelLost
+    from cavvy.client.tunnel import TunnelLost
 
     await tunnel.lost.wait()
     raise TunnelLost(tunnel.problem or "the connection was closed")
@@ -112,7 +112,7 @@ def with_kept_tunnel(
     """
     import asyncio
 
-    from cavvy.client.tunnel.mux import NodeTunnel, RemoteError, TunnelLost, open_by_api
+    from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelLost, open_by_api
 
     name, rank = read_target(target)
     context = click.get_current_context(silent=True)
@@ -187,7 +187,7 @@ async def _converse(
     import asyncio
 
     from cavvy.agent.access.frames import EOF, ERR
-    from cavvy.client.tunnel.mux import TunnelLost
+    from cavvy.client.tunnel import TunnelLost
 
     loop = asyncio.get_running_loop()
     keys = keys or read_input()

@@ -13,10 +13,9 @@ import msgspec
 from cavvy.cli.task.load import read_params, read_task
 from cavvy.cli.task.submission import make_origin, upload_files
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.client.download import read_snapshot
-from cavvy.client.reruns import show_value
+from cavvy.client.blobs import read_snapshot, upload
+from cavvy.client.reruns import show_param
 from cavvy.client.service_wire import make_model_folder
-from cavvy.client.upload import upload
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace
@@ -73,7 +72,7 @@ def prepare(
     task, origin = _read_job(job)
     outputs = [] if version else _find_outputs(job, task, choice)
     _check_own(job, origin)
-    params = {key: show_value(value) for key, value in task.params.items()} | read_params(param)
+    params = {key: show_param(value) for key, value in task.params.items()} | read_params(param)
     folders = [] if origin.snapshot is None else [origin.snapshot]
     if outputs:
         model = _choose_output(task, choice, job.name)

@@ -16,8 +16,8 @@ from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.addresses import list_own_path
+from cavvy.client.blobs import upload
 from cavvy.client.state import default_home
-from cavvy.client.upload import upload
 from cavvy.client.wire import GraphRequest, SubmitRequest
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec, explain_missing, list_missing, list_secrets

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.comparison import compare_jobs, find_replica, show_value
+from cavvy.client.reruns import compare_jobs, find_replica, show_value
 from cavvy.client.wire import JobDetail
 from cavvy.console import charts
 from cavvy.console.pages.page import CURVE_POINTS, Page, try_part

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.paths import make_id, read_time
-from cavvy.client.reruns import EarlierRun, NotRepeatable, read_run, show_value
+from cavvy.client.reruns import EarlierRun, NotRepeatable, read_run, show_param
 from cavvy.client.service_wire import put_service
 from cavvy.client.wire import GraphRequest, PlacementView, SubmissionCheck, SubmitRequest
 from cavvy.console.pages import offers
@@ -164,7 +164,7 @@ def _walk(path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str,
 
 
 def _list_values(schema: Mapping[str, Any]) -> Iterator[str]:
-    yield from (show_value(each) for each in schema.get("enum", ()))
+    yield from (show_param(each) for each in schema.get("enum", ()))
     if schema.get("type") == "boolean":
         yield from ("true", "false")
     for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
@@ -367,7 +367,7 @@ def _renew(key: str) -> str:
 
 def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict) -> Page:
     tasks = [each.task for each in verdict.tasks]
-    known = {name: show_value(at) for task in tasks for name, at in task.params.items()}
+    known = {name: show_param(at) for task in tasks for name, at in task.params.items()}
     swept = {each.name for task in tasks for each in task.sweep}
     placements = [each for plan in verdict.plans or () for each in plan]
     return Page(

@@ -26,7 +26,7 @@ from time import monotonic
 from cavvy.agent.access.frames import CHUNK, EOF
 from cavvy.api.execs import JobExec, JobExecs
 from cavvy.api.peers import PeerServers
-from cavvy.client.tunnel.mux import (
+from cavvy.client.tunnel import (
     NodeTunnel,
     RemoteError,
     TunnelCarrier,

@@ -1,7 +1,7 @@
-"""Runs many channels over one tunnel to a node. `agent/access/session.py` is the node's end of the
-tunnel.
+"""A tunnel through the control plane to one node of a job. Many shells, connections and file
+operations share one tunnel; `agent/access/session.py` is the node's end of it.
 
-The two byte streams of a tunnel, one in each direction. The streams are sent as requests to the
+A tunnel has two byte streams, one in each direction. The streams are sent as requests to the
 server, by one thread for each stream.
 """
 
