@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cavvy.providers.abilities import ReplicaRequest
-from cavvy.providers.managed import endpoint_http
+from cavvy.providers.managed import endpoint_provider
 from cavvy.providers.sagemaker import endpoints as runtime
 
 
@@ -31,7 +31,7 @@ class SlowEndpoint(BaseHTTPRequestHandler):
 
 
 def test_probes_do_not_wait_for_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_http, "AT_ONCE", 1)
+    monkeypatch.setattr(endpoint_provider, "AT_ONCE", 1)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     server = ThreadingHTTPServer(("127.0.0.1", 0), SlowEndpoint)

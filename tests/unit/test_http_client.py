@@ -35,7 +35,7 @@ from cavvy.http_client import (
 from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.base import TryAgain
 from cavvy.providers.ibm.api import IamTokens
-from cavvy.providers.managed.endpoint_http import EndpointHttp
+from cavvy.providers.managed.endpoint_provider import EndpointHttp
 from cavvy.providers.ray import calls
 from cavvy.providers.ray.calls import DashboardAddress, DashboardRefused, RayDashboard
 from cavvy.providers.vm import rest

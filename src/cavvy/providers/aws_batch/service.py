@@ -22,13 +22,13 @@ from cavvy.providers.formats.services.aws_batch import (
     make_submission,
 )
 from cavvy.providers.managed.aws import AwsService, Ec2Prices, JobDefinitions, list_revisions
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
     JobState,
     ServiceJob,
     ServiceTraits,
+    find_image,
 )
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault

@@ -34,13 +34,13 @@ from cavvy.providers.formats.services.azure_batch import (
     make_gang_job,
     make_gang_tasks,
 )
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
     JobState,
     ServiceJob,
     ServiceTraits,
+    find_image,
 )
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault

@@ -26,20 +26,22 @@ from cavvy.providers.azureml.api import NAME_TAG, WorkspaceApi, make_short_name
 from cavvy.providers.azureml.clusters import WorkspaceSizes
 from cavvy.providers.azureml_endpoints import CONTRACT, DOCS, MANIFEST
 from cavvy.providers.base import ProviderContext, Refused, TryAgain
-from cavvy.providers.managed.endpoint_http import AT_ONCE, TOO_MANY, EndpointHttp, keep_content_type
 from cavvy.providers.managed.endpoint_provider import (
+    AT_ONCE,
     CALLED,
     ENDPOINT_TRAITS,
     PORT,
     PROBED,
+    TOO_MANY,
+    EndpointHttp,
+    keep_content_type,
     list_variables,
     object_to_endpoint,
     object_to_files,
     object_to_program,
 )
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
-from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json

@@ -19,13 +19,13 @@ from cavvy.providers.formats.services.azureml import (
     DataMount,
     make_job_resource,
 )
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
     JobState,
     ServiceJob,
     ServiceTraits,
+    find_image,
 )
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import make_mark

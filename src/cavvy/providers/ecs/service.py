@@ -18,13 +18,13 @@ from cavvy.providers.formats.services.ecs import (
     make_task_definition,
 )
 from cavvy.providers.managed.aws import AwsService, JobDefinitions
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
     JobState,
     ServiceJob,
     ServiceTraits,
+    find_image,
 )
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.vm.cloud import CloudFault

@@ -1,5 +1,5 @@
-"""The provider that all managed endpoints share. A gang is one endpoint with one instance; the code
-in `vm` starts and removes the endpoint like a machine.
+"""The provider that all managed endpoints share, and how it sends requests to them. A gang is one
+endpoint with one instance; the code in `vm` starts and removes the endpoint like a machine.
 
 All managed endpoints have the same contract: the container answers POST /invocations and GET /ping
 on port 8080. The provider's API forwards a request once the complete body has arrived.
@@ -7,9 +7,12 @@ on port 8080. The provider's API forwards a request once the complete body has a
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from cavvy.domain.gangs import GangState
@@ -25,12 +28,85 @@ from cavvy.domain.messages import (
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import ServiceSpec, TargetKind
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.http_client import HttpClient, NoReply
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.base import GangSeen, GangSpec, Manifest, NotFound, ProviderContext
+from cavvy.providers.base import GangSeen, GangSpec, Manifest, NotFound, ProviderContext, TryAgain
 from cavvy.providers.managed.provider import make_provider as make_service_provider
 from cavvy.providers.managed.service import ManagedService, ServiceTraits
 from cavvy.providers.vm.cloud import BillEnd
 from cavvy.providers.vm.provider import VmProvider
+
+AT_ONCE = 64  # requests to all endpoints of an account
+# the answer to a request that the cloud does not accept now
+TOO_MANY = ReplicaAnswer(status=429, headers={"retry-after": "1"}, body=b"")
+_HEADERS = ("content-type", "accept")  # of a request, which the container gets
+
+
+class EndpointThreads:
+    """The threads in which the requests to one account's endpoints wait for their answers, so that
+    slow requests do not delay the control plane.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(AT_ONCE, name)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+class EndpointHttp(EndpointThreads):
+    """Sends requests to endpoints that require a bearer token. Each request is sent only once,
+    because a repeated request could do its work twice. A request times out after `read_s` seconds.
+    """
+
+    def __init__(self, name: str, read_s: float) -> None:
+        super().__init__(name)
+        self._http = HttpClient(idle_s=read_s, limit_s=read_s)
+
+    async def post(
+        self,
+        url: str,
+        read_token: Callable[[], str],
+        request: ReplicaRequest,
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> ReplicaAnswer:
+        """Return the answer, with the names of its headers in lower case. `more` contains
+        additional headers for the cloud. `read_token` may block. Raises TryAgain, and the errors of
+        `read_token`.
+        """
+        answer: ReplicaAnswer = await self.run(
+            lambda: self._post(url, request, {**more, "authorization": f"Bearer {read_token()}"})
+        )
+        return answer
+
+    def _post(self, url: str, request: ReplicaRequest, more: Mapping[str, str]) -> ReplicaAnswer:
+        headers = {each: request.headers[each] for each in _HEADERS if each in request.headers}
+        headers = {"content-type": "application/json", **headers, **more}
+        try:
+            reply = self._http.send("POST", url, request.body, headers)
+        except NoReply as error:
+            raise TryAgain(f"no answer from {url}: {error}") from error
+        return ReplicaAnswer(status=reply.status, headers=reply.headers, body=reply.body)
+
+
+def read_error(answer: ReplicaAnswer) -> str | None:
+    """Return the error message if the cloud sent the answer, or None if the container sent the
+    answer. An error that the cloud itself sends has the format of the cloud's API.
+    """
+    try:
+        told = json.loads(answer.body)["error"]
+        return str(told["message"]) if "code" in told else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def keep_content_type(answer: ReplicaAnswer) -> Mapping[str, str]:
+    """Return the answer's headers that are passed on to the caller."""
+    return {each: answer.headers[each] for each in ("content-type",) if each in answer.headers}
+
 
 _T = TypeVar("_T")
 _LONG_POLL = timedelta(seconds=20)  # shorter than a lease

@@ -21,7 +21,6 @@ from cavvy.domain.values import asdict
 from cavvy.providers.base import GangSpec, Manifest, NodeEndpoint, ProviderContext, Refused
 from cavvy.providers.hosts import boot
 from cavvy.providers.hosts.userdata import PATIENCE, make_config, make_preamble
-from cavvy.providers.managed.image import object_to_missing_image
 from cavvy.providers.managed.service import (
     ContainerEntry,
     JobRequest,
@@ -29,6 +28,7 @@ from cavvy.providers.managed.service import (
     ManagedService,
     ServiceJob,
     ServiceTraits,
+    object_to_missing_image,
 )
 from cavvy.providers.notices import NoticeSource, make_notice_fields
 from cavvy.providers.vm import cloud as vm

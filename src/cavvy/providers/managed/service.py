@@ -1,17 +1,19 @@
-"""The interface that each managed service implements: six calls, and the service's traits.
+"""The interface that each managed service implements: six calls, and the service's traits. Also
+finds the image of a job: the image in the task, in the task's options, or in the settings.
 
 The calls raise `CloudFault`, or Refused if a person must change the setup.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.tasks import Objection, Scalar, TaskSpec
 from cavvy.domain.values import Struct, field
-from cavvy.providers.base import GangSpec
+from cavvy.providers.base import Feature, GangSpec, Manifest, Refused
 from cavvy.providers.vm.cloud import BillEnd, CloudFault
 
 
@@ -142,3 +144,29 @@ class ManagedService(Protocol):
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         """Return the objections to a task, or () if the service can run it."""
+
+
+def find_image(provider: str, gang: GangSpec, settings: Mapping[str, Scalar]) -> str:
+    """Return the image of a gang. Raises Refused if neither the task, its options nor the settings
+    name an image."""
+    image = gang.image or gang.options.get("image") or settings.get("image")
+    if not image:
+        raise Refused(
+            f"[providers.{provider}] image: no image is set; set one here, or in the task's `image`"
+        )
+    return str(image)
+
+
+def object_to_missing_image(
+    manifest: Manifest, task: TaskSpec, settings: Mapping[str, Scalar]
+) -> Sequence[Objection]:
+    """Return the objection to a task without a named image, or () if an image is named or the
+    service has its own image.
+    """
+    stated = [each for each in task.resources.options if each.provider == manifest.name]
+    if task.image or settings.get("image") or Feature.IMAGE in manifest.unsupported:
+        return ()
+    if any(json.loads(each.values).get("image") for each in stated):
+        return ()
+    reason = f"{manifest.title} needs an image; set `image`, or [providers.{manifest.name}] image"
+    return [Objection("image", reason)]

@@ -16,15 +16,16 @@ from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.aws.account import AwsAccount, CallLimits
 from cavvy.providers.aws.errors import LATER, AwsFault, translate
 from cavvy.providers.base import ProviderContext, TryAgain
-from cavvy.providers.managed.endpoint_http import AT_ONCE, TOO_MANY, EndpointThreads
 from cavvy.providers.managed.endpoint_provider import (
+    AT_ONCE,
     ENDPOINT_TRAITS,
+    TOO_MANY,
+    EndpointThreads,
     list_variables,
     object_to_endpoint,
     object_to_program,
 )
-from cavvy.providers.managed.image import find_image
-from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.sagemaker.objects import (
     QUOTA,
     SageMakerObjects,

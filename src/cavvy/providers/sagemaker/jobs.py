@@ -30,13 +30,13 @@ from cavvy.providers.formats.services.sagemaker import (
     make_training_job,
 )
 from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
     JobState,
     ServiceJob,
     ServiceTraits,
+    find_image,
 )
 from cavvy.providers.sagemaker.objects import INVALID, QUOTA, object_to_image
 from cavvy.providers.sagemaker.offers import InstanceOffers

@@ -24,16 +24,15 @@ from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.formats.services.vertex import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.managed import endpoint_provider
-from cavvy.providers.managed.endpoint_http import (
+from cavvy.providers.managed.endpoint_provider import (
     TOO_MANY,
     EndpointHttp,
     keep_content_type,
     read_error,
 )
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.notebooks import NotebookEnds
-from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.vertex.api import QUOTA, VertexApi
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
 from cavvy.providers.vertex_endpoints import CONTRACT, MANIFEST

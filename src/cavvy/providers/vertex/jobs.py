@@ -17,13 +17,13 @@ from cavvy.providers.formats.services.vertex import (
     strip_gpus,
 )
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.service import (
     HostList,
     JobRequest,
     JobState,
     ServiceJob,
     ServiceTraits,
+    find_image,
 )
 from cavvy.providers.vertex.api import QUOTA, VertexApi, is_gone, read_time
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
