@@ -8,7 +8,7 @@ from typing import Any
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.errors import AwsFault
-from cavvy.providers.contract.replay import Recorded, ReplayedCalls
+from cavvy.providers.contract.rest_stand_in import Recorded, ReplayedCalls
 
 
 class ReplayedAws(AwsAccount):

@@ -35,8 +35,12 @@ from cavvy.providers.base import (
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.harness import OURS
 from cavvy.providers.contract.memory_cloud import MemoryPlace, make_node_endpoint
-from cavvy.providers.contract.replay import ReplayedRest
-from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
+from cavvy.providers.contract.rest_stand_in import (
+    ReplayedRest,
+    RestRequest,
+    RestServer,
+    RestStandIn,
+)
 from cavvy.providers.contract.sold import compare, describe_extra, read_table
 from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.recording import FOLDER, TAG
