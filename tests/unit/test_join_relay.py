@@ -19,7 +19,9 @@ from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.remote_calls import LinkLost
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
 from cavvy.providers.join import MANIFEST
-from cavvy.providers.join.calls import (
+from cavvy.providers.join.provider import JoinProvider
+from cavvy.providers.join.remote.machine import ServerAddresses
+from cavvy.providers.join.sessions import (
     BundlesAnswer,
     HelloCall,
     ListenAnswer,
@@ -27,8 +29,6 @@ from cavvy.providers.join.calls import (
     SayAnswer,
     SayCall,
 )
-from cavvy.providers.join.provider import JoinProvider
-from cavvy.providers.join.remote.calls import ServerAddresses
 from cavvy.providers.state import MemoryProviderState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

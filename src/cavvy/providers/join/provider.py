@@ -37,17 +37,25 @@ from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers
 from cavvy.providers.hosts.fleet.placing import AgentRoute
 from cavvy.providers.hosts.userdata import make_preamble
-from cavvy.providers.join import calls
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.members import MachineRegister, MemberMachine, make_invitation
 from cavvy.providers.join.sessions import (
     ASK,
     CALL,
+    BundlesAnswer,
+    EnterAnswer,
+    EnterCall,
+    HelloCall,
+    ListenAnswer,
+    ListenCall,
     MachineAnswer,
     MachineAsk,
     MachineCall,
     MachineSession,
     MachineSessions,
+    SayAnswer,
+    SayCall,
+    SessionOfCall,
     describe_error,
 )
 
@@ -224,7 +232,7 @@ class JoinProvider:
         try:
             if call == "enter":
                 return msgspec.json.encode(
-                    await self._enter(token, msgspec.json.decode(body, type=calls.EnterCall))
+                    await self._enter(token, msgspec.json.decode(body, type=EnterCall))
                 )
             member = await self._members.find(token)
             elsewhere = await self._find_elsewhere(call, member.name, body)
@@ -270,7 +278,7 @@ class JoinProvider:
         """
         if call not in _OF_SESSIONS:
             return None
-        session = msgspec.json.decode(body, type=calls.SessionOfCall).session
+        session = msgspec.json.decode(body, type=SessionOfCall).session
         if session == self._line(name).session:
             return None
         found = self._sessions.find(name)
@@ -279,10 +287,10 @@ class JoinProvider:
             found = self._sessions.find(name)
         return found if found is not None and found.session == session else None
 
-    async def _enter(self, token: str, asked: calls.EnterCall) -> calls.EnterAnswer:
+    async def _enter(self, token: str, asked: EnterCall) -> EnterAnswer:
         member, own = await self._members.enter(token, asked.nonce, asked.hostname)
         self._line(member.name)
-        return calls.EnterAnswer(name=member.name, token=own, folder=f"{self._mark}/{member.name}")
+        return EnterAnswer(name=member.name, token=own, folder=f"{self._mark}/{member.name}")
 
     async def _answer(self, call: str, member: MemberMachine, body: bytes) -> msgspec.Struct:
         line = self._line(member.name)
@@ -290,28 +298,28 @@ class JoinProvider:
             case "bundles":
                 return await self._publish_bundles()
             case "hello":
-                await self._greet(member, line, msgspec.json.decode(body, type=calls.HelloCall))
-                return calls.SayAnswer(next=1)
+                await self._greet(member, line, msgspec.json.decode(body, type=HelloCall))
+                return SayAnswer(next=1)
             case "listen":
-                listen = msgspec.json.decode(body, type=calls.ListenCall)
+                listen = msgspec.json.decode(body, type=ListenCall)
                 lines = await line.listen(listen.session, listen.after, listen.wait_s)
                 dismissed = self._members.all.get(member.name, member).dismissed
-                return calls.ListenAnswer(
+                return ListenAnswer(
                     lines=lines or (),
                     again=lines is None,
                     leave=dismissed,
                     servers=self._list_servers(),
                 )
             case "say":
-                say = msgspec.json.decode(body, type=calls.SayCall)
+                say = msgspec.json.decode(body, type=SayCall)
                 wanted = line.take(say.session, say.first, say.lines)
-                return calls.SayAnswer(next=wanted or 0, again=wanted is None)
+                return SayAnswer(next=wanted or 0, again=wanted is None)
             case "leave":
                 line.leave("it leaves")
-                return calls.SayAnswer()
+                return SayAnswer()
             case "gone":
                 await self._let_go(member, line)
-                return calls.SayAnswer()
+                return SayAnswer()
         raise NotFound(f"joined machines cannot make the call {call}")
 
     def _list_servers(self) -> Sequence[str]:
@@ -330,14 +338,14 @@ class JoinProvider:
             await self._sessions.drop(member.name)
             await self._note(member.name, line)
 
-    async def _publish_bundles(self) -> calls.BundlesAnswer:
+    async def _publish_bundles(self) -> BundlesAnswer:
         node_endpoint = self._node_endpoint()
-        return calls.BundlesAnswer(
+        return BundlesAnswer(
             supervisor=node_endpoint.publish(self._supervisor()),
             agent=await asyncio.to_thread(node_endpoint.agent),
         )
 
-    async def _greet(self, member: MemberMachine, line: JoinLink, hello: calls.HelloCall) -> None:
+    async def _greet(self, member: MemberMachine, line: JoinLink, hello: HelloCall) -> None:
         bundles = await self._publish_bundles()
         member = replace(
             self._members.all.get(member.name, member),
