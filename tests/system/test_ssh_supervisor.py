@@ -20,8 +20,7 @@ from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.providers.hosts.bundles import pack_supervisor
 from cavvy.providers.hosts.supervisor import service
-from cavvy.providers.hosts.supervisor.processes import identify
-from cavvy.providers.hosts.supervisor.removals import is_overdue
+from cavvy.providers.hosts.supervisor.processes import identify, is_overdue
 
 pytestmark = pytest.mark.system
 # What an agent does as far as a supervisor sees it: it locks, says that it was here, and leaves with

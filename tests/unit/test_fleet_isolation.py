@@ -10,9 +10,8 @@ import pytest
 from cavvy.domain.values import replace
 from cavvy.providers.base import NoCapacity, TryAgain
 from cavvy.providers.hosts.fleet.host_link import HostSetup
-from cavvy.providers.hosts.fleet.isolation import FleetIsolation, ObstacleAnswer
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent
-from cavvy.providers.hosts.isolation import MIXED, HostIsolation
+from cavvy.providers.hosts.isolation import MIXED, FleetIsolation, HostIsolation, ObstacleAnswer
 
 
 class Link:

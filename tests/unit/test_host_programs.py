@@ -14,8 +14,8 @@ import pytest
 
 from cavvy.providers.hosts import bundles
 from cavvy.providers.hosts.ssh_link import UNPACK
-from cavvy.providers.hosts.supervisor.programs import ChangedProgram, check_programs
-from cavvy.providers.join.remote.calls import _is_intact
+from cavvy.providers.hosts.supervisor.files import ChangedProgram, check_programs
+from cavvy.providers.join.remote.machine import _is_intact
 
 SCRIPT = Path(bundles.__file__).with_name("ssh_link.sh")
 FILES = {"bin/python3": b"program", "lib/loader": b"loader", "lib/python3/os.py": b"import sys\n"}

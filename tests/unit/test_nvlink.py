@@ -5,7 +5,7 @@ from tests.unit.test_scheduler_queue import A_ALLOCATION, ANY, GPU, HOST, job
 
 from cavvy.domain.values import replace
 from cavvy.providers.hosts.devices import HostDevice
-from cavvy.providers.hosts.nvidia_smi import read_domain, read_islands
+from cavvy.providers.hosts.nvidia import read_domain, read_islands
 from cavvy.scheduler.packing import allocate_one
 from cavvy.scheduler.topology import choose_joined
 

@@ -25,7 +25,7 @@ from threading import Lock
 from cavvy.agent.bundle import make_archive
 from cavvy.providers.base import Refused
 from cavvy.providers.hosts.records import write_bytes
-from cavvy.providers.hosts.supervisor.programs import hash_lines
+from cavvy.providers.hosts.supervisor.files import hash_lines
 
 _SUPERVISOR = str(Path(__file__).with_name("supervisor"))
 # matches a line in the output of the loader's option --list

@@ -22,8 +22,7 @@ from cavvy.providers.hosts.devices import (
     read_text,
 )
 from cavvy.providers.hosts.intel import find_intel
-from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml
-from cavvy.providers.hosts.nvidia_smi import read_islands
+from cavvy.providers.hosts.nvidia import find_nvidia, open_nvml, read_islands
 from cavvy.providers.hosts.supervisor.facts import SMI_LINKS, read_mig, run_smi
 
 _MIB = 1 << 20

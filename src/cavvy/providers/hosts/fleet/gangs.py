@@ -34,7 +34,6 @@ from cavvy.providers.base import (
 from cavvy.providers.hosts.changed_gangs import ChangedGangs
 from cavvy.providers.hosts.connection import CannotConnect, LoginRefused
 from cavvy.providers.hosts.fleet.host_link import HostLink, HostSetup
-from cavvy.providers.hosts.fleet.isolation import FleetIsolation
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger, HostCaches
 from cavvy.providers.hosts.fleet.machines import (
     HostEntry,
@@ -58,7 +57,7 @@ from cavvy.providers.hosts.fleet.status import (
     see_living,
     view_ranks,
 )
-from cavvy.providers.hosts.isolation import read_isolation
+from cavvy.providers.hosts.isolation import FleetIsolation, read_isolation
 from cavvy.providers.hosts.remote_calls import EmptyAnswer, LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")

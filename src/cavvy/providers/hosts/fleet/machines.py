@@ -23,8 +23,7 @@ from cavvy.providers.hosts.models import (
     model_of_instance,
     say_models,
 )
-from cavvy.providers.hosts.nvidia import explain_memory
-from cavvy.providers.hosts.nvidia_smi import read_domain
+from cavvy.providers.hosts.nvidia import explain_memory, read_domain
 
 _COUNT = re.compile(r"[0-9]{1,18}|yes", re.ASCII | re.IGNORECASE)  # of faults; or that one waits
 # (model, number of accelerators); the model is None if there are no accelerators

@@ -1,12 +1,14 @@
 """Identifies processes, and finds processes by marks in their environment variables. A process is
 identified by PID, start time and boot, because PIDs are reused.
 
-Finds the agents of gangs that run on this machine, whichever state folder they belong to.
+Finds the agents of gangs that run on this machine, whichever state folder they belong to, and
+records when the agents of a gang that is being removed are killed.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 
 from .files import read_text
@@ -129,3 +131,26 @@ def _list_pids() -> Sequence[str]:
         return list(own_pids())
     except FileNotFoundError:
         return ()
+
+
+def make_removal(seconds: float) -> Fields:
+    """Return the record of a gang's removal whose agents are killed `seconds` from now.
+
+    The time is measured by the clock that counts since the host's boot, because an administrator or
+    a time service can set the clock of the date. The date counts only in records of another boot
+    and in records of older supervisors.
+    """
+    return {
+        "kill_at": time.time() + seconds,
+        "boot": boot(),
+        "kill_since_boot_s": time.monotonic() + seconds,
+    }
+
+
+def is_overdue(removal: Fields | None) -> bool:
+    """Return whether the agents of a gang must be killed now."""
+    if removal is None:
+        return False
+    if removal.get("boot") == boot():
+        return bool(time.monotonic() >= removal["kill_since_boot_s"])
+    return bool(time.time() >= removal["kill_at"])

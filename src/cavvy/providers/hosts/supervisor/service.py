@@ -36,7 +36,9 @@ import time
 
 from .facts import try_agent
 from .files import (
+    ChangedProgram,
     FileLock,
+    check_programs,
     open_own,
     read_json,
     read_own,
@@ -46,9 +48,18 @@ from .files import (
     write_text,
 )
 from .frames import FrameReader, encode_frame
-from .processes import GANG_MARK, RANK_MARK, boot, find_command, identify, list_marked, lives, send
-from .programs import ChangedProgram, check_programs
-from .removals import is_overdue, make_removal
+from .processes import (
+    GANG_MARK,
+    RANK_MARK,
+    boot,
+    find_command,
+    identify,
+    is_overdue,
+    list_marked,
+    lives,
+    make_removal,
+    send,
+)
 from .takeover import EARLIER, take_over
 
 TYPE_CHECKING = False

@@ -12,8 +12,7 @@ import shutil
 import time
 
 from .files import read_json, read_own, read_text, write_json, write_text
-from .processes import find_command, lives
-from .removals import make_removal
+from .processes import find_command, lives, make_removal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
