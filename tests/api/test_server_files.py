@@ -19,8 +19,8 @@ from tests.memory_bucket import MemoryBucket
 
 from cavvy import settings
 from cavvy.api.tokens import GangTokens
-from cavvy.cli.installation import restore as restore_command
 from cavvy.cli.main import cli
+from cavvy.cli.server import backup as backup_command
 from cavvy.control.restored import count_access
 from cavvy.domain.accounts import Account, AccountToken
 from cavvy.domain.values import replace
@@ -214,7 +214,7 @@ def test_a_restore_says_which_tokens_came_back_and_ends_them_on_request(
     ended = name_database("ended")
     assert "all these tokens and keys are ended" in run(str(archive), "--end-access")
     assert read_access(ended) == (0, ["ended"])
-    monkeypatch.setattr(restore_command, "_may_ask", lambda report: True)
+    monkeypatch.setattr(backup_command, "_may_ask", lambda report: True)
     for answer, left, said in (("n\n", 2, ["kept"]), ("y\n", 0, ["kept", "ended"])):
         asked = name_database(f"asked-{left}")
         assert "End all these tokens and keys? [y/N]" in run_in_terminal(answer)

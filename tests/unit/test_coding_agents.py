@@ -9,7 +9,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cavvy.cli.coding_agents.server import (
+from cavvy.cli.main import cli
+from cavvy.cli.mcp.server import (
     MOST_CHARACTERS,
     check_name,
     check_word,
@@ -17,7 +18,6 @@ from cavvy.cli.coding_agents.server import (
     mark,
     run_command,
 )
-from cavvy.cli.main import cli
 from cavvy.cli.view.failure import CommandFailure
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.autoscaler_protocol import call, make, read
 from tests.unit.test_cli_layout import POOL
 
-from cavvy.cli.clusters.kubernetes import GroupProblem, NodeGroups
+from cavvy.cli.pool.kubernetes import GroupProblem, NodeGroups
 from cavvy.client.pool_wire import ClusterNodesAsk, ClusterNodeView, PoolShapeView
 from cavvy.domain.values import replace
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.test_cli_layout import POOL
 
-from cavvy.cli.clusters import slurm
-from cavvy.cli.clusters.slurm import _make_conf, _make_program, find_pools
+from cavvy.cli.pool import slurm
+from cavvy.cli.pool.slurm import _make_conf, _make_program, find_pools
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.client.pool_wire import PoolShapeView

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from cavvy.cli.installation import adopt, backup, restore, setup
 from cavvy.cli.reach.session import failures, make_failure, make_patience
+from cavvy.cli.server.backup import adopt_command, backup_command, restore_command
+from cavvy.cli.server.setup import command as setup_command
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import count_option
@@ -21,8 +22,8 @@ def command() -> None:
     """
 
 
-for each in (setup, adopt, backup, restore):
-    command.add_command(each.command)
+for each in (setup_command, adopt_command, backup_command, restore_command):
+    command.add_command(each)
 
 # Options that set a setting of the server for this start.
 _OPTIONS = {
@@ -102,7 +103,7 @@ def init(admin: str | None, url: str | None) -> None:
     Run this command once, as the user who runs the server. Without --admin, the command asks for
     the name.
     """
-    from cavvy.cli.installation.setup import show_first_admin
+    from cavvy.cli.server.setup import show_first_admin
 
     show_first_admin(admin, url)
 

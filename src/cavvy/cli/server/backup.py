@@ -1,7 +1,9 @@
-"""`cavvy server restore`: restores a server, and compares its database with the nodes that the
+"""`cavvy server adopt`, `backup` and `restore`: move the jobs of an embedded server to PostgreSQL,
+write an archive of a server, and restore it and compare its database with the nodes that the
 providers report.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +15,100 @@ if TYPE_CHECKING:
     from cavvy.server.restore import RestoreReport
     from cavvy.server.state_dir import StateDir
     from cavvy.settings import Settings
+
+
+# Readable names of some tables; rows of all other tables are counted as "other rows".
+_SHOWN = {
+    "jobs": "jobs",
+    "events": "events",
+    "charges": "charges",
+    "secrets": "secrets",
+    "accounts": "accounts",
+    "audit_log": "audit records",
+}
+
+
+@click.command("adopt")
+@click.option("--database", metavar="URL", help="The empty PostgreSQL database for the jobs.")
+@click.option(
+    "--from",
+    "source",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False),
+    help="The state folder of the server to be moved. Its files are copied to server.files, or "
+    "else to the current state folder.",
+)
+def adopt_command(database: str | None, source: str | None) -> None:
+    """Move jobs, history, secrets and accounts from the SQLite file of an embedded server to a
+    PostgreSQL database.
+
+    Stop the server first; running jobs continue. The command compares all rows before it ends. If
+    the command is interrupted, run the command again.
+    """
+    from cavvy import settings
+    from cavvy.cli.server.setup import folder_failures
+    from cavvy.domain.units import format_count
+    from cavvy.server.adopt import MOVED, adopt
+    from cavvy.server.state_dir import StateDir
+
+    with folder_failures():
+        configured = settings.load()
+        url = database or configured.text("server.database")
+        if not url:
+            raise click.UsageError("give the database with --database URL")
+        home = StateDir(str(configured.home))
+        folder = StateDir(os.path.abspath(source)) if source else None
+        if folder is not None and os.path.realpath(folder.path) == os.path.realpath(home.path):
+            folder = None
+        done = adopt(home, configured, url, folder)
+    rows = {each.table: each.rows for each in done.tables}
+    shown = [f"{rows.pop(table)} {text}" for table, text in _SHOWN.items()]
+    copied = f", and copied {format_count(done.files, 'file')}" if done.files else ""
+    click.echo(
+        f"{'had moved' if done.again else 'moved'} {', '.join(shown)} and {sum(rows.values())} "
+        f"other rows to PostgreSQL{copied}; compared every row with the original"
+    )
+    click.echo(f"{(folder or home).file(MOVED)} is the former database, which is no longer used")
+    click.echo("start the server: cavvy server start")
+
+
+@click.command("backup")
+@click.argument("file", metavar="FILE")
+def backup_command(file: str) -> None:
+    """Write an archive of the database, keys, logs, uploaded folders and checkpoints to FILE, or to
+    standard output if FILE is -.
+
+    The server need not stop. Anyone with the archive can read all secrets of the server, so store
+    it in a safe place. The archive contains neither settings nor cloud credentials.
+    """
+    import sys
+
+    from cavvy import settings
+    from cavvy.cli.reach.session import ended_by_signals
+    from cavvy.cli.server.setup import folder_failures
+    from cavvy.cli.view.new_file import new_file
+    from cavvy.domain.units import format_count
+    from cavvy.server.backup import back_up
+    from cavvy.server.state_dir import StateDir
+
+    with folder_failures(), ended_by_signals():
+        configured = settings.load()
+        home = StateDir(str(configured.home))
+        if file == "-":
+            manifest = back_up(home, configured, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        else:
+            with new_file(file) as out:
+                manifest = back_up(home, configured, out)
+    rows = sum(each.rows for each in manifest.tables)
+    click.echo(
+        f"backed up {format_count(rows, 'row')} and {format_count(len(manifest.files), 'file')} of "
+        f"{manifest.folder}",
+        err=True,
+    )
+    if file != "-":
+        click.echo(f"to check the archive: cavvy server restore --dry-run {file}", err=True)
+
 
 _COLUMNS = (
     TableColumn("finding", wrap=True),
@@ -40,7 +136,7 @@ _COLUMNS = (
     "and otherwise keeps them.",
 )
 @output_option
-def command(
+def restore_command(
     archive: str | None,
     database: str | None,
     dry_run: bool,
@@ -63,8 +159,8 @@ def command(
     came back. ID tokens from before the restore cannot sign in.
     """
     from cavvy import settings
-    from cavvy.cli.installation.setup import folder_failures
     from cavvy.cli.reach.session import ended_by_signals
+    from cavvy.cli.server.setup import folder_failures
     from cavvy.server.restore import end_restored_access
     from cavvy.server.state_dir import StateDir
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.clusters import kubernetes, slurm
+from cavvy.cli.pool.kubernetes import serve
+from cavvy.cli.pool.slurm import conf, resume, suspend
 from cavvy.cli.reach.arguments import pool_argument
 from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.task.load import yes_option
@@ -145,7 +146,7 @@ def remove(name: str, project: str, yes: bool) -> None:
     click.echo(f"pool {named(project, name)} is removed")
 
 
-for each in (kubernetes.serve, slurm.conf, slurm.resume, slurm.suspend):
+for each in (serve, conf, resume, suspend):
     command.add_command(each)
 
 

@@ -25,7 +25,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cavvy.cli.reach.session import make_failure
-from cavvy.cli.runners.scale_sets import (
+from cavvy.cli.runner.scale_sets import (
     CiJobMessage,
     GitHubProblem,
     GitHubSilent,

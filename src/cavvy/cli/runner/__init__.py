@@ -2,7 +2,8 @@
 
 import click
 
-from cavvy.cli.runners import github, gitlab
+from cavvy.cli.runner.github import serve
+from cavvy.cli.runner.gitlab import command as gitlab_command
 from cavvy.cli.view.groups import CommandGroup
 
 
@@ -13,5 +14,5 @@ def command() -> None:
     """
 
 
-for each in (github.serve, gitlab.command):
+for each in (serve, gitlab_command):
     command.add_command(each)

@@ -1,1 +1,0 @@
-"""Commands of `cavvy pool` for pools whose nodes belong to another cluster."""
