@@ -8,9 +8,9 @@ from starlette.requests import Request
 from tests.console_rig import CannedClient
 
 from cavvy.client.account_wire import SignInWay
-from cavvy.console import sign_in as module
+from cavvy.console import access as module
+from cavvy.console.access import DeviceSignIns, SignInFull
 from cavvy.console.app import find_browser
-from cavvy.console.sign_in import DeviceSignIns, SignInFull
 
 
 @pytest.fixture

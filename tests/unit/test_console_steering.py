@@ -30,9 +30,9 @@ from cavvy.client.policy_wire import BudgetView
 from cavvy.client.pool_wire import PoolView
 from cavvy.client.queue_wire import ShareReport, ShareView
 from cavvy.client.transport import HttpAnswer
-from cavvy.console import sign_in as signing
+from cavvy.console import access as signing
 from cavvy.console.access import EachUser
-from cavvy.console.pages import trial_call
+from cavvy.console.pages import services
 
 MACHINE = "/v1/projects/default/machines/dev"
 
@@ -201,7 +201,7 @@ def test_a_language_model_is_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(given)
         return _answer(b'{"choices": [{"message": {"content": "<b>Hi</b>"}}]}')
 
-    monkeypatch.setattr(trial_call, "open_answer", open_answer)
+    monkeypatch.setattr(services, "open_answer", open_answer)
     asking = client(**{"/v1/projects/default/services/chat": served("chat", models=["m"])})
     browser = sign_in(asking)
     assert 'name="message"' in browser.get("/services/default/chat/try").text
@@ -216,7 +216,7 @@ def test_a_language_model_is_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_service_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_call, "open_answer", lambda *given: _answer(b"no such page", 404))
+    monkeypatch.setattr(services, "open_answer", lambda *given: _answer(b"no such page", 404))
     asking = client(**{"/v1/projects/default/services/web": served("web")})
     browser = sign_in(asking)
     page = browser.post("/services/default/web/try", data={"method": "GET", "path": "/x"}).text
@@ -234,8 +234,8 @@ def test_a_stream_without_an_end_keeps_no_thread(monkeypatch: pytest.MonkeyPatch
         def read1(self, most: int) -> bytes:
             return b"x" if most else b""
 
-    monkeypatch.setattr(trial_call, "_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(trial_call, "open_answer", lambda *given: nullcontext(Stream()))
+    monkeypatch.setattr(services, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(services, "open_answer", lambda *given: nullcontext(Stream()))
     asking = client(**{"/v1/projects/default/services/web": served("web")})
     page = sign_in(asking).post("/services/default/web/try", data={"path": "/"}).text
     assert "Status 200" in page

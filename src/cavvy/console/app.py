@@ -27,35 +27,30 @@ from starlette.types import ASGIApp
 from cavvy.client import ApiClient, ApiError, Unreachable
 from cavvy.console.access import (
     Access,
+    DeviceSignIns,
     LocalNames,
     OwnPages,
     SafeHeaders,
+    SignInFull,
     SignInRefused,
     is_other_user,
 )
 from cavvy.console.memory import NOT_RUNNING, ClientPool
 from cavvy.console.pages import (
-    audit,
-    capacity,
-    compare,
     costs,
     devices,
     group,
     job,
     jobs,
-    log,
     machines,
     offers,
     overview,
-    queue,
     services,
     submit,
     team,
-    trial_call,
 )
 from cavvy.console.pages.page import Form, Page
 from cavvy.console.render import render
-from cavvy.console.sign_in import DeviceSignIns, SignInFull
 from cavvy.domain.targets import host_port, is_loopback_name
 
 _T = TypeVar("_T")
@@ -100,20 +95,20 @@ class Console:
                 self._page("/groups/{project}/{name}", group.make),
                 self._page("/services", services.make),
                 self._page("/services/{project}/{name}", services.make_one),
-                self._page("/services/{project}/{name}/try", trial_call.make),
+                self._page("/services/{project}/{name}/try", services.make_trial),
                 self._page("/machines", machines.make),
                 self._page("/devices", devices.make),
                 self._page("/devices/{project}/{name}", devices.make_one),
                 self._page("/offers", offers.make),
-                self._page("/capacity", capacity.make),
+                self._page("/capacity", offers.make_capacity),
                 self._page("/costs", costs.make),
                 self._page("/team", team.make),
-                self._page("/queue", queue.make),
-                self._page("/audit", audit.make),
-                self._page("/compare", compare.make),
+                self._page("/queue", jobs.make_queue),
+                self._page("/audit", team.make_audit),
+                self._page("/compare", jobs.make_comparison),
                 self._page("/submit", submit.make),
                 *self._actions(),
-                self._page("/jobs/{project}/{name}/whole-log", log.make),
+                self._page("/jobs/{project}/{name}/whole-log", job.make_log),
                 Route("/jobs/{project}/{name}/log", self._read_log),
                 Route("/jobs/{project}/{name}/log.txt", self._send_log),
                 Route("/submit/keys", self._list_keys),
@@ -155,7 +150,7 @@ class Console:
             self._action("/groups/{project}/{name}/remove", group.remove),
             self._action("/services", services.act),
             self._action("/services/{project}/{name}/end", services.end),
-            self._action("/services/{project}/{name}/try", trial_call.send),
+            self._action("/services/{project}/{name}/try", services.send_trial),
             self._action("/services/{project}/{name}/retry", services.retry),
             self._action("/services/{project}/{name}/calls/{call}/retry", services.retry_one),
         ]
@@ -245,7 +240,7 @@ class Console:
 
         def stream() -> Iterator[bytes]:
             with clients.lend() as client:
-                yield from log.read_file(client, request)
+                yield from job.read_file(client, request)
 
         parts = stream()
         try:

@@ -1,21 +1,34 @@
-"""The list of jobs: filtered, sorted, and with actions on several jobs at once."""
+"""The list of jobs: filtered, sorted, and with actions on several jobs at once; how two runs
+differ; the queue by project, the pools of machines, and the jobs that repeat.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from urllib.parse import urlencode
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
+from cavvy.client.pool_wire import list_pools
+from cavvy.client.queue_wire import read_shares
+from cavvy.client.reruns import compare_jobs, find_replica, show_value
+from cavvy.client.wire import JobDetail
+from cavvy.console import charts
+from cavvy.console.memory import Memory
 from cavvy.console.pages.page import (
+    CURVE_POINTS,
     ENDED,
     UNFINISHED,
     Page,
     act_on_chosen,
     form_of,
     list_projects,
+    memory_of,
     services_by_replica,
+    try_part,
     turn,
 )
 from cavvy.domain.units import is_whole
@@ -136,3 +149,95 @@ def _read_day(given: Mapping[str, str], name: str, later: timedelta) -> str | No
         raise HTTPException(
             400, f"`{name}` must be a day such as 2026-01-31, not {given[name]!r}."
         ) from None
+
+
+_MOST = 500  # waiting jobs among which those that repeat are found
+
+
+class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that repeats, and when its next run starts."""
+
+    job: JobDetail
+    cron: str
+    time_zone: str
+
+
+def make_queue(client: ApiClient, request: Request, now: datetime) -> Page:
+    memory = memory_of(request)
+    return Page(
+        "Queue",
+        "queue.html",
+        {
+            "shares": try_part(lambda: read_shares(client)),
+            "pools": try_part(lambda: list_pools(client)).value or [],
+            "schedules": memory.recall("schedules", lambda: _list_schedules(client, memory), 10.0),
+        },
+    )
+
+
+def _list_schedules(client: ApiClient, memory: Memory) -> Sequence[ScheduleRow]:
+    """Return the jobs that repeat, the next one first. Their tasks, which do not change, may have
+    been read before.
+    """
+    found: list[ScheduleRow] = []
+    for row in client.jobs(phases=("queued",), limit=_MOST).jobs:
+        if not row.held:
+            continue
+        read = partial(client.job, row.project, row.id)
+        job = memory.recall(("held", row.id, row.since), read)
+        schedule = msgspec.json.decode(job.task).get("schedule") or {}
+        if cron := schedule.get("cron"):
+            zone = schedule.get("time_zone", "UTC")
+            found.append(ScheduleRow(job=job, cron=cron, time_zone=zone))
+    return sorted(found, key=lambda each: (each.job.not_before is None, str(each.job.not_before)))
+
+
+_LONGEST = timedelta(days=30)  # of the compared figures
+
+
+def make_comparison(client: ApiClient, request: Request, now: datetime) -> Page:
+    """The jobs `a` and `b`, each PROJECT/NAME or PROJECT/ID. Raises ApiError `job-not-found`,
+    HTTPException.
+    """
+    first, second = (_read_job(client, request, each) for each in ("a", "b"))
+    if replica := find_replica(first, second):
+        raise HTTPException(409, f"The jobs cannot be compared: {replica} is a replica.")
+    rows = [
+        (name, *("–" if each is None else show_value(name, each) for each in values))
+        for name, *values in compare_jobs(first, second)
+    ]
+    return Page(
+        f"{first.name} and {second.name}",
+        "compare.html",
+        {"jobs": (first, second), "rows": rows, "figures": _chart(client, first, second, now)},
+    )
+
+
+def _chart(
+    client: ApiClient, first: JobDetail, second: JobDetail, now: datetime
+) -> Sequence[tuple[str, charts.Chart]]:
+    """Return a chart of each figure of the first ranks, by the time since the submission."""
+    lines: dict[str, list[charts.Line]] = {}
+    for job in (first, second):
+        if not job.attempts:
+            continue
+        since = max(job.submitted_at, (job.ended_at or now) - _LONGEST)
+        read = partial(
+            client.figures, job.project, job.id, ranks=[0], since=since, points=CURVE_POINTS
+        )
+        if (found := try_part(read).value) is None:
+            continue
+        after = (found.start - job.submitted_at).total_seconds()
+        for each in found.series:
+            name = f"{job.name}, attempt {each.attempt}" if job.attempt > 1 else job.name
+            line = charts.Line(name, after, found.step_s, each.mean)
+            lines.setdefault(each.name, []).append(line)
+    drawn = ((name, charts.curves(each, name)) for name, each in sorted(lines.items()))
+    return [(name, chart) for name, chart in drawn if chart is not None]
+
+
+def _read_job(client: ApiClient, request: Request, name: str) -> JobDetail:
+    project, slash, job = (request.query_params.get(name) or "").strip().partition("/")
+    if not (slash and project and job):
+        raise HTTPException(400, f"`{name}` must be a job such as default/train.")
+    return client.job(project, job)

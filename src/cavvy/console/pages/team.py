@@ -1,19 +1,27 @@
 """Who may use the server: projects, roles, accounts, tokens, and the names of secrets. Each part is
-shown if the server permits it.
+shown if the server permits it. Also the audit log: who changed what, newest first.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
-from cavvy.client.account_wire import AccountClient, ProjectView, TokenView
+from cavvy.client.account_wire import (
+    AccountClient,
+    AuditLogRow,
+    ProjectView,
+    TokenView,
+    read_newest,
+)
 from cavvy.client.policy_wire import PolicyAsk, list_policies, put_policy
-from cavvy.console.pages.page import Page, Part, form_of, try_part
+from cavvy.console.pages.page import Page, Part, form_of, list_projects, try_part
 from cavvy.domain.units import UnitError, is_whole, parse_rate, read_number
 
 # the keys of a policy that the page edits, and what they mean
@@ -150,3 +158,38 @@ def _count(text: str) -> int | None:
     if not (is_whole(text.strip()) and len(text.strip()) < 8):
         raise ValueError(f"expected a whole number, not {text.strip()!r}")
     return int(text)
+
+
+_SHOWN = 300
+_OWN = ("number", "at", "account", "project", "outcome", "prior")  # in columns, or only for checks
+
+
+def make_audit(client: ApiClient, request: Request, now: datetime) -> Page:
+    """The newest records of a project or an account. Raises ApiError."""
+    asked = request.query_params
+    given = {name: text for name in ("project", "account") if (text := asked.get(name, "").strip())}
+    found = try_part(lambda: read_newest(client, _SHOWN, **given))
+    return Page(
+        "Audit log",
+        "audit.html",
+        {
+            "found": found,
+            "rows": [(each, _list_facts(each)) for each in reversed(found.value or [])],
+            "given": {"project": "", "account": "", **given},
+            "projects": list_projects(client, request),
+            "most": _SHOWN,
+        },
+    )
+
+
+def _list_facts(row: AuditLogRow) -> list[tuple[str, str]]:
+    """Return what the record says besides the columns of the table."""
+    try:
+        record: dict[str, Any] = msgspec.json.decode(row.text)
+    except msgspec.DecodeError:
+        return [("text", row.text)]
+    return [
+        (name, value if isinstance(value, str) else msgspec.json.encode(value).decode())
+        for name, value in record.items()
+        if name not in _OWN and value not in (None, "", [], {})
+    ]
