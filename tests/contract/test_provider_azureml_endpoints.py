@@ -32,13 +32,13 @@ from cavvy.domain.tasks import TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_endpoints
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.azureml.endpoints import (
+from cavvy.providers.azureml_endpoints import (
+    MANIFEST,
     AzureMlEndpoints,
     make_endpoints,
     name_fault,
     read_answer,
 )
-from cavvy.providers.azureml_endpoints import MANIFEST
 from cavvy.providers.base import (
     GangState,
     Provider,

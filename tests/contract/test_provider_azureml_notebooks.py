@@ -19,11 +19,11 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_notebooks
 from cavvy.providers.azureml.api import make_short_name
-from cavvy.providers.azureml.notebooks import (
+from cavvy.providers.azureml_notebooks import (
+    MANIFEST,
     ComputeInstances,
     read_instance,
 )
-from cavvy.providers.azureml_notebooks import MANIFEST
 from cavvy.providers.base import GangState, ProviderContext, Refused
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer

@@ -25,8 +25,7 @@ from cavvy.providers.managed.endpoint_provider import EndpointProvider
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.objections import list_objections, refuses_all
-from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints, SageMakerRuntime
-from cavvy.providers.sagemaker_endpoints import MANIFEST
+from cavvy.providers.sagemaker_endpoints import MANIFEST, SageMakerEndpoints, SageMakerRuntime
 
 PROOF = Proof("sagemaker-endpoints", False, "a strict stand-in for endpoints, by real boto3")
 TRAITS = ManagedCloud(SageMakerEndpoints(CONTEXT)).traits

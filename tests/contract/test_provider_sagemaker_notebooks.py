@@ -22,8 +22,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
-from cavvy.providers.sagemaker.notebooks import NotebookInstances
-from cavvy.providers.sagemaker_notebooks import MANIFEST
+from cavvy.providers.sagemaker_notebooks import MANIFEST, NotebookInstances
 
 PROOF = Proof(
     "sagemaker-notebooks", False, "a strict stand-in for notebook instances, by real boto3"

@@ -33,7 +33,7 @@ from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.provider import ManagedCloud
-from cavvy.providers.vertex.endpoints import VertexEndpoints, read_answer
+from cavvy.providers.vertex_endpoints import VertexEndpoints, read_answer
 
 PROOF = Proof("vertex-endpoints", False, "a strict stand-in for Vertex AI's endpoints")
 CONTEXT = ProviderContext(installation="any", home=Path())

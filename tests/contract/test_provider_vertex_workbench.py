@@ -26,7 +26,7 @@ from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState
-from cavvy.providers.vertex.workbench import WorkbenchInstances, read_instance
+from cavvy.providers.vertex_workbench import WorkbenchInstances, read_instance
 
 PROOF = Proof("vertex-workbench", False, "a strict stand-in for Vertex AI Workbench")
 CONTEXT = ProviderContext(installation="any", home=Path())

@@ -9,17 +9,17 @@ from cavvy.domain.values import replace
 from cavvy.providers.aws_batch.service import read_job as read_batch_job
 from cavvy.providers.azure_batch.states import JobParts, read_live
 from cavvy.providers.azureml.jobs import read_job as read_azureml_job
-from cavvy.providers.azureml.notebooks import read_instance as read_compute_instance
+from cavvy.providers.azureml_notebooks import read_instance as read_compute_instance
 from cavvy.providers.base import GangState
 from cavvy.providers.ecs.service import read_task
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob, ServiceTraits
-from cavvy.providers.sagemaker.endpoints import SageMakerEndpoints
 from cavvy.providers.sagemaker.jobs import read_job as read_training_job
-from cavvy.providers.sagemaker.notebooks import NotebookInstances
+from cavvy.providers.sagemaker_endpoints import SageMakerEndpoints
+from cavvy.providers.sagemaker_notebooks import NotebookInstances
 from cavvy.providers.vast import _read as read_vast
 from cavvy.providers.vertex.jobs import read_job as read_vertex_job
-from cavvy.providers.vertex.workbench import read_instance as read_workbench
+from cavvy.providers.vertex_workbench import read_instance as read_workbench
 from cavvy.providers.vm.cloud import CloudMachine, MachineState
 from cavvy.providers.vm.records import MachineBill, VmNode, make_record, sight
 from cavvy.providers.vm.status import make_seen

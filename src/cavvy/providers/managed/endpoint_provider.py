@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cavvy.domain.gangs import GangState
 from cavvy.domain.jobs import AttemptOutcome
@@ -31,10 +31,11 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.http_client import HttpClient, NoReply
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import GangSeen, GangSpec, Manifest, NotFound, ProviderContext, TryAgain
-from cavvy.providers.managed.provider import make_provider as make_service_provider
 from cavvy.providers.managed.service import ManagedService, ServiceTraits
 from cavvy.providers.vm.cloud import BillEnd
-from cavvy.providers.vm.provider import VmProvider
+
+if TYPE_CHECKING:
+    from cavvy.providers.vm.provider import VmProvider
 
 AT_ONCE = 64  # requests to all endpoints of an account
 # the answer to a request that the cloud does not accept now
@@ -225,6 +226,9 @@ def make_provider(
     make_endpoints: Callable[[ProviderContext], tuple[ManagedService, EndpointCalls]],
 ) -> "EndpointProvider":
     """Create the provider. `make_endpoints` returns the service and the calls of its endpoints."""
+    # commands that only read the manifest in a service's module do not need the layer
+    from cavvy.providers.managed.provider import make_provider as make_service_provider
+
     service, calls = make_endpoints(context)
     inner = make_service_provider(manifest, context, lambda context: service)
     return EndpointProvider(inner, calls, context.now)
@@ -234,7 +238,7 @@ class EndpointProvider:
     """Implements `Provider` with the abilities of `EndpointManifest`."""
 
     def __init__(
-        self, inner: VmProvider, calls: EndpointCalls, now: Callable[[], datetime]
+        self, inner: "VmProvider", calls: EndpointCalls, now: Callable[[], datetime]
     ) -> None:
         self.manifest = inner.manifest
         self._inner, self._calls = inner, calls
