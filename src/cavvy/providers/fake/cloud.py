@@ -25,8 +25,14 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.fake.agents import AgentConnection, FakeStorage, live, pause
-from cavvy.providers.fake.machines import FakeGang, FakeMachine
+from cavvy.providers.fake.agents import (
+    AgentConnection,
+    FakeGang,
+    FakeMachine,
+    FakeStorage,
+    live,
+    pause,
+)
 from cavvy.providers.fake.script import (
     CallOutcome,
     CloudScript,
