@@ -41,8 +41,8 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace, read_replies
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
+from cavvy.providers.oci.api import OciCredentials
 from cavvy.providers.oci.cloud import OciCloud
-from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.recording import FOLDER
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, SshTarget
 

@@ -8,13 +8,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from cavvy.providers import nebius
 from cavvy.providers.azure import account as azure
 from cavvy.providers.azure.account import AzureAccount
 from cavvy.providers.base import KeyFileRefused, Refused
 from cavvy.providers.gcp import credentials as gcp
-from cavvy.providers.nebius import project_key as nebius
-from cavvy.providers.oci import credentials as oci
-from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.oci import api as oci
+from cavvy.providers.oci.api import OciCredentials
 from cavvy.providers.registry import manifests
 
 PEM = (

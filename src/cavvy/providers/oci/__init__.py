@@ -95,6 +95,6 @@ MANIFEST = make_manifest(
     layer="cavvy.providers.vm.provider:make_provider",
     zoned=True,
     more_abilities=(TELLS_QUOTAS,),
-    project_key="cavvy.providers.oci.credentials",
+    project_key="cavvy.providers.oci.api",
     options={"image": "the OCID or the name of an image"},
 )

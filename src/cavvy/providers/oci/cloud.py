@@ -21,8 +21,7 @@ from cavvy.catalog.networks import find_fabric
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
-from cavvy.providers.oci.api import OciApi
-from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.oci.api import OciApi, OciCredentials
 from cavvy.providers.oci.market import OciMarket, OciPlaces, OciQuotas, find_default, shape_of
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm

@@ -28,8 +28,7 @@ from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, ProviderContext, Refused
-from cavvy.providers.oci.api import IDENTITY, LIMITS, OciApi
-from cavvy.providers.oci.credentials import OciCredentials
+from cavvy.providers.oci.api import IDENTITY, LIMITS, OciApi, OciCredentials
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.regions import QuotaCache, RegionalMarket, ask_regions
