@@ -20,8 +20,7 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers import azure_batch
-from cavvy.providers.azure_batch.service import AzureBatchService
-from cavvy.providers.azure_batch.states import find_start
+from cavvy.providers.azure_batch.service import AzureBatchService, find_start
 from cavvy.providers.base import GangState, NoCapacity, ProviderContext, Refused
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
