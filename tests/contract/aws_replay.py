@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.aws.account import AwsAccount, AwsFault
 from cavvy.providers.contract.rest_stand_in import Recorded, ReplayedCalls
 
 

@@ -15,8 +15,7 @@ from tests.ec2.server import Front
 
 from cavvy.domain.values import replace
 from cavvy.providers.aws import MANIFEST, status
-from cavvy.providers.aws.account import AwsAccount, Json
-from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.aws.account import AwsAccount, AwsFault, Json
 from cavvy.providers.base import GangState, PartlyUnknown, TryAgain
 from cavvy.providers.registry import check_settings
 

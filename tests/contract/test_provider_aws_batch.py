@@ -18,8 +18,7 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.aws_batch import MANIFEST
-from cavvy.providers.aws_batch.service import BatchService
+from cavvy.providers.aws_batch import MANIFEST, BatchService
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.managed.provider import ManagedCloud

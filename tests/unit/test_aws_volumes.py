@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cavvy.domain.values import replace
-from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.aws.account import AwsFault
 from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord
 from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import TryAgain

@@ -10,7 +10,7 @@ from tests.records import make_gang_spec
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.aws_batch.service import BatchService
+from cavvy.providers.aws_batch import BatchService
 from cavvy.providers.base import AgentEndpoint, GangSpec, NodeEndpoint
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.ecs.service import EcsService

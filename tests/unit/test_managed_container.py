@@ -12,7 +12,7 @@ from tests.unit.test_ecs_notices import gang, publish_to
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import asdict, replace
-from cavvy.providers.aws_batch.service import BatchService
+from cavvy.providers.aws_batch import BatchService
 from cavvy.providers.azureml.jobs import AzureMlService
 from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.provider import make_container_script

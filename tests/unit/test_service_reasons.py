@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.providers.aws_batch.service import read_job as read_batch_job
+from cavvy.providers.aws_batch import read_job as read_batch_job
 from cavvy.providers.formats.services.aws_batch import (
     LOST_HOST,
     BatchJobRequest,

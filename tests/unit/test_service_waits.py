@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cavvy.domain.values import replace
-from cavvy.providers.aws_batch.service import read_job as read_batch_job
-from cavvy.providers.azure_batch.states import JobParts, read_live
+from cavvy.providers.aws_batch import read_job as read_batch_job
+from cavvy.providers.azure_batch.service import JobParts, read_live
 from cavvy.providers.azureml.jobs import read_job as read_azureml_job
 from cavvy.providers.azureml_notebooks import read_instance as read_compute_instance
 from cavvy.providers.base import GangState

@@ -20,9 +20,9 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.azure import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
-from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.azureml.api import NAME_TAG, WorkspaceApi, make_short_name
 from cavvy.providers.azureml.clusters import WorkspaceSizes
 from cavvy.providers.base import Feature, ProviderContext, Refused, TryAgain

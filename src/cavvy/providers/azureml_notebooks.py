@@ -9,9 +9,9 @@ from typing import Any
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
+from cavvy.providers.azure import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.cloud import FULL
-from cavvy.providers.azure.settings import RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.azureml.api import (
     INSTANCE_VERSION,
     NAME_TAG,

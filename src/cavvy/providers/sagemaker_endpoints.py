@@ -15,9 +15,8 @@ from typing import Any
 from cavvy.domain.tasks import Objection, Scalar, TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
-from cavvy.providers.aws.account import AwsAccount, CallLimits
-from cavvy.providers.aws.errors import LATER, AwsFault, translate
-from cavvy.providers.aws.settings import ACCOUNT, REGIONS
+from cavvy.providers.aws import ACCOUNT, REGIONS
+from cavvy.providers.aws.account import LATER, AwsAccount, AwsFault, CallLimits, translate
 from cavvy.providers.base import Feature, ProviderContext, TryAgain
 from cavvy.providers.managed.endpoint_provider import (
     AT_ONCE,

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavvy.domain.values import replace
+from cavvy.providers.aws import ACCOUNT, REGIONS
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, ProviderContext, Refused
 from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script

@@ -23,8 +23,8 @@ from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import Feature, ProviderContext, Refused, TryAgain
 from cavvy.providers.formats.services.vertex import strip_gpus
+from cavvy.providers.gcp import KEY_FILE, MACHINES, project
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.gcp.settings import KEY_FILE, MACHINES, project
 from cavvy.providers.managed import endpoint_provider
 from cavvy.providers.managed.endpoint_provider import (
     TOO_MANY,

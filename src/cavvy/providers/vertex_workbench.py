@@ -24,8 +24,8 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import Feature, ProviderContext, Refused
 from cavvy.providers.formats.services.vertex import find_accelerator, is_custom_job_type, strip_gpus
+from cavvy.providers.gcp import KEY_FILE, MACHINES, project
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.gcp.settings import KEY_FILE, MACHINES, project
 from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob

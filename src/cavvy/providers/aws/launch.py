@@ -12,8 +12,7 @@ from typing import Any
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
 from cavvy.domain.values import Struct, replace
-from cavvy.providers.aws.account import AwsAccount, Json
-from cavvy.providers.aws.errors import SAME_TOKEN, AwsFault, translate
+from cavvy.providers.aws.account import SAME_TOKEN, AwsAccount, AwsFault, Json, translate
 from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.market import AwsMarket, CapacityReservation

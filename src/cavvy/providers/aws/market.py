@@ -13,8 +13,7 @@ from cavvy.domain.offers import ExtraPrice, Offer, Purchase, Quota
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, field, replace
-from cavvy.providers.aws.account import HOME, AwsAccount, Json
-from cavvy.providers.aws.errors import NOT_ENABLED, AwsFault
+from cavvy.providers.aws.account import HOME, NOT_ENABLED, AwsAccount, AwsFault, Json
 from cavvy.providers.aws.images import find_default
 from cavvy.providers.aws.prices import MINUTE, fetch_extras, fetch_on_demand, fetch_spot
 from cavvy.providers.aws.quotas import (

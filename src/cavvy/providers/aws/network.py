@@ -8,8 +8,7 @@ from ipaddress import IPv4Address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
-from cavvy.providers.aws.account import AwsAccount, Json, camel
-from cavvy.providers.aws.errors import AwsFault, translate
+from cavvy.providers.aws.account import AwsAccount, AwsFault, Json, camel, translate
 from cavvy.providers.aws.launch_ledger import AwsGangRecord
 from cavvy.providers.aws.policy import TAG
 from cavvy.providers.base import NoCapacity, NotFound, Refused, TryAgain

@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cavvy.domain.offers import Offer
-from cavvy.providers.aws.account import AwsAccount, camel
-from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.aws.account import AwsAccount, AwsFault, camel
 
 # All actions that this package calls, grouped by purpose. In the tests, the simulated EC2 refuses
 # all other actions.

@@ -11,8 +11,7 @@ from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume
-from cavvy.providers.aws.account import AwsAccount, Json
-from cavvy.providers.aws.errors import AwsFault, translate
+from cavvy.providers.aws.account import AwsAccount, AwsFault, Json, translate
 from cavvy.providers.aws.launch_ledger import AwsDisk, AwsGangRecord
 from cavvy.providers.aws.network import GANG, filters, make_tags, read_tag
 from cavvy.providers.aws.policy import TAG

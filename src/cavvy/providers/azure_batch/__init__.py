@@ -2,7 +2,7 @@
 agent.
 """
 
-from cavvy.providers.azure.settings import KEY_FILE
+from cavvy.providers.azure import KEY_FILE
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import project_flag, project_text, text

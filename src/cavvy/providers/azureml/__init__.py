@@ -2,8 +2,7 @@
 
 from datetime import timedelta
 
-from cavvy.providers.azure import NOTICES
-from cavvy.providers.azure.settings import PRICES, RESOURCE_MANAGER, WORKSPACE
+from cavvy.providers.azure import NOTICES, PRICES, RESOURCE_MANAGER, WORKSPACE
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import project_number, project_text, text

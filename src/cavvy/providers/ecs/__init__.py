@@ -4,7 +4,7 @@ agent.
 
 from datetime import timedelta
 
-from cavvy.providers.aws.settings import ACCOUNT
+from cavvy.providers.aws import ACCOUNT
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import project_flag, project_number, project_text

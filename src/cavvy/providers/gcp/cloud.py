@@ -17,11 +17,10 @@ from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, ProviderError
 from cavvy.providers.gcp.api import FULL_CODES, QUOTA_CODES, GcpApi, last_part, read_operation
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.gcp.extras import LivePrices, read_live
 from cavvy.providers.gcp.gpu_networks import GpuNetworks, has_gpu_networks
 from cavvy.providers.gcp.instance import find_default, make_instances
 from cavvy.providers.gcp.market import GcpMarket, GcpQuotas
-from cavvy.providers.gcp.price_list import GcpPrices
+from cavvy.providers.gcp.price_list import GcpPrices, LivePrices, read_live
 from cavvy.providers.prices import PriceQuery
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm

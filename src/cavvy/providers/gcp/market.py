@@ -19,8 +19,8 @@ from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.gcp.api import GcpApi, last_part
-from cavvy.providers.gcp.extras import LivePrices
 from cavvy.providers.gcp.instance import MachineShape, find_shape
+from cavvy.providers.gcp.price_list import LivePrices
 from cavvy.providers.prices import PriceError
 from cavvy.providers.vm.cloud import UNREADABLE, CloudFault
 from cavvy.providers.vm.rest import Json

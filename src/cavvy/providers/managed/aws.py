@@ -12,8 +12,7 @@ from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.aws.account import AwsAccount, Json, camel
-from cavvy.providers.aws.errors import LATER, AwsFault, translate
+from cavvy.providers.aws.account import LATER, AwsAccount, AwsFault, Json, camel, translate
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting

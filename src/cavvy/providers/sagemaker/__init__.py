@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.abilities import KEEPS_NODES
-from cavvy.providers.aws.settings import ACCOUNT, REGIONS
+from cavvy.providers.aws import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import project_number, project_text

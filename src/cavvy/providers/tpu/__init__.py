@@ -4,7 +4,7 @@ agent on boot.
 
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature
-from cavvy.providers.gcp.settings import KEY_FILE, ZONES, project
+from cavvy.providers.gcp import KEY_FILE, ZONES, project
 from cavvy.providers.settings import project_flag, project_text, regions_setting, text
 from cavvy.providers.vm.abilities import make_manifest
 

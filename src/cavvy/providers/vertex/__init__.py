@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.base import Feature
-from cavvy.providers.gcp.settings import KEY_FILE, project
+from cavvy.providers.gcp import KEY_FILE, project
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import project_number, project_text, text
 
