@@ -20,8 +20,7 @@ from random import Random
 
 from autoscaling import ASKED, read_trace
 
-from cavvy.autoscaler.observations import ServiceObservation
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.autoscaler.terms import ScalingTerms, ServiceObservation
 from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import Struct, replace
 from cavvy.sim.serving.requests import RequestTrace

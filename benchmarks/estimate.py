@@ -50,7 +50,6 @@ from cavvy.planner.device_rates import (
     device_of,
     spread_of,
 )
-from cavvy.planner.estimate.errors import find_spread
 from cavvy.planner.estimate.measured import DeviceProfile
 from cavvy.planner.estimate.profile import StepSettings
 from cavvy.planner.estimate.roofline import (
@@ -59,7 +58,7 @@ from cavvy.planner.estimate.roofline import (
     estimate_step,
     find_correction,
 )
-from cavvy.planner.estimate.table import estimate_memory
+from cavvy.planner.estimate.table import estimate_memory, find_spread
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "digits" / "train.py"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"

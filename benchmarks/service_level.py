@@ -18,8 +18,7 @@ from collections.abc import Iterator
 
 from autoscaling import TRACES, make_setting, read_trace
 
-from cavvy.autoscaler.observations import ServiceObservation
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.autoscaler.terms import ScalingTerms, ServiceObservation
 from cavvy.domain.values import Struct, replace
 from cavvy.sim.serving.requests import RequestTrace
 from cavvy.sim.serving.run import AutoscalerController, run_service

@@ -12,7 +12,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts
-from cavvy.store.snapshot.prices import list_prices
+from cavvy.store.snapshot.reader import list_prices
 
 
 def make_offer(place: str, micros: int, **fields: Any) -> Offer:

@@ -20,7 +20,7 @@ from clouds import COLLECTED, Reader
 
 from cavvy.domain.units import parse_usd
 from cavvy.store.snapshot.choose import SHIPPED
-from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
+from cavvy.store.snapshot.refresh import EgressPrice, write_snapshot
 
 
 def main() -> None:

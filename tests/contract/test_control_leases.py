@@ -21,8 +21,7 @@ from cavvy.domain.tasks import JobDependency, StartCondition
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint
 from cavvy.store.base import AtomicWrite, StaleVersion
-from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
-from cavvy.store.contacts import AgentContacts
+from cavvy.store.channel import AgentContacts, ReplicaChannel, ServerSignal, SignalKind
 from cavvy.store.leases import Replica, ReplicaLeases
 from cavvy.store.sql import Store
 

@@ -21,14 +21,14 @@ from cavvy.catalog.needs import parse_accelerator
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.planner.slices import explain_slice, spread_task
+from cavvy.planner.objections import explain_slice, spread_task
 from cavvy.providers import tpu
 from cavvy.providers.base import GangSpec, GangState, PartlyUnknown, Refused
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.tpu.cloud import TpuCloud
 from cavvy.providers.vm.cloud import CloudFault
-from cavvy.store.snapshot.prices import list_prices
+from cavvy.store.snapshot.reader import list_prices
 
 PROOF = Proof("tpu", False, "a strict stand-in for the Cloud TPU API")
 WHOLE = "tpu-v5litepod-16"  # a slice of four hosts with four chips each

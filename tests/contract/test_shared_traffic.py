@@ -19,10 +19,8 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.server.serving.shared_traffic import SharedTraffic
 from cavvy.store import leases
 from cavvy.store.base import StoreError
-from cavvy.store.channel import ReplicaChannel
-from cavvy.store.contacts import AgentContacts
+from cavvy.store.channel import AgentContacts, GatewayReport, GatewayReports, ReplicaChannel
 from cavvy.store.drivers import make_driver
-from cavvy.store.gateway_reports import GatewayReport, GatewayReports
 from cavvy.store.leases import Replica, ReplicaLeases
 from cavvy.store.sql import Store
 

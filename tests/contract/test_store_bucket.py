@@ -18,10 +18,9 @@ from cavvy.store.base import RowNotFound, StoreUnusable
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
-from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.checkpoint_folders import CheckpointFolders
 from cavvy.store.drivers import make_driver
-from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys
-from cavvy.store.encrypted_files.key_files import KeyRows
+from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys, KeyRows
 from cavvy.store.locks import DatabaseLocks
 from cavvy.store.migrate import prepare
 from cavvy.store.objects.base import ObjectBucket, ObjectInfo

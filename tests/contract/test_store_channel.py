@@ -9,8 +9,15 @@ import pytest
 from tests.contract.store_suite import after, store_url
 from tests.waits import PATIENCE_S
 
-from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind, pack_signals
-from cavvy.store.contacts import GANG, AgentContact, AgentContacts
+from cavvy.store.channel import (
+    GANG,
+    AgentContact,
+    AgentContacts,
+    ReplicaChannel,
+    ServerSignal,
+    SignalKind,
+    pack_signals,
+)
 from cavvy.store.drivers import make_driver
 from cavvy.store.sql import Store
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cavvy.store.base import HashMismatch, StoreUnusable
 from cavvy.store.blobs import ProjectBlobs, sweep_folders
-from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.checkpoint_folders import CheckpointFolders
 from cavvy.store.encrypted_files.data_keys import (
     SERVER_KEY,
     FileKeyPlaces,

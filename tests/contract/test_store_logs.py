@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.store.base import RowNotFound, StoreFull
-from cavvy.store.log_segments import LogSegment, SegmentFiles
-from cavvy.store.logs import LogStore
+from cavvy.store.logs import LogSegment, LogStore, SegmentFiles
 
 KEY = ("p", "j1", 1, 0)
 

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cavvy.planner.estimate.errors import list_unmeasured
 from cavvy.planner.estimate.profile import StepSettings, read_profile
-from cavvy.planner.estimate.table import estimate_memory
+from cavvy.planner.estimate.table import estimate_memory, list_unmeasured
 from cavvy.tracer.script import trace_script
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"

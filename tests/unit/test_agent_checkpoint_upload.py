@@ -21,7 +21,7 @@ from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
 from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.work import checkpoint_files, checkpoint_upload
 from cavvy.agent.work.checkpoint_files import SHORTEST_S, CheckpointWatcher, born_ns
-from cavvy.store.checkpoints.folders import NEWEST_NS
+from cavvy.store.checkpoint_folders import NEWEST_NS
 
 
 def make_config(tmp_path: Path, rank: int = 0) -> Any:

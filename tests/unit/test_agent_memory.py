@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from cavvy.control.agents.memory import AgentMemory
-from cavvy.store.contacts import GANG, AgentContact
+from cavvy.store.channel import GANG, AgentContact
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

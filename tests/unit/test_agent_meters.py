@@ -8,7 +8,7 @@ from tests.drivers import make_driver
 
 from cavvy.agent.work.meters import CpuMeter, GpuSums, NvidiaMeter, list_cards
 from cavvy.agent.work.monitor import ENERGY, MinuteFigures
-from cavvy.store import token_uses
+from cavvy.store import meters
 
 
 class Readings:
@@ -187,4 +187,4 @@ def test_a_minute_has_its_energy_and_programs_cannot_report_it() -> None:
     figures.send()
     figures.send()
     assert said == [{"loss": [2.0] * 3, ENERGY: [1500.5] * 3}]
-    assert token_uses.ENERGY == ENERGY
+    assert meters.ENERGY == ENERGY

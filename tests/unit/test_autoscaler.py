@@ -10,22 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.autoscaler.cold_starts import (
+from cavvy.autoscaler.decide import (
     ColdStart,
+    ScalingState,
+    decide,
     expect_cold_start,
     list_starts,
+    place_replicas,
     record_cold_starts,
 )
-from cavvy.autoscaler.decide import ScalingState, decide, place_replicas
 from cavvy.autoscaler.load import LoadRecord, ServiceLoad, estimate_load, record_load
-from cavvy.autoscaler.observations import (
+from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
+from cavvy.autoscaler.terms import (
     MarketObservation,
     ScaleReason,
     ScalingDecision,
+    ScalingTerms,
+    ScalingWeights,
     ServiceObservation,
 )
-from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
-from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.domain.service_loads import BatchFit, PromptSums
 from cavvy.domain.services import TargetKind
 from cavvy.domain.units import HourlyRate

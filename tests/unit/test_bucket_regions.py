@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from cavvy.cli.main import cli
 from cavvy.store.objects.azure import AzureDirectory
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing
-from cavvy.store.objects.measures import find_region, find_regions
+from cavvy.store.objects.locations import find_region, find_regions
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.signing import AmazonKey
 

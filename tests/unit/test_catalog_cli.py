@@ -21,7 +21,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, refreshed_path
-from cavvy.store.snapshot.writer import write_snapshot
+from cavvy.store.snapshot.refresh import write_snapshot
 
 LARGE = ("aws", "azure", "gcp", "oci", "tpu")
 

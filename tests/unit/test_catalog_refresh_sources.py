@@ -13,7 +13,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers import prices
 from cavvy.providers.prices import PriceError, PriceQuery, ProviderPrices
 from cavvy.store.snapshot import choose
-from cavvy.store.snapshot.writer import write_snapshot
+from cavvy.store.snapshot.refresh import write_snapshot
 
 TODAY = date(2026, 11, 20)
 OFFERS = [

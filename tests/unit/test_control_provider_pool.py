@@ -29,7 +29,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.scheduler.pools import count_left
+from cavvy.scheduler.offer_lines import count_left
 
 FARM = Manifest(name="farm", title="Farm", docs="", visibility_delay=timedelta(0))
 LARGE = Offer(

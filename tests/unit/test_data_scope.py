@@ -28,7 +28,7 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StoreFull, StoreUnusable
-from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.checkpoint_folders import CheckpointFolders
 from cavvy.store.objects import threads
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectTryAgain, SignedRequest
 from cavvy.store.objects.locations import OWN_FILES

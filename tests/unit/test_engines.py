@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.autoscaler.decide import ScalingState, decide
-from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
+from cavvy.autoscaler.terms import MarketObservation, ServiceObservation
 from cavvy.control.decide.queued_calls import count_at_once
 from cavvy.control.decide.traffic import make_terms
 from cavvy.domain.stored_services import find_open_models

@@ -20,9 +20,8 @@ from benchmarks.estimate_steps import (
 )
 
 from cavvy.planner.device_rates import DeviceRates, MeasuredRate, carry
-from cavvy.planner.estimate.errors import CARRIED
 from cavvy.planner.estimate.roofline import HOST_US
-from cavvy.planner.estimate.table import estimate_memory
+from cavvy.planner.estimate.table import CARRIED, estimate_memory
 
 pytestmark = pytest.mark.skipif(not bench.DATA.is_dir(), reason=f"no measurements in {bench.DATA}")
 

@@ -28,12 +28,14 @@ from cavvy.cli.task.profiles import (
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.values import replace
 from cavvy.planner.device_rates import MeasuredRate, carry, device_of
-from cavvy.planner.estimate.errors import ELSEWHERE, FURTHER, NEAR
 from cavvy.planner.estimate.kernels import KernelSetting
 from cavvy.planner.estimate.measured import FARTHEST
 from cavvy.planner.estimate.profile import ProfileError, StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.table import (
+    ELSEWHERE,
+    FURTHER,
+    NEAR,
     device_key,
     estimate_memory,
     estimate_on,

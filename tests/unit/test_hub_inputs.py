@@ -25,7 +25,7 @@ from cavvy.agent.work.folder import CannotBuild, inside
 from cavvy.control.agents.transfers import SignedObjects
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain
 from cavvy.store.objects.hub import HubRepository
-from cavvy.store.objects.measures import find_sizes
+from cavvy.store.objects.locations import find_sizes
 
 COMMIT, TOKEN = "a" * 40, "hf_secret"
 BIG = bytes(range(256)) * 4096  # 1 MiB

@@ -33,7 +33,7 @@ from cavvy.providers.kubernetes.node_pools import KARPENTER
 from cavvy.providers.kubernetes.pods import _rules
 from cavvy.providers.kubernetes.provider import KubernetesProvider, MachinePrices
 from cavvy.providers.kubernetes.whoami import say_machines, say_services
-from cavvy.store.snapshot.prices import list_instance, list_prices
+from cavvy.store.snapshot.reader import list_instance, list_prices
 
 INSTANCE, REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
 GPU = "nvidia.com/gpu"

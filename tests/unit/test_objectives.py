@@ -9,8 +9,7 @@ import pytest
 from cavvy.autoscaler.decide import ScalingState, decide
 from cavvy.autoscaler.load import LoadRecord, ServiceLoad, add_to_hour
 from cavvy.autoscaler.objectives import estimate_goals, find_speeds
-from cavvy.autoscaler.observations import MarketObservation, ScaleReason, ServiceObservation
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.autoscaler.terms import MarketObservation, ScaleReason, ScalingTerms, ServiceObservation
 from cavvy.cli.services import _show_objective, _show_speed
 from cavvy.client.service_wire import ObjectiveView, TokenSpeedView
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports

@@ -23,7 +23,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.abilities import HOLDS_VOLUMES
 from cavvy.providers.base import Manifest, Refused
 from cavvy.store.snapshot import choose
-from cavvy.store.snapshot.writer import EgressPrice, write_snapshot
+from cavvy.store.snapshot.refresh import EgressPrice, write_snapshot
 
 TODAY = date(2026, 1, 1)
 WORK = "work: {samples: 36000, rates: {L4: 1, H100: 8}}\n"

@@ -20,7 +20,7 @@ from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
 from cavvy.planner.rank import egress_price, plan
 from cavvy.planner.transfers import estimate_transfers, price_upload
-from cavvy.store.objects import measures as listings
+from cavvy.store.objects import locations as listings
 from cavvy.store.objects.base import ObjectInfo
 from cavvy.store.objects.locations import ObjectLocation
 

@@ -15,8 +15,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
+from cavvy.scheduler.offer_lines import count_left, pool_of, take
 from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of
-from cavvy.scheduler.pools import count_left, pool_of, take
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity, WaitingJob
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)

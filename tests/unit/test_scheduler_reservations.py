@@ -17,9 +17,9 @@ from cavvy.domain.jobs import AttemptPhase, JobPhase
 from cavvy.domain.maintenance import Reservation, ReservedPart
 from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.values import replace
-from cavvy.scheduler.maintenance import DrainStep
-from cavvy.scheduler.reservations import (
+from cavvy.scheduler.maintenance import (
     MARGIN,
+    DrainStep,
     ReservedFor,
     ReservedHosts,
     choose_parts,

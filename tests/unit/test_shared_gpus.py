@@ -26,8 +26,8 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.shared_hosts import note_share, object_to_share, smallest_shares
 from cavvy.providers.hosts.supervisor import service
-from cavvy.scheduler.backfill import HostWaits
 from cavvy.scheduler.packing import AllocationOwner, allocate_one, choose_shared
+from cavvy.scheduler.queue import HostWaits
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, parse_task
 

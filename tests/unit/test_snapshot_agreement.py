@@ -19,7 +19,7 @@ from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED
-from cavvy.store.snapshot.writer import write_snapshot
+from cavvy.store.snapshot.refresh import write_snapshot
 
 REQUESTS = [
     "A100:8",

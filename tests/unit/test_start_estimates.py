@@ -11,19 +11,23 @@ from hypothesis import strategies as st
 
 from cavvy.domain.shares import HeldShare, QueueRow
 from cavvy.domain.values import Struct, replace
-from cavvy.scheduler.run_times import GangKind, PastGang, PlannedGang, RunTimes, find_kind
 from cavvy.scheduler.shares import ShareBook, give_turns
 from cavvy.scheduler.start_estimates import (
     LATEST,
     EstimateOutcome,
+    GangKind,
     HeldPart,
     LaneDemand,
     LinedUpJob,
+    PastGang,
+    PlannedGang,
     QueueState,
     RunningGang,
+    RunTimes,
     StartEstimate,
     correct,
     estimate_starts,
+    find_kind,
 )
 
 ANY = GangKind("p", "u", "n")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.store.checkpoints import folders
-from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store import checkpoint_folders as folders
+from cavvy.store.checkpoint_folders import CheckpointFolders
 
 
 def test_links_are_taken_in_as_links(tmp_path: Path) -> None:

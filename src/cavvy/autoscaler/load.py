@@ -3,8 +3,7 @@
 from math import exp, inf, sqrt
 from typing import TypeVar
 
-from cavvy.autoscaler.observations import ServiceObservation
-from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
+from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights, ServiceObservation
 from cavvy.domain.service_loads import PromptSums
 from cavvy.domain.values import Struct, asdict, combine, replace
 

@@ -5,8 +5,7 @@ before replicas are stopped.
 from math import ceil, erf, exp, inf, log10, pi, sqrt
 
 from cavvy.autoscaler.load import ServiceLoad
-from cavvy.autoscaler.observations import ServiceObservation
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.autoscaler.terms import ScalingTerms, ServiceObservation
 from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.services import TargetKind
 from cavvy.domain.values import replace

@@ -284,7 +284,7 @@ def _describe_error(
     found: "Sequence[dict[str, Any]]", profile: "WorkProfile", run: "StepSettings"
 ) -> str:
     """Return a sentence on the range of the measured times of such steps."""
-    from cavvy.planner.estimate.errors import STEPS_MEASURED_ON, list_unmeasured
+    from cavvy.planner.estimate.table import STEPS_MEASURED_ON, list_unmeasured
 
     most = max(row["step_ms_high"] / row["step_ms"] for row in found)
     least = min(row["step_ms_high"] / row["step_ms"] for row in found)
@@ -312,7 +312,7 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy
     from cavvy.store.snapshot.layout import SnapshotError
-    from cavvy.store.snapshot.prices import find_offers
+    from cavvy.store.snapshot.reader import find_offers
 
     best: dict[tuple[str, int], Offer] = {}
     accelerators = (AcceleratorNeed(count_min=count, count_max=max(count, 64)),)

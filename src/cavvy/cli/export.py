@@ -132,7 +132,7 @@ def _write_dockerfile(task: "TaskSpec") -> str:
 def _write_request(name: str, job_format: "JobFormat", task: "TaskSpec") -> str:
     from cavvy.providers.base import ProviderError
     from cavvy.store.snapshot.layout import SnapshotError
-    from cavvy.store.snapshot.prices import find_offers
+    from cavvy.store.snapshot.reader import find_offers
 
     try:
         return job_format.write(task, find_offers)

@@ -77,7 +77,7 @@ from cavvy.providers.abilities import (
 from cavvy.providers.base import AgentEndpoint, Provider, ProviderError
 from cavvy.store.base import LeaseLost, RowNotFound, StoreError
 from cavvy.store.channel import ServerSignal, SignalKind
-from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.checkpoint_folders import CheckpointFolders
 from cavvy.store.leases import RELAY_LEASE, LeaseTurn
 from cavvy.store.sql import Store
 

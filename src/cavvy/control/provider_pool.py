@@ -48,7 +48,7 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.objections import list_objections
-from cavvy.scheduler.pools import take
+from cavvy.scheduler.offer_lines import take
 from cavvy.store.sql import Store
 
 T = TypeVar("T")

@@ -83,13 +83,13 @@ from cavvy.domain.tasks import Delivery
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
+from cavvy.scheduler.maintenance import ReservedHosts
 from cavvy.scheduler.queue import (
     JobPlacement,
     JobScheduler,
     QueueCapacity,
 )
 from cavvy.scheduler.reclaim import ShareQuotas
-from cavvy.scheduler.reservations import ReservedHosts
 from cavvy.scheduler.shares import ShareBook, ShareLimits
 from cavvy.store.base import PER_MACHINE, AllocationConflict, AtomicWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store

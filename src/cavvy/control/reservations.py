@@ -19,8 +19,7 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.maintenance import Reservation, ReservedPart
 from cavvy.domain.units import format_count
 from cavvy.domain.values import Struct, replace
-from cavvy.scheduler.maintenance import decide_drain
-from cavvy.scheduler.reservations import choose_parts, find_overlap, may_use
+from cavvy.scheduler.maintenance import choose_parts, decide_drain, find_overlap, may_use
 from cavvy.store.base import NameConflict, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 

@@ -19,8 +19,7 @@ from cavvy.control.reconcile import HOSTS, UPLOADS
 from cavvy.control.webhooks import is_webhook_key, job_of_webhook
 from cavvy.control.worklist import QUEUE, is_calls_key, service_of_calls
 from cavvy.store.base import StoreError
-from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
-from cavvy.store.contacts import AgentContacts
+from cavvy.store.channel import AgentContacts, ReplicaChannel, ServerSignal, SignalKind
 from cavvy.store.leases import (
     FENCE,
     QUEUE_LEASE,

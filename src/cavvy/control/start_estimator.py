@@ -22,16 +22,19 @@ from cavvy.domain.shares import EndedGang, QueueRow
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import jobs_of
-from cavvy.scheduler.reservations import ReservedHosts
-from cavvy.scheduler.run_times import PastGang, PlannedGang, RunTimes, find_kind
+from cavvy.scheduler.maintenance import ReservedHosts
 from cavvy.scheduler.shares import ShareLimits
 from cavvy.scheduler.start_estimates import (
     DEEPEST,
     LATEST,
     EstimateOutcome,
+    PastGang,
+    PlannedGang,
+    RunTimes,
     StartEstimate,
     correct,
     estimate_starts,
+    find_kind,
 )
 from cavvy.store.sql import Store
 

@@ -11,8 +11,7 @@ from cavvy.domain.offers import Offer, Purchase, Readiness
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd
 from cavvy.domain.values import Struct
-from cavvy.planner.limits import ceil_cent
-from cavvy.planner.placements import PlacementPlan, PlanLimit
+from cavvy.planner.placements import PlacementPlan, PlanLimit, ceil_cent
 
 # For each constraint, the field of the task file that sets it.
 FIELDS: dict[Constraint, str] = {

@@ -22,7 +22,7 @@ from cavvy.domain.units import (
     format_usd,
 )
 from cavvy.domain.values import Struct, replace
-from cavvy.planner.limits import TaskLimiter
+from cavvy.planner.objections import note_slice
 from cavvy.planner.placements import (
     LimitMiss,
     Objective,
@@ -32,6 +32,7 @@ from cavvy.planner.placements import (
     PlanningContext,
     RankingView,
     SpotLoss,
+    TaskLimiter,
 )
 from cavvy.planner.risk import (
     SPOT_PREEMPTIONS_PER_HOUR,
@@ -41,7 +42,6 @@ from cavvy.planner.risk import (
     say_fit,
 )
 from cavvy.planner.shared_hosts import note_share
-from cavvy.planner.slices import note_slice
 from cavvy.planner.transfers import TransferEstimate, estimate_transfers, find_egress
 from cavvy.planner.work import estimate, margin_of, shape_of, start_time
 

@@ -4,11 +4,19 @@ and which of its offers have room. The module does no I/O.
 With thousands of hosts, jobs that need the same have the same thousands of offers, and a job that
 starts or ends changes the room on its hosts only. So a pass looks only at the hosts that have
 changed since the pass before.
+
+Offers that share nodes form a pool: a node used for one offer of the pool reduces the capacity of
+all its offers. An offer's capacity is the number of nodes that jobs can get of this offer while
+they use no other offer of the pool. A node of an offer with the capacity c uses the share 1/c of
+the pool. The capacity of each other offer in the pool shrinks by this share. The result is exact if
+each node size is a multiple of all smaller node sizes; otherwise, the result is slightly too low
+until the provider next reports its capacity.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from fractions import Fraction
 from heapq import merge
 from itertools import groupby
 
@@ -120,3 +128,30 @@ def _tie_of(offer: Offer, resting: Collection[str]) -> tuple[object, ...]:
         offer.rate,
         bool(resting) and offer.key in resting,
     )
+
+
+def pool_of(offer: Offer) -> str:
+    """Return the name of the offer's pool. An offer that shares no nodes has its own pool."""
+    return f"{offer.account}/{offer.region}/{offer.pool}" if offer.pool else offer.key
+
+
+def units_of(offer: Offer) -> int:
+    """Return the units that a node of the offer counts as. Nodes of several sizes may share a
+    pool."""
+    return max(1, offer.accelerator_count)
+
+
+def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
+    """Return how many nodes of the offer are still available. Returns None if the provider does not
+    report the capacity.
+    """
+    if offer.capacity is None:
+        return None
+    return max(0, int(offer.capacity * (1 - used.get(pool_of(offer), Fraction(0)))))
+
+
+def take(used: MutableMapping[str, Fraction], offer: Offer, nodes: int) -> None:
+    """Count nodes of the offer as used. `used` maps each pool to the used share of its nodes."""
+    if offer.capacity:
+        pool = pool_of(offer)
+        used[pool] = used.get(pool, Fraction(0)) + Fraction(nodes, offer.capacity)

@@ -11,7 +11,8 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import Struct, field
 from cavvy.scheduler.backfill import JOBS, OFFERS, HostWaits
-from cavvy.scheduler.offer_lines import OfferLine, place_of
+from cavvy.scheduler.maintenance import subtract_held
+from cavvy.scheduler.offer_lines import OfferLine, count_left, place_of, take
 from cavvy.scheduler.packing import (
     AllocationOwner,
     HostIndex,
@@ -21,8 +22,6 @@ from cavvy.scheduler.packing import (
     host_of,
     may_share,
 )
-from cavvy.scheduler.pools import count_left, take
-from cavvy.scheduler.reservations import subtract_held
 
 _COMPARED = 64  # hosts for which no job waits that are compared for one job; bounds its cost
 _MOST_CHANGES = 100_000  # of hosts, which a scheduler remembers

@@ -57,9 +57,7 @@ from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_folder import BucketFolder
-from cavvy.store.channel import ReplicaChannel
-from cavvy.store.contacts import AgentContacts
-from cavvy.store.gateway_reports import GatewayReports
+from cavvy.store.channel import AgentContacts, GatewayReports, ReplicaChannel
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid, KeyRing
 from cavvy.store.leases import ReplicaLeases
 from cavvy.store.objects.locations import OWN_FILES
@@ -69,7 +67,7 @@ from cavvy.store.secrets import SecretSealer
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
-from cavvy.store.snapshot.prices import find_offers, list_instance, list_prices
+from cavvy.store.snapshot.reader import find_offers, list_instance, list_prices
 from cavvy.store.sql import Store
 
 _FORGOTTEN = timedelta(days=7)  # seconds for which uploaded files that no job uses are kept

@@ -27,9 +27,13 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
-from cavvy.store.checkpoints.folders import CheckpointFolders
-from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys, parse_project_places
-from cavvy.store.encrypted_files.key_files import KeyRows
+from cavvy.store.checkpoint_folders import CheckpointFolders
+from cavvy.store.encrypted_files.data_keys import (
+    FileKeyPlaces,
+    FileKeys,
+    KeyRows,
+    parse_project_places,
+)
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid
 from cavvy.store.locks import DatabaseLocks
 from cavvy.store.logs import LogStore

@@ -25,7 +25,7 @@ from cavvy.domain.tasks import (
     take_role,
 )
 from cavvy.domain.units import format_duration, format_memory, format_rate, format_usd
-from cavvy.planner.slices import describe_slice
+from cavvy.planner.objections import describe_slice
 from cavvy.spec.describe_service import describe_service
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.problems import listed

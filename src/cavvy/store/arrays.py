@@ -12,8 +12,7 @@ from cavvy.domain.arrays import StoredArray, name_member
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.values import Struct, field, replace
-from cavvy.store.accounts import in_projects
-from cavvy.store.archive import check_open
+from cavvy.store.accounts import check_open, in_projects
 from cavvy.store.base import (
     DependencyMissing,
     JobSummary,

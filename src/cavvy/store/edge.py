@@ -18,7 +18,7 @@ from cavvy.domain.edge import (
     Rollout,
 )
 from cavvy.domain.values import replace
-from cavvy.store.archive import check_open
+from cavvy.store.accounts import check_open
 from cavvy.store.base import StaleVersion
 from cavvy.store.documents import encode, plain, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction

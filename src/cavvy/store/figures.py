@@ -27,8 +27,8 @@ from zlib import crc32
 from cavvy.domain.figures import FIGURES_DAYS, FigureBlock, FigureColumns, join_blocks
 from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.meters import add_energy
 from cavvy.store.rows import insert_into
-from cavvy.store.token_uses import add_energy
 
 MERGED = 120  # minutes; a join takes up to 0.2 s of the thread that writes
 _MICROS = 60_000_000  # of a minute

@@ -10,8 +10,7 @@ from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
-from cavvy.store.accounts import in_projects
-from cavvy.store.archive import check_open
+from cavvy.store.accounts import check_open, in_projects
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 from cavvy.store.documents import decode_attempt, decode_pool, decode_service, encode
 from cavvy.store.drivers import DatabaseSession, RunTransaction

@@ -27,8 +27,7 @@ from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
 from cavvy.domain.services import read_dashed
 from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger
-from cavvy.store.accounts import in_projects
-from cavvy.store.archive import SqlArchive
+from cavvy.store.accounts import SqlArchive, in_projects
 from cavvy.store.arrays import NewJob, SqlArrays
 from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (

@@ -11,7 +11,7 @@ from cavvy.domain.audit import AuditEntry
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.values import Struct, replace
-from cavvy.store.archive import check_open
+from cavvy.store.accounts import check_open
 from cavvy.store.audit import PENDING, append_all
 from cavvy.store.base import StaleVersion
 from cavvy.store.documents import check_readable, storable_event, storable_job

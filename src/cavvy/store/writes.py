@@ -13,7 +13,7 @@ from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.values import Struct, replace
-from cavvy.store.archive import check_open
+from cavvy.store.accounts import check_open
 from cavvy.store.arrays import (
     NewJob,
     check_group,

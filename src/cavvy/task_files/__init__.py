@@ -369,7 +369,7 @@ def _parse(
     this file may show which tool it belongs to. If `file` is a string, the string is only a name
     for messages.
     """
-    from cavvy.planner.slices import spread_task
+    from cavvy.planner.objections import spread_task
     from cavvy.spec.graph import list_filled
     from cavvy.spec.overrides import apply_overrides, list_overridden, read_sweep
 

@@ -71,7 +71,7 @@ from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion, StoreUnusa
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
 from cavvy.store.locks import DatabaseLocks
 from cavvy.store.objects.base import ObjectTryAgain
-from cavvy.store.objects.measures import MEASURED
+from cavvy.store.objects.locations import MEASURED
 from cavvy.task_files import ReadOptions, parse_task
 
 # Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older

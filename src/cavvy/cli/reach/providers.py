@@ -65,16 +65,16 @@ def list_prices(provider: str) -> "Sequence[Offer]":
     """Return a provider's prices from the catalog. The catalog is opened only if a provider calls
     this function.
     """
-    from cavvy.store.snapshot import prices
+    from cavvy.store.snapshot import reader
 
-    return prices.list_prices(provider)
+    return reader.list_prices(provider)
 
 
 def list_instance(provider: str, instance: str) -> "Sequence[Offer]":
     """Return the catalog's offers of an instance type, the cheapest first."""
-    from cavvy.store.snapshot import prices
+    from cavvy.store.snapshot import reader
 
-    return prices.list_instance(provider, instance)
+    return reader.list_instance(provider, instance)
 
 
 def find_instance(provider: str, instance: str) -> "Offer | None":

@@ -25,8 +25,7 @@ def with_regions(
     urls = residency.list_unknown(task)
     if not urls:
         return task, warnings
-    from cavvy.store.objects.locations import merge_keys
-    from cavvy.store.objects.measures import find_regions
+    from cavvy.store.objects.locations import find_regions, merge_keys
 
     keys = merge_keys(os.environ, {})
     found = find_regions(urls, keys, lambda: datetime.now(UTC), _PATIENCE_S)
@@ -52,8 +51,7 @@ def with_sizes(task: TaskSpec) -> tuple[TaskSpec, tuple[str, ...]]:
     ]
     if not unsized:
         return task, ()
-    from cavvy.store.objects.locations import merge_keys
-    from cavvy.store.objects.measures import find_sizes
+    from cavvy.store.objects.locations import find_sizes, merge_keys
 
     answers = find_sizes(unsized, merge_keys(os.environ, {}), lambda: datetime.now(UTC), _SIZES_S)
     inputs, warnings = [], []

@@ -65,7 +65,7 @@ def tell_forecast(
     """
     from cavvy.planner.deadline.forecast import KINDS, foresee
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs
-    from cavvy.planner.limits import deadline_of
+    from cavvy.planner.placements import deadline_of
 
     deadline = deadline_of(task, now)
     if deadline is None:

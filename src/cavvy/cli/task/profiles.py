@@ -191,9 +191,8 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     work = task.work
     if work is None or work.profile is None:
         return task
-    from cavvy.planner.estimate.errors import CARRIED
     from cavvy.planner.estimate.profile import StepSettings
-    from cavvy.planner.estimate.table import COUNTS, find_margin, make_rates, merge_rates
+    from cavvy.planner.estimate.table import CARRIED, COUNTS, find_margin, make_rates, merge_rates
 
     data = read_file(folder / work.profile)
     _check_measured(data, work.profile)

@@ -120,7 +120,7 @@ def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[Counterfa
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import TaskSpec
     from cavvy.planner.counterfactual import SYSTEM_MIB, compare_counterfactuals
-    from cavvy.store.snapshot.prices import find_offers
+    from cavvy.store.snapshot.reader import find_offers
 
     ran = timedelta(seconds=cost.running_s)
     if not ran or not job.attempts:

@@ -34,7 +34,7 @@ from cavvy.store.base import (
     StoreFull,
 )
 from cavvy.store.blobs import BlobStore
-from cavvy.store.checkpoints.folders import FOREVER, NO_ATTEMPT, CheckpointFolders, find_fault
+from cavvy.store.checkpoint_folders import FOREVER, NO_ATTEMPT, CheckpointFolders, find_fault
 from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.threads import in_thread, in_thread_to_its_end
 from cavvy.store.sql import Store

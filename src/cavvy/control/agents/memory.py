@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 from cavvy.domain.values import replace
-from cavvy.store.contacts import GANG, AgentContact
+from cavvy.store.channel import GANG, AgentContact
 
 _KEPT = timedelta(days=1)
 # The value of `paid_until` when nothing limits the gang any more. The value is not None, because

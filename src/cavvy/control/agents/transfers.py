@@ -29,8 +29,15 @@ from cavvy.store.objects.base import (
 from cavvy.store.objects.base import ObjectInfo as Object
 from cavvy.store.objects.http import SignedStorage, ask, check
 from cavvy.store.objects.hub import HubRepository
-from cavvy.store.objects.locations import KEYS, ObjectLocation, merge_keys, open_place
-from cavvy.store.objects.measures import FoundRegions, find_regions, find_sizes
+from cavvy.store.objects.locations import (
+    KEYS,
+    FoundRegions,
+    ObjectLocation,
+    find_regions,
+    find_sizes,
+    merge_keys,
+    open_place,
+)
 from cavvy.store.objects.threads import in_thread
 from cavvy.store.sql import Store
 

@@ -1,4 +1,4 @@
-"""Turns rows into what `scheduler.maintenance` and `scheduler.reservations` decide about, and their
+"""Turns rows into what `scheduler.maintenance` decides about, and their
 decisions into rows.
 """
 
@@ -13,8 +13,7 @@ from cavvy.domain.maintenance import NodeState, Reservation
 from cavvy.domain.units import Money, format_duration, format_usd
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import OfferedMarket
-from cavvy.scheduler.maintenance import NodeWork, close_hosts, close_offers
-from cavvy.scheduler.reservations import ReservedFor
+from cavvy.scheduler.maintenance import NodeWork, ReservedFor, close_hosts, close_offers
 
 _NONE = timedelta(0)
 _HELD = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RUNNING})

@@ -29,8 +29,7 @@ from cavvy.planner.candidates import (
 from cavvy.planner.deadline.inputs import share_done
 from cavvy.planner.deadline.recommendation import Recommendation
 from cavvy.planner.placements import PlanningContext
-from cavvy.scheduler.offer_lines import place_of
-from cavvy.scheduler.pools import count_left
+from cavvy.scheduler.offer_lines import count_left, place_of
 from cavvy.scheduler.queue import JobPlacement
 
 # The fields of tasks and policies on which no offer depends, but for what providers object to. With

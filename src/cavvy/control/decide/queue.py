@@ -18,7 +18,7 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import Candidates, merge_candidates
-from cavvy.scheduler.pools import count_left, pool_of, units_of
+from cavvy.scheduler.offer_lines import count_left, pool_of, units_of
 from cavvy.scheduler.queue import (
     JobPlacement,
     JobScheduler,

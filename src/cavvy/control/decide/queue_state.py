@@ -14,18 +14,19 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, QueueRow
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
-from cavvy.scheduler.offer_lines import place_of
+from cavvy.scheduler.offer_lines import count_left, place_of, pool_of, units_of
 from cavvy.scheduler.packing import AllocationOwner, HostIndex, allocate_one
-from cavvy.scheduler.pools import count_left, pool_of, units_of
-from cavvy.scheduler.run_times import GangKind, PlannedGang, find_kind
 from cavvy.scheduler.shares import ShareLimits
 from cavvy.scheduler.start_estimates import (
     Amounts,
+    GangKind,
     HeldPart,
     LaneDemand,
     LinedUpJob,
+    PlannedGang,
     QueueState,
     RunningGang,
+    find_kind,
 )
 
 _ENDING_S = 5.0  # until the nodes of a gang that ends are free

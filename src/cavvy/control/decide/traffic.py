@@ -8,8 +8,7 @@ import msgspec
 
 from cavvy.autoscaler.decide import ScalingState, decide
 from cavvy.autoscaler.objectives import GoalEstimate
-from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.autoscaler.terms import MarketObservation, ScalingTerms, ServiceObservation
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
 from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.service_loads import BatchFit, PlaceLoads, PromptSums, TokenTimes

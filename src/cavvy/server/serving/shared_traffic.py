@@ -14,7 +14,7 @@ from cavvy.domain.request_bills import KeyWork, RequestWork, merge_work
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.base import StoreError
-from cavvy.store.gateway_reports import GatewayReport, GatewayReports
+from cavvy.store.channel import GatewayReport, GatewayReports
 
 _log = logging.getLogger(__name__)
 _NO_WORK = KeyWork(requests=0, work_us=0)

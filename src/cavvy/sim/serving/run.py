@@ -13,13 +13,13 @@ from typing import Protocol
 
 from cavvy.autoscaler.decide import ScalingState, decide
 from cavvy.autoscaler.objectives import GoalEstimate
-from cavvy.autoscaler.observations import (
+from cavvy.autoscaler.terms import (
     MarketObservation,
     ScaleReason,
     ScalingDecision,
+    ScalingTerms,
     ServiceObservation,
 )
-from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, combine

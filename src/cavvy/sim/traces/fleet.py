@@ -18,7 +18,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
-from cavvy.scheduler.pools import pool_of
+from cavvy.scheduler.offer_lines import pool_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 from cavvy.sim.traces.readers import TraceError
 

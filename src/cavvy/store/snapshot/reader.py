@@ -1,9 +1,12 @@
 """Implements `Catalog.match` on a snapshot file without loading the whole file. SQL filters, counts
-and sorts the rows, and Python builds the result from them.
+and sorts the rows, and Python builds the result from them. A property test checks that the result
+equals the result of `catalog/fit.py`.
 
-A property test checks that the result equals the result of `catalog/fit.py`.
+Reads offers from the catalog in use, for commands that need nothing else of the catalog and for
+providers whose APIs report no prices.
 """
 
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -15,10 +18,10 @@ from cavvy.catalog.doubts import OfferJudge
 from cavvy.catalog.fit import PURCHASES, make_miss
 from cavvy.catalog.query import Catalog, Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import ResourceSpec
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct
-from cavvy.store.snapshot import choose, misses, query
+from cavvy.store.snapshot import choose, query
 from cavvy.store.snapshot.layout import (
     PURCHASE_COLUMNS,
     PURCHASE_NUMBERS,
@@ -120,7 +123,7 @@ class CatalogSnapshot:
     ) -> OfferMatches:
         filters = query.make_filters(self._connection, need, allowed)
         counts = query.count(self._connection, filters)
-        near = list(misses.nearest(self._connection, need, filters, wanted)) if wanted else []
+        near = list(query.nearest(self._connection, need, filters, wanted)) if wanted else []
         rows = (
             query.walk(self._connection, filters.fitting(), limit=limit)
             if counts.matched
@@ -341,3 +344,35 @@ if TYPE_CHECKING:
     _: type[Catalog] = CatalogSnapshot
 
 __all__ = ["CatalogSnapshot", "ProviderInfo", "SnapshotError", "SnapshotInfo", "SourceInfo"]
+
+
+_log = logging.getLogger(__name__)
+
+
+def find_offers(need: ResourceSpec, limit: int | None = None) -> Sequence[Offer]:
+    """Return the catalog's offers that fit, the cheapest first. Raises SnapshotError."""
+    with CatalogSnapshot.open() as snapshot:
+        return snapshot.match(need, limit=limit, misses=0).offers
+
+
+def list_prices(provider: str) -> Sequence[Offer]:
+    """Return the on-demand and spot offers of a provider from the catalog. The result is empty if
+    there is no catalog.
+    """
+    return _list_prices(provider, None)
+
+
+def list_instance(provider: str, instance: str) -> Sequence[Offer]:
+    """Return the on-demand and spot offers of an instance type in the catalog. The result is empty
+    if there is no catalog.
+    """
+    return _list_prices(provider, instance)
+
+
+def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
+    need = ResourceSpec(providers=(provider,), instance=instance, spot=SpotPolicy.AUTO)
+    try:
+        return find_offers(need)
+    except SnapshotError as error:
+        _log.warning("no catalog: prices of %s are unknown", provider, exc_info=error)
+        return ()
