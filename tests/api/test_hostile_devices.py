@@ -19,7 +19,7 @@ from cavvy.client.model_keys import ListChange, make_key
 from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.edge import EdgeService
-from cavvy.control.site_pace import SitePace
+from cavvy.control.edge_devices import SitePace
 from cavvy.domain.edge import EdgeDevice, EdgeSite, ModelFile, ModelVersion, Rollout
 from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.stored_services import StoredService

@@ -19,8 +19,15 @@ from cavvy.autoscaler.decide import (
     place_replicas,
     record_cold_starts,
 )
-from cavvy.autoscaler.load import LoadRecord, ServiceLoad, estimate_load, record_load
-from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
+from cavvy.autoscaler.load import (
+    LoadRecord,
+    ServiceLoad,
+    count_agreeing,
+    count_for_wait,
+    count_replicas,
+    estimate_load,
+    record_load,
+)
 from cavvy.autoscaler.terms import (
     MarketObservation,
     ScaleReason,

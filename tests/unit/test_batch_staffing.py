@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from cavvy.autoscaler.load import ServiceLoad
-from cavvy.autoscaler.staffing import count_for_wait
+from cavvy.autoscaler.load import ServiceLoad, count_for_wait
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import replace

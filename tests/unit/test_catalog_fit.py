@@ -1,9 +1,8 @@
 import pytest
 
-from cavvy.catalog.fit import explain, first_failing, match_offers, near_miss
+from cavvy.catalog.fit import Constraint, explain, first_failing, match_offers, near_miss
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.catalog.networks import find_fabric, has_fabric
-from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from tests.contract.store_suite import NOW, make_attempt, make_job, make_offer
 
-from cavvy.control.decide.machines import (
+from cavvy.control.decide.warm_pool import (
     MachineIsBusy,
     MachineIsFree,
     MachineIsReady,
@@ -18,12 +18,12 @@ from cavvy.control.decide.machines import (
     extend_machine,
     find_gang,
     is_leaving,
+    keeps_until,
     make_start,
     object_to_task,
     record_holder,
     state_of,
 )
-from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.control.warm_pool import MachinePool, WarmPool
 from cavvy.domain import jobs
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine

@@ -20,8 +20,7 @@ from cavvy.client.blobs import download_files, download_snapshot
 from cavvy.client.edge_wire import SamplesView, SampleView, SiteAsk, SiteView
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
-from cavvy.control.edge_settings import change_row, merge_settings
-from cavvy.control.site_pace import SitePace
+from cavvy.control.edge_devices import SitePace, change_row, merge_settings
 from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.edge import (
     DeviceReport,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cavvy.cli import edge
-from cavvy.control.edge_tasks import GIVEN, DeviceTasks, TooManyTasks
+from cavvy.control.edge_devices import GIVEN, DeviceTasks, TooManyTasks
 from cavvy.edge import tasks as device
 from cavvy.edge.tasks import perform, run_command, say
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from cavvy.control.decide.fixed_ports import find_holder, keep_at, list_elsewhere
+from cavvy.control.decide.replica_markets import find_holder, keep_at, list_elsewhere
 from cavvy.control.decide.service import order_replica
 from cavvy.domain.services import ReplicaState, ServiceSpec
 from cavvy.domain.stored_services import StoredService

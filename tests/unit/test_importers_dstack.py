@@ -6,8 +6,7 @@ from datetime import timedelta
 import pytest
 from tests.records import make_offer
 
-from cavvy.catalog.fit import meets
-from cavvy.catalog.query import Constraint
+from cavvy.catalog.fit import Constraint, meets
 from cavvy.domain.tasks import AcceleratorNeed, JobSchedule, RetryPolicy, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

@@ -12,8 +12,7 @@ from cavvy.autoscaler.objectives import estimate_goals, find_speeds
 from cavvy.autoscaler.terms import MarketObservation, ScaleReason, ScalingTerms, ServiceObservation
 from cavvy.cli.services import _show_objective, _show_speed
 from cavvy.client.service_wire import ObjectiveView, TokenSpeedView
-from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
-from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.decide.traffic import GatewayCount, GatewayTotals, ServiceTraffic, add_reports
 from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import LatencyGoal, ReplicaRole
 from cavvy.domain.values import replace

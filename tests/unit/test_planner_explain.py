@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.catalog.fit import match_offers
-from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
+from cavvy.catalog.fit import Constraint, NearMiss, OfferMatches, match_offers
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     AcceleratorNeed,

@@ -4,16 +4,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.control.decide.service_keys import (
+from cavvy.domain.services import ServiceSpec
+from cavvy.domain.stored_services import (
     MOST_KEYS,
     KeyUnknown,
+    ServiceKey,
+    StoredService,
     TooManyKeys,
     note_uses,
     with_key,
     without_key,
 )
-from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

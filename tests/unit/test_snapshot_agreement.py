@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cavvy.catalog.fit import match_offers
+from cavvy.catalog.fit import Constraint, match_offers
 from cavvy.catalog.needs import parse_accelerator
-from cavvy.catalog.query import Constraint
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, parse_rate

@@ -16,8 +16,7 @@ from scripts.drills.focus import make_lines, validate
 from cavvy.api.routes.ledger import _view as make_entry_view
 from cavvy.cli.view.statement import write_csv, write_page, write_parquet
 from cavvy.client.ledger_wire import LedgerEntryView, to_line
-from cavvy.costs.focus import COLUMNS, make_focus_row
-from cavvy.costs.statements import hours_of, make_statement, total_of
+from cavvy.costs.statements import COLUMNS, hours_of, make_focus_row, make_statement, total_of
 from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace

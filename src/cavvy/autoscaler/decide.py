@@ -1,6 +1,6 @@
 """The autoscaler's rule.
 
-    N       = the replicas that the load needs (`staffing.py`), if the share `late` of requests may
+    N       = the replicas that the load needs (`load.py`), if the share `late` of requests may
               wait longer than the service permits:
     late    = (1 - on_time) * exp(thrift * budget / allowed)
     budget  = the allowed late requests minus the actual ones, at most `allowed` and at
@@ -39,9 +39,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, exp
 from statistics import fmean
 
-from cavvy.autoscaler.load import LoadRecord, ServiceLoad, add_to_hour, estimate_load, record_load
+from cavvy.autoscaler.load import (
+    LoadRecord,
+    ServiceLoad,
+    add_to_hour,
+    count_agreeing,
+    count_replicas,
+    estimate_load,
+    record_load,
+)
 from cavvy.autoscaler.objectives import GoalEstimate, estimate_goals
-from cavvy.autoscaler.staffing import count_agreeing, count_replicas
 from cavvy.autoscaler.terms import (
     MarketObservation,
     ScaleReason,

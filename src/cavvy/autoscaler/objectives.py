@@ -16,7 +16,7 @@ tokens of an answer:
 The gaps of answers vary with the number of running requests and with the prompts that interrupt
 them, both as in a Poisson process with the unevenness of arrivals. A prompt waits for the prompts
 before it as in a queue with one server (Pollaczek and Khinchine; the tail is exponential with this
-mean), and in the gateway for a free slot (`staffing.py`).
+mean), and in the gateway for a free slot (`load.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,7 @@ from datetime import timedelta
 from math import exp, inf, log, sqrt
 from statistics import NormalDist
 
-from cavvy.autoscaler.load import ServiceLoad
-from cavvy.autoscaler.staffing import find_late_share
+from cavvy.autoscaler.load import ServiceLoad, find_late_share
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import LatencyGoal, ReplicaRole

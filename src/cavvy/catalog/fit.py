@@ -1,5 +1,7 @@
-"""Checks whether an offer fits one node of a requirement, and explains why not. `fit` matches live
-offers. Queries of the catalog snapshot must give the same results as `fit`.
+"""The query interface of a catalog, which the snapshot's reader (in `store/`) and live offers
+implement. Checks whether an offer fits one node of a requirement, and explains why not: constraints
+are checked in the order of `Constraint`, and an offer is counted only for the first that it fails.
+Queries of the catalog snapshot must give the same results as this module.
 
 If an offer does not state a property (memory 0, network None), the offer fails every requirement
 for this property. An offer without a disk size meets every disk requirement, because the size is
@@ -8,17 +10,71 @@ counts do not exclude the host.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from functools import lru_cache
+from typing import Protocol
 
 from cavvy.catalog.accelerators import is_match
 from cavvy.catalog.needs import format_need
 from cavvy.catalog.networks import find_fabric, find_unpublished, has_fabric
-from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.regions import is_region
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import DEFAULT_CPUS, AcceleratorNeed, NetworkNeed, ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, format_memory, format_rate
+from cavvy.domain.values import Struct, field
+
+
+class Constraint(StrEnum):
+    """The constraints that an offer can fail, in the order of the checks."""
+
+    PURCHASE = "purchase"  # the purchase option: spot or on-demand
+    ACCELERATOR = "accelerator"
+    COUNT = "accelerator count"
+    ACCELERATOR_MEMORY = "accelerator memory"
+    INSTANCE = "instance type"
+    CPUS = "cpus"
+    MEMORY = "memory"
+    DISK = "disk"
+    NETWORK = "network"
+    PROVIDER = "provider"
+    REGION = "region"
+    PRICE = "price"
+
+
+class NearMiss(Struct, frozen=True, kw_only=True):
+    """An offer that fails exactly one constraint, with the reason."""
+
+    offer: Offer
+    constraint: Constraint
+    text: str  # e.g. "costs $19.92/h, your limit is $15.00/h"
+    per_cpu: bool = False  # whether the task requires memory per CPU
+    distance: float = 0.0  # how far the offer is from the constraint; 0 is the nearest
+
+
+class OfferMatches(Struct, frozen=True, kw_only=True):
+    """The offers that fit, cheapest first, and the counts of rejected offers.
+
+    `total` is the number of offers that were considered: matched + sum(rejected.values()) == total.
+    """
+
+    offers: Sequence[Offer]
+    matched: int
+    total: int
+    rejected: Mapping[Constraint, int] = field(default_factory=dict)
+    misses: Sequence[NearMiss] = ()
+
+
+class Catalog(Protocol):
+    """A source of offers."""
+
+    def match(
+        self, need: ResourceSpec, *, limit: int | None = None, misses: int = 5
+    ) -> OfferMatches:
+        """Find the offers that fit one node of `need`. The result has at most `limit` offers,
+        cheapest first, or all offers if `limit` is None, and at most `misses` near misses.
+        """
+
 
 PURCHASES: dict[SpotPolicy, tuple[Purchase, ...]] = {
     SpotPolicy.NEVER: (Purchase.ON_DEMAND,),

@@ -21,7 +21,7 @@ from cavvy.domain.values import replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cavvy.catalog.query import NearMiss, OfferMatches
+    from cavvy.catalog.fit import NearMiss, OfferMatches
     from cavvy.cli.task.market import LiveMarket
     from cavvy.domain.offers import Offer, Readiness
     from cavvy.domain.tasks import ResourceSpec, SpotPolicy
@@ -427,7 +427,7 @@ def _explain_nothing(
     live: "OfferMatches | None",
 ) -> None:
     """Explain why nothing matches and what to change, and exit with 1."""
-    from cavvy.catalog.query import Constraint
+    from cavvy.catalog.fit import Constraint
     from cavvy.cli.task.unknown import unknown_names
     from cavvy.domain.offers import Purchase
 
@@ -481,7 +481,7 @@ def _why(found: "OfferMatches") -> list[str]:
 
 
 def _nearest(miss: "NearMiss") -> str:
-    from cavvy.catalog.query import Constraint
+    from cavvy.catalog.fit import Constraint
 
     offer = miss.offer
     option = {

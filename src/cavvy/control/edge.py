@@ -33,14 +33,15 @@ from cavvy.control.decide.rollouts import (
     decide_rollout,
     order_devices,
 )
-from cavvy.control.edge_settings import (
+from cavvy.control.edge_devices import (
     NO_SETTINGS,
     DeviceSettings,
+    DeviceTasks,
+    SitePace,
     change_row,
     find_excess,
     merge_settings,
 )
-from cavvy.control.edge_tasks import DeviceTasks
 from cavvy.control.job_service import JobServiceError
 from cavvy.control.model_deltas import choose_bases, make_deltas, split_files
 from cavvy.control.model_repository import (
@@ -58,7 +59,6 @@ from cavvy.control.model_repository import (
     renew,
     rotate,
 )
-from cavvy.control.site_pace import SitePace
 from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.edge import (
     MOST_LABELS,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.machines import (
+from cavvy.control.decide.warm_pool import (
     complete_task,
     extend_machine,
     make_start,

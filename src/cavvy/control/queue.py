@@ -20,7 +20,6 @@ from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.groups import UNSTARTED, explain_unready, is_founding, is_ready
 from cavvy.control.decide.job import AdvanceJob
-from cavvy.control.decide.machines import MachineIsBusy, MachineIsUnfit
 from cavvy.control.decide.maintenance import compare_reserved, wait_for_reservation
 from cavvy.control.decide.node_pools import (
     as_pool_gangs,
@@ -66,6 +65,7 @@ from cavvy.control.decide.queue import (
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.schedule import bar_job, explain_bar
 from cavvy.control.decide.transitions import advance_job
+from cavvy.control.decide.warm_pool import MachineIsBusy, MachineIsUnfit
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.markets import DeadlineAdvisor
 from cavvy.control.node_pools import PoolNodes

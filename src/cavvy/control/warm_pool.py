@@ -10,17 +10,21 @@ from datetime import datetime, timedelta
 from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import closing_charges
-from cavvy.control.decide.machines import (
+from cavvy.control.decide.warm_pool import (
     MachineIsBusy,
     MachineIsFree,
     MachineIsReady,
     MachineIsUnfit,
     decide_turn_on_machine,
     find_gang,
+    fits,
+    hand_over,
+    is_fresh,
+    is_kept,
     is_leaving,
+    list_kept,
     record_holder,
 )
-from cavvy.control.decide.warm_pool import fits, hand_over, is_fresh, is_kept, list_kept
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord

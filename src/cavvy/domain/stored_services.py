@@ -1,8 +1,8 @@
-"""Services that users start and stop. A service has a task, and the replicas that currently run the
-task.
-"""
+"""Services that users start and stop. A service has a task, the replicas that currently run the
+task, and keys, each with the time of its last use."""
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from cavvy.domain.jobs import RunOrigin
@@ -16,7 +16,7 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct, field, replace
 
 KEPT_ENDED = 10  # maximum number of ended replicas that are stored with a service
 
@@ -190,3 +190,43 @@ class StoredService(Struct, frozen=True, kw_only=True):
         address.
         """
         return f"/{self.project}/{self.name}"
+
+
+MOST_KEYS = 1000
+
+
+class TooManyKeys(Exception):
+    """Raised if the service has the maximum number of keys; revoke another key first."""
+
+
+class KeyUnknown(Exception):
+    """Raised if the service has no key with this ID."""
+
+
+def with_key(service: StoredService, key: ServiceKey) -> StoredService:
+    """Return the service with one more key. Raises TooManyKeys."""
+    if len(service.keys) >= MOST_KEYS:
+        raise TooManyKeys(f"service {service.name} has {MOST_KEYS} keys, the maximum")
+    return replace(service, keys=(*service.keys, key))
+
+
+def without_key(service: StoredService, key_id: str) -> StoredService:
+    """Return the service without the key `key_id`. Raises KeyUnknown."""
+    kept = tuple(each for each in service.keys if each.id != key_id)
+    if len(kept) == len(service.keys):
+        raise KeyUnknown(f"service {service.name} has no key {key_id}")
+    return replace(service, keys=kept)
+
+
+def note_uses(service: StoredService, used: Mapping[str, float]) -> StoredService:
+    """Record the times at which the gateway last saw the service's keys, and return the service."""
+    if not used:
+        return service
+    return replace(service, keys=tuple(_note_use(each, used.get(each.id)) for each in service.keys))
+
+
+def _note_use(key: ServiceKey, seen: float | None) -> ServiceKey:
+    if seen is None:
+        return key
+    at = datetime.fromtimestamp(seen, UTC)
+    return replace(key, used_at=at) if key.used_at is None or at > key.used_at else key

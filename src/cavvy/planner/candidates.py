@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from heapq import merge
 from itertools import groupby
 
-from cavvy.catalog.fit import match_offers, names_instance
-from cavvy.catalog.query import Constraint, OfferMatches
+from cavvy.catalog.fit import Constraint, OfferMatches, match_offers, names_instance
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.credentials import CredentialBook, split_account
 from cavvy.domain.jobs import JobRecord, PlanState

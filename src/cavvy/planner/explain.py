@@ -5,8 +5,8 @@ and, if no offer is left, a summary in one sentence.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from cavvy.catalog.fit import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.needs import format_need
-from cavvy.catalog.query import Constraint, NearMiss, OfferMatches
 from cavvy.domain.offers import Offer, Purchase, Readiness
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd

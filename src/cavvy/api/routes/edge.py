@@ -39,7 +39,7 @@ from cavvy.client.addresses import is_loopback
 from cavvy.client.service_wire import EdgePathView
 from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused, SettingsRefused, choose_main
-from cavvy.control.edge_tasks import MOST_OUTPUT, TooManyTasks
+from cavvy.control.edge_devices import MOST_OUTPUT, TooManyTasks
 from cavvy.control.model_repository import newest_lists, newest_root
 from cavvy.domain.accounts import Permission
 from cavvy.domain.edge import (

@@ -18,7 +18,7 @@ from cavvy.api.rules import OPEN
 from cavvy.api.wire import read_bytes, reply
 from cavvy.client.queue_wire import DeliveryView
 from cavvy.control.decide.webhook_calls import ALLOWED_ORIGIN, ALLOWED_RATE, grant
-from cavvy.control.serving.call_requests import QueueFull, UnsignedDelivery
+from cavvy.control.serving.call_queue import QueueFull, UnsignedDelivery
 from cavvy.domain.cloud_events import InvalidEvent
 from cavvy.domain.queued_calls import MOST_BYTES
 

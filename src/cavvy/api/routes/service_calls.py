@@ -17,7 +17,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user
 from cavvy.api.wire import MIB, reply, view
 from cavvy.client import queue_wire as wire
-from cavvy.control.serving.call_requests import CallReused, QueuedCallRequests, QueueFull
+from cavvy.control.serving.call_queue import CallReused, QueuedCallRequests, QueueFull
 from cavvy.domain.accounts import Permission
 from cavvy.domain.queued_calls import (
     ID_PATTERN,

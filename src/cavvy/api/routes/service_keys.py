@@ -20,9 +20,8 @@ from cavvy.api.tokens import hash_token, make_service_key
 from cavvy.api.wire import view
 from cavvy.catalog.regions import is_known_place, wished_place
 from cavvy.client import service_wire as wire
-from cavvy.control.decide.service_keys import KeyUnknown, TooManyKeys, note_uses
 from cavvy.domain.accounts import Permission
-from cavvy.domain.stored_services import KeyPriority, ServiceKey
+from cavvy.domain.stored_services import KeyPriority, KeyUnknown, ServiceKey, TooManyKeys, note_uses
 from cavvy.store.base import RowNotFound
 
 router = RouteGroup("services", prefix="/v1/projects/{project}/services/{name}/keys")

@@ -48,7 +48,7 @@ from cavvy.control.agents.model_folder import make_model_folder
 from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.decide.queued_calls import find_next
 from cavvy.control.decide.service import is_canary, state_of
-from cavvy.control.decide.service_level import LevelCounts, measure_level
+from cavvy.control.decide.service_figures import LevelCounts, measure_level
 from cavvy.control.decide.traffic import ServiceTraffic, read_goals
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.decide.webhook_calls import LEAST, is_usable

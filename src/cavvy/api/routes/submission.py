@@ -23,7 +23,6 @@ from cavvy.catalog.residency import (
 )
 from cavvy.client import wire
 from cavvy.client.paths import PATTERN, read_time
-from cavvy.control.decide.fixed_ports import list_elsewhere
 from cavvy.control.decide.node_pools import (
     complete_pool_task,
     make_cluster_node,
@@ -32,6 +31,7 @@ from cavvy.control.decide.node_pools import (
     wait_for_offers,
 )
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
+from cavvy.control.decide.replica_markets import list_elsewhere
 from cavvy.control.job_service import TaskSubmission
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.control.share import WorkShare

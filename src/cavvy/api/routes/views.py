@@ -12,7 +12,7 @@ from cavvy.api.wire import view
 from cavvy.client import wire
 from cavvy.control.decide.bills import AuditedBill
 from cavvy.control.decide.failures import failure_of
-from cavvy.control.decide.machines import describe_hardware
+from cavvy.control.decide.warm_pool import describe_hardware
 from cavvy.costs.energy import weigh_energy
 from cavvy.costs.metering import total
 from cavvy.costs.timeline import TimeUse, trace

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from shlex import quote
 
-from cavvy.catalog.fit import names_instance
-from cavvy.catalog.query import OfferMatches
+from cavvy.catalog.fit import OfferMatches, names_instance
 from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.task.market import LiveMarket, ProviderAnswer, ask_market
 from cavvy.cli.task.unknown import unknown_names

@@ -14,7 +14,7 @@ from cavvy.domain.values import Struct, field, replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from cavvy.catalog.query import OfferMatches
+    from cavvy.catalog.fit import OfferMatches
     from cavvy.domain.allocations import Host, VolumeLocation
     from cavvy.domain.offers import Offer, Readiness
     from cavvy.domain.tasks import ResourceSpec
@@ -150,7 +150,7 @@ def merge(found: "Iterable[OfferMatches]") -> "OfferMatches":
     """Return all matches together, the cheapest first."""
     from collections import Counter
 
-    from cavvy.catalog.query import OfferMatches
+    from cavvy.catalog.fit import OfferMatches
 
     parts = list(found)
     return OfferMatches(

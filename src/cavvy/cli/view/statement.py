@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from cavvy.cli.view.output import write_rows
-from cavvy.costs.focus import COLUMNS, NUMBERS, TIMES, make_focus_row
-from cavvy.costs.statements import hours_of, total_of
+from cavvy.costs.statements import COLUMNS, NUMBERS, TIMES, hours_of, make_focus_row, total_of
 from cavvy.domain.ledger import EntryKind, LedgerLine
 from cavvy.domain.units import Money
 

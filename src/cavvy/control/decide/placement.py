@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.msgpack import encode
 
-from cavvy.catalog.query import OfferMatches
+from cavvy.catalog.fit import OfferMatches
 from cavvy.control.decide.job import cap_of, deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event, ran
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord, Node, PlanState, attempt_id

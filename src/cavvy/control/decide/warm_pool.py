@@ -1,28 +1,36 @@
 """Decides whether a gang is kept warm after its work, which jobs can take over the gang, and what
-the takeover changes."""
+the takeover changes. Decides how jobs acquire and release named machines."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from cavvy.catalog import fit
+from cavvy.catalog.fit import Constraint
+from cavvy.catalog.needs import format_need
 from cavvy.control.decide.job import MARGIN, cap_of, ends_job
 from cavvy.control.decide.placement import make_attempt, start_job
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.costs.metering import total
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import (
+    GOING,
     NODE_SPARED,
     Attempt,
     AttemptOutcome,
     AttemptPhase,
+    JobPhase,
     JobRecord,
     Node,
     NodePhase,
     StopCause,
 )
+from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.units import Money, format_rate, format_usd
-from cavvy.domain.values import replace
+from cavvy.domain.policies import BoundPolicy
+from cavvy.domain.tasks import DEFAULT_CPUS, JobLimits, ResourceSpec, RetryPolicy, TaskSpec
+from cavvy.domain.units import Money, format_duration, format_rate, format_usd
+from cavvy.domain.values import Struct, replace
+from cavvy.planner.policies import explain_policy
 
 # How much longer than the keep time an agent waits, unless the server orders it to exit.
 FAREWELL = timedelta(minutes=1)
@@ -192,3 +200,228 @@ def hand_over(
         ),
         charges=tuple(charges),
     )
+
+
+class MachineIsFree(Struct, frozen=True, kw_only=True):
+    """The machine has no gang, so the job gets a new gang."""
+
+
+class MachineIsReady(Struct, frozen=True, kw_only=True):
+    """The job takes over the machine's gang."""
+
+    gang: Attempt
+
+
+class MachineIsBusy(Struct, frozen=True, kw_only=True):
+    """The job waits for the machine, which is busy; `reason` says why."""
+
+    reason: str
+
+
+class MachineIsUnfit(Struct, frozen=True, kw_only=True):
+    """The decision that the machine cannot run the job; `reason` says why."""
+
+    reason: str
+
+
+MachineTurn = MachineIsFree | MachineIsReady | MachineIsBusy | MachineIsUnfit
+
+
+def find_gang(attempts: Sequence[Attempt], holder: JobRecord | None) -> Attempt | None:
+    """Return the machine's gang, which belongs to one of the attempts of its newest job. The result
+    is None if the machine has no gang."""
+    if holder is None:
+        return None
+    live = [each for each in attempts if each.phase not in GOING]
+    return max(
+        live,
+        key=lambda each: (each.phase is AttemptPhase.KEPT, each.number == holder.attempt),
+        default=None,
+    )
+
+
+def decide_turn_on_machine(
+    job: JobRecord,
+    machine: NamedMachine | None,
+    holder: JobRecord | None,
+    gang: Attempt | None,
+    now: datetime,
+    policies: Sequence[BoundPolicy] = (),
+) -> MachineTurn:
+    """Decide whether a waiting job gets its machine now. `holder` is the machine's newest job, and
+    `gang` is the machine's gang. `policies` are checked because they may have changed since the
+    machine started.
+    """
+    if machine is None or holder is None or gang is None:
+        return MachineIsFree()
+    if refusal := explain_policy(policies, job.task, gang.offer):
+        return MachineIsUnfit(reason=str(refusal))
+    if reason := object_to_task(job.task, machine, gang):
+        return MachineIsUnfit(reason=reason)
+    if is_kept(gang, now):
+        return MachineIsReady(gang=gang)
+    if gang.phase is AttemptPhase.KEPT:
+        return MachineIsBusy(reason=f"machine {machine.name} is being released")
+    reason = f"machine {machine.name} runs job {holder.name}"
+    if holder.task.session:
+        reason += (
+            f", a session: `cavvy exec {holder.name} -- COMMAND` runs a command in it; "
+            f"`cavvy stop {holder.name}` ends it"
+        )
+    return MachineIsBusy(reason=reason)
+
+
+def complete_task(task: TaskSpec, machine: NamedMachine | None) -> TaskSpec:
+    """Return the task as it runs on the machine: fields that the task does not set have the
+    machine's values."""
+    if machine is None:
+        return replace(task, keep=task.keep or USUAL_KEEP)
+    request = machine.task
+    found = replace(task, keep=task.keep or request.keep, volumes=task.volumes or request.volumes)
+    if not task.image and not task.image_build:
+        # a login is for one registry, so it belongs to its image
+        found = replace(
+            found,
+            image=request.image,
+            image_build=request.image_build,
+            image_login=task.image_login or request.image_login,
+            image_signers=task.image_signers or request.image_signers,
+        )
+    if task.resources == ResourceSpec() and task.nodes == 1:
+        found = replace(found, resources=request.resources, nodes=request.nodes)
+    return found
+
+
+def object_to_task(task: TaskSpec, machine: NamedMachine, gang: Attempt) -> str:
+    """Return the reason why the machine's gang cannot run the task, or "" if it can."""
+    has = f"machine {machine.name} has"
+    if task.nodes != gang.nodes:
+        return f"{has} {_count(gang.nodes)}, but the task asks for {task.nodes}"
+    for name in ("image", "image_build", "volumes"):
+        if getattr(task, name) != getattr(machine.task, name):
+            return f"{has} a value of `{name.partition('_')[0]}` that differs from the task's"
+    offer = _held_share(gang.offer, machine.task.resources)
+    reasons = [_object_to_need(offer, need) for need in task.resources.choices]
+    return f"machine {machine.name} {reasons[0]}" if all(reasons) else ""
+
+
+def _object_to_need(offer: Offer, need: ResourceSpec) -> str:
+    need = replace(need, options=())
+    failed = [
+        each
+        for each in Constraint
+        if each is not Constraint.PURCHASE and not fit.meets(offer, need, each)
+    ]
+    return fit.explain(offer, need, failed[0]) if failed else ""
+
+
+def _held_share(offer: Offer, request: ResourceSpec) -> Offer:
+    """Return the part of the offer that the gang occupies: the requested size on a shared host,
+    otherwise the whole offer.
+    """
+    if not offer.shared:
+        return offer
+    request = request.stated()
+    cpus = request.cpus_min or DEFAULT_CPUS
+    memory = request.least_memory_mib(cpus)
+    return replace(offer, vcpus=cpus, memory_mib=memory or offer.memory_mib, shared=False)
+
+
+def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
+    """Describe the hardware of one node: the hardware of the machine's gang or, if the machine has
+    no gang, the hardware that its task requests.
+    """
+    need = machine.task.resources
+    if gang is None:
+        asked = [format_need(each) for each in need.accelerators[:1]]
+        asked += [_say_cpus(need.cpus_min)] if need.cpus_min else []
+        return ", ".join(asked) or need.instance or "any CPUs"
+    offer = _held_share(gang.offer, need)
+    devices = f"{offer.accelerators_text} x {offer.accelerator}, " if offer.accelerator else ""
+    return devices + _say_cpus(offer.vcpus)
+
+
+def _say_cpus(count: float) -> str:
+    return f"{count:g} CPU{'' if count == 1 else 's'}"
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} node{'' if nodes == 1 else 's'}"
+
+
+def record_holder(
+    machine: NamedMachine | None, job: JobRecord, *, bought_at: datetime | None
+) -> NamedMachine:
+    """Return the machine's row after the job has become the machine's newest job. If the job gets a
+    new gang, `bought_at` is set, and the job's task defines the machine.
+    """
+    assert job.task.machine is not None
+    row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)
+    if bought_at is not None:
+        keep = row.task.keep
+        row = replace(row, task=replace(job.task, keep=keep), bought_at=bought_at)
+    user, consented = row.user or job.user, row.consented or job.consented
+    return replace(row, job_id=job.id, user=user, consented=consented)
+
+
+def extend_machine(
+    job: JobRecord, gang: Attempt, keep: timedelta, spent: Money, now: datetime
+) -> RowChanges:
+    """Keep the gang for the time `keep` after its work ends or, if the gang is idle, from now. The
+    time may be shorter than `keep`, because the job's remaining budget limits it.
+    """
+    paid = paid_for(job, gang, spent)
+    kept = gang.phase is AttemptPhase.KEPT
+    longer = replace(gang, kept_until=now + min(keep, paid))
+    text = f"the machine is kept for {format_duration(keep)} without work"
+    if kept and paid < keep:
+        text = f"the machine is kept until {longer.kept_until:%Y-%m-%d %H:%M:%S} UTC, because "
+        text += f"the job's budget does not suffice for the whole {format_duration(keep)}"
+    return RowChanges(
+        job=replace(job, task=replace(job.task, keep=keep)),
+        attempts=(longer,) if kept else (),
+        events=(make_event(job, now, "kept", text),),
+    )
+
+
+def make_start(machine: NamedMachine) -> TaskSpec:
+    """Return the task that starts a stopped machine: it runs the machine's setup, and no work."""
+    return replace(
+        machine.task,
+        name=f"{machine.name}-start",
+        run="true",
+        project=machine.project,
+        machine=machine.name,
+        # what belongs to the work instead of the machine
+        priority=0,
+        after=(),
+        encrypt=False,
+        inputs=(),
+        outputs=(),
+        checkpoint=None,
+        limits=JobLimits(),
+        retry=RetryPolicy(),
+        schedule=None,
+        window=None,
+        work=None,
+        webhooks=(),
+        session=False,
+        service=None,
+    )
+
+
+def is_leaving(attempts: Sequence[Attempt]) -> bool:
+    """Return whether nodes of one of these gangs are still being released and may still be
+    billed."""
+    return any(each.phase is AttemptPhase.ENDING for each in attempts)
+
+
+def state_of(gang: Attempt | None, holder: JobRecord | None, *, leaving: bool) -> str:
+    """Return the machine's state, as users see it: stopped, stopping, starting, busy or idle.
+    `leaving` states whether a former gang's nodes are still being released.
+    """
+    if gang is None or holder is None:
+        return "stopping" if leaving else "stopped"
+    if gang.phase is AttemptPhase.KEPT:
+        return "idle"
+    return "starting" if holder.phase is JobPhase.STARTING else "busy"

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.fixed_ports import find_holder, keep_at, list_elsewhere
 from cavvy.control.decide.placement import list_usable
 from cavvy.control.decide.replica_groups import (
     EVENTS_PORT,
@@ -25,7 +24,10 @@ from cavvy.control.decide.replica_groups import (
 )
 from cavvy.control.decide.replica_markets import (
     ANYWHERE,
+    find_holder,
     find_loss,
+    keep_at,
+    list_elsewhere,
     list_markets,
     merge_markets,
     place_in_regions,
@@ -41,9 +43,12 @@ from cavvy.control.decide.service import (
     make_replica_task,
     order_replica,
 )
-from cavvy.control.decide.service_figures import ServiceMinute, count_minute, make_block
-from cavvy.control.decide.service_keys import note_uses
-from cavvy.control.decide.service_level import record_level
+from cavvy.control.decide.service_figures import (
+    ServiceMinute,
+    count_minute,
+    make_block,
+    record_level,
+)
 from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic
 from cavvy.control.decide.update import as_revision, decide_update
 from cavvy.control.provider_pool import ProviderPool
@@ -53,7 +58,7 @@ from cavvy.control.worklist import calls_key
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.services import HERE, ReplicaRole, ReplicaState, ServiceReplica, name_replica
-from cavvy.domain.stored_services import StoredService
+from cavvy.domain.stored_services import StoredService, note_uses
 from cavvy.domain.tasks import find_router
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion

@@ -10,10 +10,9 @@ from contextlib import suppress
 
 from cavvy.control.decide.bound_requests import is_bound_to_places, stays_within
 from cavvy.control.decide.service import list_serving, make_replica_task
-from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import begin_update, remember_former, remember_worked
-from cavvy.control.serving.call_requests import QueuedCallRequests, WebhookDeliveries
+from cavvy.control.serving.call_queue import QueuedCallRequests, WebhookDeliveries
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.control.worklist import calls_key
@@ -21,7 +20,14 @@ from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.services import FallbackRule, ServiceSpec
-from cavvy.domain.stored_services import ServiceKey, StoredService, find_hosts, find_open_models
+from cavvy.domain.stored_services import (
+    ServiceKey,
+    StoredService,
+    find_hosts,
+    find_open_models,
+    with_key,
+    without_key,
+)
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace

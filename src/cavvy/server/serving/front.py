@@ -13,10 +13,9 @@ from time import monotonic
 
 from cavvy.api.wire import view
 from cavvy.control.decide.bound_requests import stays_within
-from cavvy.control.decide.gateways import GatewayCount
 from cavvy.control.decide.replica_groups import as_group, find_group, list_members
 from cavvy.control.decide.service import list_serving
-from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.decide.traffic import GatewayCount, ServiceTraffic
 from cavvy.control.decide.update import as_revision
 from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall

@@ -9,9 +9,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cavvy.catalog.fit import ELSEWHERE, accelerator_fit, memory_bounds, relative_gap
+from cavvy.catalog.fit import ELSEWHERE, Constraint, accelerator_fit, memory_bounds, relative_gap
 from cavvy.catalog.networks import has_fabric
-from cavvy.catalog.query import Constraint
 from cavvy.catalog.regions import region_of_zone, wished_place
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, ResourceSpec

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cavvy.catalog.doubts import OfferJudge
-from cavvy.catalog.fit import PURCHASES, make_miss
-from cavvy.catalog.query import Catalog, Constraint, NearMiss, OfferMatches
+from cavvy.catalog.fit import PURCHASES, Catalog, Constraint, NearMiss, OfferMatches, make_miss
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, Money
@@ -340,7 +339,7 @@ class CatalogSnapshot:
 
 
 if TYPE_CHECKING:
-    # checks that the class satisfies `Catalog` in `catalog/query.py`
+    # checks that the class satisfies `Catalog` in `catalog/fit.py`
     _: type[Catalog] = CatalogSnapshot
 
 __all__ = ["CatalogSnapshot", "ProviderInfo", "SnapshotError", "SnapshotInfo", "SourceInfo"]
