@@ -103,7 +103,7 @@ def test_a_driver_that_hangs_stops_no_stop(driver: Path) -> None:
 
 LINK = """
 import sys, types
-from cavvy.agent.check.node import SlowLink, check_links
+from cavvy.agent.node_check import SlowLink, check_links
 rank, key, mbps = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 work = types.SimpleNamespace(nodes=2, addresses=["10.98.0.1", "10.98.0.2"], master_port=21000, gang_key=key)
 try:
@@ -214,7 +214,7 @@ def test_who_does_not_know_the_gangs_key_is_no_rank(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.lay("")
-    soon = "import cavvy.agent.check.node\ncavvy.agent.check.node.MEET_S = 2"
+    soon = "import cavvy.agent.node_check\ncavvy.agent.node_check.MEET_S = 2"
     monkeypatch.setitem(globals(), "LINK", soon + LINK)
     said = pair.say(1, ("k", "another"))
     assert all(text.startswith("slow: rank ") for text in said), said

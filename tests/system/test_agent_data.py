@@ -16,7 +16,7 @@ import pytest
 
 from cavvy.agent import http_client
 from cavvy.agent.allowed_folders import AllowedFolders
-from cavvy.agent.data import bucket_checkpoints, fetch, stream, transfer, upload
+from cavvy.agent.data import fetch, stream, transfer, upload
 from cavvy.agent.http_client import BlockingClient, StorageTimeout, TransferFailed
 from cavvy.agent.work import checkpoint_upload, prepare
 from cavvy.agent.work.folder import CannotBuild
@@ -303,9 +303,9 @@ def test_parts_of_what_comes_to_nothing_are_dropped(
     def read(offset: int, length: int) -> bytes:
         raise EOFError(offset)  # stands for whatever a reader raises
 
-    monkeypatch.setattr(bucket_checkpoints, "TransferClient", Older(storage))
+    monkeypatch.setattr(transfer, "TransferClient", Older(storage))
     with pytest.raises(EOFError):
-        bucket_checkpoints.send_file(None, "name", len(DATA), read)  # type: ignore[arg-type]  # as above
+        transfer.send_file(None, "name", len(DATA), read)  # type: ignore[arg-type]  # as above
     assert dropped[1:] == [{"upload": "u"}]
 
 
@@ -438,7 +438,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeafDesk]:
         ("127.0.0.1", 0), backlog=64
     ) as server:  # the kernel takes connections for it
         server = DeafDesk(server.getsockname()[1])
-        for module in (fetch, upload, stream, bucket_checkpoints):
+        for module in (fetch, upload, stream, transfer):
             monkeypatch.setattr(module, "TransferClient", server)
         began = time.monotonic()
         yield server
@@ -567,7 +567,7 @@ def test_a_checkpoint_whose_bucket_never_answers_is_told_of_and_given_up(
 def test_a_file_of_a_checkpoint_that_its_bucket_does_not_take_is_given_up(deaf: DeafDesk) -> None:
     told: list[str] = []
     with pytest.raises(StorageTimeout, match="checkpoint file 000000000000: a request to"):
-        bucket_checkpoints.send_file(None, "0" * 64, 5, lambda at, size: b"12345", told.append)  # type: ignore[arg-type]  # as above
+        transfer.send_file(None, "0" * 64, 5, lambda at, size: b"12345", told.append)  # type: ignore[arg-type]  # as above
     assert told
     assert deaf.asked[-1] == ("/abort", {"upload": "u"})
 
@@ -581,9 +581,9 @@ def test_a_bucket_that_has_lost_a_file_is_not_asked_again(storage: Storage, tmp_
 
     storage.faults = ["404", "503"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bucket_checkpoints, "TransferClient", Lost(storage))
+        patch.setattr(transfer, "TransferClient", Lost(storage))
         with pytest.raises(TransferFailed, match="checkpoint file 000000000000 no longer exists"):
-            bucket_checkpoints.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
+            transfer.fetch_file(None, "0" * 64, str(tmp_path / "a"))  # type: ignore[arg-type]  # as above
     assert storage.faults == ["503"]
 
 

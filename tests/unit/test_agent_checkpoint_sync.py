@@ -14,9 +14,9 @@ from tests.unit.checkpoint_calls import StillLoop, make_calm_folder
 from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.checkpoint_sync import CheckpointSync
 from cavvy.agent.data.upload import list_files
+from cavvy.agent.ends import AgentState
 from cavvy.agent.http_client import StorageTimeout
 from cavvy.agent.runner import RankRunner
-from cavvy.agent.states import AgentState
 from cavvy.agent.work import checkpoint_files, checkpoint_upload
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from cavvy.agent.config import BadConfig, ConfigFields
-from cavvy.agent.ends import may_leave, serve_on
+from cavvy.agent.ends import AgentState, may_leave, serve_on
 from cavvy.agent.notices.notification_socket import TaskReports
 from cavvy.agent.runner import RankRunner
-from cavvy.agent.states import AgentState
 
 
 class Timers:

@@ -15,8 +15,8 @@ import pytest
 from tests.unit.checkpoint_calls import StillLoop
 
 from cavvy.agent.allowed_folders import AllowedFolders
-from cavvy.agent.data import bucket_checkpoints, transfer, upload
 from cavvy.agent.data import output_sync as module
+from cavvy.agent.data import transfer, upload
 from cavvy.agent.data.output_sync import STILL_S, OutputSync, send_changed
 from cavvy.agent.data.paths import find_output, remember, remember_sent
 from cavvy.agent.data.transfer import TransferProgress
@@ -408,7 +408,7 @@ def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
         return left.pop(0)
 
     monkeypatch.setattr(
-        bucket_checkpoints,
+        transfer,
         "TransferClient",
         lambda *_: SimpleNamespace(read=lambda *_: {"url": "https://bucket"}),
     )
@@ -417,10 +417,10 @@ def test_what_a_bucket_has_is_taken_for_a_checkpoint_only_if_it_is_that(
     path, name = tmp_path / "part", hashlib.sha256(CONTENT).hexdigest()
     config: Any = None
     if good:
-        bucket_checkpoints.fetch_file(config, name, str(path))
+        transfer.fetch_file(config, name, str(path))
         assert path.read_bytes() == CONTENT
     else:
         with pytest.raises(TransferFailed, match="its checksum differs"):
-            bucket_checkpoints.fetch_file(config, name, str(path))
+            transfer.fetch_file(config, name, str(path))
         assert not path.exists()
     assert ranges == asked

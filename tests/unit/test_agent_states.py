@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cavvy.agent.ends import DONE, MOVES, REPORTED, AgentState
 from cavvy.agent.runner import RankRunner
-from cavvy.agent.states import DONE, MOVES, REPORTED, AgentState
 
 GOING = [AgentState.WORKING, AgentState.ENDING, AgentState.RECLAIMED]
 

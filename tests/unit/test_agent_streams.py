@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cavvy.agent.data.stream import PipeStreams
-from cavvy.agent.log import HELD, LogSpool
+from cavvy.agent.log import HELD, LogSpool, Redactor
 from cavvy.agent.outbox import time_text
-from cavvy.agent.redact import Redactor
 from cavvy.agent.work.monitor import ProgressScanner, parse_progress
 
 

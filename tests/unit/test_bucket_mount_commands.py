@@ -20,7 +20,7 @@ from tests.waits import wait_until
 
 from cavvy.agent.data import bucket_mounts
 from cavvy.agent.documents import TransferConfig
-from cavvy.agent.redact import make_redactor
+from cavvy.agent.log import make_redactor
 from cavvy.agent.work.folder import CannotBuild
 from cavvy.control.agents.work import make_assignment
 from cavvy.domain.tasks import MountMode, Transfer

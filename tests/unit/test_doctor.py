@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.cli_client import FakeClient, client
 
-from cavvy.agent.check import doctor
-from cavvy.agent.check.doctor import ExaminedMachine, Finding
+from cavvy.agent import doctor
+from cavvy.agent.doctor import ExaminedMachine, Finding
 from cavvy.cli.main import cli
 from cavvy.client import ExecChunk, maintenance_wire
 

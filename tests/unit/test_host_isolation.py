@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.agent.bundle import make_archive, make_command
-from cavvy.agent.work.obstacle import METADATA, NAMESPACES, NONE, ROOT, find_metadata
+from cavvy.agent.work.separate import METADATA, NAMESPACES, NONE, ROOT, find_metadata
 from cavvy.providers.base import Refused
 from cavvy.providers.hosts.isolation import (
     HostIsolation,

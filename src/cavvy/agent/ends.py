@@ -1,5 +1,6 @@
 """Determines how the work of a rank ended, why an agent was lost together with its work (because of
-the node, or because the work ended its agent), and when the rank's agent may exit.
+the node, or because the work ended its agent), and when the rank's agent may exit. `MOVES` contains
+every change of the states of a rank's agent, with its reason.
 
 On a machine that runs jobs as one user and offers no process namespaces, the work can kill its own
 agent. If this counted as a failure of the node, the work would be repeated for free. The agent
@@ -13,6 +14,7 @@ import json
 import os
 import signal
 import time
+from enum import Enum
 
 from .control_client import complain
 from .disk import read_text, write_whole
@@ -53,6 +55,47 @@ DEADLY = (
 
 LOST = "the agent was killed together with its work"
 KILLED = 137  # 128 + SIGKILL
+
+
+class AgentState(Enum):
+    """The state of one rank's agent. `RankRunner` performs only the state changes in MOVES, and
+    ignores requests for any other state change.
+    """
+
+    WAITING = "waiting"  # waiting for its claim to be granted
+    WORKING = "working"
+    ENDING = "ending"  # something asked the work to end; the agent may have sent it a signal
+    RECLAIMED = "reclaimed"  # like ENDING, but the provider may have sent the signal
+    OVER = "over"  # the outcome is known; the log is being delivered
+    EXITED = "exited"  # the log is delivered, and the exit is in the outbox
+    DISMISSED = "dismissed"  # another agent has the claim: nothing is left to report
+
+
+_GOING = (AgentState.WORKING, AgentState.ENDING, AgentState.RECLAIMED)
+DONE = (AgentState.OVER, AgentState.EXITED, AgentState.DISMISSED)
+REPORTED = (AgentState.EXITED, AgentState.DISMISSED)
+
+MOVES: dict[tuple[AgentState, AgentState], str] = {
+    (AgentState.WAITING, AgentState.WORKING): "the claim was granted",
+    (
+        AgentState.WAITING,
+        AgentState.OVER,
+    ): "an earlier agent began the work, or this agent cannot start it",
+    (AgentState.WAITING, AgentState.EXITED): "an earlier agent queued the report of the exit",
+    (
+        AgentState.WORKING,
+        AgentState.ENDING,
+    ): "a stop or notice arrived, a limit was reached, or the lease expired",
+    (AgentState.WORKING, AgentState.RECLAIMED): "the provider signalled the node",
+    (AgentState.ENDING, AgentState.RECLAIMED): "the provider has also signalled the node",
+    **{(state, AgentState.OVER): "the work and its processes have ended" for state in _GOING},
+    (AgentState.OVER, AgentState.EXITED): "the whole log was delivered",
+    **{
+        (state, AgentState.DISMISSED): "the control plane assigned the rank to another agent"
+        for state in AgentState
+        if state is not AgentState.DISMISSED
+    },
+}
 
 
 def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
         return 0
     if arguments[:1] == ["--separates"] and len(arguments) == 3:
-        from .work.obstacle import find_obstacle
+        from .work.separate import find_obstacle
 
         sys.stdout.write(find_obstacle(*arguments[1:]) + "\n")
         sys.stdout.flush()

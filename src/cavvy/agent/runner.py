@@ -14,7 +14,11 @@ from .control_client import LOST, ControlPlaneClient, complain
 from .disk import open_own, read_text, write_whole
 from .documents import WorkConfig
 from .ends import (
+    DONE,
     EX_TEMPFAIL,
+    MOVES,
+    REPORTED,
+    AgentState,
     describe_notice,
     describe_start,
     find_kept,
@@ -24,13 +28,11 @@ from .ends import (
     may_leave,
     serve_on,
 )
-from .log import LogSpool
+from .log import LogSpool, Redactor, make_redactor
 from .notices.clues import FailureClues
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .notices.notification_socket import TaskReports
 from .outbox import MessageOutbox
-from .redact import Redactor, make_redactor
-from .states import DONE, MOVES, REPORTED, AgentState
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel
 from .work.environment import add_python, make_environment

@@ -130,7 +130,7 @@ class StepRunner:
 
     def check(self, work: WorkConfig, env: dict[str, str]) -> None:
         """Check the node; then call the owner's `checked` or `failed`."""
-        from .check.node import LIMIT_S, check_node
+        from .node_check import LIMIT_S, check_node
 
         self._check_until = time.monotonic() + LIMIT_S
         self._call(lambda channel: check_node(self._config, work, channel), env, self._checked)

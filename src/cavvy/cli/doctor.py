@@ -83,7 +83,7 @@ def _printable(text: str) -> str:
 def _program() -> str:
     import pkgutil
 
-    source = pkgutil.get_data("cavvy.agent.check", "doctor.py")
+    source = pkgutil.get_data("cavvy.agent", "doctor.py")
     assert source is not None
     return source.decode()
 
@@ -171,7 +171,7 @@ def _read_answer(data: bytes, code: int, errors: str) -> _Answer:
     """Parse the program's output, which a node may have changed. Raises CommandFailure."""
     import msgspec
 
-    from cavvy.agent.check.doctor import MARK
+    from cavvy.agent.doctor import MARK
 
     text = data.decode(errors="replace")
     lines = [line for line in text.splitlines() if line.startswith(MARK)]

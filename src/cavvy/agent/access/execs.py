@@ -20,8 +20,8 @@ import time
 from ..config import AgentConfig
 from ..control_client import ControlPlaneClient, RetryingConnection, nothing
 from ..documents import ExecConfig
+from ..log import Redactor
 from ..loop import WRITE
-from ..redact import Redactor
 from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand
 

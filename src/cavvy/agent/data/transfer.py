@@ -16,6 +16,7 @@ import time
 import urllib.error
 from contextlib import suppress
 
+from ..allowed_folders import AllowedFolders
 from ..disk import name_part
 from ..http_client import (
     CHUNK,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Protocol
 
-    from ..allowed_folders import AllowedFolders
+    from ..config import AgentConfig
 
     Tell = Callable[[str], None]
     Entry = dict[str, object]
@@ -362,3 +363,32 @@ def tell_to(channel: int, word: str = "moved") -> Tell:
 def _write(channel: int, word: str, text: str) -> None:
     line = " ".join(f"{word} {text}".split())  # file names may contain line breaks
     os.write(channel, line.encode("utf-8", "replace")[:LINE] + b"\n")
+
+
+def send_file(
+    config: AgentConfig,
+    name: str,
+    size: int,
+    read: Callable[[int, int], bytes],
+    tell: Tell | None = None,
+) -> None:
+    """Upload the file whose SHA-256 is `name`. The function `read` returns its bytes, as for
+    `ObjectUpload.send`. Raises TransferFailed and the errors of `read`. `tell` is called with a
+    message about each long wait.
+    """
+    transfers = TransferClient(config, f"checkpoint/{name}", tell)
+    ObjectUpload(transfers, {}, f"checkpoint file {name[:12]}", tell).send(size, read)
+
+
+def fetch_file(config: AgentConfig, name: str, path: str, tell: Tell | None = None) -> None:
+    """Download the file whose SHA-256 is `name` to `path`. Raises TransferFailed, OSError. `tell`
+    is called with a message about each long wait.
+    """
+    transfers = TransferClient(config, f"checkpoint/{name}", tell)
+
+    def sign() -> dict[str, object]:
+        return transfers.read("GET")
+
+    entry: dict[str, object] = {"size": None, "sha256": name, "signed": sign()}
+    download = ObjectDownload(transfers, entry, f"checkpoint file {name[:12]}", tell, sign=sign)
+    save_object(AllowedFolders([os.path.dirname(path)]), path, download)

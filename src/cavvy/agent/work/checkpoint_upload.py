@@ -231,7 +231,7 @@ class CheckpointUpload:
 
     def _send_direct(self, entry: FileEntry, name: str) -> None:
         """Send one file to the job's bucket. Raises FileChanged, TransferFailed."""
-        from ..data.bucket_checkpoints import send_file
+        from ..data.transfer import send_file
 
         read = partial(self._read_at, entry)
         send_file(self._config, name, entry.size, read, self._tell)
@@ -451,7 +451,7 @@ def fetch(
             os.symlink(str(each["link"]), path)
             continue
         if direct:
-            from ..data.bucket_checkpoints import fetch_file
+            from ..data.transfer import fetch_file
 
             fetch_file(config, str(each["sha256"]), path, tell)
         else:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 
 from cavvy.agent.work.hide import ALONE, HIDES
-from cavvy.agent.work.obstacle import METADATA, METADATA_ADDRESSES, NAMESPACES, NONE, ROOT
+from cavvy.agent.work.separate import METADATA, METADATA_ADDRESSES, NAMESPACES, NONE, ROOT
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import Struct
 from cavvy.providers.base import NoCapacity, ProviderError, Refused
@@ -75,8 +75,8 @@ def say_protection(ability: str) -> str:
 
 def say_obstacle(code: str) -> str:
     """Explain to users why a machine cannot separate jobs. `code` is the result of
-    `agent.work.obstacle` on the machine; an unknown code counts as an obstacle. The result is "" if
-    nothing prevents the separation.
+    `agent.work.separate.find_obstacle` on the machine; an unknown code counts as an obstacle. The
+    result is "" if nothing prevents the separation.
     """
     if code == NONE:
         return ""
@@ -98,7 +98,7 @@ def say_obstacle(code: str) -> str:
 
 
 class ObstacleAnswer(Struct, frozen=True, kw_only=True):
-    """A supervisor's answer. `obstacle` is one of the codes that `agent.work.obstacle` returns."""
+    """A supervisor's answer. `obstacle` is one of the codes that `agent.work.separate` returns."""
 
     obstacle: str
 

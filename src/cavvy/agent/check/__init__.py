@@ -1,1 +1,0 @@
-"""Checks the node before the work starts, if the task requires a check."""
