@@ -81,7 +81,7 @@ def test_offers_show_what_the_server_has_seen_of_them_in_all_zones(
     ]
     other = wire.MarketListing(**{**asdict(rows[0]), "market": f"{place}x/{key}"})
     monkeypatch.setattr(
-        "cavvy.cli.task.forecast.seen_here", lambda: {row.market: row for row in (*rows, other)}
+        "cavvy.cli.task.market.seen_here", lambda: {row.market: row for row in (*rows, other)}
     )
     [seen] = json.loads(run(*request, "-o", "json").stdout)
     assert seen["seen"] == "granted 6 of 8 launches, reclaimed 1 times in 40.0 h, boots in 90 s"

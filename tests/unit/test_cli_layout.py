@@ -284,7 +284,7 @@ APART = {
     "model_keys",
     "notify",
     "restore",
-    "service_ways",
+    "service_plan",
     "serving",
     "simulation",
     "tco",

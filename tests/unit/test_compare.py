@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
-from cavvy.cli.task import forecast
+from cavvy.cli.task import market
 from cavvy.cli.task.place_runs import name_job
 from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
 from cavvy.cli.view.report import ReportSection, ReportTable, make_page
@@ -325,7 +325,7 @@ def test_what_this_installation_has_seen_is_shown(
         boot_s=0.0,
         preemptions_per_hour=0.5,
     )
-    monkeypatch.setattr(forecast, "seen_here", lambda: {seen.market: seen})
+    monkeypatch.setattr(market, "seen_here", lambda: {seen.market: seen})
     rows = json.loads(run("compare", "H100", "L4", "-o", "json").stdout)
     told = {(row["provider"], row["accelerator"]): row["seen"] for row in rows if row["seen"]}
     assert told == {("aws", "H100"): "granted 3 of 4 launches, reclaimed 2 times in 100.0 h"}

@@ -127,8 +127,7 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def _compare(
     what: tuple[str, ...], providers: tuple[str, ...], regions: tuple[str, ...]
 ) -> _Comparison:
-    from cavvy.cli.task.forecast import describe_seen, seen_here
-    from cavvy.cli.task.market import list_offers
+    from cavvy.cli.task.market import describe_seen, list_offers, seen_here
     from cavvy.costs.comparison import compare_offers
 
     files = [each for each in what if each.endswith((".yaml", ".yml"))]

@@ -630,7 +630,7 @@ async def _beside(way: _SessionWay, tunnel: "NodeTunnel", act: "Coroutine[Any, A
 
 def _open_shell(way: _SessionWay) -> None:
     """Open the session's shell, which stays while its user is not connected."""
-    from cavvy.cli.forward import listen_latest
+    from cavvy.cli.access import listen_latest
     from cavvy.cli.reach.tunnel import read_input, run_here
 
     opened: list[asyncio.Queue[bytes]] = []
@@ -666,7 +666,7 @@ def _open_page(way: _SessionWay, ide: str, *, no_open: bool) -> None:
     """Forward a local port to the session's Jupyter or code-server until Ctrl-C, and print the
     address with its token or password. With `no_open`, only print the address on the node.
     """
-    from cavvy.cli.forward import listen_here, listen_latest
+    from cavvy.cli.access import listen_here, listen_latest
 
     port, secret = (
         _find_jupyter(way.project, way.name, way.folder)

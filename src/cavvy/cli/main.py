@@ -130,7 +130,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "rerun": ("rerun", "retry", "diff"),
     "serve": ("serve", "unserve"),
     "call": ("call", "chat"),
-    "access": ("exec", "ssh", "cp"),
+    "access": ("exec", "ssh", "cp", "forward"),
     "advise": ("advise", "reserve"),
     "join": ("join", "joined"),
     "down": ("down", "gc"),

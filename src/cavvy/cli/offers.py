@@ -190,7 +190,7 @@ def _remark(lines: "Sequence[str]", shown: int, matched: int) -> None:
 def _offers_out(
     offers: "Sequence[Offer]", readiness: "Callable[[Offer], Readiness]", output: str
 ) -> None:
-    from cavvy.cli.task.forecast import describe_seen, seen_here
+    from cavvy.cli.task.market import describe_seen, seen_here
 
     seen = seen_here().values()
     texts = [describe_seen([row for row in seen if _is_of(row.market, offer)]) for offer in offers]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.task.load import param_option, read_any_tasks, read_params
-from cavvy.cli.task.load_options import load_options
-from cavvy.cli.task.options import TaskCommand, task_options
+from cavvy.cli.task.options import TaskCommand, load_options, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import show_dollars
 from cavvy.cli.view.numbers import count_option
@@ -79,8 +78,8 @@ def command(
     is asked only if it is running. With --load, the command compares ways to run a
     service on recorded requests.
     """
+    from cavvy.cli.task.problems import find_refusal
     from cavvy.cli.task.profiles import with_rates
-    from cavvy.cli.task.refusals import find_refusal
 
     params = read_params(param)
     tasks = [with_rates(each, Path(file).parent) for each in read_any_tasks(file, params, options)]
@@ -225,7 +224,7 @@ def _answer(
     task: "TaskSpec", by: str, limit: int, all_locations: bool, ready: bool, output_mib: int | None
 ) -> _Alternative:
     from cavvy.cli.task.available import gather
-    from cavvy.cli.task.forecast import tell_forecast
+    from cavvy.cli.task.market import tell_forecast
     from cavvy.planner.explain import explain, say_no_offer
     from cavvy.planner.placements import Objective, RankingView
     from cavvy.planner.rank import plan, warn_of_dear_spot, warn_of_notices

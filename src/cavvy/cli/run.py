@@ -253,8 +253,8 @@ def _show(
     CommandFailure or ApiError if the submission would be refused.
     """
     from cavvy.cli.plan import show_plan
+    from cavvy.cli.task.problems import ask_server
     from cavvy.cli.task.profiles import with_rates
-    from cavvy.cli.task.refusals import ask_server
     from cavvy.cli.task.submission import freeze_files
     from cavvy.cli.view.output import pairs_out
     from cavvy.client import ApiError

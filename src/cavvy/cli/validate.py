@@ -64,8 +64,7 @@ def command(
 def _validate(
     files: tuple[str, ...], params: dict[str, str], dialect: str, project: str | None, output: str
 ) -> int:
-    from cavvy.cli.task.problems import check_task
-    from cavvy.cli.task.refusals import find_refusal
+    from cavvy.cli.task.problems import check_task, find_refusal
     from cavvy.spec import SpecError
     from cavvy.task_files import ReadOptions, load_file
 

@@ -60,7 +60,7 @@ class Spending:
         describes a service. Raises CommandFailure.
         """
         from cavvy.cli.task.load import read_task
-        from cavvy.cli.task.refusals import ask_server
+        from cavvy.cli.task.problems import ask_server
         from cavvy.task_files import ReadOptions
 
         ceiling = None if max_usd is None else self._read_ceiling(max_usd)

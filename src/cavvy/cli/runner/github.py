@@ -193,7 +193,7 @@ def _read_task(
     """Return the label and the project of a file, whose task the server accepts. Raises
     CommandFailure, ApiError."""
     from cavvy.cli.runner.controller import RunnerTask, read_runner_task
-    from cavvy.cli.task.refusals import ask_server
+    from cavvy.cli.task.problems import ask_server
 
     loaded = read_runner_task(file, {}, own, tells=True)
     price = ask_server(client, loaded, file, {}, project).consent_needed

@@ -138,7 +138,7 @@ def _find_prices(read: CostPlanFile) -> "dict[str, CostAssumption]":
     """Return the lowest prices for the plan's machine at one provider, the egress price there, and
     the power by the data sheet. Raises CostPlanError, CommandFailure."""
     from cavvy.catalog.accelerators import find_accelerator
-    from cavvy.cli.task.forecast import seen_here
+    from cavvy.cli.task.market import seen_here
 
     offers = find_machine_offers(read)
     usual = next((each for each in offers if each.purchase is Purchase.ON_DEMAND), None)
