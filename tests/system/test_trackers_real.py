@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.train.tracking.trackers import open_tracker
+from cavvy.train.trackers import open_tracker
 
 pytestmark = [pytest.mark.system, pytest.mark.filterwarnings("ignore")]  # theirs
 Values = dict[int, float]

@@ -14,8 +14,15 @@ from torch.nn import functional as F
 
 from cavvy import train
 from cavvy.train.checkpoint import store as stores
-from cavvy.train.checkpoint.async_saver import SAVE, AsyncSaver
-from cavvy.train.checkpoint.interval import FIRST_S, LEAST_LOSSES, QUIET_H, SaveInterval, told
+from cavvy.train.checkpoint.async_saver import (
+    FIRST_S,
+    LEAST_LOSSES,
+    QUIET_H,
+    SAVE,
+    AsyncSaver,
+    SaveInterval,
+    told,
+)
 from cavvy.train.checkpoint.store import (
     FILES,
     MARK,

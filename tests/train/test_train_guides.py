@@ -21,8 +21,8 @@ from torch import nn
 
 from cavvy import train
 from cavvy.cli.main import cli
+from cavvy.train import trackers
 from cavvy.train.data import sources
-from cavvy.train.tracking import trackers
 
 PAGES = (
     "guides/train.md",

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from cavvy import train
 from cavvy.train.clock import StepRecord
 from cavvy.train.device import TrainDevice, pick
-from cavvy.train.tracking.trackers import track
+from cavvy.train.trackers import track
 
 
 class Heard:
@@ -156,7 +156,7 @@ def test_the_line_on_a_terminal_fits_it_and_ends_with_the_run(
 def test_trackers_get_values_and_one_that_fails_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cavvy.train.tracking.trackers.EVERY_S", 0.0)
+    monkeypatch.setattr("cavvy.train.trackers.EVERY_S", 0.0)
     good, bad = Heard(), Heard(fails=True)
     run_steps(tmp_path / "run", bad, good)
     assert [step for step, _ in good.rows] == list(range(16))
@@ -170,7 +170,7 @@ def test_a_run_has_a_name_of_its_own_that_its_checkpoints_keep(
     opened: list[str] = []
     silent = SimpleNamespace(log=lambda values, step: None, close=lambda: None)
     monkeypatch.setattr(
-        "cavvy.train.tracking.trackers.MAKERS",
+        "cavvy.train.trackers.MAKERS",
         {"mine": lambda name, _: opened.append(name) or silent},
     )
     monkeypatch.setattr("sys.argv", ["/home/me/my train#2.py"])
@@ -196,6 +196,6 @@ def test_a_tracker_that_is_not_known_or_not_installed_says_so(
     def absent(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr("cavvy.train.tracking.trackers.import_module", absent)
+    monkeypatch.setattr("cavvy.train.trackers.import_module", absent)
     with pytest.raises(ValueError, match="pip install wandb"):
         train.open_tracker("wandb")

@@ -23,14 +23,13 @@ This package imports no other module of Cavvy.
 try:
     from cavvy.train.checkpoint.async_saver import CheckpointNotSaved, CheckpointUnreadable
     from cavvy.train.checkpoint.notice import AGAIN
-    from cavvy.train.clock import StepRecord
+    from cavvy.train.clock import Meter, StepRecord
     from cavvy.train.data import Data, Source, Tensors, open_source, register_reader
     from cavvy.train.micro import OutOfMemory
     from cavvy.train.parallel.replicas import RanksDiverged
     from cavvy.train.plan import Plan
     from cavvy.train.run import Run, observers
-    from cavvy.train.tracking.meter import Meter
-    from cavvy.train.tracking.trackers import Tracker, open_tracker, track
+    from cavvy.train.trackers import Tracker, open_tracker, track
 except ModuleNotFoundError as error:
     if error.name not in ("torch", "grain", "absl", "numpy"):
         raise

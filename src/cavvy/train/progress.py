@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from cavvy.train.clock import PARTS, StepRecord
-from cavvy.train.tracking.meter import Meter
+from cavvy.train.clock import PARTS, Meter, StepRecord
 from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")

@@ -32,7 +32,7 @@ from cavvy.train.parallel.shard import ShardOptions
 from cavvy.train.plan import Plan
 from cavvy.train.progress import ProgressReporter
 from cavvy.train.step import Loss, PairLoss, StepGradients
-from cavvy.train.tracking.trackers import name_run
+from cavvy.train.trackers import name_run
 from cavvy.train.world import RankWorld
 
 log = logging.getLogger("cavvy.train")

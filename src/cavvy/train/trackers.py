@@ -15,9 +15,8 @@ from time import monotonic, strftime
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from cavvy.train.clock import StepRecord
+from cavvy.train.clock import Meter, StepRecord
 from cavvy.train.progress import plain
-from cavvy.train.tracking.meter import Meter
 
 # seconds between two rows; each row waits until the loss has been read from the device
 EVERY_S = 1.0

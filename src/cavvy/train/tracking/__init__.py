@@ -1,1 +1,0 @@
-"""Measures a run's current rates and costs, and sends them to experiment trackers."""
