@@ -18,12 +18,11 @@ from tests.records import make_gang_spec
 from tests.unit.test_kubernetes_reading import make_node
 
 from cavvy.providers import base
-from cavvy.providers.kubernetes import MANIFEST
-from cavvy.providers.kubernetes.calls import wire
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
-from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
-from cavvy.providers.kubernetes.policy import make_policy
+from cavvy.providers.kubernetes import MANIFEST, wire
+from cavvy.providers.kubernetes.api import ApiServerRefused, KubernetesApi
+from cavvy.providers.kubernetes.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.provider import KubernetesProvider
+from cavvy.providers.kubernetes.whoami import make_policy
 from cavvy.providers.registry import check_settings
 from cavvy.server.node_tls import load_certificate
 

@@ -16,7 +16,7 @@ from cavvy.catalog.fit import match_offers
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.batch.shapes import AcceleratorRates
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused
+from cavvy.providers.kubernetes.api import ApiServerRefused
 from cavvy.providers.kubernetes.cluster import KubernetesNode, list_offers, nodes_for
 from cavvy.providers.kubernetes.context import ClusterContext
 from cavvy.providers.kubernetes.export import make_export

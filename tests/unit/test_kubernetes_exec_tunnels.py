@@ -9,7 +9,7 @@ import pytest
 
 from cavvy.providers.base import Refused
 from cavvy.providers.hosts.bundles import platform
-from cavvy.providers.kubernetes.calls.api import KubernetesApi
+from cavvy.providers.kubernetes.api import KubernetesApi
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cavvy.providers.base import Refused
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused
+from cavvy.providers.kubernetes.api import ApiServerRefused
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pod_fields import find_refused
 

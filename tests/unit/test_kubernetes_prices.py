@@ -21,7 +21,6 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.shapes import identify_gpu
-from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import (
     KubernetesNode,
     NodeMachine,
@@ -29,6 +28,7 @@ from cavvy.providers.kubernetes.cluster import (
     name_product,
     read_nodes,
 )
+from cavvy.providers.kubernetes.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.node_pools import KARPENTER
 from cavvy.providers.kubernetes.pods import _rules
 from cavvy.providers.kubernetes.provider import KubernetesProvider, MachinePrices

@@ -33,7 +33,6 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, Refused
 from cavvy.providers.batch.shapes import AcceleratorRates
-from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import (
     ResourceAmount,
     list_offers,
@@ -48,6 +47,7 @@ from cavvy.providers.kubernetes.docker_sidecar import (
     make_docker_fields,
 )
 from cavvy.providers.kubernetes.export import make_export
+from cavvy.providers.kubernetes.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
 from cavvy.providers.kubernetes.quota import limit

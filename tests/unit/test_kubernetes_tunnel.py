@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers import kubernetes
-from cavvy.providers.kubernetes.bundle import make_bundle
 from cavvy.providers.kubernetes.pod import init
 from cavvy.providers.kubernetes.pod.init import CLOSE, DATA, FRAME, OPEN, PodInit
+from cavvy.providers.kubernetes.pods import make_bundle
 
 
 @pytest.fixture

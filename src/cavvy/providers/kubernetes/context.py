@@ -23,8 +23,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.batch.shapes import NodeShape
 from cavvy.providers.kubernetes import pods, status
-from cavvy.providers.kubernetes.bundle import make_bundle
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
+from cavvy.providers.kubernetes.api import ApiServerRefused, KubernetesApi
 from cavvy.providers.kubernetes.cluster import (
     FindInstance,
     KubernetesNode,
@@ -47,7 +46,6 @@ from cavvy.providers.kubernetes.device_claims import (
     claims_path,
 )
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
-from cavvy.providers.kubernetes.kueue import explain_wait, find_kueue, is_gated, probe_queue
 from cavvy.providers.kubernetes.node_pools import (
     LISTS,
     PoolTemplate,
@@ -55,9 +53,16 @@ from cavvy.providers.kubernetes.node_pools import (
     read_declared,
     read_templates,
 )
+from cavvy.providers.kubernetes.obstacles import (
+    explain_wait,
+    find_kueue,
+    find_obstacle,
+    is_gated,
+    probe_queue,
+)
 from cavvy.providers.kubernetes.options import PodOptions
-from cavvy.providers.kubernetes.pod_events import find_obstacle
 from cavvy.providers.kubernetes.pod_fields import find_refused
+from cavvy.providers.kubernetes.pods import make_bundle
 from cavvy.providers.kubernetes.status import PodGangRecord
 
 Object = dict[str, Any]

@@ -10,9 +10,9 @@ from pathlib import Path
 from cavvy.providers.base import ProviderError, Refused
 from cavvy.providers.batch.login_session import connect_to
 from cavvy.providers.hosts.bundles import pack_python, platform
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
-from cavvy.providers.kubernetes.calls.wire import ConnectionBroken, WebSocket
+from cavvy.providers.kubernetes.api import ApiServerRefused, KubernetesApi
 from cavvy.providers.kubernetes.pods import CONTAINER
+from cavvy.providers.kubernetes.wire import ConnectionBroken, WebSocket
 
 _FRAME = struct.Struct("!cII")
 _OPEN, _DATA, _CLOSE, _REMOVED = b"O", b"D", b"C", b"R"

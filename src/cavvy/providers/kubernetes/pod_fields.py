@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cavvy.providers.base import Refused
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
+from cavvy.providers.kubernetes.api import ApiServerRefused, KubernetesApi
 
 Object = dict[str, Any]
 Path = tuple[str | int, ...]

@@ -35,18 +35,17 @@ from cavvy.providers.base import (
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
 from cavvy.providers.batch.shapes import AcceleratorRates, identify_gpu
 from cavvy.providers.kubernetes import pods
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused, KubernetesApi
-from cavvy.providers.kubernetes.calls.kubeconfig import KubeContext, KubeLogin, read_contexts
+from cavvy.providers.kubernetes.api import ApiServerRefused, KubernetesApi
 from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, list_offers
 from cavvy.providers.kubernetes.context import ClusterContext, ContextTerms
 from cavvy.providers.kubernetes.docker_sidecar import find_fault
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.export import make_export
+from cavvy.providers.kubernetes.kubeconfig import KubeContext, KubeLogin, read_contexts
 from cavvy.providers.kubernetes.options import object_to_tunnel, read_options
-from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.quota import limit
 from cavvy.providers.kubernetes.topology import object_to_labels
-from cavvy.providers.kubernetes.whoami import whoami
+from cavvy.providers.kubernetes.whoami import make_policy, whoami
 from cavvy.spec.support import read_options as read_task_options
 
 # the catalog's on-demand and spot offers of a provider, and of one of its instance types

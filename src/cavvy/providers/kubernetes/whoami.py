@@ -1,4 +1,6 @@
-"""Describes a context for `cavvy check`: its user, nodes and limits, and missing permissions."""
+"""Describes a context for `cavvy check`: its user, nodes and limits, and missing permissions.
+Writes manifests for `kubectl apply` with the permissions that the Kubernetes provider needs.
+"""
 
 import asyncio
 import re
@@ -6,13 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import yaml
+
 from cavvy.domain.units import format_count
 from cavvy.providers.base import NoCapacity, Refused
 from cavvy.providers.batch.shapes import identify_gpu, say_accelerators
-from cavvy.providers.kubernetes.calls.api import ApiServerRefused
+from cavvy.providers.kubernetes.api import ApiServerRefused
 from cavvy.providers.kubernetes.cluster import KubernetesNode
 from cavvy.providers.kubernetes.context import ClusterContext
-from cavvy.providers.kubernetes.kueue import probe_queue
+from cavvy.providers.kubernetes.node_pools import LISTS
+from cavvy.providers.kubernetes.obstacles import probe_queue
 from cavvy.providers.kubernetes.options import PodOptions
 from cavvy.providers.kubernetes.pod_fields import find_refused
 from cavvy.providers.kubernetes.pods import (
@@ -23,10 +28,41 @@ from cavvy.providers.kubernetes.pods import (
     make_place,
     make_resources,
 )
-from cavvy.providers.kubernetes.policy import CLUSTER, Right, list_rights
 from cavvy.providers.kubernetes.profiles import PLUGIN, PROFILES
 from cavvy.providers.kubernetes.quota import list_quotas
 
+# A right is (API group, resource, verbs). Depending on their version, clusters check an exec
+# request as GET or POST.
+Right = tuple[str, str, tuple[str, ...]]
+_NAMESPACED: tuple[Right, ...] = (
+    ("", "pods", ("create", "delete", "get", "list", "watch")),
+    ("", "pods/exec", ("create", "get")),
+    ("", "configmaps", ("create", "delete", "get", "list", "patch")),
+    ("", "secrets", ("create", "delete")),
+    ("", "resourcequotas", ("list",)),
+    ("", "limitranges", ("list",)),
+    ("", "events", ("list",)),
+    ("", "persistentvolumeclaims", ("create", "get")),
+)
+# additional rights for gangs submitted to a Kueue queue
+_QUEUE: tuple[Right, ...] = (
+    ("kueue.x-k8s.io", "localqueues", ("get",)),
+    ("kueue.x-k8s.io", "workloads", ("delete", "get")),
+)
+CLUSTER: tuple[Right, ...] = (
+    ("", "nodes", ("get", "list")),
+    ("", "pods", ("list",)),
+)
+# optional rights that let Cavvy claim devices by Dynamic Resource Allocation
+_CLAIMS: tuple[Right, ...] = (("resource.k8s.io", "resourceclaimtemplates", ("create",)),)
+_DEVICES: tuple[Right, ...] = tuple(
+    ("resource.k8s.io", each, ("list",))
+    for each in ("deviceclasses", "resourceslices", "resourceclaims")
+)
+# optional cluster-wide rights that let Cavvy offer node pools without nodes
+_POOLS: tuple[Right, ...] = tuple(
+    (group, resource, ("list",)) for group, _, resource in (path.split("/") for path in LISTS)
+)
 # The rights without which Cavvy cannot run or remove any gang. All other rights are optional.
 _NEEDED = {
     "list nodes of all namespaces",
@@ -258,3 +294,55 @@ async def _say_queue(cluster: ClusterContext, queue: str) -> str:
 def _plain(value: object) -> str:
     number = float(str(float(value)))  # type: ignore[arg-type]  # a Fraction
     return f"{number:g}"
+
+
+def list_rights(queue: str) -> Sequence[Right]:
+    """Return the permissions needed in the namespace."""
+    return (*_NAMESPACED, *_QUEUE) if queue else _NAMESPACED
+
+
+def make_policy(namespace: str, queue: str = "") -> str:
+    """Return manifests of a service account, its permissions in one namespace, and its permissions
+    in the cluster.
+    """
+    who = [{"kind": "ServiceAccount", "name": "cavvy", "namespace": namespace}]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "name": "cavvy"}
+    rights = "rbac.authorization.k8s.io/v1"
+    place = {"name": "cavvy", "namespace": namespace}
+    documents = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
+        {
+            "apiVersion": rights,
+            "kind": "Role",
+            "metadata": place,
+            "rules": _rules((*list_rights(queue), *_CLAIMS)),
+        },
+        {
+            "apiVersion": rights,
+            "kind": "RoleBinding",
+            "metadata": place,
+            "roleRef": {**role, "kind": "Role"},
+            "subjects": who,
+        },
+        {
+            "apiVersion": rights,
+            "kind": "ClusterRole",
+            "metadata": {"name": "cavvy"},
+            "rules": _rules((*CLUSTER, *_POOLS, *_DEVICES)),
+        },
+        {
+            "apiVersion": rights,
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "cavvy"},
+            "roleRef": {**role, "kind": "ClusterRole"},
+            "subjects": who,
+        },
+    ]
+    return yaml.safe_dump_all(documents, sort_keys=False)
+
+
+def _rules(rights: Sequence[Right]) -> list[dict[str, list[str]]]:
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for group, resource, verbs in rights
+    ]

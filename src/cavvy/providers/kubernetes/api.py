@@ -9,8 +9,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
-from cavvy.providers.kubernetes.calls.kubeconfig import KubeContext, KubeLogin
-from cavvy.providers.kubernetes.calls.wire import (
+from cavvy.providers.kubernetes.kubeconfig import KubeContext, KubeLogin
+from cavvy.providers.kubernetes.wire import (
     ConnectionBroken,
     ServerConnection,
     ServerEndpoint,

@@ -21,7 +21,7 @@ import yaml
 from cavvy.domain.values import replace
 from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.hosts.records import write_bytes
-from cavvy.providers.kubernetes.calls.wire import basic
+from cavvy.providers.kubernetes.wire import basic
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # plugin of a managed cluster -> how to install it, for kubeconfigs that do not state this

@@ -1,1 +1,0 @@
-"""Calls to API servers: credentials, requests, watches and streams."""
