@@ -25,8 +25,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from cavvy import train
-from cavvy.train.checkpoint.interval import SaveInterval
-from cavvy.train.tracking.trackers import EVERY_S
+from cavvy.train.checkpoint.async_saver import SaveInterval
+from cavvy.train.trackers import EVERY_S
 
 PAIRS, ROWS, BATCH, WIDTH = 800, 4, 64, 64
 STEP_S = 0.02

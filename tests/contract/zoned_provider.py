@@ -25,7 +25,7 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.keys import ApiKeySource
 from cavvy.providers.vm.launch import finish_or_delete
-from cavvy.providers.vm.leftover_scripts import LeftoverScripts
+from cavvy.providers.vm.leftovers import LeftoverScripts
 from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
 

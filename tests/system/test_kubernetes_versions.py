@@ -20,11 +20,11 @@ from cavvy.domain.services import ReplicaCount, ServiceSpec
 from cavvy.domain.tasks import TaskSpec, TopologyNeed, Volume, VolumeKind
 from cavvy.domain.values import replace
 from cavvy.providers.kubernetes import pods
-from cavvy.providers.kubernetes.bundle import make_bundle
 from cavvy.providers.kubernetes.cluster import DeviceClaim, read_nodes
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
-from cavvy.providers.kubernetes.policy import make_policy
+from cavvy.providers.kubernetes.pods import make_bundle
+from cavvy.providers.kubernetes.whoami import make_policy
 
 pytestmark = pytest.mark.system
 

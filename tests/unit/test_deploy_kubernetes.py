@@ -8,7 +8,7 @@ import yaml
 from tests.conftest import ROOT
 
 from cavvy import settings
-from cavvy.providers.kubernetes.policy import make_policy
+from cavvy.providers.kubernetes.whoami import make_policy
 
 OBJECTS = ROOT / "deploy" / "kubernetes"
 

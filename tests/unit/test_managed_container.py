@@ -15,9 +15,9 @@ from cavvy.domain.values import asdict, replace
 from cavvy.providers.aws_batch import BatchService
 from cavvy.providers.azureml.jobs import AzureMlService
 from cavvy.providers.ecs.service import EcsService
+from cavvy.providers.managed import container
+from cavvy.providers.managed.container import find_address, read_place, stay
 from cavvy.providers.managed.provider import make_container_script
-from cavvy.providers.managed.remote import container
-from cavvy.providers.managed.remote.container import find_address, read_place, stay
 from cavvy.providers.managed.service import HostList, ManagedService
 from cavvy.providers.sagemaker.jobs import SageMakerService
 from cavvy.providers.vertex.jobs import VertexService

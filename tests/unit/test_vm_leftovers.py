@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.providers.vm.leftover_scripts import LeftoverScripts
+from cavvy.providers.vm.leftovers import LeftoverScripts
 from cavvy.providers.vm.records import MachineNames, is_machine_name, make_record
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -40,11 +40,11 @@ from cavvy.providers.managed.endpoint_provider import (
     object_to_files,
     object_to_program,
 )
-from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.settings import project_number, project_text
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json
 

@@ -24,7 +24,7 @@ from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.account import RestAccount, keep_ours
 from cavvy.providers.vm.keys import ApiKeySource
-from cavvy.providers.vm.leftover_scripts import LeftoverScripts
+from cavvy.providers.vm.leftovers import LeftoverScripts
 from cavvy.providers.vm.rest import Json
 
 KEYS = ApiKeySource(

@@ -32,7 +32,6 @@ from cavvy.providers.managed.endpoint_provider import (
     keep_content_type,
     read_error,
 )
-from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.managed.notebooks import NotebookEnds
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
@@ -40,6 +39,7 @@ from cavvy.providers.settings import project_number, project_text, text
 from cavvy.providers.vertex.api import QUOTA, VertexApi
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+from cavvy.providers.vm.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.vm.records import INSTALLATION, make_mark
 from cavvy.providers.vm.rest import Json
 

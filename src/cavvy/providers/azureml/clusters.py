@@ -26,10 +26,10 @@ from cavvy.domain.values import Struct, replace
 from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azureml.api import WorkspaceApi, make_short_name, read_time
 from cavvy.providers.base import ProviderContext
-from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.vm.records import INSTALLATION, make_mark
 from cavvy.providers.vm.rest import Json
 

@@ -21,12 +21,12 @@ from cavvy.providers.base import GangSpec, ProviderContext, Refused
 from cavvy.providers.ibm import KEYS, bare_metal
 from cavvy.providers.ibm.api import IamTokens, IbmApi
 from cavvy.providers.ibm.market import NO_SUBNET, IbmMarket, IbmPlaces, check_default_image
-from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import keep_ours
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault, MachineRequest
 from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.vm.records import MachineNames
 from cavvy.providers.vm.regions import ask_regions, list_regions
 from cavvy.providers.vm.rest import Json

@@ -37,7 +37,7 @@ from cavvy.providers.vm.provider import Release, VmProvider
 # In many images, /tmp is the only folder that every user may write to. SageMaker stores /tmp on the
 # instance's data volume. A test sets CAVVY_FOLDER to keep containers on one machine apart.
 _FOLDER = "${CAVVY_FOLDER:-/tmp/cavvy}"
-_PROGRAMS = (Path(boot.__file__), Path(__file__).parent / "remote/container.py")
+_PROGRAMS = (Path(boot.__file__), Path(__file__).parent / "container.py")
 # the part of the time between SIGTERM and SIGKILL that is reserved for the agent's last report
 _SAVING_S = 10.0
 _MOST_PARTS = 60  # less than SageMaker's limit of 100 environment variables

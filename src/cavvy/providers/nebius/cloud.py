@@ -20,7 +20,7 @@ from cavvy.providers.nebius.api import NebiusApi, find_detail
 from cavvy.providers.nebius.market import LEAST_GIB, USUAL_DISK, NebiusMarket, NebiusPlaces
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.account import keep_ours
-from cavvy.providers.vm.leftover_scripts import LeftoverScripts
+from cavvy.providers.vm.leftovers import LeftoverScripts
 from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json
 

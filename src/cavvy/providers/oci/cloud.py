@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from cavvy.catalog.networks import find_fabric
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.oci.api import OciApi, OciCredentials
 from cavvy.providers.oci.market import OciMarket, OciPlaces, OciQuotas, find_default, shape_of
 from cavvy.providers.required_images import require_images
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest
+from cavvy.providers.vm.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.vm.records import GANG, INSTALLATION, MachineNames
 from cavvy.providers.vm.regions import list_regions
 from cavvy.providers.vm.rest import Json

@@ -18,11 +18,11 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.aws.account import AwsAccount, Json
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.notebooks import NotebookEnds
 from cavvy.providers.managed.service import ServiceJob
 from cavvy.providers.sagemaker.offers import InstanceOffers
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
+from cavvy.providers.vm.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.vm.records import make_mark
 
 INVALID = "ValidationException"

@@ -1,6 +1,5 @@
-"""Deletes startup scripts whose machine was never created, for example because the server crashed
-after it had created the script. This module is for clouds that store startup scripts separately
-from machines. A script contains the claim of a node.
+"""Decides when a provider searches its regions for objects that launches or deletions left behind,
+and deletes startup scripts without a machine.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -9,14 +8,35 @@ from datetime import datetime, timedelta
 from cavvy.providers.vm.records import is_machine_name
 from cavvy.providers.vm.rest import RECORDER, Json
 
+UNUSED = timedelta(hours=1)  # unused objects are deleted after this time
+MOST_DELETED = 10  # maximum objects of each kind that one poll deletes, since polls must be quick
+_PAUSE = timedelta(minutes=30)  # minimum time between two searches in a region
 _EVERY = timedelta(minutes=10)
 # a script may lack its machine for as long as a launch is repeated, also by another server
 _SPARED = timedelta(hours=1)
 
 
+class LeftoverSearch:
+    """Limits how often each region is searched for leftover objects."""
+
+    def __init__(self) -> None:
+        self._searched: dict[str, datetime] = {}
+
+    def is_due(self, region: str, now: datetime) -> bool:
+        """Return whether a search of the region is due. If a search is due, record `now` as the
+        time of the region's last search.
+        """
+        if region in self._searched and now - self._searched[region] < _PAUSE:
+            return False
+        self._searched[region] = now
+        return True
+
+
 class LeftoverScripts:
-    """Deletes leftover scripts from the account. Each script is named after its machine. `read`
-    lists all scripts of the account, and `drop` deletes the scripts with the given ids.
+    """Deletes startup scripts whose machine was never created, for example because the server
+    crashed after it had created the script. For clouds that store startup scripts separately from
+    machines. A script contains the claim of a node, and is named after its machine. `read` lists
+    all scripts of the account, and `drop` deletes the scripts with the given ids.
     """
 
     def __init__(
