@@ -3,6 +3,9 @@ roles in the tree of projects, and the tokens with which they sign in.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import structs
@@ -13,6 +16,18 @@ from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.account_wire import AccountClient
+
+
+@contextmanager
+def _accounts() -> Iterator["AccountClient"]:
+    """Yield the accounts of the server. An ApiError becomes a CommandFailure."""
+    from cavvy.client.account_wire import AccountClient
+
+    with session() as client:
+        yield AccountClient(client)
 
 
 @click.group("user", cls=CommandGroup)
@@ -29,10 +44,8 @@ def user_command() -> None:
 @click.option("--service", is_flag=True, help="The account of a program, such as a CI system.")
 def add_user(name: str, service: bool) -> None:
     """Add an account."""
-    from cavvy.client.account_wire import AccountClient
-
-    with session() as client:
-        AccountClient(client).add_account(name, "service" if service else "user")
+    with _accounts() as accounts:
+        accounts.add_account(name, "service" if service else "user")
     click.echo(f"{name} is added; `cavvy role grant {name} member -p PROJECT` grants a role")
 
 
@@ -41,7 +54,6 @@ def add_user(name: str, service: bool) -> None:
 def list_users(output: str) -> None:
     """List the accounts."""
     from cavvy.cli.view import formatting
-    from cavvy.client.account_wire import AccountClient
 
     columns = [
         TableColumn("name"),
@@ -49,8 +61,8 @@ def list_users(output: str) -> None:
         TableColumn("created_at", "ADDED", formatting.show_ago),
         TableColumn("disabled_at", "DISABLED", formatting.show_ago),
     ]
-    with session() as client:
-        rows = AccountClient(client).accounts()
+    with _accounts() as accounts:
+        rows = accounts.accounts()
     rows_out(columns, rows, output, empty="no accounts; `cavvy user add NAME` adds one")
 
 
@@ -75,10 +87,8 @@ def enable_user(name: str) -> None:
 
 
 def _disable(name: str, *, disabled: bool) -> None:
-    from cavvy.client.account_wire import AccountClient
-
-    with session() as client:
-        AccountClient(client).disable_account(name, disabled=disabled)
+    with _accounts() as accounts:
+        accounts.disable_account(name, disabled=disabled)
 
 
 @user_command.command("remove")
@@ -86,10 +96,8 @@ def _disable(name: str, *, disabled: bool) -> None:
 def remove_user(name: str) -> None:
     """Remove an account with its tokens and roles. Its running jobs and its services continue;
     nothing else of it starts."""
-    from cavvy.client.account_wire import AccountClient
-
-    with session() as client:
-        AccountClient(client).remove_account(name)
+    with _accounts() as accounts:
+        accounts.remove_account(name)
     click.echo(f"{name} is removed; its tokens are no longer valid")
 
 
@@ -141,11 +149,9 @@ def grant_role(account: str, role: str, project: str | None, all_projects: bool)
 @_everywhere
 def revoke_role(account: str, role: str, project: str | None, all_projects: bool) -> None:
     """Revoke a role. Later requests that need the role are refused; running jobs continue."""
-    from cavvy.client.account_wire import AccountClient
-
     where = _read_project(project, everywhere=all_projects)
-    with session() as client:
-        AccountClient(client).revoke_role(account, role, where)
+    with _accounts() as accounts:
+        accounts.revoke_role(account, role, where)
     click.echo(f"{account} is no longer {role} {_say_where(where)}")
 
 
@@ -155,11 +161,9 @@ def revoke_role(account: str, role: str, project: str | None, all_projects: bool
 @output_option
 def list_roles(project: str | None, all_projects: bool, output: str) -> None:
     """List the roles granted in a project, without roles granted in its parent projects."""
-    from cavvy.client.account_wire import AccountClient
-
     where = _read_project(project, everywhere=all_projects)
-    with session() as client:
-        rows = AccountClient(client).roles(where)
+    with _accounts() as accounts:
+        rows = accounts.roles(where)
     columns = [
         TableColumn("account"),
         TableColumn("role"),
@@ -194,10 +198,8 @@ def project_command() -> None:
 @click.option("--parent", help="The parent project; the default is none.")
 def create_project(name: str, parent: str | None) -> None:
     """Create a project."""
-    from cavvy.client.account_wire import AccountClient
-
-    with session() as client:
-        AccountClient(client).create_project(name, parent)
+    with _accounts() as accounts:
+        accounts.create_project(name, parent)
     below = f" below {parent}" if parent else ""
     click.echo(f"project {name} is created{below}")
 
@@ -224,13 +226,12 @@ def move_project(
     The moved project keeps its jobs, costs, budgets and own policies. The roles, policies and
     budgets of the new parents replace the roles, policies and budgets of the former parents.
     """
-    from cavvy.client.account_wire import AccountClient, ProjectMove
+    from cavvy.client.account_wire import ProjectMove
     from cavvy.client.errors import ApiError
 
     if (parent is None) is not top:
         raise click.UsageError("give either --parent or --top")
-    with session() as client:
-        accounts = AccountClient(client)
+    with _accounts() as accounts:
         ask = ProjectMove(parent=parent, lift_policies=lift_policies, accept_budgets=accept_budgets)
         try:
             accounts.move_project(name, ask)
@@ -251,10 +252,8 @@ def archive_project(name: str, stop: bool) -> None:
     Jobs, logs, costs, statements, budgets, policies and roles are kept. New projects cannot have
     the names of archived projects. `cavvy project unarchive` unarchives the projects.
     """
-    from cavvy.client.account_wire import AccountClient
-
-    with session() as client:
-        AccountClient(client).archive_project(name, stop=stop)
+    with _accounts() as accounts:
+        accounts.archive_project(name, stop=stop)
     click.echo(f"project {name} is archived{'; its work is being stopped' if stop else ''}")
 
 
@@ -262,10 +261,8 @@ def archive_project(name: str, stop: bool) -> None:
 @click.argument("name")
 def unarchive_project(name: str) -> None:
     """Unarchive a project, with the subprojects that were archived at the same time."""
-    from cavvy.client.account_wire import AccountClient
-
-    with session() as client:
-        AccountClient(client).unarchive_project(name)
+    with _accounts() as accounts:
+        accounts.unarchive_project(name)
     click.echo(f"project {name} is in use again")
 
 
@@ -273,16 +270,14 @@ def unarchive_project(name: str) -> None:
 @output_option
 def list_projects(output: str) -> None:
     """List the projects in which you have a role."""
-    from cavvy.client.account_wire import AccountClient
-
     columns = [
         TableColumn("name"),
         TableColumn("parent"),
         TableColumn("roles", "YOUR ROLES", show=_show_roles),
         TableColumn("archived_at", "ARCHIVED", show=formatting.show_ago),
     ]
-    with session() as client:
-        rows = AccountClient(client).projects()
+    with _accounts() as accounts:
+        rows = accounts.projects()
     rows_out(columns, rows, output, empty="no projects; `cavvy project create NAME` creates one")
 
 
@@ -309,7 +304,7 @@ def create_token(
     user: str | None, label: str, scopes: tuple[str, ...], project: str | None, expires: str
 ) -> None:
     """Create a token and print it. The token cannot be shown again."""
-    from cavvy.client.account_wire import AccountClient, TokenAsk
+    from cavvy.client.account_wire import TokenAsk
 
     ask = TokenAsk(
         account=user,
@@ -320,8 +315,8 @@ def create_token(
         if expires == "never"
         else read_seconds(expires, "--expires", "30d, 12h or never"),
     )
-    with session() as client:
-        made = AccountClient(client).create_token(ask)
+    with _accounts() as accounts:
+        made = accounts.create_token(ask)
     click.echo(
         f"token {made.view.id} of {made.view.account}; save it, because it cannot be shown again:",
         err=True,
@@ -335,7 +330,6 @@ def create_token(
 def list_tokens(user: str | None, output: str) -> None:
     """List your tokens. An admin of the installation sees the tokens of all accounts."""
     from cavvy.cli.view import formatting
-    from cavvy.client.account_wire import AccountClient
 
     columns = [
         TableColumn("id"),
@@ -347,8 +341,8 @@ def list_tokens(user: str | None, output: str) -> None:
         TableColumn("expires_at", "EXPIRES", formatting.show_time, drop=1),
         TableColumn("revoked_at", "REVOKED", formatting.show_ago, drop=1),
     ]
-    with session() as client:
-        rows = AccountClient(client).tokens(user)
+    with _accounts() as accounts:
+        rows = accounts.tokens(user)
     rows_out(columns, rows, output, empty="no tokens; `cavvy token create` creates one")
 
 
@@ -356,8 +350,6 @@ def list_tokens(user: str | None, output: str) -> None:
 @click.argument("token_id", metavar="ID")
 def revoke_token(token_id: str) -> None:
     """Revoke a token immediately."""
-    from cavvy.client.account_wire import AccountClient
-
-    with session() as client:
-        AccountClient(client).revoke_token(token_id)
+    with _accounts() as accounts:
+        accounts.revoke_token(token_id)
     click.echo(f"token {token_id} is revoked")
