@@ -5,16 +5,18 @@ changes to its plan, of which those stay that make the script significantly fast
 import json
 import os
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cavvy.cli.reach.arguments import explain_relative_import, list_words, script_argument
 from cavvy.cli.reach.session import ended_by_signals
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, count_option, positive_option
+from cavvy.cli.view.numbers import amount_option, count_option, positive_option
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
@@ -25,35 +27,35 @@ PRICE = "CAVVY_PRICE_USD_HR"
 PATIENCE_S = 10.0  # extra seconds for more rounds if the windows are short
 
 
-script_arguments = click.argument(
-    "arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED
-)
-ranks_option = count_option("--ranks", default=1, help="Number of processes on this machine.")
-price_option = click.option(
-    "--price",
-    type=NumberRange(min=0),
-    help=f"Price of all devices in dollars per hour.  [default: ${PRICE}]",
+_OPTIONS = (
+    script_argument(),
+    click.argument("arguments", nargs=-1, metavar="[ARGUMENTS...]", type=click.UNPROCESSED),
+    count_option("--ranks", default=1, help="Number of processes on this machine."),
+    amount_option(
+        "--price", help=f"Price of all devices in dollars per hour.  [default: ${PRICE}]"
+    ),
+    positive_option(
+        "--time-limit",
+        "limit_min",
+        metavar="MINUTES",
+        default=15.0,
+        show_default=True,
+        help="Stop measuring after this time.",
+    ),
 )
 
 
-limit_option = positive_option(
-    "--time-limit",
-    "limit_min",
-    metavar="MINUTES",
-    default=15.0,
-    show_default=True,
-    help="Stop measuring after this time.",
-)
+def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the script, its arguments and how it is measured to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command(
     "profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@script_argument()
-@script_arguments
-@ranks_option
-@price_option
-@limit_option
+@_script_options
 @count_option(
     "--steps", least=2, default=13, help="Number of training steps in each measured window."
 )
@@ -88,44 +90,52 @@ def command(
       cavvy profile --price 2.99 --trace step.pt.trace.json train.py
       cavvy profile -m package.train --epochs 3
     """
-    need_torch()
+    _need_torch()
     from cavvy.tuning.diagnose import Diagnoser
     from cavvy.tuning.plain import judge_plain
-    from cavvy.tuning.session import ScriptError, TuningSession
+    from cavvy.tuning.session import TuningSession
     from cavvy.tuning.text import describe
 
     click.echo(f"measuring {script}: a few hundred steps, or about a minute", err=True)
-    try:
-        until = monotonic() + limit_min * 60
-        with (
-            ended_by_signals(),
-            TuningSession(script, arguments, ranks=ranks, until=until) as session,
-        ):
-            path = os.path.abspath(trace) if trace else ""
-            if session.is_plain:
-                found, trace = judge_plain(session.reports), None
-            else:
-                found = Diagnoser(
-                    session,
-                    steps=steps,
-                    rounds=rounds,
-                    trace=path,
-                    patience_s=PATIENCE_S,
-                    # Half of the time is reserved for windows after these rounds.
-                    limit_s=(until - monotonic()) / 2,
-                ).diagnose()
-    except ScriptError as error:
-        raise CommandFailure(
-            f"{script} could not be measured: {error}",
-            explain_relative_import("profile", str(error)),
-        ) from error
-    price = price if price is not None else find_price()
+    until = monotonic() + limit_min * 60
+    with (
+        _script_failures("profile", script),
+        ended_by_signals(),
+        TuningSession(script, arguments, ranks=ranks, until=until) as session,
+    ):
+        path = os.path.abspath(trace) if trace else ""
+        if session.is_plain:
+            found, trace = judge_plain(session.reports), None
+        else:
+            found = Diagnoser(
+                session,
+                steps=steps,
+                rounds=rounds,
+                trace=path,
+                patience_s=PATIENCE_S,
+                # Half of the time is reserved for windows after these rounds.
+                limit_s=(until - monotonic()) / 2,
+            ).diagnose()
+    price = price if price is not None else _find_price()
     click.echo(describe(found, price if found.facts["samples"] else None))
     if trace:
         click.echo(f"wrote {trace}: open it at ui.perfetto.dev", err=True)
 
 
-def need_torch() -> None:
+@contextmanager
+def _script_failures(command: str, script: str) -> Iterator[None]:
+    """Turn the errors of a measured script into a CommandFailure."""
+    from cavvy.tuning.session import ScriptError
+
+    try:
+        yield
+    except ScriptError as error:
+        raise CommandFailure(
+            f"{script} could not be measured: {error}", explain_relative_import(command, str(error))
+        ) from error
+
+
+def _need_torch() -> None:
     """Check that PyTorch is installed. Raises CommandFailure if PyTorch is missing. The package
     Grain is not required, because plain loops and scripts with their data in memory do not use it.
     """
@@ -136,7 +146,7 @@ def need_torch() -> None:
         raise CommandFailure("torch is not installed for the Python that runs cavvy", hint)
 
 
-def find_price() -> float | None:
+def _find_price() -> float | None:
     """Return the price of the job's nodes in dollars per hour, from an environment variable that
     Cavvy sets, or None if the variable is not set.
     """
@@ -149,11 +159,7 @@ def find_price() -> float | None:
 @click.command(
     "tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@script_argument()
-@script_arguments
-@ranks_option
-@price_option
-@limit_option
+@_script_options
 @click.option(
     "--numerics",
     is_flag=True,
@@ -207,16 +213,15 @@ def tune_command(
       cavvy tune train.py --epochs 3
       cavvy tune --numerics --report tuned.html train.py
     """
-    need_torch()
-    from cavvy.tuning.session import ScriptError
+    _need_torch()
     from cavvy.tuning.text import describe_change, describe_trial, make_page
     from cavvy.tuning.tune import PlanTuner
 
-    price = price if price is not None else find_price()
+    price = price if price is not None else _find_price()
     click.echo(
         f"measuring {script}: {pairs} pairs of windows of {steps} steps for each change", err=True
     )
-    try:
+    with _script_failures("tune", script):
         tuner = PlanTuner(
             script,
             arguments,
@@ -230,11 +235,6 @@ def tune_command(
         with ended_by_signals():
             for trial in tuner.run():
                 click.echo(describe_trial(trial, tuner.facts, price))
-    except ScriptError as error:
-        raise CommandFailure(
-            f"{script} could not be measured: {error}",
-            explain_relative_import("tune", str(error)),
-        ) from error
     if report:
         Path(report).write_text(make_page(script, tuner.trials, tuner.facts, price))
     click.echo(_summarize(tuner))

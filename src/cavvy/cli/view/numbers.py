@@ -60,6 +60,11 @@ def positive_option(*names: str, **more: Any) -> Callable[[Made], Made]:
     return click.option(*names, type=NumberRange(min=0, min_open=True), **more)
 
 
+def amount_option(*names: str, **more: Any) -> Callable[[Made], Made]:
+    """Add an option with a number of at least 0."""
+    return click.option(*names, type=NumberRange(min=0), **more)
+
+
 def read_length(text: str, option: str) -> timedelta:
     """Return the length of time that an option names. Raises CommandFailure."""
     from cavvy.domain.units import UnitError, parse_duration
