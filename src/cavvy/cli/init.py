@@ -173,31 +173,27 @@ def _ask(file: Path) -> "StarterAnswers":
         "Name", default=plain.name, value_proc=_checked("name: {}\nrun: x\nenv: {{}}")
     )
     run = click.prompt("Command to run", default=plain.run)
-    gpu = click.prompt(
-        "Accelerators, such as H100:8 or A100:80GB (none)",
-        default="",
-        show_default=False,
-        value_proc=_checked("run: x\nresources: {{gpu: {}}}"),
+    gpu = _ask_if_any(
+        "Accelerators, such as H100:8 or A100:80GB (none)", "run: x\nresources: {{gpu: {}}}"
     )
     spot = click.prompt(
         "Spot capacity: cheap, but can be reclaimed at any time",
         type=click.Choice([policy.value for policy in SpotPolicy]),
         default=SpotPolicy.AUTO.value if gpu else SpotPolicy.NEVER.value,
     )
-    checkpoint = click.prompt(
-        "Checkpoint folder, which survives the loss of a node (none)",
-        default="",
-        show_default=False,
-        value_proc=_checked("run: x\ncheckpoint: {}"),
+    checkpoint = _ask_if_any(
+        "Checkpoint folder, which survives the loss of a node (none)", "run: x\ncheckpoint: {}"
     )
-    budget = click.prompt(
-        "Budget in US dollars (none)",
-        default="",
-        show_default=False,
-        value_proc=_checked("run: x\nlimits: {{budget: {}}}"),
-    )
+    budget = _ask_if_any("Budget in US dollars (none)", "run: x\nlimits: {{budget: {}}}")
     return StarterAnswers(
         name=name, run=run, gpu=gpu, spot=SpotPolicy(spot), checkpoint=checkpoint, budget=budget
+    )
+
+
+def _ask_if_any(question: str, template: str) -> str:
+    """Return the answer to a question that may be left open, checked in the template's place."""
+    return str(
+        click.prompt(question, default="", show_default=False, value_proc=_checked(template))
     )
 
 

@@ -3,7 +3,7 @@ server.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -11,13 +11,19 @@ from cavvy.cli.task.simulated_service import serve
 from cavvy.cli.view import simulation
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import NumberRange, WholeRange, count_option, positive_option
+from cavvy.cli.view.numbers import (
+    NumberRange,
+    WholeRange,
+    amount_option,
+    count_option,
+    positive_option,
+)
 from cavvy.cli.view.output import json_out, output_option
 from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cavvy.sim.traces.packing import PackedList
     from cavvy.sim.traces.time_sharing import SharedResult
@@ -40,8 +46,16 @@ _DRAWN = (
 )
 
 
+_F = TypeVar("_F", bound="Callable[..., Any]")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _times_option(name: str, usual: str, text: str) -> "Callable[[_F], _F]":
+    """Add an option with one or several lengths of time, of which every combination is run."""
+    return click.option(name, multiple=True, default=(usual,), metavar="TIME,...", help=text)
+
+
 _segments_option = click.option(
     "--segments", is_flag=True, help="Include every run with its segments in the JSON output."
 )
@@ -147,26 +161,12 @@ def _run_scenario(
     help="The policies: auto, uniform-progress (short: up), greedy, on-demand (short: never) and "
     "spot-only (short: only).",
 )
-@click.option(
-    "--work",
-    multiple=True,
-    default=("48h",),
-    metavar="TIME,...",
-    help="The job's work.",
-)
-@click.option(
-    "--deadline",
-    multiple=True,
-    default=("52h",),
-    metavar="TIME,...",
-    help="Time to the deadline.",
-)
-@click.option(
+@_times_option("--work", "48h", "The job's work.")
+@_times_option("--deadline", "52h", "Time to the deadline.")
+@_times_option(
     "--overhead",
-    multiple=True,
-    default=("0.2h",),
-    metavar="TIME,...",
-    help="Time from a launch until the job has resumed; this time is billed, but no work is done.",
+    "0.2h",
+    "Time from a launch until the job has resumed; this time is billed, but no work is done.",
 )
 @count_option("--windows", default=20, help="Number of random start times for each market.")
 @click.option("--seed", type=WholeRange(), default=0, help="Seed for the random start times.")
@@ -189,9 +189,8 @@ def _run_scenario(
     type=_INPUT,
     help="A CSV file with transfer prices: from_region,to_region,price_usd_per_gb.",
 )
-@click.option(
+@amount_option(
     "--checkpoint-gb",
-    type=NumberRange(min=0),
     default=50.0,
     help="Size of the checkpoint that a move between regions transfers.",
 )
@@ -252,9 +251,8 @@ def spot(**given: Any) -> None:
 @count_option(
     "--shared-gpus", help="Let all projects (column vc) share one pool with this many GPUs."
 )
-@click.option(
+@amount_option(
     "--resume",
-    type=NumberRange(min=0),
     default=60.0,
     metavar="SECONDS",
     help="Work that a job in a shared pool repeats after each preemption.",
@@ -355,7 +353,7 @@ class _FleetOptions(Struct, frozen=True, kw_only=True):
 @command.command("edge")
 @count_option("--devices", most=1_000_000, default=10_000, help="Devices of the rollout.")
 @count_option("--sites", default=100, help="Sites, each with one link.")
-@click.option("--size-mib", type=NumberRange(min=0), default=20.0, help="What a device fetches.")
+@amount_option("--size-mib", default=20.0, help="What a device fetches.")
 @positive_option(
     "--site-mib-per-s", default=12.0, help="Bandwidth of a site, which its devices share."
 )
@@ -383,7 +381,7 @@ class _FleetOptions(Struct, frozen=True, kw_only=True):
     default=0.0,
     help="Share of the devices on which the trial of the new version fails.",
 )
-@click.option("--soak-s", type=NumberRange(min=0), default=600.0, help="Least time of a wave.")
+@amount_option("--soak-s", default=600.0, help="Least time of a wave.")
 @click.option(
     "--days", type=NumberRange(min=0, max=30), default=2.0, help="Longest simulated time."
 )

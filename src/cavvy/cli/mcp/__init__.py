@@ -6,13 +6,12 @@ import click
 
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange
+from cavvy.cli.view.numbers import amount_option
 
 
 @click.command("mcp")
-@click.option(
+@amount_option(
     "--max-usd",
-    type=NumberRange(min=0),
     default=0.0,
     show_default=True,
     help="The most that jobs and services of coding agents may cost in a month.",

@@ -26,7 +26,7 @@ from cavvy.cli.reach.arguments import (
     complete_regions,
 )
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, positive_option
+from cavvy.cli.view.numbers import amount_option, positive_option
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import TaskSpec
@@ -478,18 +478,16 @@ _LOAD_OPTIONS = (
         metavar="SECONDS",
         help="With --load: the mean service time of a request, if the file states none.",
     ),
-    click.option(
+    amount_option(
         "--prompt-ms",
-        type=NumberRange(min=0),
         default=0.2,
         help="With --load: the time of each token of a prompt, if the file states tokens.",
     ),
     positive_option(
         "--answer-ms", default=25.0, help="With --load: the time between two tokens of an answer."
     ),
-    click.option(
+    amount_option(
         "--running-ms",
-        type=NumberRange(min=0),
         default=0.3,
         help="With --load and an objective such as `slo.ttft`: how much longer the time between "
         "two tokens is for each running request. `cavvy services show` states the measured times "

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.numbers import NumberRange, WholeRange, count_option, positive_option
+from cavvy.cli.view.numbers import (
+    NumberRange,
+    WholeRange,
+    amount_option,
+    count_option,
+    positive_option,
+)
 from cavvy.cli.view.output import output_option
 from cavvy.cli.view.simulation import print_serving
 from cavvy.domain.values import Struct
@@ -102,15 +108,13 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     metavar="SECONDS",
     help="Mean service time, for traces that state only a rate.",
 )
-@click.option(
+@amount_option(
     "--prompt-ms",
-    type=NumberRange(min=0),
     default=0.2,
     help="Service time per token of the prompt.",
 )
-@click.option(
+@amount_option(
     "--answer-ms",
-    type=NumberRange(min=0),
     default=25.0,
     help="Service time per token of the answer.",
 )

@@ -340,11 +340,7 @@ def print_packing(
         known = published.get(each.jobs, {}).get(each.policy)
         difference = None if known is None else each.percent - known
         rows.append((each.jobs, each.policy, each.percent, known, difference))
-    if output == "json":
-        names = [column.name for column in _PACKING_COLUMNS]
-        json_out([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        rows_out(_PACKING_COLUMNS, rows, output)
+    rows_out(_PACKING_COLUMNS, rows, output)
 
 
 def print_sharing(results: "Sequence[SharedResult]", output: str) -> None:
@@ -360,11 +356,7 @@ def print_sharing(results: "Sequence[SharedResult]", output: str) -> None:
         )
         for each in results
     ]
-    if output == "json":
-        names = [column.name for column in _SHARING_COLUMNS]
-        json_out([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        rows_out(_SHARING_COLUMNS, rows, output)
+    rows_out(_SHARING_COLUMNS, rows, output)
 
 
 def print_devices(rows: "Sequence[dict[str, object]]", output: str) -> None:
