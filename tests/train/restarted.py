@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cavvy import train
-from cavvy.train import failures
+from cavvy.train import world
 
 STEPS, SAVED, FAILS = 6, 2, 3
 
@@ -26,7 +26,7 @@ def make_samples() -> torch.Tensor:
 
 def main(folder: Path) -> None:
     rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    failures.GRACE_S = 0.5
+    world.GRACE_S = 0.5
     run = train.Run(folder / "checkpoints", plan=train.Plan(), device="cpu", save_every=1e9)
     model = run.model(make_model)
     optimizer = run.optimizer(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
         run.accumulate(lambda part: model(part[0]).square().mean(), batch)
         run.step(optimizer)
         if attempt == 1 and run.steps == FAILS:
-            time.sleep(4 * failures.POLL_S)  # an earlier failure would end the rank meanwhile
+            time.sleep(4 * world.POLL_S)  # an earlier failure would end the rank meanwhile
         if run.steps == SAVED:
             run.save(wait=True)
         if (attempt, rank, run.steps) == (0, 1, FAILS):

@@ -17,16 +17,16 @@ import torch.distributed as dist
 from tests.train.test_train_torchrun import torchrun
 from tests.waits import PATIENCE_S
 
-from cavvy.train import failures
-from cavvy.train.failures import SILENT, describe, is_lost_connection
+from cavvy.train import world
+from cavvy.train.world import SILENT, describe, is_lost_connection
 
 SCRIPT = """
 import os, sys, threading, time, torch
 from cavvy import train
-from cavvy.train import failures
+from cavvy.train import world
 
 def main():
-    failures.GRACE_S = 0.5
+    world.GRACE_S = 0.5
     run = train.Run("checkpoints", plan=train.Plan(), device="cpu")
     model = run.model(lambda: torch.nn.Linear(2, 1))
     optimizer = run.optimizer(torch.optim.SGD, lr=0.1)
@@ -145,7 +145,7 @@ def test_one_process_reports_its_error(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("CAVVY_NOTICE", str(tmp_path / "notice"))
     before = sys.excepthook
     monkeypatch.setattr(sys, "excepthook", lambda *error: None)  # else it prints a traceback
-    watch = failures.FailureWatch(None, 0, 1)
+    watch = world.FailureWatch(None, 0, 1)
     sys.excepthook(KeyError, KeyError("planted"), None)
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     watch.close()
@@ -156,7 +156,7 @@ def test_one_process_reports_its_error(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_error_is_described_by_its_first_line() -> None:
     assert describe(ValueError("one\ntwo")) == "ValueError: one"
     assert describe(ValueError()) == "ValueError"
-    assert len(describe(ValueError("x" * 1000))) == failures.LONGEST
+    assert len(describe(ValueError("x" * 1000))) == world.LONGEST
 
 
 def test_errors_of_collectives_may_be_the_result_of_another_error() -> None:
