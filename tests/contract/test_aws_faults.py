@@ -20,7 +20,7 @@ from tests.ec2.server import Front, served
 
 from cavvy.agent.config import ConfigFields, read_record
 from cavvy.agent.documents import NoticeAddress
-from cavvy.agent.notices.poll import find_events, seconds_left
+from cavvy.agent.notice_poll import find_events, seconds_left
 from cavvy.domain.offers import Purchase
 from cavvy.domain.tasks import NetworkNeed, Volume, VolumeKind
 from cavvy.domain.values import replace

@@ -14,8 +14,8 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{each.name}" for each in pkgutil.iter_modules(__path__))
 )
 
-from cavvy.providers.contract.ends import EndTests
 from cavvy.providers.contract.faults import FaultTests
+from cavvy.providers.contract.gangs import EndTests, LaunchTests, LookTests
 from cavvy.providers.contract.harness import (
     ContractHarness,
     FaultyPlace,
@@ -23,7 +23,6 @@ from cavvy.providers.contract.harness import (
     Play,
     ProviderUnderTest,
 )
-from cavvy.providers.contract.launches import LaunchTests, LookTests
 from cavvy.providers.contract.offers import OfferTests
 
 __all__ = [
