@@ -29,10 +29,9 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.ray import MANIFEST
+from cavvy.providers.ray import MANIFEST, actor_supervisor
 from cavvy.providers.ray.entry import GANG, INSTALLATION, NODES, job_name
 from cavvy.providers.ray.provider import RayProvider
-from cavvy.providers.ray.remote import actor_supervisor
 from cavvy.providers.registry import check_settings
 
 NODE = {

@@ -14,6 +14,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangState, NodeEndpoint, Refused
 from cavvy.providers.batch.shapes import AcceleratorRates
+from cavvy.providers.ray.actor_supervisor import ActorSupervisor
 from cavvy.providers.ray.cluster import (
     list_offers,
     make_bundle,
@@ -23,7 +24,6 @@ from cavvy.providers.ray.cluster import (
 )
 from cavvy.providers.ray.entry import RayOptions, make_job, make_plan
 from cavvy.providers.ray.provider import read_addresses
-from cavvy.providers.ray.remote.actor_supervisor import ActorSupervisor
 from cavvy.providers.ray.status import RayGangRecord, as_seen, end, explain_wait, judge, read_log
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from cavvy.providers.base import GangSpec, NodeEndpoint
 from cavvy.providers.hosts.userdata import make_config
 from cavvy.providers.ray.cluster import MARKET, RayNode, make_bundle
 
-_REMOTE = Path(__file__).with_name("remote")
+_PROGRAMS = Path(__file__).parent
 _TAKES = timedelta(seconds=30)  # time limit for reserving the nodes if gangs may not wait in Ray
 RESERVE = timedelta(seconds=15)  # time for the agent's last messages, after the work's grace period
 INSTALLATION, GANG, NODES = "cavvy_installation", "cavvy_gang", "cavvy_nodes"
@@ -105,8 +105,8 @@ def make_plan(
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
     spread = "STRICT_SPREAD" if options.spread else "SPREAD"
     return {
-        "driver": (_REMOTE / "driver.py").read_text("utf-8"),
-        "hold": (_REMOTE / "actor_supervisor.py").read_text("utf-8"),
+        "driver": (_PROGRAMS / "driver.py").read_text("utf-8"),
+        "hold": (_PROGRAMS / "actor_supervisor.py").read_text("utf-8"),
         "name": job_name(mark, gang.name),
         "namespace": options.namespace,
         "nodes": gang.nodes,
