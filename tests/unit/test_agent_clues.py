@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.agent.config import ConfigFields, read_work
-from cavvy.agent.notices.clues import FailureClues
+from cavvy.agent.failure_clues import FailureClues
 
 
 def explain(output: str, path: str = "/nowhere", folder: str = "", **fields: object) -> str:

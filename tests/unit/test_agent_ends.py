@@ -10,7 +10,7 @@ import pytest
 
 from cavvy.agent.config import BadConfig, ConfigFields
 from cavvy.agent.ends import AgentState, may_leave, serve_on
-from cavvy.agent.notices.notification_socket import TaskReports
+from cavvy.agent.notification_socket import TaskReports
 from cavvy.agent.runner import RankRunner
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.notices.faults import GpuFaultScanner, find_sign, read_kernel
+from cavvy.agent.gpu_faults import GpuFaultScanner, find_sign, read_kernel
 
 XID = b"NVRM: Xid (PCI:0000:3b:00): %d, pid='<unknown>', name=<unknown>, GPU has a problem."
 

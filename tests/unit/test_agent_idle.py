@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cavvy.agent.config import ConfigFields
-from cavvy.agent.notices.notification_socket import TaskReports
+from cavvy.agent.notification_socket import TaskReports
 from cavvy.agent.work import monitor
 from cavvy.agent.work.monitor import WorkMonitor
 

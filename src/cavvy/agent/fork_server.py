@@ -19,8 +19,7 @@ import socket
 import sys
 
 # the modules that most agents need besides those of `main`, which calls this module
-from . import disk
-from .notices import notification_socket  # noqa: F401
+from . import disk, notification_socket  # noqa: F401
 from .work import (  # noqa: F401
     cache,
     home_entries,

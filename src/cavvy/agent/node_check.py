@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from .config import AgentConfig
 from .documents import CheckConfig, WorkConfig
-from .notices.faults import GPU, LINK, read_kernel
+from .gpu_faults import GPU, LINK, read_kernel
 from .work.environment import device_variables
 from .work.reaper import report
 

@@ -28,10 +28,10 @@ from .ends import (
     may_leave,
     serve_on,
 )
+from .failure_clues import FailureClues
+from .gpu_faults import FAILURES, GPU, GpuFaultScanner, read_kernel
 from .log import LogSpool, Redactor, make_redactor
-from .notices.clues import FailureClues
-from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
-from .notices.notification_socket import TaskReports
+from .notification_socket import TaskReports
 from .outbox import MessageOutbox
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from .data.deposit import Ended, ResultsDeposit
     from .documents import ExecConfig
     from .loop import EventLoop, LoopTimer
-    from .notices.notification_socket import NotificationSocket
-    from .notices.poll import NoticePoll
+    from .notice_poll import NoticePoll
+    from .notification_socket import NotificationSocket
     from .work.home_entries import HomeEntries
 
 # If a killed process still exists after this many seconds, the node counts as broken.
@@ -361,7 +361,7 @@ class RankRunner:
 
     def _open_channels(self, work: WorkConfig) -> None:
         """Open the socket to the task, and start polling for the node's notices."""
-        from .notices.notification_socket import NotificationSocket
+        from .notification_socket import NotificationSocket
 
         self._notification_socket = NotificationSocket(
             self._loop, self._config.home, self.reports.hear
@@ -371,7 +371,7 @@ class RankRunner:
         if every_s is not None and self._every_s is None:
             self.paced(every_s)
         if self._config.notices:
-            from .notices.poll import NoticePoll
+            from .notice_poll import NoticePoll
 
             self._polls = [NoticePoll(self._loop, each, self) for each in self._config.notices]
         if work.deposit_after_s and not self._config.leaves_after_s:

@@ -10,8 +10,8 @@ import time
 
 from .control_client import complain
 from .disk import read_text, write_whole
+from .gpu_faults import GPU
 from .images.own_command import names_own_command
-from .notices.faults import GPU
 from .work.environment import SHELL_LINE, find_shell, write_rank_files
 from .work.process import WorkProcess
 from .work.reaper import ChildCommand

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from ..allowed_folders import AllowedFolders
 from ..config import AgentConfig
 from ..documents import WorkConfig
+from ..gpu_faults import NETWORK
 from ..http_client import StorageTimeout, TransferClient, TransferFailed
 from ..loop import EventLoop
-from ..notices.faults import NETWORK
 from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand, report
 from ..work.trees import remove_below

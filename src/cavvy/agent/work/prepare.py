@@ -31,9 +31,9 @@ from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig
 from ..disk import open_private, write_whole
 from ..documents import CheckpointConfig, WorkConfig
+from ..gpu_faults import NETWORK
 from ..http_client import StorageTimeout, TransferFailed
 from ..images.compatibility import find_misfit
-from ..notices.faults import NETWORK
 from ..tunnel import TunnelFailed, check_tunnel
 from .cache import touch
 from .environment import SHELL_LINE, find_shell

@@ -13,10 +13,10 @@ import os
 import socket
 from collections.abc import Callable
 
-from ..config import BadConfig, ConfigFields
-from ..control_client import complain
-from ..ends import describe_failure
-from ..loop import READ, WRITE, EventLoop
+from .config import BadConfig, ConfigFields
+from .control_client import complain
+from .ends import describe_failure
+from .loop import READ, WRITE, EventLoop
 
 TYPE_CHECKING = False
 

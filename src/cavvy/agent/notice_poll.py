@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 import time
 
-from ..control_client import complain
-from ..wire import BackOff, LoopConnection, ServerAddress
+from .control_client import complain
+from .wire import BackOff, LoopConnection, ServerAddress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from ..documents import NoticeAddress
-    from ..loop import EventLoop
+    from .documents import NoticeAddress
+    from .loop import EventLoop
 
     Event = dict[str, object]
     Answered = Callable[[int, bytes], None]

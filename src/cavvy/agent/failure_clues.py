@@ -10,7 +10,7 @@ import shutil
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..documents import WorkConfig
+    from .documents import WorkConfig
 
 _KEPT = 4096  # bytes at the end of the output
 _NO_MODULE = re.compile(rb"No module named '?([A-Za-z_][\w.-]*)")

@@ -1,1 +1,0 @@
-"""Detects that the provider will reclaim the node, and notifies the task."""
