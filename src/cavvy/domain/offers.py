@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from datetime import date, datetime, timedelta
 from enum import StrEnum
 from fractions import Fraction
+from typing import Any
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.units import HourlyRate, Money
@@ -77,6 +78,23 @@ class RequiredOption(Struct, frozen=True):
 
     name: str
     reason: str
+
+
+class NodeHardware(Struct, frozen=True, kw_only=True):
+    """The hardware of a provider's type of machine, in fields of the same names as in `Offer`."""
+
+    accelerator: str | None = None
+    accelerator_count: int = 0
+    accelerator_memory_mib: int = 0
+    accelerator_part: float = 1.0
+    vcpus: int = 0
+    memory_mib: int = 0
+    network_mbps: int | None = None
+    architecture: str = "x86_64"
+
+    def offered(self) -> dict[str, Any]:
+        """Return the fields for an `Offer`."""
+        return {each: getattr(self, each) for each in NodeHardware.__struct_fields__}
 
 
 class Offer(Struct, frozen=True, kw_only=True):

@@ -488,20 +488,14 @@ def _make(
         region=region,
         zone=zone,
         instance_type=shape.type,
-        accelerator=shape.accelerator,
-        accelerator_count=shape.accelerator_count,
-        accelerator_memory_mib=shape.accelerator_memory_mib,
-        vcpus=shape.vcpus,
-        memory_mib=shape.memory_mib,
-        network_mbps=shape.network_mbps,
         purchase=purchase,
         rate=rate,
         minimum_charge=MINUTE,
         capacity=capacity,
-        architecture=shape.architecture,
         source=source,
         as_of=day,
         extras=extras,
+        **shape.offered(),
     )
 
 

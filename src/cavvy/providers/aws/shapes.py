@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
-from cavvy.domain.values import Struct
+from cavvy.domain.offers import NodeHardware
 from cavvy.providers.aws.account import Json
 
 GENERAL = (
@@ -15,22 +15,15 @@ GENERAL = (
 )  # families that are offered by default, in addition to all types with accelerators
 
 
-class InstanceShape(Struct, frozen=True, kw_only=True):
+class InstanceShape(NodeHardware, frozen=True, kw_only=True):
     """An instance type of EC2, with the properties that Cavvy uses."""
 
     type: str
-    vcpus: int
-    memory_mib: int
-    accelerator: str | None = None
-    accelerator_count: int = 0
-    accelerator_memory_mib: int = 0
-    network_mbps: int | None = None
     # the maximum number of Elastic Fabric Adapters, one per network card
     efa: int = 0
     # the first network card with an adapter; if it is card 1, card 0 has the node's address only
     efa_card: int = 0
     cluster: bool = False  # supports cluster placement groups
-    architecture: str = "x86_64"
     spot: bool = True
     on_demand: bool = True
 

@@ -9,8 +9,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from cavvy.catalog.accelerators import identify
-from cavvy.domain.offers import NEW_LIMIT, Offer, Purchase, Quota, limit_offer
-from cavvy.domain.values import Struct
+from cavvy.domain.offers import NEW_LIMIT, NodeHardware, Offer, Purchase, Quota, limit_offer
 from cavvy.providers.azure.account import COMPUTE, AzureAccount
 from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
@@ -46,22 +45,13 @@ _ALL, _SPOT = "cores", "lowPriorityCores"
 _Quotas = Mapping[str, Quota]  # Azure's name in lower case, such as "standardncfamily" -> quota
 
 
-class AzureSize(Struct, frozen=True, kw_only=True):
+class AzureSize(NodeHardware, frozen=True, kw_only=True):
     """A VM size in one region. `why_not` is the reason why the size is not offered, or "" if it is
     offered.
     """
 
     name: str
     family: str = ""  # Azure's name of the family, which is also the name of its quota
-    vcpus: int = 0
-    memory_mib: int = 0
-    disk_gib: int | None = None
-    architecture: str = "x86_64"
-    accelerator: str | None = None
-    count: int = 0
-    accelerator_memory_mib: int = 0
-    accelerator_part: float = 1.0
-    network_mbps: int | None = None
     spot: bool = False
     why_not: str = ""
 
@@ -107,7 +97,7 @@ def _read(told: Json, find_instance: FindInstance) -> AzureSize:
         memory_mib=round(float(can["MemoryGB"]) * 1024),
         architecture=_ARCHITECTURES.get(can.get("CpuArchitectureType", "x64"), "x86_64"),
         accelerator=chip,
-        count=count,
+        accelerator_count=count,
         accelerator_memory_mib=memory,
         accelerator_part=known.accelerator_part if known else 1.0,
         network_mbps=known.network_mbps if known else None,
