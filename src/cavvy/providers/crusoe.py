@@ -92,17 +92,11 @@ MANIFEST = make_manifest(
 
 # https://support.crusoecloud.com/hc/en-us/articles/48176498638235
 # lists the states. The API writes states with or without the prefix "STATE_".
-_STATES = {
-    "CREATING": vm.MachineState.STARTING,
-    "INITIALIZING": vm.MachineState.STARTING,
-    "STARTING": vm.MachineState.STARTING,
-    "STOPPED": vm.MachineState.STOPPED,
-    "SHUTOFF": vm.MachineState.STOPPED,
-    "CRASHED": vm.MachineState.STOPPED,
-    "ERROR": vm.MachineState.STOPPED,
-    "DELETING": vm.MachineState.ENDED,
-    "DELETED": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(
+    starting="CREATING INITIALIZING STARTING",
+    stopped="STOPPED SHUTOFF CRASHED ERROR",
+    ended="DELETING DELETED",
+)
 _QUIET = ("CREATING", "INITIALIZING", "STARTING", "RUNNING")
 # The documentation does not list error codes. Users have reported this one.
 _OUT_OF_STOCK = "out_of_stock"
@@ -293,7 +287,7 @@ def _read(told: Json) -> vm.CloudMachine:
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES[status],
         address=next(filter(None, [*private, *public]), None),
         ssh=vm.SshTarget(address=str(public[0])) if public and public[0] else None,
         created_at=datetime.fromisoformat(told["created_at"]),

@@ -95,17 +95,12 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {  # the API's `VmState`; all others belong to machines that run
-    "PENDING": vm.MachineState.STARTING,
-    "CLONING": vm.MachineState.STARTING,
-    "RECREATING": vm.MachineState.STARTING,
-    "STARTING": vm.MachineState.STARTING,
-    "STOPPED": vm.MachineState.STOPPED,
-    "SUSPENDED": vm.MachineState.STOPPED,
-    "FAILED": vm.MachineState.STOPPED,
-    "DELETING": vm.MachineState.ENDED,
-    "DELETED": vm.MachineState.ENDED,
-}
+# the API's `VmState`
+_STATES = vm.StateNames(
+    starting="PENDING CLONING RECREATING STARTING",
+    stopped="STOPPED SUSPENDED FAILED",
+    ended="DELETING DELETED",
+)
 _QUIET = ("PENDING", "STARTING", "ACTIVE")
 # The API does not describe its errors for missing capacity. These words are assumptions.
 # Only the message tells missing capacity from a wrong value.
@@ -255,7 +250,7 @@ def _read(told: Json) -> vm.CloudMachine:
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["id"]),
-        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES[status],
         address=private or public or None,
         ssh=vm.SshTarget(address=str(public)) if public else None,
         created_at=datetime.fromisoformat(told["createTime"]),

@@ -81,12 +81,7 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {
-    "new": vm.MachineState.STARTING,
-    "active": vm.MachineState.RUNNING,
-    "off": vm.MachineState.STOPPED,
-    "archive": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(starting="new", running="active", stopped="off", ended="archive")
 # DigitalOcean answers every request that it cannot serve with status 422; only the message gives
 # the cause.
 _FULL = re.compile(
@@ -235,7 +230,7 @@ def _read(told: Json) -> vm.CloudMachine:
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES[status],
         address=addresses.get("private") or addresses.get("public"),
         ssh=vm.SshTarget(address=addresses["public"]) if "public" in addresses else None,
         created_at=datetime.fromisoformat(told["created_at"]),

@@ -69,15 +69,13 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/virtual-machines
-    "CREATING": vm.MachineState.STARTING,
-    "BUILD": vm.MachineState.STARTING,
-    "ACTIVE": vm.MachineState.RUNNING,
-    "SHUTOFF": vm.MachineState.STOPPED,
-    "HIBERNATED": vm.MachineState.STOPPED,
-    "ERROR": vm.MachineState.STOPPED,
-    "DELETING": vm.MachineState.ENDED,
-}
+# https://docs.hyperstack.cloud/docs/api-reference/core-resources/virtual-machines
+_STATES = vm.StateNames(
+    starting="CREATING BUILD",
+    running="ACTIVE",
+    stopped="SHUTOFF HIBERNATED ERROR",
+    ended="DELETING",
+)
 # Only the message tells missing stock from a wrong value.
 _FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"quota", re.IGNORECASE)
@@ -251,7 +249,7 @@ def _read(told: Json) -> vm.CloudMachine:
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES[status],
         address=told.get("fixed_ip") or None,
         created_at=created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC),
         reason="" if status in ("CREATING", "BUILD", "ACTIVE") else f"Hyperstack reports: {status}",

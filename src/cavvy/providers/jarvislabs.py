@@ -88,15 +88,12 @@ MANIFEST = make_manifest(
 _REGIONS = {"india-noida-01": "n", "india-chennai-01": "c", "europe-01": "eu"}
 _ONE_GPU = "europe-01"  # the region in which instances have one GPU
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that are offered
-_STATES = {
-    "Creating": vm.MachineState.STARTING,
-    "Resuming": vm.MachineState.STARTING,
-    "Running": vm.MachineState.RUNNING,
-    "Pausing": vm.MachineState.STOPPED,
-    "Paused": vm.MachineState.STOPPED,
-    "Failed": vm.MachineState.STOPPED,
-    "Destroying": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(
+    starting="Creating Resuming",
+    running="Running",
+    stopped="Pausing Paused Failed",
+    ended="Destroying",
+)
 _PAUSED = ("Pausing", "Paused")
 # How the API reports missing GPUs is an assumption: these are the words that the package uses when
 # it refuses a request itself.
@@ -329,7 +326,7 @@ def _read(told: Json) -> vm.CloudMachine:
     return vm.CloudMachine(
         id=str(told["machine_id"]),
         name=_name(told),
-        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES[status],
         ssh=_read_target(command) if running and command else None,
         preempted=bool(told.get("is_spot")) and status in _PAUSED,
         reason="" if status in ("Creating", "Running") else f"JarvisLabs reports: {status}",

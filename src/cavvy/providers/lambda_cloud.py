@@ -59,14 +59,12 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {  # the API's `InstanceStatus`
-    "booting": vm.MachineState.STARTING,
-    "active": vm.MachineState.RUNNING,
-    "unhealthy": vm.MachineState.RUNNING,
-    "terminating": vm.MachineState.ENDED,
-    "terminated": vm.MachineState.ENDED,
-    "preempted": vm.MachineState.ENDED,
-}
+# the API's `InstanceStatus`
+_STATES = vm.StateNames(
+    starting="booting",
+    running="active unhealthy",
+    ended="terminating terminated preempted",
+)
 _ARM = ("GH200", "GB200", "GB300")  # the API does not report the architecture of the CPUs
 _MICROS_PER_CENT = 10_000
 
@@ -197,7 +195,7 @@ def _read(told: Json) -> vm.CloudMachine:
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told.get("name") or ""),
-        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES[status],
         address=told.get("private_ip") or told.get("ip"),
         ssh=vm.SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         tags={str(each["key"]): str(each["value"]) for each in told.get("tags") or ()},

@@ -85,13 +85,9 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {
-    # https://docs.digitalocean.com/products/paperspace/machines/reference/states-and-error-codes:
-    # only a machine that is off is not billed by the hour
-    "provisioning": vm.MachineState.STARTING,
-    "starting": vm.MachineState.STARTING,
-    "off": vm.MachineState.STOPPED,
-}
+# https://docs.digitalocean.com/products/paperspace/machines/reference/states-and-error-codes:
+# only a machine that is off is not billed by the hour
+_STATES = vm.StateNames(starting="provisioning starting", stopped="off")
 _QUIET = ("provisioning", "starting", "ready", "serviceready")
 _REGIONS = {"us-ny2": "ny2"}  # the catalog's name of a region -> the API's name
 _DISKS_GB = (50, 100, 250, 500, 1000, 2000)
@@ -309,7 +305,7 @@ def _title(template: Json) -> str:
 def _read(told: Json) -> vm.CloudMachine:
     status, public = str(told["state"]), told.get("publicIp")
     ended = told.get("dtDeleted")
-    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES[status]
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),

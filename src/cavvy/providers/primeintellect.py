@@ -93,14 +93,12 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {
-    "PROVISIONING": vm.MachineState.STARTING,
-    "PENDING": vm.MachineState.STARTING,
-    "ACTIVE": vm.MachineState.RUNNING,
-    "STOPPED": vm.MachineState.STOPPED,
-    "ERROR": vm.MachineState.STOPPED,
-    "TERMINATED": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(
+    starting="PROVISIONING PENDING",
+    running="ACTIVE",
+    stopped="STOPPED ERROR",
+    ended="TERMINATED",
+)
 _QUIET = ("PROVISIONING", "PENDING", "ACTIVE")
 _IN_STOCK = ("Available", "Low", "Medium", "High")
 # The documentation does not describe the errors for missing capacity. These words are assumptions.
@@ -283,7 +281,7 @@ def _first(value: Json) -> str:
 
 def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
-    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES[status]
     way = _CONNECTION.fullmatch(_first(told.get("sshConnection")))
     target = way and vm.SshTarget(user=way[1], address=way[2], port=int(way[3] or 22))
     ended = told.get("terminatedAt") if state is vm.MachineState.ENDED else None

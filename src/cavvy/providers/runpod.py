@@ -118,14 +118,13 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {  # the API's `PodStatus`
-    "PROVISIONING": vm.MachineState.STARTING,
-    "STARTING": vm.MachineState.STARTING,
-    "RUNNING": vm.MachineState.RUNNING,
-    "EXITED": vm.MachineState.STOPPED,
-    "ERROR": vm.MachineState.STOPPED,
-    "TERMINATED": vm.MachineState.ENDED,
-}
+# the API's `PodStatus`
+_STATES = vm.StateNames(
+    starting="PROVISIONING STARTING",
+    running="RUNNING",
+    stopped="EXITED ERROR",
+    ended="TERMINATED",
+)
 # The API does not describe its error for missing capacity. These words occur in messages that users
 # reported, such as https://github.com/runpod/runpod-python/issues/21.
 # Only the message tells missing capacity from a wrong value.
@@ -283,7 +282,7 @@ def _read(told: Json) -> vm.CloudMachine:
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, vm.MachineState.RUNNING),  # unknown states may be billed
+        state=_STATES[status],
         address=told["globalNetworking"].get("ip"),
         ssh=target or None,
         created_at=datetime.fromisoformat(told["createdAt"]),

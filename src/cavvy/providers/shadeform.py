@@ -69,15 +69,13 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {
-    "creating": vm.MachineState.STARTING,
-    "pending_provider": vm.MachineState.STARTING,
-    "pending": vm.MachineState.STARTING,
-    "active": vm.MachineState.RUNNING,
-    "error": vm.MachineState.STOPPED,
-    "deleting": vm.MachineState.ENDED,  # no longer billed
-    "deleted": vm.MachineState.ENDED,
-}
+# a machine that is `deleting` is no longer billed
+_STATES = vm.StateNames(
+    starting="creating pending_provider pending",
+    running="active",
+    stopped="error",
+    ended="deleting deleted",
+)
 _QUIET = ("creating", "pending_provider", "pending", "active")
 # The documentation mentions errors for missing capacity and for types without spot instances in a
 # region, but does not give their texts. These words are assumptions.
@@ -197,7 +195,7 @@ def _rate(kind: Json, place: Json) -> HourlyRate:
 
 def _read(told: Json) -> vm.CloudMachine:
     status, address = str(told["status"]), told.get("ip")
-    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES[status]
     details = str(told.get("status_details") or "")
     ended = told.get("deleted_at") if state is vm.MachineState.ENDED else None
     target = vm.SshTarget(address=str(address), port=int(told.get("ssh_port") or 22))

@@ -82,15 +82,12 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = {
-    "ordered": vm.MachineState.STARTING,
-    "provisioning": vm.MachineState.STARTING,
-    "running": vm.MachineState.RUNNING,
-    "offline": vm.MachineState.STOPPED,
-    "error": vm.MachineState.STOPPED,
-    "discontinued": vm.MachineState.ENDED,
-    "deleted": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(
+    starting="ordered provisioning",
+    running="running",
+    stopped="offline error",
+    ended="discontinued deleted",
+)
 # Verda answers most requests that it cannot serve with `invalid_request`; only the message gives
 # the cause.
 _FULL = re.compile(r"capacity|available|resources", re.IGNORECASE)
@@ -320,7 +317,7 @@ def _image(kind: Json) -> str:
 
 def _read(told: Json) -> vm.CloudMachine:
     status = str(told["status"])
-    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES[status]
     return vm.CloudMachine(
         id=str(told["id"]),
         name=str(told["hostname"]),

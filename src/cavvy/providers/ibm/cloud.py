@@ -35,13 +35,7 @@ from cavvy.providers.vm.rest import Json
 # `BareMetalServer.status` and `BareMetalServerStatusReason.code`, in the Python package ibm-vpc
 # 0.36.0. An instance that is "stopping" counts as running: it may not have its reason yet,
 # and a deletion would hide that it was preempted.
-_STATES = {
-    "pending": vm.MachineState.STARTING,
-    "starting": vm.MachineState.STARTING,
-    "stopped": vm.MachineState.STOPPED,
-    "failed": vm.MachineState.STOPPED,
-    "deleting": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(starting="pending starting", stopped="stopped failed", ended="deleting")
 _NO_CAPACITY = frozenset({"cannot_start_capacity", "cannot_start_placement_group"})
 _PREEMPTED = "stopped_by_preemption"
 _QUOTA = "over_quota"
@@ -138,7 +132,7 @@ class IbmCloud:
 
         async def read(region: str) -> Sequence[vm.CloudMachine]:
             lists = [keep_ours(await self._api.list(region, f"/{kind}", kind)) for kind in kinds]
-            live = [each for each in lists[0] if _STATES.get(str(each["status"])) is not _ENDED]
+            live = [each for each in lists[0] if _STATES[str(each["status"])] is not _ENDED]
             await self._clusters.remove_unused(region, [str(each["name"]) for each in live])
             return [
                 _read(region, each, kind)
@@ -224,7 +218,7 @@ def _locate(machine: str) -> tuple[str, str, str]:
 def _read(region: str, told: Json, kind: str = _INSTANCES) -> vm.CloudMachine:
     status = str(told["status"])
     reasons = {str(each["code"]): str(each["message"]) for each in told["status_reasons"]}
-    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES[status]
     interface = told.get("primary_network_interface") or {}
     address = str((interface.get("primary_ip") or {}).get("address") or _NO_ADDRESS)
     known = address != _NO_ADDRESS

@@ -26,14 +26,11 @@ from cavvy.providers.vm.rest import Json
 
 # `nebius.compute.v1.InstanceStatus.InstanceState`. The status of an instance in the state "ERROR"
 # is not documented; Cavvy deletes it.
-_STATES = {
-    "CREATING": vm.MachineState.STARTING,
-    "STARTING": vm.MachineState.STARTING,
-    "STOPPING": vm.MachineState.STOPPED,
-    "STOPPED": vm.MachineState.STOPPED,
-    "ERROR": vm.MachineState.STOPPED,
-    "DELETING": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(
+    starting="CREATING STARTING",
+    stopped="STOPPING STOPPED ERROR",
+    ended="DELETING",
+)
 _FULL = "notEnoughResources"
 # Sizes of these types are multiples of 93 GiB: https://docs.nebius.com/compute/storage/types
 _DISK_TYPES = {
@@ -212,7 +209,7 @@ def _read(told: Json) -> vm.CloudMachine:
     ports = status.get("networkInterfaces") or []
     public = [_address(each.get("publicIpAddress")) for each in ports]
     private = [_address(each.get("ipAddress")) for each in ports]
-    state = _STATES.get(word, vm.MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES[word]
     off = word in ("STOPPING", "STOPPED")
     created = told.get("createdAt")
     shown = next(filter(None, [*public, *private]), "")

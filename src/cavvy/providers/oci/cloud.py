@@ -39,14 +39,11 @@ _FULL = "OutOfHostCapacity"
 # https://docs.oracle.com/en-us/iaas/Content/API/References/apierrors.htm
 _OLD_TOKEN = "InvalidatedRetryToken"
 # https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/datatypes/Instance
-_STATES = {
-    "PROVISIONING": vm.MachineState.STARTING,
-    "STARTING": vm.MachineState.STARTING,
-    "STOPPING": vm.MachineState.STOPPED,
-    "STOPPED": vm.MachineState.STOPPED,
-    "TERMINATING": vm.MachineState.ENDED,
-    "TERMINATED": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(
+    starting="PROVISIONING STARTING",
+    stopped="STOPPING STOPPED",
+    ended="TERMINATING TERMINATED",
+)
 _ENDED = vm.MachineState.ENDED
 # Platform images refuse all connections except SSH, but the nodes of a gang must reach each other:
 # https://docs.oracle.com/en-us/iaas/Content/Network/Concepts/waystosecure.htm. Oracle Linux uses
@@ -147,7 +144,7 @@ class OciCloud:
                 up = [str(each["id"]) for each in ours if each["lifecycleState"] == "RUNNING"]
                 await self._addresses.find(region, compartment, up)
             if self._settings["compute_clusters"]:
-                live = [each for each in ours if _STATES.get(each["lifecycleState"]) is not _ENDED]
+                live = [each for each in ours if _STATES[each["lifecycleState"]] is not _ENDED]
                 gangs = {str(each["freeformTags"].get(GANG)) for each in live}
                 await self._clusters.remove_unused(region, compartment, gangs)
             return [self._read(region, each) for each in ours]
@@ -191,7 +188,7 @@ class OciCloud:
             compartment = await self._market.compartment()
             found = [*await self._api.list(region, "/instances", compartmentId=compartment)]
         states = [str(each["lifecycleState"]) for each in found if each["id"] == ocid]
-        return any(_STATES.get(each) is not vm.MachineState.ENDED for each in states)
+        return any(_STATES[each] is not vm.MachineState.ENDED for each in states)
 
     async def _make_body(self, request: vm.MachineRequest) -> Mapping[str, Any]:
         offer, gang = request.offer, request.gang
@@ -229,7 +226,7 @@ class OciCloud:
 
     def _read(self, region: str, told: Json) -> vm.CloudMachine:
         machine, status = f"{region}/{told['id']}", str(told["lifecycleState"])
-        state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+        state = _STATES[status]
         # OCI does not report whether it or a user has terminated an instance
         preemptible = bool(told.get("preemptibleInstanceConfig"))
         quiet = state in (vm.MachineState.STARTING, vm.MachineState.RUNNING)

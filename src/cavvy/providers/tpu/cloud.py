@@ -29,17 +29,11 @@ from cavvy.providers.vm.records import INSTALLATION, is_machine_name
 from cavvy.providers.vm.rest import Json
 
 # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#state
-_STATES = {
-    "CREATING": vm.MachineState.STARTING,
-    "STARTING": vm.MachineState.STARTING,
-    "RESTARTING": vm.MachineState.STARTING,
-    "REIMAGING": vm.MachineState.STARTING,
-    "STOPPING": vm.MachineState.STOPPED,
-    "STOPPED": vm.MachineState.STOPPED,
-    "PREEMPTED": vm.MachineState.STOPPED,
-    "TERMINATED": vm.MachineState.STOPPED,
-    "DELETING": vm.MachineState.ENDED,
-}
+_STATES = vm.StateNames(
+    starting="CREATING STARTING RESTARTING REIMAGING",
+    stopped="STOPPING STOPPED PREEMPTED TERMINATED",
+    ended="DELETING",
+)
 # The runtimes for JAX and PyTorch: https://cloud.google.com/tpu/docs/runtimes, read on 2026-11-23
 _RUNTIMES = {
     "TPU-v6e": "v2-alpha-tpuv6e",
@@ -254,7 +248,7 @@ def _read(told: Json) -> Sequence[vm.CloudMachine]:
     """Return the hosts of a slice."""
     _, _, _, zone, _, name = str(told["name"]).split("/")
     status = str(told["state"])
-    state = _STATES.get(status, vm.MachineState.RUNNING)  # unknown states may be billed
+    state = _STATES[status]
     kind = find_slice(str(told.get("acceleratorType") or ""))
     ends = told.get("networkEndpoints") or ()
     addresses = [each.get("ipAddress") for each in ends]

@@ -59,6 +59,26 @@ class MachineState(StrEnum):
     ENDED = "ended"  # deleted, or being deleted: no longer billed
 
 
+class StateNames(dict[str, MachineState]):
+    """The states of machines, by the names that an API gives to them; each argument contains names,
+    separated by spaces. A name that is missing stands for a machine that runs, because a machine in
+    an unknown state may be billed.
+    """
+
+    def __init__(
+        self, *, starting: str = "", running: str = "", stopped: str = "", ended: str = ""
+    ) -> None:
+        super().__init__(
+            {name: MachineState.STARTING for name in starting.split()}
+            | {name: MachineState.RUNNING for name in running.split()}
+            | {name: MachineState.STOPPED for name in stopped.split()}
+            | {name: MachineState.ENDED for name in ended.split()}
+        )
+
+    def __missing__(self, name: str) -> MachineState:
+        return MachineState.RUNNING
+
+
 class Reach(StrEnum):
     """The method by which the agent is copied to a machine and communicates with the server."""
 
