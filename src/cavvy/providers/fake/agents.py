@@ -196,29 +196,6 @@ class FakeStorage:
         self._done[job_id, rank] = seconds
 
 
-async def live(
-    line: AgentConnection,
-    storage: FakeStorage,
-    gang: FakeGang,
-    machine: FakeMachine,
-    now: Callable[[], datetime],
-    nonce: str,
-) -> None:
-    """Simulate one agent from the start of its node to the node's end."""
-    agent = _Agent(line, storage, gang, machine, now, nonce)
-    work = asyncio.get_running_loop().create_task(agent.run())
-    end = asyncio.get_running_loop().create_task(machine.ended.wait())
-    dead = gang.fault_script.dead_after_s
-    try:
-        await asyncio.wait({work, end}, timeout=dead, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        end.cancel()
-        work.cancel()
-        await asyncio.gather(work, end, return_exceptions=True)
-    if not work.cancelled() and isinstance(work.exception(), LeaseExpired):
-        machine.end(now())
-
-
 class _Outbox:
     """Numbers messages, and sends each message in order until the control plane acknowledges it."""
 
@@ -240,7 +217,9 @@ class _Outbox:
             self.empty.set()
 
 
-class _Agent:
+class FakeAgent:
+    """The agent of one node. The node ends if the agent's lease expires."""
+
     def __init__(
         self,
         line: AgentConnection,
@@ -253,7 +232,7 @@ class _Agent:
         self._line = line
         self._storage = storage
         self._gang = gang
-        self._rank = machine.rank
+        self._machine, self._rank = machine, machine.rank
         self._nonce = self._first_nonce = nonce
         # the number of assignments that this node has completed
         self._generation = 0
@@ -265,7 +244,21 @@ class _Agent:
         self._lease_until = now() + gang.spec.lease
         self._outbox = _Outbox()
 
-    async def run(self) -> None:
+    async def live(self) -> None:
+        """Simulate the agent from the start of its node to the node's end."""
+        work = asyncio.get_running_loop().create_task(self._run())
+        end = asyncio.get_running_loop().create_task(self._machine.ended.wait())
+        dead = self._gang.fault_script.dead_after_s
+        try:
+            await asyncio.wait({work, end}, timeout=dead, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            end.cancel()
+            work.cancel()
+            await asyncio.gather(work, end, return_exceptions=True)
+        if not work.cancelled() and isinstance(work.exception(), LeaseExpired):
+            self._machine.end(self._now())
+
+    async def _run(self) -> None:
         await pause(self._gang.fault_script.boot_s)
         self._lease_until = self._now() + self._gang.spec.lease
         while True:

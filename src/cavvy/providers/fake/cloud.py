@@ -27,10 +27,10 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.fake.agents import (
     AgentConnection,
+    FakeAgent,
     FakeGang,
     FakeMachine,
     FakeStorage,
-    live,
     pause,
 )
 from cavvy.providers.fake.script import (
@@ -282,7 +282,8 @@ class FakeCloud:
         for machine in gang.machines:
             nonces = [machine.engine_id, f"{machine.engine_id}-twin"][: 1 + gang.fault_script.twins]
             for nonce in nonces if gang.fault_script.boots else ():
-                self._spawn(live(self._line, self.storage, gang, machine, self._now, nonce))
+                agent = FakeAgent(self._line, self.storage, gang, machine, self._now, nonce)
+                self._spawn(agent.live())
         if gang.fault_script.preempted_after_s is not None:
             self._spawn(self._preempt(gang, gang.fault_script.preempted_after_s))
         if gang.fault_script.lost_rank is not None and gang.fault_script.lost_rank < len(
