@@ -77,28 +77,29 @@ class LaunchLedger(Generic[_N]):
         if before == record:
             return
         self.records[name] = record
-        self._unwritten.add(name)
-        try:
-            await self._write(name)
-        except ChangedElsewhere:
-            raise
-        except TryAgain:
-            if before is None:  # a new record must be stored before a purchase
-                self.records.pop(name, None)
-                self._unwritten.discard(name)
-                raise
+        fault = await self._try_write(name)
+        if fault is not None and before is None:  # a new record must be stored before a purchase
+            self.records.pop(name, None)
+            self._unwritten.discard(name)
+            raise fault
 
     async def drop(self, name: str) -> None:
         """Delete a record. Raises ChangedElsewhere."""
-        if self.records.pop(name, None) is None:
-            return
+        if self.records.pop(name, None) is not None:
+            await self._try_write(name)
+
+    async def _try_write(self, name: str) -> TryAgain | None:
+        """Write a changed record. Return the fault if it cannot be stored now; `refresh` then
+        writes the change later. Raises ChangedElsewhere.
+        """
         self._unwritten.add(name)
         try:
             await self._write(name)
         except ChangedElsewhere:
             raise
-        except TryAgain:
-            pass  # `refresh` writes the change later
+        except TryAgain as fault:
+            return fault
+        return None
 
     async def _write(self, name: str) -> None:
         async with self._writing.setdefault(name, asyncio.Lock()):
