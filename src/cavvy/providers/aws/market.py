@@ -4,7 +4,7 @@ prices are read every few minutes.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,10 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.aws.account import HOME, NOT_ENABLED, AwsAccount, AwsFault, Json
 from cavvy.providers.aws.images import find_default
 from cavvy.providers.aws.prices import MINUTE, fetch_extras, fetch_on_demand, fetch_spot
-from cavvy.providers.aws.quotas import (
-    Quotas,
-    fetch_instances,
-    fetch_quotas,
-    limit,
-    read_quotas,
-)
+from cavvy.providers.aws.quotas import Quotas, fetch_instances, fetch_quotas, limit, read_quotas
 from cavvy.providers.aws.shapes import (
     InstanceShape,
-    is_offered,
+    is_sold,
     list_unknown,
     read_shape,
     split_patterns,
@@ -263,7 +257,7 @@ class AwsMarket:
         arguments: dict[str, Any] = {"Filters": [named]} if patterns else {}
         told = await self._account.items(region, "describe_instance_types", **arguments)
         found = [shape for each in told if (shape := read_shape(each)) is not None]
-        shapes = {shape.type: shape for shape in found if is_offered(shape, patterns)}
+        shapes = {shape.type: shape for shape in found if is_sold(shape, patterns)}
         rates = await fetch_on_demand(self._account, region, sorted(shapes)) if shapes else {}
         micros = {name: rate.micros_per_hour for name, rate in rates.items() if name in shapes}
         zones: dict[str, list[str]] = {}
@@ -395,11 +389,9 @@ class AwsMarket:
             return []
         day, extras = known.facts.as_of.date(), self._extras(known.facts)
         offers = [
-            _make(
-                known.facts.shapes[name],
-                region,
-                HourlyRate(micros),
-                day=day,
+            replace(
+                _make(known.facts.shapes[name], region, HourlyRate(micros)),
+                as_of=day,
                 source="AWS Price List API",
                 extras=extras,
             )
@@ -407,13 +399,11 @@ class AwsMarket:
             if known.facts.shapes[name].on_demand
         ]
         offers += [
-            _make(
-                known.facts.shapes[name],
-                region,
-                rate,
+            replace(
+                _make(known.facts.shapes[name], region, rate),
                 zone=zone,
                 purchase=Purchase.SPOT,
-                day=(known.spot_at or known.facts.as_of).date(),
+                as_of=(known.spot_at or known.facts.as_of).date(),
                 source="EC2 spot price history",
                 extras=extras,
             )
@@ -434,16 +424,14 @@ class AwsMarket:
             if facts is None or each.type not in facts.shapes or not _opens(each, self._now()):
                 continue
             rate = self._reserved_rate(each, facts)
-            offer = _make(
-                facts.shapes[each.type],
-                region,
-                rate,
+            offer = replace(
+                _make(facts.shapes[each.type], region, rate),
                 zone=each.zone,
+                reserved=True,
                 capacity=each.free,
                 source=_title(each),
                 extras=self._extras(facts),
             )
-            offer = replace(offer, reserved=True)
             best = offers.get(offer.key)
             if best is None or (best.capacity or 0) < each.free:
                 offers[offer.key] = offer
@@ -471,30 +459,14 @@ class AwsMarket:
         return HourlyRate(0 if reservation.block else facts.rates.get(reservation.type, 0))
 
 
-def _make(
-    shape: InstanceShape,
-    region: str,
-    rate: HourlyRate,
-    *,
-    zone: str | None = None,
-    purchase: Purchase = Purchase.ON_DEMAND,
-    capacity: int | None = None,
-    day: date | None = None,
-    source: str = "",
-    extras: tuple[ExtraPrice, ...] = (),
-) -> Offer:
+def _make(shape: InstanceShape, region: str, rate: HourlyRate) -> Offer:
+    """Return the offer of an instance type, without what differs between its prices."""
     return Offer(
         provider="aws",
         region=region,
-        zone=zone,
         instance_type=shape.type,
-        purchase=purchase,
         rate=rate,
         minimum_charge=MINUTE,
-        capacity=capacity,
-        source=source,
-        as_of=day,
-        extras=extras,
         **shape.offered(),
     )
 

@@ -119,7 +119,7 @@ def split_patterns(text: str) -> Sequence[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def is_offered(shape: InstanceShape, patterns: Sequence[str]) -> bool:
+def is_sold(shape: InstanceShape, patterns: Sequence[str]) -> bool:
     """Return whether one of the patterns in the settings selects this type."""
     if patterns:
         return any(fnmatchcase(shape.type, pattern) for pattern in patterns)
