@@ -19,7 +19,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Feature, Refused
-from cavvy.providers.settings import project_number, project_text, regions_setting
+from cavvy.providers.settings import disk_setting, project_number, project_text, regions_setting
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.account import RestAccount, keep_ours
@@ -81,27 +81,13 @@ MANIFEST = make_manifest(
             minimum=1,
             whole=True,
         ),
-        project_number(
-            "disk_gib",
-            "The size of a machine's disk.",
-            unit="GiB",
-            default=100,
-            minimum=10,
-            whole=True,
-        ),
+        disk_setting("The size of a machine's disk.", 100, minimum=10),
         reach_setting(),
     ),
     endpoint="https://rest.compute.cudo.org/v1",
 )
 
 
-# the API's `VmState`
-_STATES = vm.StateNames(
-    starting="PENDING CLONING RECREATING STARTING",
-    stopped="STOPPED SUSPENDED FAILED",
-    ended="DELETING DELETED",
-)
-_QUIET = ("PENDING", "STARTING", "ACTIVE")
 # The API does not describe its errors for missing capacity. These words are assumptions.
 # Only the message tells missing capacity from a wrong value.
 _FULL = re.compile(r"capacity|available|resources|no host", re.IGNORECASE)
@@ -242,6 +228,15 @@ def _identify(kind: Json, sizes: Mapping[str, int]) -> KnownAccelerator | None:
 
 def _read_error(told: Json) -> tuple[str, str]:
     return told["code"], told["message"]
+
+
+# the API's `VmState`
+_STATES = vm.StateNames(
+    starting="PENDING CLONING RECREATING STARTING",
+    stopped="STOPPED SUSPENDED FAILED",
+    ended="DELETING DELETED",
+)
+_QUIET = ("PENDING", "STARTING", "ACTIVE")
 
 
 def _read(told: Json) -> vm.CloudMachine:

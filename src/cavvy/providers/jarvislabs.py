@@ -15,7 +15,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Feature, Refused
-from cavvy.providers.settings import project_number, project_text
+from cavvy.providers.settings import disk_setting, project_text
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.account import RestAccount
@@ -68,14 +68,7 @@ MANIFEST = make_manifest(
             "The template of instances, by its id in the list that `jl templates` prints.",
             "pytorch",
         ),
-        project_number(
-            "disk_gib",
-            "The size of an instance's disk.",
-            unit="GB",
-            default=100,
-            minimum=1,
-            whole=True,
-        ),
+        disk_setting("The size of an instance's disk.", 100, minimum=1, unit="GB"),
     ),
     endpoint="https://backend{region}.jarvislabs.net",
     endpoint_consequence="The addresses of the API. `{region}` stands for the letters of the "
@@ -88,12 +81,6 @@ MANIFEST = make_manifest(
 _REGIONS = {"india-noida-01": "n", "india-chennai-01": "c", "europe-01": "eu"}
 _ONE_GPU = "europe-01"  # the region in which instances have one GPU
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that are offered
-_STATES = vm.StateNames(
-    starting="Creating Resuming",
-    running="Running",
-    stopped="Pausing Paused Failed",
-    ended="Destroying",
-)
 _PAUSED = ("Pausing", "Paused")
 # How the API reports missing GPUs is an assumption: these are the words that the package uses when
 # it refuses a request itself.
@@ -317,6 +304,11 @@ def _identify(row: Json) -> KnownAccelerator | None:
 
 def _name(told: Json) -> str:
     return str(told.get("instance_name") or told.get("name") or "")
+
+
+_STATES = vm.StateNames(
+    starting="Creating Resuming", stopped="Pausing Paused Failed", ended="Destroying"
+)
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -14,7 +14,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_flag, project_number, project_text
+from cavvy.providers.settings import disk_setting, project_flag, project_number, project_text
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.account import RestAccount, keep_ours
@@ -93,9 +93,7 @@ MANIFEST = make_manifest(
         project_text(
             "registry", "The id of the account's registry credentials, for a private `image`."
         ),
-        project_number(
-            "disk_gib", "The size of a pod's disk.", unit="GB", default=50, minimum=1, whole=True
-        ),
+        disk_setting("The size of a pod's disk.", 50, minimum=1, unit="GB"),
         project_number(
             "gpu_vcpus",
             "Pods start only on hosts with at least this number of vCPUs per GPU. Offers "
@@ -118,13 +116,6 @@ MANIFEST = make_manifest(
 )
 
 
-# the API's `PodStatus`
-_STATES = vm.StateNames(
-    starting="PROVISIONING STARTING",
-    running="RUNNING",
-    stopped="EXITED ERROR",
-    ended="TERMINATED",
-)
 # The API does not describe its error for missing capacity. These words occur in messages that users
 # reported, such as https://github.com/runpod/runpod-python/issues/21.
 # Only the message tells missing capacity from a wrong value.
@@ -271,6 +262,12 @@ def _read_next(page: Json) -> str | None:
     told = page.get("pagination") or {}
     cursor = told.get("nextCursor") if told.get("hasNextPage", True) else None
     return f"{_PODS}&cursor={quote(str(cursor), safe='')}" if cursor else None
+
+
+# the API's `PodStatus`
+_STATES = vm.StateNames(
+    starting="PROVISIONING STARTING", stopped="EXITED ERROR", ended="TERMINATED"
+)
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -35,7 +35,7 @@ from cavvy.providers.sagemaker.objects import (
     SageMakerObjects,
     object_to_image,
 )
-from cavvy.providers.settings import project_number, project_text
+from cavvy.providers.settings import disk_setting, project_number, project_text
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
 
@@ -81,14 +81,11 @@ MANIFEST = EndpointManifest(
             "SageMaker's own network.",
         ),
         project_text("security_groups", "The security groups of endpoints, if `subnets` is set."),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The disk size that Cavvy states in offers and compares with `resources.disk`. "
             "The instance type of an endpoint determines the real size of its disk.",
-            default=30,
+            30,
             minimum=1,
-            unit="GiB",
-            whole=True,
         ),
         project_number(
             "download_s",

@@ -23,7 +23,7 @@ from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.sagemaker import INSTANCES
 from cavvy.providers.sagemaker.objects import QUOTA, SageMakerObjects
-from cavvy.providers.settings import project_number, project_text
+from cavvy.providers.settings import disk_setting, project_text
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
 
@@ -80,14 +80,11 @@ MANIFEST = NotebookManifest(
             "in SageMaker's own network.",
         ),
         project_text("security_groups", "The security groups of notebooks, if `subnet` is set."),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of a notebook's disk, which contains the session's files, unless the task "
             "requests another size. AWS bills the disk in addition to the instance.",
-            default=50,
+            50,
             minimum=5,
-            unit="GiB",
-            whole=True,
         ),
     ),
 )

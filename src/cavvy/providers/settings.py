@@ -61,6 +61,15 @@ project_flag = _of_project(flag)
 project_number = _of_project(number)
 
 
+def disk_setting(
+    consequence: str, default: int, *, minimum: int, unit: str = "GiB"
+) -> ProviderSetting:
+    """Return the setting `disk_gib` for the size of a machine's disk, in whole units."""
+    return project_number(
+        "disk_gib", consequence, unit=unit, default=default, minimum=minimum, whole=True
+    )
+
+
 def regions_setting(regions: str) -> ProviderSetting:
     """Return the setting `regions`, which the provider calls `regions`, such as "locations"."""
     return project_text(

@@ -17,7 +17,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_flag, project_number, project_text
+from cavvy.providers.settings import disk_setting, project_flag, project_number, project_text
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.account import RestAccount, keep_ours
@@ -92,14 +92,7 @@ MANIFEST = make_manifest(
             'The lowest CUDA version that the driver of a computer must support, such as "12.8". '
             "If this is empty, any computer is used.",
         ),
-        project_number(
-            "disk_gib",
-            "The size of an instance's disk.",
-            unit="GB",
-            default=50,
-            minimum=8,
-            whole=True,
-        ),
+        disk_setting("The size of an instance's disk.", 50, minimum=8, unit="GB"),
         project_number(
             "gpu_vcpus",
             "Only computers with at least this number of vCPUs for each GPU are used.",

@@ -17,7 +17,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Feature, Refused
-from cavvy.providers.settings import project_number, project_text, regions_setting
+from cavvy.providers.settings import disk_setting, project_text, regions_setting
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.account import RestAccount, keep_ours
@@ -68,13 +68,10 @@ MANIFEST = make_manifest(
             "The image of instances. The default is the newest Ubuntu image that Verda lists for "
             "the instance type, with CUDA for GPUs.",
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of the disk of an instance. Verda bills disks separately from instances.",
-            unit="GiB",
-            default=100,
+            100,
             minimum=50,
-            whole=True,
         ),
         reach_setting(),
     ),
@@ -82,12 +79,6 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = vm.StateNames(
-    starting="ordered provisioning",
-    running="running",
-    stopped="offline error",
-    ended="discontinued deleted",
-)
 # Verda answers most requests that it cannot serve with `invalid_request`; only the message gives
 # the cause.
 _FULL = re.compile(r"capacity|available|resources", re.IGNORECASE)
@@ -313,6 +304,11 @@ def _image(kind: Json) -> str:
     names = [str(each) for each in kind["supported_os"] if str(each).startswith("ubuntu-")]
     fit = [each for each in names if ("cuda" in each) == bool(_model(kind))]
     return max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name), default="")
+
+
+_STATES = vm.StateNames(
+    starting="ordered provisioning", stopped="offline error", ended="discontinued deleted"
+)
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -35,7 +35,7 @@ from cavvy.providers.managed.endpoint_provider import (
 from cavvy.providers.managed.manifest import EndpointManifest, list_unsupported_by_endpoints
 from cavvy.providers.managed.notebooks import NotebookEnds
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
-from cavvy.providers.settings import project_number, project_text, text
+from cavvy.providers.settings import disk_setting, project_number, project_text, text
 from cavvy.providers.vertex.api import QUOTA, VertexApi
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
@@ -79,14 +79,11 @@ MANIFEST = EndpointManifest(
             "The e-mail address of the service account that containers run as. The default is "
             "Vertex AI's own service agent.",
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The disk size with which Cavvy compares `resources.disk`. Google selects the real "
             "size of an endpoint's disk.",
-            default=100,
+            100,
             minimum=1,
-            unit="GiB",
-            whole=True,
         ),
         project_number(
             "start_s",

@@ -29,7 +29,7 @@ from cavvy.providers.gcp.credentials import GoogleCredentials
 from cavvy.providers.managed.manifest import NotebookManifest, list_unsupported_by_notebooks
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
-from cavvy.providers.settings import project_number, project_text, text
+from cavvy.providers.settings import disk_setting, project_number, project_text, text
 from cavvy.providers.vertex.api import QUOTA, VertexApi, read_time
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.keys import list_setting
@@ -108,15 +108,12 @@ MANIFEST = NotebookManifest(
             "The subnet of notebooks, as projects/PROJECT/regions/REGION/subnetworks/NAME. By "
             "default, Google selects the subnet of the zone's region.",
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of a notebook's data disk, which contains the session's files, unless the "
             "task requests another size. Google bills this disk, and a boot disk of 150 GB, in "
             "addition to the instance.",
-            default=100,
+            100,
             minimum=10,
-            unit="GiB",
-            whole=True,
         ),
         project_number(
             "idle_stop_s",

@@ -15,7 +15,7 @@ from cavvy.providers.abilities import (
 )
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind, explain_results
 from cavvy.providers.notices import NoticeSource, NoticeTokenSource
-from cavvy.providers.settings import number, project_flag, project_number, project_text, text
+from cavvy.providers.settings import disk_setting, number, project_flag, project_text, text
 
 # the settings that all providers on AWS share
 REGIONS = project_text(
@@ -123,14 +123,11 @@ MANIFEST = Manifest(
             "Deep Learning Base (NVIDIA GPUs since T4, Trainium, Inferentia2), or Amazon Linux "
             "2023 for types without accelerators.",
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of a node's root disk, unless the task requests another size. If the image "
             "needs a larger disk, the disk has the size that the image needs.",
-            default=100,
+            100,
             minimum=8,
-            unit="GiB",
-            whole=True,
         ),
         project_text(
             "disk_type", "The type of the root disk, unless the task names a type.", "gp3"

@@ -5,7 +5,7 @@ from datetime import timedelta
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind, explain_results
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
-from cavvy.providers.settings import project_flag, project_number, project_text, text
+from cavvy.providers.settings import disk_setting, project_flag, project_text, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 # the settings that several providers on Azure share
@@ -119,13 +119,10 @@ MANIFEST = Manifest(
             "Azure's Ubuntu image for HPC, which has the drivers of NVIDIA and AMD GPUs. For "
             "sizes without accelerators, the default is Ubuntu 24.04.",
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of a node's system disk, unless the task requests another size.",
-            default=128,
+            128,
             minimum=64,
-            unit="GiB",
-            whole=True,
         ),
         project_text(
             "disk_type",

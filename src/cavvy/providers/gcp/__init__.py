@@ -5,13 +5,7 @@ from datetime import timedelta
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind, explain_results
 from cavvy.providers.notices import NoticeHold, NoticeSource
-from cavvy.providers.settings import (
-    project_flag,
-    project_number,
-    project_text,
-    regions_setting,
-    text,
-)
+from cavvy.providers.settings import disk_setting, project_flag, project_text, regions_setting, text
 from cavvy.providers.vm.abilities import ABILITIES
 
 # the settings that all providers on Google Cloud share
@@ -127,13 +121,10 @@ MANIFEST = Manifest(
             "The image of machines, as projects/PROJECT/global/images/[family/]NAME. The default "
             "is an image with drivers for the GPU or, for machines without GPUs, Ubuntu 24.04.",
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of a machine's boot disk, unless the task requests another size.",
-            default=100,
+            100,
             minimum=50,
-            unit="GiB",
-            whole=True,
         ),
         project_text(
             "disk_type",

@@ -1,7 +1,7 @@
 """IBM Cloud: each node is one instance or bare metal server, and starts the agent on boot."""
 
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import project_flag, project_number, project_text, text
+from cavvy.providers.settings import disk_setting, project_flag, project_text, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 from cavvy.providers.vm.keys import ApiKeySource
 
@@ -80,13 +80,10 @@ MANIFEST = make_manifest(
             "cluster networks.",
             default=True,
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of an instance's boot volume, unless the task requests another size.",
-            default=100,
+            100,
             minimum=100,
-            unit="GiB",
-            whole=True,
         ),
         reach_setting(),
         text(

@@ -4,7 +4,7 @@ import json
 import re
 
 from cavvy.providers.base import Feature, KeyFileRefused, ProviderSetting, SettingKind
-from cavvy.providers.settings import project_flag, project_number, project_text
+from cavvy.providers.settings import disk_setting, project_flag, project_number, project_text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
 _DOCS = "https://docs.nebius.com/compute"
@@ -58,13 +58,10 @@ MANIFEST = make_manifest(
             "The family of the boot image. The default is Nebius's newest Ubuntu with CUDA for "
             "GPUs, and its newest Ubuntu without drivers for other machines.",
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of a machine's boot disk, unless the task requests another size.",
-            default=100,
+            100,
             minimum=50,
-            unit="GiB",
-            whole=True,
         ),
         project_number(
             "disk_usd_gib_month",

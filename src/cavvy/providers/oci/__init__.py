@@ -2,7 +2,7 @@
 
 from cavvy.providers.abilities import TELLS_QUOTAS
 from cavvy.providers.base import Feature, ProviderSetting, SettingKind
-from cavvy.providers.settings import project_flag, project_number, project_text, text
+from cavvy.providers.settings import disk_setting, project_flag, project_text, text
 from cavvy.providers.vm.abilities import make_manifest, reach_setting
 
 _DOCS = "https://docs.oracle.com/en-us/iaas/Content/Compute"
@@ -75,13 +75,10 @@ MANIFEST = make_manifest(
             "is not used, and the user needs no right to manage compute clusters.",
             default=True,
         ),
-        project_number(
-            "disk_gib",
+        disk_setting(
             "The size of an instance's boot volume, unless the task requests another size.",
-            default=100,
+            100,
             minimum=50,
-            unit="GiB",
-            whole=True,
         ),
         text(
             "limits_endpoint",

@@ -6,7 +6,7 @@ from cavvy.providers.abilities import KEEPS_NODES
 from cavvy.providers.aws import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import project_number, project_text
+from cavvy.providers.settings import disk_setting, project_number, project_text
 from cavvy.providers.vm.abilities import ABILITIES
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
@@ -87,13 +87,8 @@ MANIFEST = JobManifest(
             "default, jobs run in SageMaker's own network, which reaches the internet.",
         ),
         project_text("security_groups", "The security groups of jobs, if `subnets` is set."),
-        project_number(
-            "disk_gib",
-            "The size of an instance's disk, unless the task requests another size.",
-            default=50,
-            minimum=1,
-            unit="GiB",
-            whole=True,
+        disk_setting(
+            "The size of an instance's disk, unless the task requests another size.", 50, minimum=1
         ),
         project_number(
             "max_run_s",

@@ -5,7 +5,7 @@ from datetime import timedelta
 from cavvy.providers.base import Feature
 from cavvy.providers.gcp import KEY_FILE, project
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.settings import project_number, project_text, text
+from cavvy.providers.settings import disk_setting, project_number, project_text, text
 
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 _JOB = f"{_DOCS}/reference/rest/v1/CustomJobSpec"
@@ -78,13 +78,8 @@ MANIFEST = JobManifest(
             "`any` for every reservation with the same machines. The default is none. Spot jobs "
             "use no reservation.",
         ),
-        project_number(
-            "disk_gib",
-            "The size of a machine's disk, unless the task requests another size.",
-            default=100,
-            minimum=100,
-            unit="GiB",
-            whole=True,
+        disk_setting(
+            "The size of a machine's disk, unless the task requests another size.", 100, minimum=100
         ),
         project_number(
             "max_run_s",
