@@ -22,16 +22,10 @@ from cavvy.providers.formats.services.aws_batch import (
     make_job_definition,
     make_submission,
 )
+from cavvy.providers.managed import service as managed
 from cavvy.providers.managed.aws import AwsService, Ec2Prices, JobDefinitions, list_revisions
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-    find_image,
-)
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.settings import project_number, project_text
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
@@ -139,8 +133,8 @@ class BatchService:
 
     # ECS waits 30 seconds after SIGTERM by default:
     # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
-    traits = ServiceTraits(
-        hosts=HostList(index="AWS_BATCH_JOB_NODE_INDEX"),
+    traits = managed.ServiceTraits(
+        hosts=managed.HostList(index="AWS_BATCH_JOB_NODE_INDEX"),
         name_limit=128,
         variable_limit=2048,
         stop_s=30,

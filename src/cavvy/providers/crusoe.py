@@ -90,14 +90,6 @@ MANIFEST = make_manifest(
 )
 
 
-# https://support.crusoecloud.com/hc/en-us/articles/48176498638235
-# lists the states. The API writes states with or without the prefix "STATE_".
-_STATES = vm.StateNames(
-    starting="CREATING INITIALIZING STARTING",
-    stopped="STOPPED SHUTOFF CRASHED ERROR",
-    ended="DELETING DELETED",
-)
-_QUIET = ("CREATING", "INITIALIZING", "STARTING", "RUNNING")
 # The documentation does not list error codes. Users have reported this one.
 _OUT_OF_STOCK = "out_of_stock"
 # Only the message tells missing capacity from a wrong value.
@@ -277,6 +269,16 @@ def _identify(kind: Json) -> KnownAccelerator | None:
     """Return the accelerator in a type such as "a100-80gb-sxm-ib.8x", or None if it is unknown."""
     size = re.search(r"-(\d+)gb", str(kind["product_name"]))
     return identify(str(kind["gpu_type"]), int(size[1]) * 1024 if size else None)
+
+
+# https://support.crusoecloud.com/hc/en-us/articles/48176498638235
+# lists the states. The API writes states with or without the prefix "STATE_".
+_STATES = vm.StateNames(
+    starting="CREATING INITIALIZING STARTING",
+    stopped="STOPPED SHUTOFF CRASHED ERROR",
+    ended="DELETING DELETED",
+)
+_QUIET = ("CREATING", "INITIALIZING", "STARTING", "RUNNING")
 
 
 def _read(told: Json) -> vm.CloudMachine:

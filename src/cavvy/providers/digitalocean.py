@@ -81,7 +81,6 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = vm.StateNames(starting="new", running="active", stopped="off", ended="archive")
 # DigitalOcean answers every request that it cannot serve with status 422; only the message gives
 # the cause.
 _FULL = re.compile(
@@ -222,6 +221,9 @@ def _image(offer: Offer) -> str:
     if known.accelerator.vendor is Vendor.AMD:
         return _AMD_IMAGE
     return _NVIDIA_8_IMAGE if offer.accelerator_count == 8 else _NVIDIA_IMAGE
+
+
+_STATES = vm.StateNames(starting="new", stopped="off", ended="archive")
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -69,13 +69,6 @@ MANIFEST = make_manifest(
 )
 
 
-# https://docs.hyperstack.cloud/docs/api-reference/core-resources/virtual-machines
-_STATES = vm.StateNames(
-    starting="CREATING BUILD",
-    running="ACTIVE",
-    stopped="SHUTOFF HIBERNATED ERROR",
-    ended="DELETING",
-)
 # Only the message tells missing stock from a wrong value.
 _FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"quota", re.IGNORECASE)
@@ -241,6 +234,12 @@ def _identify(gpu: str) -> KnownAccelerator | None:
     unknown."""
     # the catalog has the same name for the GPU with and without NVLink
     return identify(gpu.removesuffix(_SPOT).removesuffix("-NVLink"))
+
+
+# https://docs.hyperstack.cloud/docs/api-reference/core-resources/virtual-machines
+_STATES = vm.StateNames(
+    starting="CREATING BUILD", stopped="SHUTOFF HIBERNATED ERROR", ended="DELETING"
+)
 
 
 def _read(told: Json) -> vm.CloudMachine:

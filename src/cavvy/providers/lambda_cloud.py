@@ -59,12 +59,6 @@ MANIFEST = make_manifest(
 )
 
 
-# the API's `InstanceStatus`
-_STATES = vm.StateNames(
-    starting="booting",
-    running="active unhealthy",
-    ended="terminating terminated preempted",
-)
 _ARM = ("GH200", "GB200", "GB300")  # the API does not report the architecture of the CPUs
 _MICROS_PER_CENT = 10_000
 
@@ -188,6 +182,10 @@ def _is_known(told: Json) -> bool:
     catalog."""
     kind = told["instance_type"]
     return int(kind["specs"]["gpus"]) == 0 or _identify(str(kind["gpu_description"])) is not None
+
+
+# the API's `InstanceStatus`
+_STATES = vm.StateNames(starting="booting", ended="terminating terminated preempted")
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -85,10 +85,6 @@ MANIFEST = make_manifest(
 )
 
 
-# https://docs.digitalocean.com/products/paperspace/machines/reference/states-and-error-codes:
-# only a machine that is off is not billed by the hour
-_STATES = vm.StateNames(starting="provisioning starting", stopped="off")
-_QUIET = ("provisioning", "starting", "ready", "serviceready")
 _REGIONS = {"us-ny2": "ny2"}  # the catalog's name of a region -> the API's name
 _DISKS_GB = (50, 100, 250, 500, 1000, 2000)
 _NVLINK = ("H100x8",)  # types that need the option for NVLink
@@ -300,6 +296,12 @@ def _runs(template: Json, kind: str) -> bool:
 
 def _title(template: Json) -> str:
     return f"{template['name']} {template['operatingSystemLabel']}"
+
+
+# https://docs.digitalocean.com/products/paperspace/machines/reference/states-and-error-codes:
+# only a machine that is off is not billed by the hour
+_STATES = vm.StateNames(starting="provisioning starting", stopped="off")
+_QUIET = ("provisioning", "starting", "ready", "serviceready")
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -93,13 +93,6 @@ MANIFEST = make_manifest(
 )
 
 
-_STATES = vm.StateNames(
-    starting="PROVISIONING PENDING",
-    running="ACTIVE",
-    stopped="STOPPED ERROR",
-    ended="TERMINATED",
-)
-_QUIET = ("PROVISIONING", "PENDING", "ACTIVE")
 _IN_STOCK = ("Available", "Low", "Medium", "High")
 # The documentation does not describe the errors for missing capacity. These words are assumptions.
 # Only the message tells missing capacity from a wrong value.
@@ -277,6 +270,12 @@ def _first(value: Json) -> str:
     """Return the value, its first item if the value is a list, or "" if the value is empty."""
     found = value[0] if isinstance(value, list) and value else value
     return str(found) if found and not isinstance(found, list) else ""
+
+
+_STATES = vm.StateNames(
+    starting="PROVISIONING PENDING", stopped="STOPPED ERROR", ended="TERMINATED"
+)
+_QUIET = ("PROVISIONING", "PENDING", "ACTIVE")
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -69,14 +69,6 @@ MANIFEST = make_manifest(
 )
 
 
-# a machine that is `deleting` is no longer billed
-_STATES = vm.StateNames(
-    starting="creating pending_provider pending",
-    running="active",
-    stopped="error",
-    ended="deleting deleted",
-)
-_QUIET = ("creating", "pending_provider", "pending", "active")
 # The documentation mentions errors for missing capacity and for types without spot instances in a
 # region, but does not give their texts. These words are assumptions.
 # Only the message tells missing capacity from other faults.
@@ -191,6 +183,13 @@ def _rate(kind: Json, place: Json) -> HourlyRate:
     if place.get("rental_type") == "spot":
         return parse_rate(str(place["hourly_price"]))
     return HourlyRate(int(kind["hourly_price"]) * _MICROS_PER_CENT)
+
+
+# a machine that is `deleting` is no longer billed
+_STATES = vm.StateNames(
+    starting="creating pending_provider pending", stopped="error", ended="deleting deleted"
+)
+_QUIET = ("creating", "pending_provider", "pending", "active")
 
 
 def _read(told: Json) -> vm.CloudMachine:

@@ -27,14 +27,8 @@ from cavvy.providers.formats.services.azure_batch import (
     make_gang_job,
     make_gang_tasks,
 )
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-    find_image,
-)
+from cavvy.providers.managed import service as managed
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.prices import PriceError, PriceQuery
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
@@ -68,8 +62,8 @@ class AzureBatchService:
     # Ids are limited to 64 characters and unique in the account. Azure documents no limit of
     # variables, and no time between SIGTERM and SIGKILL, so those values are assumptions; Docker
     # waits 10 seconds by default.
-    traits = ServiceTraits(
-        hosts=HostList(index=RANK_VARIABLE),
+    traits = managed.ServiceTraits(
+        hosts=managed.HostList(index=RANK_VARIABLE),
         name_limit=ID_LENGTH,
         unique_names=True,
         variable_limit=4096,

@@ -19,14 +19,8 @@ from cavvy.providers.formats.services.azureml import (
     DataMount,
     make_job_resource,
 )
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-    find_image,
-)
+from cavvy.providers.managed import service as managed
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json
@@ -53,9 +47,9 @@ class AzureMlService:
 
     # Microsoft documents neither the longest variable, nor the time between SIGTERM and SIGKILL, so
     # these values are assumptions.
-    traits = ServiceTraits(
+    traits = managed.ServiceTraits(
         # https://learn.microsoft.com/azure/machine-learning/how-to-train-distributed-gpu
-        hosts=HostList(index="NODE_RANK"),
+        hosts=managed.HostList(index="NODE_RANK"),
         name_limit=128,
         unique_names=True,
         variable_limit=4096,

@@ -17,15 +17,9 @@ from cavvy.providers.formats.services.ecs import (
     make_run,
     make_task_definition,
 )
+from cavvy.providers.managed import service as managed
 from cavvy.providers.managed.aws import AwsService, JobDefinitions
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-    find_image,
-)
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.notices import NoticeSource
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.keys import list_setting
@@ -68,8 +62,8 @@ class EcsService:
 
     # stopped tasks are listed for at least an hour:
     # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ListTasks.html
-    traits = ServiceTraits(
-        hosts=HostList(index=RANK),
+    traits = managed.ServiceTraits(
+        hosts=managed.HostList(index=RANK),
         name_limit=128,
         unique_names=True,
         variable_limit=2048,

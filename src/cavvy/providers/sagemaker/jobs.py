@@ -29,15 +29,9 @@ from cavvy.providers.formats.services.sagemaker import (
     make_texts,
     make_training_job,
 )
+from cavvy.providers.managed import service as managed
 from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-    find_image,
-)
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.sagemaker.objects import INVALID, QUOTA, object_to_image
 from cavvy.providers.sagemaker.offers import InstanceOffers
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
@@ -52,7 +46,7 @@ _GONE = frozenset({"ResourceNotFound"})
 _UNKNOWN = INVALID
 # "How Amazon SageMaker AI Runs Your Training Image", in the guide for developers:
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.html
-_HOSTS = HostList(
+_HOSTS = managed.HostList(
     hosts="SM_HOSTS",
     current="SM_CURRENT_HOST",
     file="/opt/ml/input/config/resourceconfig.json",
@@ -86,7 +80,7 @@ class SageMakerService:
 
     # The API documents the limits. A name is unique in an account and region. SageMaker does not
     # document how long a new job may be missing from lists, so that value is an assumption.
-    traits = ServiceTraits(
+    traits = managed.ServiceTraits(
         hosts=_HOSTS,
         name_limit=63,
         unique_names=True,

@@ -17,14 +17,8 @@ from cavvy.providers.formats.services.vertex import (
     strip_gpus,
 )
 from cavvy.providers.gcp.credentials import GoogleCredentials
-from cavvy.providers.managed.service import (
-    HostList,
-    JobRequest,
-    JobState,
-    ServiceJob,
-    ServiceTraits,
-    find_image,
-)
+from cavvy.providers.managed import service as managed
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
 from cavvy.providers.vertex.api import QUOTA, VertexApi, is_gone, read_time
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
@@ -52,8 +46,8 @@ class VertexService:
     # Google documents no time between SIGTERM and SIGKILL for custom jobs. They run on GKE, which
     # gives containers on spot machines 25 seconds by default:
     # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
-    traits = ServiceTraits(
-        hosts=HostList(cluster="CLUSTER_SPEC"),
+    traits = managed.ServiceTraits(
+        hosts=managed.HostList(cluster="CLUSTER_SPEC"),
         name_limit=128,
         variable_limit=4096,
         stop_s=25,

@@ -61,16 +61,13 @@ class MachineState(StrEnum):
 
 class StateNames(dict[str, MachineState]):
     """The states of machines, by the names that an API gives to them; each argument contains names,
-    separated by spaces. A name that is missing stands for a machine that runs, because a machine in
-    an unknown state may be billed.
+    separated by spaces. Every other name stands for a machine that runs, because a machine in an
+    unknown state may be billed.
     """
 
-    def __init__(
-        self, *, starting: str = "", running: str = "", stopped: str = "", ended: str = ""
-    ) -> None:
+    def __init__(self, *, starting: str = "", stopped: str = "", ended: str = "") -> None:
         super().__init__(
             {name: MachineState.STARTING for name in starting.split()}
-            | {name: MachineState.RUNNING for name in running.split()}
             | {name: MachineState.STOPPED for name in stopped.split()}
             | {name: MachineState.ENDED for name in ended.split()}
         )
