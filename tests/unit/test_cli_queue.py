@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from cavvy.cli import queue
+from cavvy.cli import call
 from cavvy.client import queue_wire
 
 
@@ -22,8 +22,8 @@ def test_only_dead_calls_are_sent_again(
     arguments: list[str], count: int, said: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = SimpleNamespace(call=SimpleNamespace(state="done"))
-    monkeypatch.setattr(queue, "session", nullcontext)
+    monkeypatch.setattr(call, "session", nullcontext)
     monkeypatch.setattr(queue_wire, "retry_calls", lambda *_: count)
     monkeypatch.setattr(queue_wire, "find_call", lambda *_: found)
-    done = CliRunner().invoke(queue.command, ["retry", *arguments])
+    done = CliRunner().invoke(call.queue_command, ["retry", *arguments])
     assert (done.exit_code, said in done.output) == (code, True)

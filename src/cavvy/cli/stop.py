@@ -1,16 +1,18 @@
-"""`cavvy stop` and `cavvy rm`: stop jobs, and remove ended jobs with their events, logs and
-checkpoints.
+"""`cavvy stop`, `rm` and `drill`: stop jobs, remove ended jobs with their events, logs and
+checkpoints, and rehearse failures such as a preemption.
 """
 
 from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import complete_jobs, needless_yes_option
+from cavvy.cli.reach.arguments import complete_jobs, job_argument, needless_yes_option
 from cavvy.cli.reach.arrays import array_instead, find_array, follow_array
 from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.formatting import ENDED, UNFINISHED, show_size
+from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.numbers import read_length
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -190,3 +192,27 @@ def _remove(
     click.echo(f"{name} is removed{size}")
     if removed.kept:
         click.echo(f"some files of {name} could not be deleted: {removed.kept}", err=True)
+
+
+@click.group("drill", cls=CommandGroup)
+def drill_command() -> None:
+    """Rehearse failures on your own jobs to check that the jobs survive them."""
+
+
+@drill_command.command("preempt")
+@job_argument
+@project_option
+@click.option(
+    "--notice",
+    default="30s",
+    help="Time between the notice and the removal of the nodes.",
+)
+def preempt(name: str, project: str, notice: str) -> None:
+    """Give a running job a preemption notice and then reclaim its nodes, as a spot market would."""
+    from cavvy.domain.units import format_duration
+
+    length = read_length(notice, "--notice")
+    with session() as client:
+        job = client.drill_preempt(project, name, notice_s=length.total_seconds())
+    click.echo(f"{job.name}: the job's nodes will be reclaimed in {format_duration(length)}")
+    click.echo(f"watch it resume: cavvy logs -f {named(project, job.name)}")
