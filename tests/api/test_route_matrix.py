@@ -293,7 +293,7 @@ def test_an_application_with_a_route_without_a_rule_does_not_start() -> None:
     router = APIRouter()
     router.add_api_route("/v1/forgotten", lambda: None, methods=["GET"])
     with pytest.raises(TypeError, match="/v1/forgotten"):
-        list(list_rules([router]))
+        list(list_rules(router.routes))
 
 
 def test_no_body_of_an_agent_is_decoded_before_the_token_of_its_gang_is_checked() -> None:

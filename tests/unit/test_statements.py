@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from scripts.drills.focus import make_lines, validate
 
-from cavvy.api.routes.ledger import _view as make_entry_view
+from cavvy.api.routes.budgets import _entry as make_entry_view
 from cavvy.cli.view.statement import write_csv, write_page, write_parquet
 from cavvy.client.ledger_wire import LedgerEntryView, to_line
 from cavvy.costs.statements import COLUMNS, hours_of, make_focus_row, make_statement, total_of

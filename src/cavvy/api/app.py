@@ -24,9 +24,7 @@ from cavvy.api.routes import (
     accounts,
     agents,
     arrays,
-    audit_log,
     blobs,
-    boot,
     budgets,
     checkpoints,
     credentials,
@@ -34,10 +32,7 @@ from cavvy.api.routes import (
     edge,
     execs,
     fleet,
-    hooks,
     jobs,
-    joined,
-    ledger,
     logs,
     machines,
     maintenance,
@@ -51,49 +46,44 @@ from cavvy.api.routes import (
     service_calls,
     service_keys,
     services,
-    shares,
     trusts,
 )
 from cavvy.api.rules import RouteRule, authorize, list_rules
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
 
-_ROUTERS = tuple(
-    each.router
-    for each in (
-        metrics,
-        trusts,
-        jobs,
-        logs,
-        arrays,
-        ledger,
-        budgets,
-        notices,
-        execs,
-        secrets,
-        accounts,
-        audit_log,
-        blobs,
-        fleet,
-        hooks,
-        machines,
-        maintenance,
-        pools,
-        service_calls,
-        service_keys,
-        services,
-        shares,
-        joined,
-        edge,
-        policies,
-        credentials,
-        recipes,
-        offers,
-        checkpoints,
-        data,
-        agents,
-        boot,
-    )
+_ROUTERS = (
+    metrics.router,
+    trusts.router,
+    jobs.router,
+    logs.router,
+    arrays.router,
+    budgets.router,
+    notices.router,
+    execs.router,
+    secrets.router,
+    accounts.router,
+    metrics.audit_router,
+    blobs.router,
+    fleet.router,
+    service_calls.hook_router,
+    machines.router,
+    maintenance.router,
+    pools.router,
+    service_calls.router,
+    service_keys.router,
+    services.router,
+    fleet.share_router,
+    maintenance.joined_router,
+    edge.router,
+    policies.router,
+    credentials.router,
+    recipes.router,
+    offers.router,
+    checkpoints.router,
+    data.router,
+    agents.router,
+    agents.boot_router,
 )
 _AGENTS = "/agent/"
 _log = logging.getLogger(__name__)
@@ -157,7 +147,7 @@ def make_app(app_state: AppState) -> Application:
 
 def list_routes() -> Sequence[tuple[APIRoute, RouteRule]]:
     """Return all routes with their rules. Raises TypeError if a route has no rule."""
-    return list(list_rules(_ROUTERS))
+    return list(list_rules(route for each in _ROUTERS for route in each.routes))
 
 
 def add_routes(app: FastAPI) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import assert_never
 
-from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
+from starlette.routing import BaseRoute
 
 from cavvy.api.audit import note_refusal
 from cavvy.api.errors import ApiProblem
@@ -164,20 +164,16 @@ def rule_of(route: APIRoute) -> RouteRule | None:
     return next((each.rule for each in checks if isinstance(each, RuleCheck)), None)
 
 
-def list_rules(routers: Iterable[APIRouter]) -> Iterator[tuple[APIRoute, RouteRule]]:
+def list_rules(routes: Iterable[BaseRoute]) -> Iterator[tuple[APIRoute, RouteRule]]:
     """Yield every route with its rule. Raises TypeError if a route has no rule, or if its rule
     contradicts its path.
     """
-    for router in routers:
-        for route in router.routes:
-            rule = rule_of(route) if isinstance(route, APIRoute) else None
-            if rule is None or not isinstance(route, APIRoute):
-                raise TypeError(
-                    f"the route {route} has no rule; pass a rule to `document` as `rule`"
-                )
-            if (rule.source is ProjectSource.PATH) != ("{project}" in route.path):
-                raise TypeError(
-                    f"the rule of {route.path} must be in_path, because its path contains the "
-                    "project"
-                )
-            yield route, rule
+    for route in routes:
+        rule = rule_of(route) if isinstance(route, APIRoute) else None
+        if rule is None or not isinstance(route, APIRoute):
+            raise TypeError(f"the route {route} has no rule; pass a rule to `document` as `rule`")
+        if (rule.source is ProjectSource.PATH) != ("{project}" in route.path):
+            raise TypeError(
+                f"the rule of {route.path} must be in_path, because its path contains the project"
+            )
+        yield route, rule

@@ -1,5 +1,6 @@
 """The routes for agents, as specified in `docs/concepts/agent-protocol.md`. Each route requires the
-token of the agent's own gang.
+token of the agent's own gang, except the one for files that a node downloads by hash before it has
+a token: they contain no secrets, and each node checks the hash of each downloaded file.
 """
 
 from asyncio import to_thread
@@ -13,7 +14,7 @@ from fastapi import Path, Query
 from msgspec import Meta, Struct
 from msgspec.json import decode
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 
 from cavvy.agent.documents import EQUIPPED, WorkConfig
 from cavvy.api.app_state import AppState, app_state_of
@@ -22,7 +23,7 @@ from cavvy.api.execs import JobExec
 from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch, read_gang
 from cavvy.api.routes.blobs import gather, send_blob
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import GANG
+from cavvy.api.rules import GANG, OPEN
 from cavvy.api.wire import MIB, BytesQuery, PositionQuery, read, read_bytes, reply
 from cavvy.client.wire import Answer, BlobsAsk
 from cavvy.domain.jobs import Attempt, AttemptPhase, Order
@@ -389,3 +390,18 @@ async def _attempt(app_state: AppState, gang: str, rank: int) -> Attempt:
     if attempt.phase is AttemptPhase.ENDED:  # the token of an ended attempt is no longer valid
         raise ApiProblem("claimed", f"attempt {attempt.number} is over: {attempt.reason}")
     return attempt
+
+
+boot_router = RouteGroup("agent", prefix="/boot/v1")
+
+
+@boot_router.get("/{digest}", rule=OPEN, gives=True, errors=("blob-not-found",))
+async def fetch(
+    app_state: AppState, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+) -> Response:
+    """Get a file that a starting node needs, by its hash."""
+    downloads = app_state.downloads
+    path = await to_thread(downloads.find, digest) if downloads is not None else None
+    if path is None:
+        raise ApiProblem("blob-not-found", f"this server has no file with the hash {digest}")
+    return FileResponse(path, media_type="application/octet-stream")

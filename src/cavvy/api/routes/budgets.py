@@ -1,10 +1,12 @@
-"""Routes for budgets of projects, users and tags."""
+"""Routes for budgets of projects, users and tags, and for the ledger: its sums and its entries."""
 
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Path, Query
+from msgspec.structs import asdict
+from pydantic import AwareDatetime
 from starlette.requests import Request
 
 from cavvy.api.app_state import AppState, app_state_of
@@ -12,6 +14,7 @@ from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.accounts import PROJECT_NAME
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routes.views import energy_view, view_tokens
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import (
     filter_projects,
@@ -21,17 +24,19 @@ from cavvy.api.rules import (
     on_installation,
 )
 from cavvy.api.wire import view
+from cavvy.client import ledger_wire
 from cavvy.client import policy_wire as wire
 from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
 from cavvy.costs.statements import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
 from cavvy.domain.budgets import BudgetRequest, SpendingBudget
-from cavvy.domain.ledger import month_of
+from cavvy.domain.ledger import LedgerLine, month_of
 from cavvy.domain.targets import is_web_address
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import replace
-from cavvy.store.base import ProjectFilter, is_visible
+from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
+from cavvy.store.ledger import DIMENSIONS, MONTH, TAGS
 
 router = RouteGroup("costs", prefix="/v1")
 NamePath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
@@ -241,3 +246,85 @@ async def _read_days(
         days.append(sums[0].amount.micros if sums else 0)
     first = next((i for i, each in enumerate(days) if each), len(days))
     return days[first:]
+
+
+_LAST = 2**63 - 1  # the largest number that the databases can store
+_MOST_DIMENSIONS = 4
+
+
+@router.get("/ledger/sums", rule=in_query(Permission.SPENDING))
+async def sums(
+    app_state: AppState,
+    projects: ProjectFilter,
+    by: Annotated[
+        str,
+        Query(
+            max_length=400,
+            description="Dimensions, separated by commas: "
+            f"{', '.join([*DIMENSIONS, MONTH, TAGS])} or tag:NAME.",
+        ),
+    ] = "job",
+    since: AwareDatetime | None = None,
+    until: AwareDatetime | None = None,
+) -> list[ledger_wire.LedgerSumView]:
+    """Get the spending in a period, summed by any dimensions."""
+    dimensions = _read_dimensions(by)
+    which = LedgerFilter(projects=projects, since=since, until=until)
+    rows = await app_state.store.sum_ledger(which, dimensions)
+    tokens = await app_state.store.meters.sum_tokens(which, dimensions)
+    energy = await app_state.store.meters.sum_energy(which, dimensions)
+    return [
+        ledger_wire.LedgerSumView(
+            groups=dict(row.groups),
+            amount_micros=row.amount.micros,
+            discount_micros=row.discount.micros,
+            jobs=row.jobs,
+            tokens=view_tokens(tokens.get(key, {})),
+            energy=energy_view(energy.get(key, ())),
+        )
+        for row in rows
+        for key in [tuple(row.groups[name] for name in dimensions)]
+    ]
+
+
+def _read_dimensions(by: str) -> list[str]:
+    """Raises ApiProblem."""
+    names = list(dict.fromkeys(filter(None, by.split(","))))
+    known = {*DIMENSIONS, MONTH, TAGS}
+    for name in names:
+        if name not in known and name.removeprefix("tag:") == name:
+            hint = f"use {', '.join(sorted(known))} or tag:NAME"
+            raise ApiProblem("invalid-request", f"{name!r} is not a dimension", hint)
+    if len(names) > _MOST_DIMENSIONS:
+        hint = f"name at most {_MOST_DIMENSIONS} dimensions"
+        raise ApiProblem("invalid-request", f"{len(names)} dimensions were named", hint)
+    return names
+
+
+@router.get("/ledger", rule=in_query(Permission.SPENDING))
+async def entries(
+    app_state: AppState,
+    projects: ProjectFilter,
+    since: AwareDatetime | None = None,
+    until: AwareDatetime | None = None,
+    after: Annotated[int, Query(ge=0, le=_LAST)] = 0,
+) -> list[ledger_wire.LedgerEntryView]:
+    """List the ledger entries that overlap a period, ordered by number."""
+    which = LedgerFilter(projects=projects, since=since, until=until)
+    store = app_state.store
+    lines = await store.ledger_lines(which, after=after, limit=ledger_wire.PAGE)
+    return [_entry(line) for line in lines]
+
+
+def _entry(line: LedgerLine) -> ledger_wire.LedgerEntryView:
+    entry, subject = line.entry, line.subject
+    corrects = None if entry.corrects is None else f"{subject.id}/{entry.rank}/{entry.corrects}"
+    given = {**asdict(subject), "id": entry.id, "project": entry.project}
+    return view(
+        ledger_wire.LedgerEntryView,
+        entry,
+        **given,
+        corrects=corrects,
+        rate_micros_per_hour=entry.rate.micros_per_hour,
+        amount_micros=entry.amount.micros,
+    )

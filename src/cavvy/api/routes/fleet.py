@@ -1,9 +1,11 @@
 """Routes for all nodes that are running or billed now: list them, stop all jobs, and remove nodes
-that belong to no job. Also the accounts' quotas at the enabled providers.
+that belong to no job. Also the accounts' quotas at the enabled providers, and the queue by project:
+shares, use, quotas and loans, and what waits.
 """
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -17,7 +19,7 @@ from cavvy.api.routes import views
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_body, in_query, on_installation, require
 from cavvy.api.wire import view
-from cavvy.client import wire
+from cavvy.client import queue_wire, wire
 from cavvy.control.agents.uploads import LeftUpload
 from cavvy.control.decide.restored import OrphanGang
 from cavvy.control.garbage_collector import OrphanReport
@@ -27,9 +29,13 @@ from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.offers import Quota
+from cavvy.domain.policies import ProjectPolicy
+from cavvy.domain.shares import DOLLARS
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderError
-from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound
+from cavvy.scheduler.reclaim import QuotaLoan, list_loans
+from cavvy.scheduler.shares import ProjectStanding
+from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound, is_visible
 
 _LIVE = tuple(phase for phase in JobPhase if phase not in JOB_ENDS)
 
@@ -243,3 +249,71 @@ async def _ask(pool: ProviderPool, name: str) -> tuple[Sequence[Quota], Sequence
         reason = pool.providers[name].manifest.no_quotas
         return (), [reason or "Cavvy does not read quotas of this provider"]
     return found, pool.untold_quotas(name)
+
+
+share_router = RouteGroup("jobs", "/v1")
+
+
+@share_router.get("/shares", rule=in_query(Permission.VIEW))
+async def list_shares(app_state: AppState, projects: ProjectFilter) -> queue_wire.ShareReport:
+    """Show the share of each project in the queue, what it has used, what it holds and waits for
+    now, and who has borrowed its quota.
+    """
+    queue = app_state.control_plane.fair_queue
+    standings, book = await queue.list_standings(app_state.now())
+    policies = {each.project: each.policy for each in await app_state.store.policies()}
+    loans = list_loans(book)
+    shown = [
+        _share(
+            each,
+            policies.get(each.project, ProjectPolicy()),
+            loans,
+            parent=book.parents.get(each.project),
+            visible=projects,
+        )
+        for each in standings
+        if is_visible(each.project, projects)
+    ]
+    return queue_wire.ShareReport(
+        half_life_days=queue.half_life / timedelta(days=1), projects=shown
+    )
+
+
+def _share(
+    standing: ProjectStanding,
+    policy: ProjectPolicy,
+    loans: Sequence[QuotaLoan],
+    *,
+    parent: str | None,
+    visible: ProjectFilter,
+) -> queue_wire.ShareView:
+    name = standing.project
+    return view(
+        queue_wire.ShareView,
+        standing,
+        parent=parent if parent and is_visible(parent, visible) else None,
+        used_gpu_hours=standing.used_h,
+        debt_gpu_hours=standing.debt_h,
+        accelerators=dict(standing.accelerators),
+        micros_per_hour=round(standing.micros_per_hour),
+        gpus=standing.held,
+        waiting_gpus=standing.waiting,
+        quota_gpus=policy.quota_gpus,
+        max_gpus=policy.max_gpus,
+        quota_accelerators=dict(policy.quota_accelerators),
+        max_accelerators=dict(policy.max_accelerators),
+        quota_micros_per_hour=policy.quota_micros_per_hour,
+        max_micros_per_hour=policy.max_micros_per_hour,
+        lent=[_loan(each, each.borrower) for each in loans if each.lender == name],
+        borrowed=[_loan(each, each.lender) for each in loans if each.borrower == name],
+    )
+
+
+def _loan(loan: QuotaLoan, other: str) -> queue_wire.LoanView:
+    in_dollars = loan.name == DOLLARS
+    return queue_wire.LoanView(
+        project=other,
+        accelerator=None if in_dollars else loan.name or None,
+        gpus=0.0 if in_dollars else loan.amount,
+        micros_per_hour=round(loan.amount) if in_dollars else 0,
+    )

@@ -1,8 +1,9 @@
-"""Routes for the server itself: its health, its properties, its shutdown, and the route that
-Prometheus scrapes: what the server knows, as figures of this moment.
+"""Routes for the server itself: its health, its properties, its shutdown, its audit log, and the
+route that Prometheus scrapes: what the server knows, as figures of this moment.
 
 All servers of one database export the same figures, apart from the calls of providers and the
-process's own figures. The names are listed in docs/reference/metrics.md.
+process's own figures. The names are listed in docs/reference/metrics.md. No route changes or
+removes records of the audit log.
 """
 
 import asyncio
@@ -10,7 +11,10 @@ import os
 from asyncio import to_thread
 from collections import Counter
 from collections.abc import Mapping
+from typing import Annotated
 
+from fastapi import Query
+from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,8 +22,9 @@ from cavvy import __version__
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import OPEN, SIGNED_IN, in_query, on_installation
-from cavvy.client import API, REVISION, wire
+from cavvy.api.rules import OPEN, SIGNED_IN, filter_projects, in_query, on_installation
+from cavvy.api.wire import PositionQuery, view
+from cavvy.client import API, REVISION, account_wire, wire
 from cavvy.client.file_limit import describe_open_files
 from cavvy.client.state import host_name
 from cavvy.control.attempt_counts import AttemptCounts
@@ -28,6 +33,7 @@ from cavvy.control.retention import read_begin
 from cavvy.control.serving.requests import ServiceStatus
 from cavvy.costs.energy import weigh_energy
 from cavvy.domain.accounts import INSTALLATION, Permission
+from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.authorization import Principal, Verdict, decide, list_visible
 from cavvy.domain.figures import list_gpus
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, Node
@@ -344,3 +350,36 @@ def _find_problem(app_state: AppState, inside: bool) -> str:
 async def stop(app_state: AppState) -> None:
     """Stop the server; nodes and their work continue."""
     app_state.stop()
+
+
+audit_router = RouteGroup("audit log")
+
+
+@audit_router.get("/v1/audit-log", rule=in_query(Permission.AUDIT))
+async def read_log(
+    request: Request,
+    app_state: AppState,
+    project: Annotated[str | None, Query(max_length=63)] = None,
+    account: Annotated[str | None, Query(max_length=63)] = None,
+    outcome: AuditOutcome | None = None,
+    since: AwareDatetime | None = None,
+    after: PositionQuery = 0,
+    newest: bool = False,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> account_wire.AuditLogPage:
+    """Get records of changes and refusals in the caller's projects, ordered by number: the oldest
+    records after `after` or, with `newest`, the newest records. The hashes can be checked only if
+    all records are visible.
+    """
+    found = await app_state.store.audit_records(
+        filter_projects(request, Permission.AUDIT, project),
+        account=account,
+        outcome=outcome,
+        since=since,
+        after=after,
+        limit=limit,
+        newest=newest,
+    )
+    return account_wire.AuditLogPage(
+        records=[view(account_wire.AuditLogRow, each) for each in found]
+    )

@@ -19,9 +19,8 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import submission
 from cavvy.api.routes.edge import view_edge_paths
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
-from cavvy.api.routes.ledger import view_tokens
 from cavvy.api.routes.submission import check_snapshot
-from cavvy.api.routes.views import energy_view
+from cavvy.api.routes.views import energy_view, view_tokens
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user, require
 from cavvy.api.wire import view

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from cavvy.api.wire import view
 from cavvy.client import wire
+from cavvy.client.ledger_wire import TokensView
 from cavvy.control.decide.bills import AuditedBill
 from cavvy.control.decide.failures import failure_of
 from cavvy.control.decide.warm_pool import describe_hardware
@@ -34,6 +35,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.ledger import EnergyUse
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.markets import Observation
+from cavvy.domain.request_bills import TokenUse
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.forecast import Forecast
 from cavvy.planner.markets import MarketRecord
@@ -103,6 +105,10 @@ def energy_view(uses: Iterable[EnergyUse]) -> wire.EnergyView | None:
     """Return the sum of energy with its emissions, or None if none was measured."""
     found = weigh_energy(uses)
     return None if found is None else view(wire.EnergyView, found)
+
+
+def view_tokens(uses: Mapping[str, TokenUse]) -> list[TokensView]:
+    return [TokensView(model=model, **asdict(uses[model])) for model in sorted(uses)]
 
 
 def job_detail(
