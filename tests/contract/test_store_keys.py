@@ -202,7 +202,7 @@ def test_two_servers_that_renew_the_key_at_once_lose_none(key: Path) -> None:
     assert {each.id for each in rings[0].all()} == {first, *made}
 
 
-@pytest.mark.parametrize("step", ["link", "replace", "flush_folder"])
+@pytest.mark.parametrize("step", ["link", "replace", "flush_path"])
 async def test_a_crash_while_the_key_is_changed_loses_no_secret(
     store: Store, key: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -213,7 +213,7 @@ async def test_a_crash_while_the_key_is_changed_loses_no_secret(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(keys if step == "flush_folder" else os, step, crash)
+        patch.setattr(keys if step == "flush_path" else os, step, crash)
         with pytest.raises(KeyboardInterrupt):
             sealer.keys.renew()
     again = SecretSealer(KeyRing(key))

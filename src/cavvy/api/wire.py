@@ -3,7 +3,7 @@ time in which a body must arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Query
@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from cavvy.api.errors import ApiProblem
 from cavvy.api.reported import LARGEST
+from cavvy.domain.values import view as view
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
@@ -26,16 +27,6 @@ PositionQuery = Annotated[int, Query(ge=0, le=1 << 62)]
 def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a JSON response with this value as the body."""
     return Response(_encode(value), status, headers, "application/json")
-
-
-def view(kind: type[T], source: object, /, **given: object) -> T:
-    """Create a struct of type `kind`. The value of a field comes from `given`, or else from the
-    attribute of `source` with the same name, or else from the field's default.
-    """
-    for name in cast(type[msgspec.Struct], kind).__struct_fields__:
-        if name not in given and hasattr(source, name):
-            given[name] = getattr(source, name)
-    return kind(**given)
 
 
 def done() -> Response:

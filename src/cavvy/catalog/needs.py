@@ -39,7 +39,7 @@ from cavvy.catalog.mig import find_tables, plain_profile
 from cavvy.catalog.tpu_slices import count_chips, find_slice
 from cavvy.domain.tasks import AcceleratorNeed
 from cavvy.domain.units import UnitError, is_whole, parse_memory_mib
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, copy_fields, replace
 
 MOST = 65_536  # the upper end of an open count such as `2..`
 _COUNT = re.compile(r"\d+|\d+\s*\.\.\s*\d*|\.\.\s*\d+")
@@ -95,13 +95,7 @@ def parse_accelerator(text: str | int) -> tuple[AcceleratorNeed, ...]:
 
 def _take_size(parts: _Parts, after: _Parts) -> _Parts:
     """Return an alternative without a count, with the count or the share of the next one."""
-    return replace(
-        parts,
-        count=after.count,
-        part=after.part,
-        share_mib=after.share_mib,
-        profile=after.profile,
-    )
+    return copy_fields(parts, after, "count", "part", "share_mib", "profile")
 
 
 def format_need(need: AcceleratorNeed) -> str:

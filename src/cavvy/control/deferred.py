@@ -18,7 +18,7 @@ from cavvy.control.worklist import QUEUE
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, replace_charges
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node
-from cavvy.domain.values import replace
+from cavvy.domain.values import copy_fields, replace
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
@@ -185,14 +185,7 @@ class Deferred:
         if not self._jobs:
             return page
         shown = [
-            replace(
-                row,
-                phase=job.phase,
-                reason=job.reason,
-                since=job.since,
-                ended_at=job.ended_at,
-                exit_code=job.exit_code,
-            )
+            copy_fields(row, job, "phase", "reason", "since", "ended_at", "exit_code")
             if (job := self._jobs.get(row.id))
             else row
             for row in page.jobs

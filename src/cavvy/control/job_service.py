@@ -44,7 +44,7 @@ from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, replace, view
 from cavvy.store.arrays import NewJob
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
@@ -112,6 +112,10 @@ def gang_name(installation: str, attempt: str) -> str:
     installation the gang belongs.
     """
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
+
+
+_Change = Callable[[JobRecord], RowChanges | None]
+_Write = Callable[[AtomicWrite], Awaitable[None]]
 
 
 class TaskSubmission(Struct, frozen=True, kw_only=True):
@@ -222,19 +226,15 @@ class JobService:
 
     def _make(self, ask: TaskSubmission, project: str) -> NewJob:
         now, task = self._clock.now(), ask.task
-        job = JobRecord(
-            id=ask.id,
+        array_id = ask.id if is_array(task) else ask.group
+        job = view(
+            JobRecord,
+            ask,
             project=project,
             name=task.name,
-            array_id=ask.id if is_array(task) else ask.group,
-            user=ask.user,
-            account=ask.account,
-            task=task,
-            origin=ask.origin,
+            array_id=array_id,
             submitted_at=now,
             since=now,
-            consented=ask.consented,
-            ceiling=ask.ceiling,
         )
         held, event = _hold(job, now)
         members = {self.make_id(): index for index in list_indices(task)} if is_array(task) else {}
@@ -344,23 +344,13 @@ class JobService:
             kept="; ".join(each.kept for each in removed if each.kept),
         )
 
-    async def _change_all(
-        self,
-        job_ids: Sequence[str],
-        change: Callable[[JobRecord], RowChanges | None],
-        write: Callable[[AtomicWrite], Awaitable[None]],
-    ) -> None:
+    async def _change_all(self, job_ids: Sequence[str], change: _Change, write: _Write) -> None:
         """Write what `change` returns for each of the jobs, many in one write. A repeated request
         continues after a crash, because a job that has changed is left out."""
         for start in range(0, len(job_ids), _AT_ONCE):
             await self._change_some(job_ids[start : start + _AT_ONCE], change, write)
 
-    async def _change_some(
-        self,
-        job_ids: Sequence[str],
-        change: Callable[[JobRecord], RowChanges | None],
-        write: Callable[[AtomicWrite], Awaitable[None]],
-    ) -> None:
+    async def _change_some(self, job_ids: Sequence[str], change: _Change, write: _Write) -> None:
         for _ in range(_TRIES):
             jobs = await self._store.find_jobs(job_ids)
             found = [(job, changes) for job in jobs if (changes := change(job)) is not None]

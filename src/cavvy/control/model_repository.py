@@ -441,16 +441,5 @@ def _load() -> Any:
         raise RepositoryMissing(
             f"the server has no package to sign models: {extra_command('edge')}"
         ) from error
-    return SimpleNamespace(
-        Metadata=metadata.Metadata,
-        Root=metadata.Root,
-        Targets=metadata.Targets,
-        Snapshot=metadata.Snapshot,
-        Timestamp=metadata.Timestamp,
-        TargetFile=metadata.TargetFile,
-        Delegations=metadata.Delegations,
-        DelegatedRole=metadata.DelegatedRole,
-        MetaFile=metadata.MetaFile,
-        CryptoSigner=CryptoSigner,
-        RepositoryError=exceptions.RepositoryError,
-    )
+    signing = {"CryptoSigner": CryptoSigner, "RepositoryError": exceptions.RepositoryError}
+    return SimpleNamespace(**vars(metadata), **signing)

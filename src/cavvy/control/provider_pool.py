@@ -457,11 +457,8 @@ class ProviderTasks:
             try:
                 gang = await provider.changed()
             except (ProviderError, OSError) as error:
-                _log.warning(
-                    "a provider's signals failed; its gangs are polled instead",
-                    exc_info=error,
-                    extra={"provider": account},
-                )
+                told = "a provider's signals failed; its gangs are polled instead"
+                _log.warning(told, exc_info=error, extra={"provider": account})
                 await self._pause()
                 continue
             await self._changed(gang)
@@ -474,11 +471,8 @@ class ProviderTasks:
             try:
                 await provider.relay()
             except (ProviderError, OSError) as error:
-                _log.warning(
-                    "a provider's relay failed and is restarted",
-                    exc_info=error,
-                    extra={"provider": account},
-                )
+                told = "a provider's relay failed and is restarted"
+                _log.warning(told, exc_info=error, extra={"provider": account})
             await self._pause()
 
     async def _pause(self) -> None:

@@ -21,7 +21,7 @@ bill is corrected.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.costs.metering import Rates, bill, list_prices, list_stretches
+from cavvy.costs.metering import Rates, bill, charge_node, list_prices, list_stretches
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.gangs import NodeExtra, NodeSeen, list_extras
 from cavvy.domain.jobs import Attempt, Node, NodePhase, SentKind
@@ -177,19 +177,10 @@ def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
         if node.attempt_id != attempt.id or not amount.micros:
             continue
         since = node.claimed_at or attempt.created_at
-        charge = Charge(
-            project=attempt.project,
-            job_id=attempt.job_id,
-            attempt_id=attempt.id,
-            rank=node.rank,
-            kind=ChargeKind.TRAFFIC,
-            since=since,
-            until=max(since, node.heard_at or since),
-            rate=HourlyRate(),
-            amount=amount,
-            bytes=sum(each.bytes for each in node.sent if each.egress),
-        )
-        charges.append(charge)
+        until = max(since, node.heard_at or since)
+        charge = charge_node(attempt, node.rank, since, until, HourlyRate(), ChargeKind.TRAFFIC)
+        sent = sum(each.bytes for each in node.sent if each.egress)
+        charges.append(replace(charge, amount=amount, bytes=sent))
     return charges
 
 

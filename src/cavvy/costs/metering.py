@@ -43,14 +43,14 @@ def bill(
     """
     prices = list_prices(rates or ((started, attempt.offer.rate),), started)
     charges = [
-        _charge(attempt, rank, since, end, rate)
+        charge_node(attempt, rank, since, end, rate)
         for since, end, rate in list_stretches(prices, until)
     ]
     floor = started + (attempt.offer.minimum_charge if minimum is None else minimum)
     ended = max(started, until)
     if final and floor > ended:
         charges.append(
-            _charge(attempt, rank, ended, floor, _rate_at(prices, ended), ChargeKind.MINIMUM)
+            charge_node(attempt, rank, ended, floor, _rate_at(prices, ended), ChargeKind.MINIMUM)
         )
     return charges
 
@@ -96,7 +96,7 @@ def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> Hou
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 
 
-def _charge(
+def charge_node(
     attempt: Attempt,
     rank: int,
     since: datetime,
@@ -104,6 +104,7 @@ def _charge(
     rate: HourlyRate,
     kind: ChargeKind = ChargeKind.NODE,
 ) -> Charge:
+    """Charge one node for [`since`, `until`) at one rate. The amount is rounded once."""
     return Charge(
         project=attempt.project,
         job_id=attempt.job_id,

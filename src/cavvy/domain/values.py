@@ -5,12 +5,13 @@ A value is a `Struct` of msgspec, which compiled code creates, copies, compares 
 the standard library, so their records are data classes.
 """
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec import Struct, field, structs
 from msgspec.structs import fields
 
 _S = TypeVar("_S", bound=Struct)
+_T = TypeVar("_T")
 
 if TYPE_CHECKING:
     from dataclasses import replace  # mypy checks the names and types of the changes
@@ -22,6 +23,21 @@ else:
         if isinstance(value, Struct):
             return structs.replace(value, **changes)
         return dataclasses.replace(value, **changes)
+
+
+def view(kind: type[_T], source: object, /, **given: object) -> _T:
+    """Create a struct of type `kind`. The value of a field comes from `given`, or else from the
+    attribute of `source` with the same name, or else from the field's default.
+    """
+    for name in cast(type[Struct], kind).__struct_fields__:
+        if name not in given and hasattr(source, name):
+            given[name] = getattr(source, name)
+    return kind(**given)
+
+
+def copy_fields(target: _S, source: object, *names: str) -> _S:
+    """Return `target` with these fields as they are in `source`."""
+    return structs.replace(target, **{name: getattr(source, name) for name in names})
 
 
 def combine(one: _S, other: _S, sign: int = 1) -> _S:
@@ -49,4 +65,4 @@ def _plain(item: Any) -> Any:
     return item
 
 
-__all__ = ["Struct", "asdict", "combine", "field", "fields", "replace"]
+__all__ = ["Struct", "asdict", "combine", "copy_fields", "field", "fields", "replace", "view"]

@@ -13,7 +13,7 @@ from cavvy.catalog.accelerators import Precision, find_accelerator
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.counterfactual import SYSTEM_MIB
 from cavvy.planner.risk import (
     FAILURES_PER_NODE_HOUR,
@@ -203,18 +203,9 @@ def advise_volumes(volumes: Iterable[ObservedVolume], period: timedelta) -> list
     found = []
     for each in volumes:
         used = 1 - each.unattached_hours / each.known_hours if each.known_hours else 1.0
-        monthly = Money(round(each.unattached.micros * (_MONTH / period)))
-        if each.free and used < _VOLUME_USED and monthly >= _LEAST:
-            found.append(
-                Waste(
-                    kind=WasteKind.VOLUME,
-                    project=each.project,
-                    job=each.name,
-                    amount=each.unattached,
-                    monthly=monthly,
-                    volume=each,
-                )
-            )
+        waste = _waste_of(WasteKind.VOLUME, each, each.unattached, period)
+        if each.free and used < _VOLUME_USED and waste.monthly >= _LEAST:
+            found.append(replace(waste, volume=each))
     return found
 
 
@@ -230,19 +221,17 @@ def advise_machines(machines: Iterable[ObservedMachine], period: timedelta) -> l
             continue
         part = max(0.0, 1 - _KEEP_HOURS * each.times / each.kept_hours)
         amount = Money(round(each.kept.micros * part))
-        monthly = Money(round(amount.micros * (_MONTH / period)))
-        if monthly >= _LEAST:
-            found.append(
-                Waste(
-                    kind=WasteKind.KEPT,
-                    project=each.project,
-                    job=each.name,
-                    amount=amount,
-                    monthly=monthly,
-                    machine=each,
-                )
-            )
+        waste = _waste_of(WasteKind.KEPT, each, amount, period)
+        if waste.monthly >= _LEAST:
+            found.append(replace(waste, machine=each))
     return found
+
+
+def _waste_of(
+    kind: WasteKind, each: ObservedVolume | ObservedMachine, amount: Money, period: timedelta
+) -> Waste:
+    monthly = Money(round(amount.micros * (_MONTH / period)))
+    return Waste(kind=kind, project=each.project, job=each.name, amount=amount, monthly=monthly)
 
 
 def _is_long(run: ObservedRun) -> bool:

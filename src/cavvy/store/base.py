@@ -27,7 +27,7 @@ from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct, field, view
 
 # The number of waiting jobs that one pass over the queue reads for each machine: the next job, and
 # some more for which a reason is shown. These jobs do not count toward the limit for other jobs,
@@ -187,19 +187,10 @@ class LedgerFilter(Struct, frozen=True, kw_only=True):
 
 def summarize(job: JobRecord, place: str | None, spent: Money) -> JobSummary:
     """Build the summary of a job that was read together with its task."""
-    return JobSummary(
-        id=job.id,
-        project=job.project,
-        name=job.name,
-        user=job.user,
-        phase=job.phase,
-        reason=job.reason,
+    return view(
+        JobSummary,
+        job,
         priority=job.task.priority,
-        submitted_at=job.submitted_at,
-        since=job.since,
-        ended_at=job.ended_at,
-        attempt=job.attempt,
-        exit_code=job.exit_code,
         place=place,
         spent=spent,
         held=job.not_before == FAR,

@@ -41,6 +41,7 @@ from cavvy.store.encrypted_files.streams import (
     is_encrypted,
     make_blob_files,
 )
+from cavvy.store.keys import flush_path
 
 # number of manifests whose lists of files are cached; a list of 100,000 files takes 10 MB of memory
 _FOLDERS = 8
@@ -155,7 +156,7 @@ class BlobStore:
                     return here
                 _check_part(file, stored, part, name)
                 self._files.keep(part, path)
-                _sync(path.parent)
+                flush_path(path.parent)
         except OSError as error:
             raise _told(error, part) from error
         return size
@@ -516,7 +517,7 @@ class BlobWriter:
         _check(self._name, self._hash.hexdigest())
         os.fsync(file.fileno())
         self._files.keep(self._part, self._path)
-        _sync(self._path.parent)
+        flush_path(self._path.parent)
 
 
 def _remove_unused(path: Path, limit: float) -> int:
@@ -580,17 +581,8 @@ def _sync_all(paths: Sequence[Path]) -> None:
     would also wait for data of jobs on this machine.
     """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
-        for _ in pool.map(_sync, paths):
+        for _ in pool.map(flush_path, paths):
             pass
-
-
-def _sync(path: Path) -> None:
-    """Flush a closed file, or a folder's entries, to the disk."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _told(error: OSError, path: Path) -> Exception:

@@ -207,10 +207,10 @@ class KeyRing:
             old = _load(path)  # another server may just have renewed it
             with suppress(FileExistsError):
                 os.link(path, path.with_name(f"{path.name}.{old.id}"))
-            flush_folder(path.parent)
+            flush_path(path.parent)
             part = _write_part(path)
             os.replace(part, path)
-            flush_folder(path.parent)
+            flush_path(path.parent)
             return _load(path)
 
     def _read_folder_key(self) -> AesKey:
@@ -308,7 +308,7 @@ def _make(path: Path) -> AesKey:
         with suppress(FileExistsError):
             # unlike a rename, this fails if another process has created the file first
             os.link(part, path)
-        flush_folder(path.parent)
+        flush_path(path.parent)
     finally:
         part.unlink(missing_ok=True)
     return _load(path)
@@ -330,9 +330,10 @@ def _write_part(path: Path) -> Path:
     return part
 
 
-def flush_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def flush_path(path: Path) -> None:
+    """Flush a closed file, or a folder's entries, to the disk."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(number)
     finally:
-        os.close(folder)
+        os.close(number)

@@ -12,7 +12,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.targets import EVERY
 from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, view
 from cavvy.store.base import RowNotFound
 from cavvy.store.objects.base import (
     ObjectBucket,
@@ -313,11 +313,4 @@ class Transfers:
 
 def _file(place: ObjectReader, found: Object, path: str) -> InputFile:
     signed = place.sign_get(found.key, SIGNED_S) if isinstance(place, ObjectSigner) else None
-    return InputFile(
-        path=path,
-        size=found.size,
-        tag=found.tag,
-        md5=found.md5,
-        sha256=found.sha256,
-        signed=signed,
-    )
+    return view(InputFile, found, path=path, signed=signed)

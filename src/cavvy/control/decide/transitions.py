@@ -33,7 +33,7 @@ from cavvy.domain.jobs import (
 from cavvy.domain.markets import Observation, ObservationKind
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import Money, format_duration, format_usd
-from cavvy.domain.values import replace
+from cavvy.domain.values import copy_fields, replace
 
 # Jobs
 
@@ -232,10 +232,7 @@ def _settled(
     began = [node.running_at for node in nodes if node.running_at]
     unnoticed = attempt.running_at is None and len(began) == attempt.nodes
     return replace(
-        attempt,
-        outcome=action.outcome,
-        failure=action.failure,
-        exit_code=action.exit_code,
+        copy_fields(attempt, action, "outcome", "failure", "exit_code"),
         first_failed_rank=action.rank,
         finished_at=max(known) if known and len(known) == len(exits) else now,
         running_at=max(began) if unnoticed else attempt.running_at,

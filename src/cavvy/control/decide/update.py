@@ -36,7 +36,7 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import format_duration
-from cavvy.domain.values import replace
+from cavvy.domain.values import copy_fields, replace, view
 
 _MOST_FAILURES = 3  # replicas of the candidate that end in a row
 _PART = frozenset({UpdateEnd.ENOUGH, UpdateEnd.TIME})
@@ -73,18 +73,9 @@ def as_revision(service: StoredService, revision: int) -> StoredService:
     tried = service.candidate
     if tried is None or tried.revision != revision:
         return service
-    return replace(
-        service,
-        task=tried.task,
-        origin=tried.origin,
-        user=tried.user,
-        consented=tried.consented,
-        ceiling=tried.ceiling,
-        revision=tried.revision,
-        failures=tried.failures,
-        failed_at=tried.failed_at,
-        problem=tried.problem,
-    )
+    user = ("user", "origin", "consented", "ceiling")
+    state = ("revision", "failures", "failed_at", "problem")
+    return copy_fields(service, tried, "task", *user, *state)
 
 
 def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
@@ -336,15 +327,8 @@ def _end(
 ) -> StoredService:
     """Return the service after the trial: the candidate's revision takes over, or its replicas are
     removed."""
-    outcome = UpdateOutcome(
-        revision=tried.revision,
-        end=end,
-        at=now,
-        requests=found.requests,
-        errors=found.errors,
-        slower=found.slower,
-        evidence=found.evidence,
-        problem=tried.problem,
+    outcome = view(
+        UpdateOutcome, found, revision=tried.revision, end=end, at=now, problem=tried.problem
     )
     goes_on, reason = service.revision, "the replica's revision was rolled back"
     if end in PROMOTED:

@@ -60,7 +60,7 @@ from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.services import HERE, ReplicaRole, ReplicaState, ServiceReplica, name_replica
 from cavvy.domain.stored_services import StoredService, note_uses
 from cavvy.domain.tasks import find_router
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, copy_fields, replace, view
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
 
 _PREFIX = "service:"
@@ -237,15 +237,8 @@ class ServiceReconciler:
             job = await self._store.job(replica.id)
         except RowNotFound:
             return ReplicaSeen()
-        seen = ReplicaSeen(
-            phase=job.phase,
-            reason=job.reason,
-            answers=probed.answers,
-            failures=probed.failures,
-            problem=probed.problem,
-            in_flight=_count_in_flight(replica, traffic, service),
-            reading=probed.reading,
-        )
+        in_flight = _count_in_flight(replica, traffic, service)
+        seen = view(ReplicaSeen, probed, phase=job.phase, reason=job.reason, in_flight=in_flight)
         return await self._look_at_attempt(job, seen)
 
     async def _look_at_attempt(self, job: JobRecord, seen: ReplicaSeen) -> ReplicaSeen:
@@ -342,14 +335,7 @@ class ServiceReconciler:
         old = scaled is not None and now - scaled.stored_at >= _STORED_EVERY
         compared = service
         if not old:
-            compared = replace(
-                service,
-                scaling=stored.scaling,
-                groups=stored.groups,
-                level=stored.level,
-                why=stored.why,
-                keys=stored.keys,
-            )
+            compared = copy_fields(service, stored, "scaling", "groups", "level", "why", "keys")
         if compared == stored:
             return step, stored
         if scaled is not None:

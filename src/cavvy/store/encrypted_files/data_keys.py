@@ -29,7 +29,7 @@ from cavvy.store.keys import (
     KeyRing,
     WrappingKey,
     explain_key_errors,
-    flush_folder,
+    flush_path,
 )
 from cavvy.store.secrets import SecretSealer, find_key_id
 
@@ -91,12 +91,12 @@ class KeyFolder:
         with suppress(FileExistsError):
             os.link(part, folder / name)
         part.unlink()
-        flush_folder(folder)
+        flush_path(folder)
 
     def replace(self, project: str, name: str, sealed: bytes) -> None:
         part = self._write_part(project, name, sealed)
         os.replace(part, self.place(project, name))
-        flush_folder(self._root / project)
+        flush_path(self._root / project)
 
     def close(self) -> None:
         """Do nothing, because no file stays open."""

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 from cavvy.domain.values import Struct
@@ -29,6 +29,38 @@ class RequestSigner(Protocol):
         """Return the signed URL. `url` must have no query, and its path must already be quoted."""
 
 
+class _SigningScheme(NamedTuple):
+    """What differs between the two signatures: the vendor in the names of the parameters, and the
+    algorithm."""
+
+    vendor: str
+    algorithm: str
+
+    def list_terms(self, credential: str, now: datetime, expires_s: int) -> Mapping[str, str]:
+        """Return the parameters that are signed together with the query."""
+        terms = {
+            "Algorithm": self.algorithm,
+            "Credential": credential,
+            "Date": now.strftime("%Y%m%dT%H%M%SZ"),
+            "Expires": str(expires_s),
+            "SignedHeaders": "host",
+        }
+        return {f"X-{self.vendor}-{name}": value for name, value in terms.items()}
+
+    def make_text(
+        self, method: str, url: str, query: Mapping[str, str], scope: str
+    ) -> tuple[str, str]:
+        """Return the text to sign, and the query in the form that the signature requires."""
+        path, host, signed = urlsplit(url).path or "/", urlsplit(url).netloc, _query(query)
+        request = f"{method}\n{path}\n{signed}\nhost:{host}\n\nhost\nUNSIGNED-PAYLOAD"
+        digest = hashlib.sha256(request.encode()).hexdigest()
+        return f"{self.algorithm}\n{query[f'X-{self.vendor}-Date']}\n{scope}\n{digest}", signed
+
+
+_AMAZON = _SigningScheme("Amz", "AWS4-HMAC-SHA256")
+_GOOGLE = _SigningScheme("Goog", "GOOG4-RSA-SHA256")
+
+
 class AmazonKey(Struct, frozen=True, kw_only=True):
     """An access key for S3 and compatible services. A temporary key also has a session token,
     `token`."""
@@ -43,17 +75,10 @@ class AmazonKey(Struct, frozen=True, kw_only=True):
     ) -> str:
         day = now.strftime("%Y%m%d")
         scope = f"{day}/{self.region}/s3/aws4_request"
-        asked = {
-            **query,
-            "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
-            "X-Amz-Credential": f"{self.key_id}/{scope}",
-            "X-Amz-Date": now.strftime("%Y%m%dT%H%M%SZ"),
-            "X-Amz-Expires": str(expires_s),
-            "X-Amz-SignedHeaders": "host",
-        }
+        asked = {**query, **_AMAZON.list_terms(f"{self.key_id}/{scope}", now, expires_s)}
         if self.token:
             asked["X-Amz-Security-Token"] = self.token
-        text, signed = _to_sign("AWS4-HMAC-SHA256", method, url, asked, scope)
+        text, signed = _AMAZON.make_text(method, url, asked, scope)
         key = f"AWS4{self.secret}".encode()
         for part in (day, self.region, "s3", "aws4_request"):
             key = hmac.digest(key, part.encode(), "sha256")
@@ -73,15 +98,8 @@ class GoogleKey(Struct, frozen=True, kw_only=True):
         from cryptography.hazmat.primitives.hashes import SHA256
 
         scope = f"{now.strftime('%Y%m%d')}/auto/storage/goog4_request"
-        asked = {
-            **query,
-            "X-Goog-Algorithm": "GOOG4-RSA-SHA256",
-            "X-Goog-Credential": f"{self.email}/{scope}",
-            "X-Goog-Date": now.strftime("%Y%m%dT%H%M%SZ"),
-            "X-Goog-Expires": str(expires_s),
-            "X-Goog-SignedHeaders": "host",
-        }
-        text, signed = _to_sign("GOOG4-RSA-SHA256", method, url, asked, scope)
+        asked = {**query, **_GOOGLE.list_terms(f"{self.email}/{scope}", now, expires_s)}
+        text, signed = _GOOGLE.make_text(method, url, asked, scope)
         key = _load(self.private_key)
         return (
             f"{url}?{signed}&X-Goog-Signature={key.sign(text.encode(), PKCS1v15(), SHA256()).hex()}"
@@ -119,16 +137,3 @@ def quote_key(key: str) -> str:
 def _query(query: Mapping[str, str]) -> str:
     pairs = [(quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in query.items()]
     return "&".join(f"{name}={value}" for name, value in sorted(pairs))
-
-
-def _to_sign(
-    algorithm: str, method: str, url: str, query: Mapping[str, str], scope: str
-) -> tuple[str, str]:
-    """Return the text to sign, and the query in the form that the signature requires."""
-    parts = urlsplit(url)
-    signed = _query(query)
-    request = (
-        f"{method}\n{parts.path or '/'}\n{signed}\nhost:{parts.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
-    )
-    time = query["X-Amz-Date" if algorithm.startswith("AWS4") else "X-Goog-Date"]
-    return f"{algorithm}\n{time}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}", signed

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cavvy.catalog.doubts import OfferJudge
@@ -90,12 +89,7 @@ class CatalogSnapshot:
     def __enter__(self) -> "CatalogSnapshot":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def match(
