@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cavvy.domain.values import Struct
-from cavvy.providers.hosts.records import AgentExit, read, write
+from cavvy.providers.hosts.records import AgentExit, HostGangEnd, read, write
 from cavvy.providers.hosts.supervisor.files import open_own, read_json, read_own
 from cavvy.providers.local import processes
 from cavvy.providers.local.gang_store import LocalGangStore
-from cavvy.providers.local.records import LocalGangEnd, LocalIntent
+from cavvy.providers.local.records import LocalIntent
 
 
 def make_store(home: Path) -> LocalGangStore:
@@ -99,7 +99,7 @@ def test_work_that_was_started_without_separation_counts_until_it_has_ended(tmp_
         write(tmp_path / "gangs" / name / "gang.json", intent)
         assert make_store(tmp_path).is_separated() is (name == "new")
     (tmp_path / "ended").mkdir()
-    end = LocalGangEnd(
+    end = HostGangEnd(
         name="old", installation="i", reason="done", exit_code=0, ranks=[], seen_at=now
     )
     write(tmp_path / "ended/old.json", end)

@@ -8,13 +8,16 @@ the disk is full, `note` keeps the record in memory, where `read` finds it; a la
 
 import errno
 import os
+from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from threading import get_ident
 from typing import TypeVar
 
 import msgspec
 
+from cavvy.domain.gangs import NodeSeen
 from cavvy.domain.values import Struct
 
 _T = TypeVar("_T")
@@ -28,6 +31,19 @@ class AgentExit(Struct, frozen=True, kw_only=True):
     outcome: str = ""
     exit_code: int | None = None
     reason: str = ""
+
+
+class HostGangEnd(Struct, frozen=True, kw_only=True):
+    """The record of an ended gang. `seen_at` is the time when Cavvy detected that the gang had
+    ended. Cavvy keeps the record for a fixed period that begins at `seen_at`.
+    """
+
+    name: str
+    installation: str
+    reason: str
+    exit_code: int | None
+    ranks: Sequence[NodeSeen]
+    seen_at: datetime
 
 
 _unwritten: dict[Path, object] = {}  # path -> record of `note` that waits for disk space

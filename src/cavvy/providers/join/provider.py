@@ -4,7 +4,7 @@ starts agents, and the control plane allocates the devices.
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
@@ -16,8 +16,8 @@ from cavvy.agent.bundle import make_archive
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
-from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.domain.values import Struct, field, replace
+from cavvy.domain.units import parse_rate
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import JoinedMachine, JoinInvitation, JoinTerms
 from cavvy.providers.base import (
     GangSeen,
@@ -34,7 +34,7 @@ from cavvy.providers.hosts.bundles import pack_supervisor
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
-from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers
+from cavvy.providers.hosts.fleet.machines import HostEntry, KnownHost, list_offers
 from cavvy.providers.hosts.fleet.placing import AgentRoute
 from cavvy.providers.hosts.userdata import make_preamble
 from cavvy.providers.join.host_link import JoinLink
@@ -81,20 +81,6 @@ def _limit(offer: Offer, ends_at: datetime | None, now: datetime) -> Offer:
         return offer
     capacity = offer.capacity if now < ends_at - _LAST_START else 0
     return replace(offer, purchase=Purchase.SPOT, ends_at=ends_at, capacity=capacity)
-
-
-class JoinedEntry(Struct, frozen=True, kw_only=True):
-    """The configured properties of a joined machine, in addition to the facts that it reports."""
-
-    name: str
-    group: str
-    in_group: bool
-    rate: HourlyRate
-    node_address: str | None = None
-    cpus: float | None = None
-    memory_gib: float | None = None
-    accelerators: bool = True
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class JoinProvider:
@@ -422,7 +408,7 @@ class JoinProvider:
         await self._follow()
         for name, member in self._members.all.items():
             if name not in self._known and member.facts is not None:
-                entry = JoinedEntry(
+                entry = HostEntry(
                     name=name,
                     group=member.group or name,
                     in_group=member.group is not None,

@@ -21,7 +21,15 @@ from cavvy.agent.documents import AgentConfigFile
 from cavvy.agent.work.trees import make_removable
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
-from cavvy.providers.hosts.records import AgentExit, note, read, read_file, settle, write
+from cavvy.providers.hosts.records import (
+    AgentExit,
+    HostGangEnd,
+    note,
+    read,
+    read_file,
+    settle,
+    write,
+)
 from cavvy.providers.hosts.supervisor.processes import GANG_MARK, RANK_MARK
 from cavvy.providers.hosts.supervisor.service import PARTS_SLACK, find_death
 from cavvy.providers.local import processes
@@ -29,7 +37,6 @@ from cavvy.providers.local.processes import ForkServer, LocalProcess
 from cavvy.providers.local.records import (
     EARLIER,
     LastDelivery,
-    LocalGangEnd,
     LocalIntent,
     LocalRemoval,
     RankDeath,
@@ -119,7 +126,7 @@ class LocalGangStore(Struct):
     _seen_alive: set[LocalProcess] = field(default_factory=set)
     # (gang, rank) -> the time since which the agent has been dead while its processes still run
     _orphaned: dict[tuple[str, int], datetime] = field(default_factory=dict)
-    _ended: dict[str, LocalGangEnd] | None = None
+    _ended: dict[str, HostGangEnd] | None = None
     # True at the start, because an earlier server may have left discarded folders
     has_trash: bool = True
     # working folders of ended gangs whose end cannot be recorded, because the disk is full
@@ -148,7 +155,7 @@ class LocalGangStore(Struct):
                 self._start_missing(intent, resumed)
             return self._living(intent)
 
-    def look(self, name: str | None = None) -> Sequence[LivingGang | LocalGangEnd]:
+    def look(self, name: str | None = None) -> Sequence[LivingGang | HostGangEnd]:
         """Return all gangs of this installation, or only the named gang, and kill the processes
         that dead agents left behind. Raises TryAgain.
         """
@@ -327,7 +334,7 @@ class LocalGangStore(Struct):
 
     # Polling
 
-    def _look(self, name: str) -> LivingGang | LocalGangEnd | None:
+    def _look(self, name: str) -> LivingGang | HostGangEnd | None:
         intent = self._intent(name)
         if intent is None or intent.installation != self.installation:
             return None
@@ -506,7 +513,7 @@ class LocalGangStore(Struct):
         at = datetime.fromtimestamp(find_death(str(folder), alive_at), UTC)
         return min(max(at, intent.launched_at), now)
 
-    def _close(self, gang: LivingGang) -> LocalGangEnd:
+    def _close(self, gang: LivingGang) -> HostGangEnd:
         first = next(
             (rank.exit for rank in gang.ranks if rank.exit is not None and rank.exit.exit_code),
             None,
@@ -521,7 +528,7 @@ class LocalGangStore(Struct):
             )
         else:
             reason = first.reason if first is not None and first.reason else "the agents exited"
-        ended = LocalGangEnd(
+        ended = HostGangEnd(
             name=gang.intent.name,
             installation=gang.intent.installation,
             reason=reason,
@@ -599,16 +606,16 @@ class LocalGangStore(Struct):
         self._left += [home / "work" for home in homes]
         self.has_trash = True
 
-    def _over(self, name: str) -> LocalGangEnd | None:
+    def _over(self, name: str) -> HostGangEnd | None:
         """Return the record of an ended gang, or None if the gang has not ended. The disk is also
         read, because another server may have written the record.
         """
         ended = self._remembered().get(name) or read(
-            self.home / "ended" / f"{name}.json", LocalGangEnd
+            self.home / "ended" / f"{name}.json", HostGangEnd
         )
         return ended if ended is not None and ended.installation == self.installation else None
 
-    def _remembered(self) -> dict[str, LocalGangEnd]:
+    def _remembered(self) -> dict[str, HostGangEnd]:
         if self._ended is None:
             self._ended = {}
             self._learn_ends()
@@ -618,7 +625,7 @@ class LocalGangStore(Struct):
         """Read the records that another server has written about ended gangs."""
         known = self._remembered()
         for path in self._scan("ended"):
-            ended = None if path.stem in known else read(path, LocalGangEnd)
+            ended = None if path.stem in known else read(path, HostGangEnd)
             if ended is not None and ended.installation == self.installation:
                 known[ended.name] = ended
 

@@ -37,11 +37,11 @@ from cavvy.providers.hosts.isolation import (
 )
 from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
+from cavvy.providers.hosts.records import HostGangEnd
 from cavvy.providers.hosts.supervisor.facts import find_user
 from cavvy.providers.local.configs import KEPT, list_obeyed, list_offers, make_configs, make_host
 from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
 from cavvy.providers.local.processes import ProcessWatch
-from cavvy.providers.local.records import LocalGangEnd
 
 # how long the hardware's description is cached: devices change rarely, and drivers answer slowly
 _LOOK_AGAIN = timedelta(seconds=60)
@@ -323,8 +323,8 @@ def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | boo
     )
 
 
-def _seen(gang: LivingGang | LocalGangEnd) -> GangSeen:
-    if isinstance(gang, LocalGangEnd):
+def _seen(gang: LivingGang | HostGangEnd) -> GangSeen:
+    if isinstance(gang, HostGangEnd):
         return GangSeen.make_ended(gang.name, gang.reason, gang.exit_code, gang.ranks)
     started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
     waits = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "")

@@ -31,7 +31,6 @@ import msgspec
 from cavvy.agent.config import BadConfig, ConfigFields, read_record
 from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile
 from cavvy.domain.values import Struct, replace
-from cavvy.providers.base import NodeSeen
 from cavvy.providers.hosts.records import read, read_file, write
 from cavvy.providers.local import processes
 from cavvy.providers.local.processes import LocalProcess
@@ -79,19 +78,6 @@ class LastDelivery(Struct, frozen=True, kw_only=True):
     process: LocalProcess
     tries: int
     done: bool = False
-
-
-class LocalGangEnd(Struct, frozen=True, kw_only=True):
-    """The record of an ended gang. `seen_at` is the time when Cavvy detected that the gang had
-    ended. Cavvy keeps the record for a fixed period that begins at `seen_at`.
-    """
-
-    name: str
-    installation: str
-    reason: str
-    exit_code: int | None
-    ranks: Sequence[NodeSeen]
-    seen_at: datetime
 
 
 def take_over(home: Path, gang: str, installation: str, now: datetime) -> LocalIntent | None:

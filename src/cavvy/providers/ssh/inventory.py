@@ -11,9 +11,10 @@ import msgspec
 
 from cavvy.domain.allocations import object_to_label
 from cavvy.domain.tasks import Scalar
-from cavvy.domain.units import HourlyRate, parse_rate
-from cavvy.domain.values import Struct, field
+from cavvy.domain.units import parse_rate
+from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
+from cavvy.providers.hosts.fleet.machines import HostEntry
 
 GROUP = "hosts"  # the group of a host for which no group is set
 HOST_KEYS = ("strict", "accept-new")
@@ -25,28 +26,17 @@ _Size = Annotated[float, msgspec.Meta(gt=0)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class InventoryHost(Struct, frozen=True, kw_only=True):
+class InventoryHost(HostEntry, frozen=True, kw_only=True):
     """One host of the inventory. Connection fields that are None are taken from the SSH
     configuration.
     """
 
-    name: str
-    group: str
-    # the price of one accelerator; for a host without accelerators, the price of the host
-    rate: HourlyRate
-    # False: the host has its own price, so it takes no part in its group's gangs
-    in_group: bool = True
     address: str | None = None
     user: str | None = None
     port: int | None = None
     identity_file: str | None = None
     jump: str | None = None
-    node_address: str | None = None  # the host's address for the other ranks of a gang
     folder: str
-    cpus: float | None = None
-    memory_gib: float | None = None
-    accelerators: bool = True
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class HostInventory(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cavvy.domain.values import Struct, field
-from cavvy.providers.base import NodeSeen
+from cavvy.providers.hosts.records import HostGangEnd
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.state import ProviderState
 
@@ -55,17 +55,11 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(self.hosts))
 
 
-class FleetGangEnd(Struct, frozen=True, kw_only=True):
+class FleetGangEnd(HostGangEnd, frozen=True, kw_only=True):
     """The record of an ended gang. `owing` names the hosts that have not confirmed yet that the
     gang has ended. Cavvy kills the gang's agents that still run on these unconfirmed hosts.
     """
 
-    name: str
-    installation: str
-    reason: str
-    exit_code: int | None
-    ranks: Sequence[NodeSeen]
-    seen_at: datetime
     owing: Sequence[str] = ()
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
 
 from cavvy.catalog.accelerators import split_instance
 from cavvy.domain.allocations import Host, SlicedGpu
@@ -30,36 +29,22 @@ _COUNT = re.compile(r"[0-9]{1,18}|yes", re.ASCII | re.IGNORECASE)  # of faults; 
 DeviceShape = tuple[DeviceModel | None, int]
 
 
-class HostEntry(Protocol):
+class HostEntry(Struct, frozen=True, kw_only=True):
     """The configured properties of a host, in addition to the facts that its supervisor reads."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def in_group(self) -> bool:
-        """Whether the host can run a gang together with other hosts of its group."""
-
-    @property
-    def rate(self) -> HourlyRate:
-        """The price of one accelerator, or of a node without accelerators."""
-
-    @property
-    def node_address(self) -> str | None:
-        """The address at which the other ranks of a gang reach the host; if None, the address from
-        the host's facts is used.
-        """
-
-    @property
-    def cpus(self) -> float | None: ...
-    @property
-    def memory_gib(self) -> float | None: ...
-    @property
-    def accelerators(self) -> bool: ...
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The location of the host in the network, such as {"rack": "r1"}."""
+    name: str
+    group: str
+    # False: the host has its own price, or no group, so it takes no part in gangs of its group
+    in_group: bool = True
+    # the price of one accelerator; for a host without accelerators, the price of the host
+    rate: HourlyRate
+    # the host's address for the other ranks of a gang; if None, the address from its facts
+    node_address: str | None = None
+    cpus: float | None = None
+    memory_gib: float | None = None
+    accelerators: bool = True
+    # the location of the host in the network, such as {"rack": "r1"}
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class SmiReading(Struct, frozen=True, kw_only=True):
