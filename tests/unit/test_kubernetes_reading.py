@@ -51,7 +51,7 @@ from cavvy.providers.kubernetes.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
 from cavvy.providers.kubernetes.quota import limit
-from cavvy.providers.kubernetes.status import PodGangRecord, PodRank, look, why_hopeless
+from cavvy.providers.kubernetes.status import FoundPods, PodGangRecord, PodRank, look, why_hopeless
 from cavvy.providers.kubernetes.topology import object_to_labels
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -301,7 +301,7 @@ BEGAN, OVER = "2026-05-01T11:50:05Z", "2026-05-01T11:58:00Z"
 def judge(
     pod: Object | None, record: PodGangRecord = RECORD, lost: dict[str, str] | None = None
 ) -> Any:
-    return look(record, {"g-0": pod} if pod else {}, {}, lost or {}, NOW)
+    return look(record, FoundPods({"g-0": pod} if pod else {}, {}), lost or {}, NOW)
 
 
 def test_a_pod_that_runs_and_one_that_ended() -> None:

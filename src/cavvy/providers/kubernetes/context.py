@@ -484,7 +484,7 @@ class ClusterContext:
         lost = await self._find_lost(exist)
         self._last.update(found)
         gone = {name: self._last[name] for name in record.pods if name in self._last}
-        look = status.look(record, found, gone, lost, now)
+        look = status.look(record, status.FoundPods(found, gone), lost, now)
         if look.end is not None:
             stopped = [name for name in found if name in look.stuck or status.is_over(found[name])]
             return await self._end(record, look.end, look.seen, stopped)

@@ -34,6 +34,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.batch.fan_out import FanOut, look_at_all, remove_from_all, whoami_all
 from cavvy.providers.batch.shapes import AcceleratorRates, identify_gpu
+from cavvy.providers.hosts.changed_gangs import ChangedGangs
 from cavvy.providers.kubernetes import pods
 from cavvy.providers.kubernetes.api import ApiServerRefused, KubernetesApi
 from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, list_offers
@@ -79,8 +80,7 @@ class KubernetesProvider:
         self._clusters: dict[str, ClusterContext] = {}
         self._parts = FanOut[Sequence[Offer]]()
         self._watches: dict[str, PodWatch] = {}
-        self._changes: asyncio.Queue[str] = asyncio.Queue()
-        self._queued: set[str] = set()
+        self._changes = ChangedGangs()
 
     async def offers(self) -> Sequence[Offer]:
         told = await self._parts.ask(
@@ -112,9 +112,7 @@ class KubernetesProvider:
 
     async def changed(self) -> str:
         self._watch()
-        name = await self._changes.get()
-        self._queued.discard(name)
-        return name
+        return await self._changes.get()
 
     async def relay(self) -> None:
         """Keep a tunnel open to each running pod of every gang."""
@@ -189,7 +187,7 @@ class KubernetesProvider:
             agent=self._context.agent_archive,
             now=self._context.now,
             find_instance=self._context.find_instance,
-            changed=self._changed,
+            changed=self._changes.put,
         )
         return ClusterContext(
             api, ExecTunnels(api, self._context.server_address, self._context.home), terms
@@ -213,12 +211,7 @@ class KubernetesProvider:
     def _watch(self) -> None:
         for name, cluster in self.clusters().items():
             if name not in self._watches:
-                self._watches[name] = PodWatch(cluster, self.mark, self._changed)
-
-    def _changed(self, gang: str) -> None:
-        if gang not in self._queued:
-            self._queued.add(gang)
-            self._changes.put_nowait(gang)
+                self._watches[name] = PodWatch(cluster, self.mark, self._changes.put)
 
     def _namespace(self, context: KubeContext | None) -> str:
         return self._text("namespace") or (context.namespace if context else "default")

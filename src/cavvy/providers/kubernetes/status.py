@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -185,22 +185,25 @@ def is_over(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
+class FoundPods(NamedTuple):
+    """The existing pods of a gang, and the last known state of its deleted pods, by name."""
+
+    pods: Mapping[str, Object]
+    gone: Mapping[str, Object]
+
+
 def look(
-    record: PodGangRecord,
-    pods: Mapping[str, Object],
-    gone: Mapping[str, Object],
-    lost: Mapping[str, str],
-    now: datetime,
+    record: PodGangRecord, found: FoundPods, lost: Mapping[str, str], now: datetime
 ) -> PodGangStatus:
-    """Derive the state of a gang that is not recorded as ended. `pods` are the gang's existing
-    pods; `gone` contains the last known state of its deleted pods.
+    """Derive the state of a gang that is not recorded as ended. `lost` are the lost nodes, with the
+    reasons.
     """
     names = record.pods
-    ranks = _read_ranks(record, pods, gone, lost, now)
+    ranks = _read_ranks(record, found, lost, now)
     stuck = tuple(
         names[each.rank]
         for each in ranks
-        if each.ended_at and each.node in lost and names[each.rank] in pods
+        if each.ended_at and each.node in lost and names[each.rank] in found.pods
     )
     if len(ranks) == record.nodes and all(each.ended_at for each in ranks):
         return _over(record, ranks, stuck)
@@ -210,27 +213,23 @@ def look(
 
 
 def _read_ranks(
-    record: PodGangRecord,
-    pods: Mapping[str, Object],
-    gone: Mapping[str, Object],
-    lost: Mapping[str, str],
-    now: datetime,
+    record: PodGangRecord, found: FoundPods, lost: Mapping[str, str], now: datetime
 ) -> list[PodRank]:
     """Return the gang's ranks, except ranks whose pods might not exist yet."""
     known = {rank.rank: rank for rank in record.seen}
     young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
     ranks = []
     for number, name in enumerate(record.pods):
-        if name not in pods and young:
+        if name not in found.pods and young:
             continue
         before = known.get(number)
-        pod = pods.get(name) or gone.get(name)
+        pod = found.pods.get(name) or found.gone.get(name)
         rank = before or PodRank(rank=number, uid=f"{record.uid}/{number}")
         if pod is not None:
             rank = read_pod(pod, lost, now)
         if before is not None and before.started_at is not None:
             rank = replace(rank, started_at=before.started_at)
-        ranks.append(rank if name in pods else _vanished(rank, record, now))
+        ranks.append(rank if name in found.pods else _vanished(rank, record, now))
     return ranks
 
 
