@@ -95,12 +95,8 @@ class RayDashboard:
         return told if isinstance(told, list) else []
 
     async def job(self, name: str) -> Object | None:
-        try:
-            return _object(await self._ask("GET", f"/api/jobs/{quote(name)}"))
-        except DashboardRefused as error:
-            if error.status == 404:
-                return None
-            raise
+        told = await self._find("GET", f"/api/jobs/{quote(name)}")
+        return None if told is None else _object(told)
 
     async def log(self, name: str) -> str | None:
         """Return the output of a job's driver, or None if the output is not available."""
@@ -123,19 +119,20 @@ class RayDashboard:
 
     async def stop(self, name: str) -> None:
         """Ask Ray to stop a job. Does nothing if the job no longer exists."""
-        try:
-            await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
-        except DashboardRefused as error:
-            if error.status != 404:
-                raise
+        await self._find("POST", f"/api/jobs/{quote(name)}/stop")
 
     async def forget(self, name: str) -> None:
         """Delete a job that has ended. Does nothing if the job no longer exists."""
+        await self._find("DELETE", f"/api/jobs/{quote(name)}")
+
+    async def _find(self, method: str, path: str) -> object:
+        """Return the reply, or None if what the path names does not exist."""
         try:
-            await self._ask("DELETE", f"/api/jobs/{quote(name)}")
+            return await self._ask(method, path)
         except DashboardRefused as error:
-            if error.status != 404:
-                raise
+            if error.status == 404:
+                return None
+            raise
 
     async def _state(self, what: str, **query: str) -> Sequence[Object]:
         """Return a list from the state API:
