@@ -240,11 +240,8 @@ class LoopConnection(RequestConnection):
         try:
             while self._out:
                 self._out = self._out[self._socket.send(self._out[:262144]) :]
-        except BlockingIOError:
-            pass
         except OSError as error:
-            if not _wants(error):
-                self._broken(error.strerror or str(error))
+            if not self._must_wait(error):
                 return
         self._loop.watch(self._socket.fileno(), READ | WRITE if self._out else READ, self._step)
 
@@ -284,6 +281,13 @@ class LoopConnection(RequestConnection):
         self._flush()
         return False
 
+    def _must_wait(self, error: OSError) -> bool:
+        """Return whether the connection must first be readable or writable; otherwise break it."""
+        if isinstance(error, BlockingIOError) or _wants(error):
+            return True
+        self._broken(error.strerror or str(error))
+        return False
+
     def _receive(self) -> None:
         assert self._socket is not None
         try:
@@ -298,11 +302,8 @@ class LoopConnection(RequestConnection):
                     return
                 if len(data) < 262144 and not self._address.tls:
                     break
-        except BlockingIOError:
-            pass
         except OSError as error:
-            if not _wants(error):
-                self._broken(error.strerror or str(error))
+            if not self._must_wait(error):
                 return
         self._parse(False)
 

@@ -400,16 +400,9 @@ class Run:
         call. All arguments except `measure` are the same as for `data`, but checkpoints do not save
         the position in this data set.
         """
-        collate, transform = options.pop("collate", None), options.pop("transform", None)
+        changes = {each: options.pop(each, None) for each in ("collate", "transform")}
         opened = open_source(source, **options)
-        data = Data(
-            opened,
-            global_batch=global_batch,
-            transform=transform,
-            collate=collate,
-            seed=self.seed,
-            shuffle=False,
-        )
+        data = Data(opened, global_batch=global_batch, seed=self.seed, shuffle=False, **changes)
         return evaluate(spread(measure), data, self._ready(), self.plan, self.world.device.torch)
 
     def log(self, **values: Any) -> None:

@@ -31,8 +31,8 @@ from typing import TypeVar
 import msgspec
 
 from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile, ReclaimSignal
-from cavvy.domain.values import Struct
-from cavvy.providers.base import GangSeen, GangSpec, GangState, NodeSeen
+from cavvy.domain.values import Struct, replace
+from cavvy.providers.base import GangSeen, GangSpec, NodeSeen
 from cavvy.providers.batch.login_session import LoginSession
 from cavvy.providers.hosts.records import AgentExit
 
@@ -238,16 +238,8 @@ class SharedWorkspace:
 def as_seen(ended: BatchGangEnd) -> GangSeen:
     """Convert the record of an ended gang to the status that the control plane reads."""
     nodes = list_nodes(ended.job, ended.began, ended.ended_at)
-    return GangSeen(
-        name=ended.name,
-        state=GangState.ENDED,
-        engine_id=ended.job,
-        reason=ended.reason,
-        preempted=ended.preempted,
-        cancelled=ended.cancelled,
-        exit_code=ended.exit_code,
-        nodes=nodes,
-    )
+    seen = GangSeen.make_ended(ended.name, ended.reason, ended.exit_code, nodes)
+    return replace(seen, engine_id=ended.job, preempted=ended.preempted, cancelled=ended.cancelled)
 
 
 def list_nodes(
