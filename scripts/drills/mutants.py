@@ -2,9 +2,10 @@
 
     python scripts/drills/mutants.py [--sample 200] [--seed 1] [--only standby] [TESTS ...]
     python scripts/drills/mutants.py --folder costs tests/unit/test_costs_*.py
+    python scripts/drills/mutants.py --loops --folder providers/vast tests/contract/*_vast.py
 
-A mutant is one function in which a comparison, an `and` or `or`, a condition or a result is
-inverted. For each mutant, the tests that call the function run in a forked process, in the given
+A mutant is one function or method in which a comparison, an `and` or `or`, a condition or a result
+is inverted. For each mutant, the tests that call the function run in a forked process, in the given
 order, until one fails. A test that needs an event loop is skipped, unless `--loops` says that it
 runs too. By default, the tests are the unit tests of decisions. `--folder` names another folder of
 `src/cavvy`.
@@ -15,17 +16,19 @@ import ast
 import asyncio
 import copy
 import importlib
+import inspect
 import json
 import os
-import random
 import signal
 import sys
 import tempfile
+import threading
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -35,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 TESTS = ["test_decide_*.py", "test_control_[fsw]*.py", "test_warm_keep_policy.py"]
 LONGEST_S = 120
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 FLIPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -69,10 +73,13 @@ def flip(node: ast.AST) -> bool:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One function of a module, with the node of this number inverted."""
+    """One function of a module, or method of one of its classes, with the node of this number
+    inverted.
+    """
 
     module: ModuleType
-    function: ast.FunctionDef
+    owner: str | None
+    function: Function
     number: int
 
     def __str__(self) -> str:
@@ -80,6 +87,12 @@ class Mutant:
         line = getattr(node, "lineno", self.function.lineno)
         name = Path(str(self.module.__file__)).name
         return f"{name}:{line} {self.function.name}: {type(node).__name__}"
+
+    @property
+    def text(self) -> str:
+        """What is changed, without its line: two versions of a file have samples of the same."""
+        node = list(ast.walk(self.function))[self.number]
+        return f"{self.owner} {self.function.name} {type(node).__name__} {ast.unparse(node)}"
 
     @property
     def key(self) -> str:
@@ -90,20 +103,39 @@ class Mutant:
         """Replace the function's code in place, so that all importers call the changed function."""
         changed = copy.deepcopy(self.function)
         flip(list(ast.walk(changed))[self.number])
+        changed.decorator_list, changed.returns = [], None
+        for argument in ast.walk(changed.args):
+            if isinstance(argument, ast.arg):
+                argument.annotation = None  # it may name what is imported for types only
         text = ast.fix_missing_locations(ast.Module(body=[changed], type_ignores=[]))
-        scratch = dict(vars(self.module))
-        exec(compile(text, str(self.module.__file__), "exec"), scratch)
-        vars(self.module)[self.function.name].__code__ = scratch[self.function.name].__code__
+        code = compile(text, str(self.module.__file__), "exec")
+        space = vars(self.module)
+        found = (vars(space[self.owner]) if self.owner else space)[self.function.name]
+        found = getattr(found, "fget", None) or inspect.unwrap(getattr(found, "__func__", found))
+        codes = (each for each in code.co_consts if isinstance(each, CodeType))
+        found.__code__ = next(each for each in codes if each.co_name == changed.name)
 
 
 def list_mutants(module: ModuleType) -> Iterator[Mutant]:
-    """Yield all mutants of a module's functions."""
+    """Yield all mutants of a module's functions, and of its classes' methods that do not need the
+    cell of `super()`.
+    """
     tree = ast.parse(Path(str(module.__file__)).read_text())
-    for function in tree.body:
-        if isinstance(function, ast.FunctionDef):
-            for number, node in enumerate(ast.walk(function)):
-                if flip(copy.copy(node)):
-                    yield Mutant(module, function, number)
+    for owner, function in list_functions(tree):
+        if owner and any(isinstance(n, ast.Name) and n.id == "super" for n in ast.walk(function)):
+            continue
+        for number, node in enumerate(ast.walk(function)):
+            if flip(copy.copy(node)):
+                yield Mutant(module, owner, function, number)
+
+
+def list_functions(tree: ast.Module) -> Iterator[tuple[str | None, Function]]:
+    """Yield a module's functions and methods, each with the name of its class."""
+    for top in tree.body:
+        if isinstance(top, Function):
+            yield None, top
+        elif isinstance(top, ast.ClassDef):
+            yield from ((top.name, each) for each in top.body if isinstance(each, Function))
 
 
 def list_modules(folder: str, only: str | None) -> Iterator[ModuleType]:
@@ -127,7 +159,7 @@ class Drill:
             tests = [each for each in tests if "anyio_backend" not in each.fixturenames]  # type: ignore[attr-defined]
         modules = [*list_modules(self._options.folder, self._options.only)]
         mutants = [mutant for module in modules for mutant in list_mutants(module)]
-        random.Random(self._options.seed).shuffle(mutants)
+        mutants.sort(key=lambda each: zlib.crc32(each.text.encode(), self._options.seed))
         mutants = mutants[: self._options.sample]
         callers = find_callers(tests)
         alive = []
@@ -150,23 +182,25 @@ def find_callers(items: Sequence[pytest.Item]) -> Mapping[str, Sequence[int]]:
             found: defaultdict[str, list[int]] = defaultdict(list)
             for number, item in enumerate(items):
                 called: set[tuple[str, str]] = set()
-                sys.setprofile(
-                    lambda frame, *_, called=called: called.add(
-                        (frame.f_code.co_filename, frame.f_code.co_name)
-                    )
-                )
+
+                def note(frame: FrameType, *_: object, called: set[Any] = called) -> None:
+                    called.add((frame.f_code.co_filename, frame.f_code.co_name))
+
+                threading.setprofile(note)
+                sys.setprofile(note)
                 failed = _fails(item)
                 sys.setprofile(None)
+                threading.setprofile(None)
                 if failed:
                     return True
-                for path, name in called:
+                for path, name in tuple(called):
                     if path.startswith(str(SOURCE)):
                         found[f"{path} {name}"].append(number)
             json.dump(found, file)
             file.flush()
             return False
 
-        if _run_apart(record):
+        if _run_apart(record, 10 * LONGEST_S):
             raise pytest.UsageError("a test fails without any mutant")
         file.seek(0)  # both processes share its position
         found: Mapping[str, Sequence[int]] = json.load(file)
@@ -183,13 +217,13 @@ def _notices(items: Sequence[pytest.Item], mutant: Mutant) -> bool:
     return _run_apart(run)
 
 
-def _run_apart(run: Callable[[], bool]) -> bool:
+def _run_apart(run: Callable[[], bool], longest_s: int = LONGEST_S) -> bool:
     """Whether `run` returns True, ends its process or takes too long. `run` runs in a separate
     process.
     """
     child = os.fork()
     if child == 0:
-        signal.alarm(LONGEST_S)  # an endless loop counts as detected
+        signal.alarm(longest_s)  # an endless loop counts as detected
         sys.stdout.flush()
         os._exit(run())
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
