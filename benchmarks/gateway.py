@@ -33,15 +33,14 @@ from tests.system.ports import free_port
 from tests.system.tied import start_tied
 
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
-from cavvy.gateway.haproxy.configuration import HaproxyListener, write_configuration
-from cavvy.gateway.haproxy.program import (
+from cavvy.gateway.haproxy.configuration import HaproxyListener, make_ring, write_configuration
+from cavvy.gateway.haproxy.runtime import (
+    HaproxyRuntime,
     find_haproxy,
     is_ready,
     list_arguments,
     make_environment,
 )
-from cavvy.gateway.haproxy.request_ring import make_ring
-from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 
 SLICES = 5
 ROUNDS, ENOUGH = 4, 200_000  # of ten seconds with changes of the replicas, and their requests

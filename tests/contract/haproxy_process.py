@@ -17,8 +17,7 @@ from tests.waits import START_S
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import HOLD, is_direct, name_backend
-from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
-from cavvy.gateway.haproxy.runtime import HaproxyRuntime
+from cavvy.gateway.haproxy.runtime import HaproxyMissing, HaproxyRuntime, find_haproxy
 from cavvy.gateway.own_values import describe_owner
 from cavvy.server.serving.haproxy_plane import HaproxyPlane
 from cavvy.server.serving.listener import ServiceListener

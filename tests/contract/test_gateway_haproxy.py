@@ -27,7 +27,7 @@ from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.ports import free_port
 
-from cavvy.gateway.haproxy.request_ring import read_ring
+from cavvy.gateway.haproxy.configuration import read_ring
 
 
 @pytest.fixture(scope="module")

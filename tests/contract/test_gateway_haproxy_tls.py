@@ -22,7 +22,7 @@ from tests.contract.gateway_suite import (
 from tests.contract.haproxy_process import HaproxyPlaneProcess
 from tests.contract.replica_stand_in import ReplicaStandIn
 
-from cavvy.gateway.haproxy.program import find_haproxies, may_use_http2
+from cavvy.gateway.haproxy.runtime import find_haproxies, may_use_http2
 
 __all__ = ["replicas"]  # a fixture
 

@@ -12,7 +12,7 @@ from tests.system.test_serve import EXAMPLE, read_command, read_service
 from tests.system.trust import User, check_clean, serving_user_at
 from tests.waits import START_S, wait_until
 
-from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
+from cavvy.gateway.haproxy.runtime import HaproxyMissing, find_haproxy
 
 pytestmark = pytest.mark.system
 

@@ -11,11 +11,10 @@ import pytest
 from cavvy.domain.services import RoutingKind, RoutingRule
 from cavvy.gateway.adapters import LoadTimes, ReplicaAdapters, choose_waiting, count_waits
 from cavvy.gateway.balancing import FARTHER, FULL
-from cavvy.gateway.cache_routing import CacheRouter
+from cavvy.gateway.cache_routing import ENTRIES_MAX, CacheRouter, PrefixCaches
 from cavvy.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
-from cavvy.gateway.engine_metrics import _LABEL, EngineState, read_metrics
+from cavvy.gateway.engine_calls import _LABEL, EngineState, read_metrics
 from cavvy.gateway.kept_counts import KeptCounts
-from cavvy.gateway.prefix_cache import ENTRIES_MAX, PrefixCaches
 from cavvy.gateway.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
 from cavvy.gateway.upstream import ReplicaPool, UpstreamConnection
 from cavvy.gateway.work import ReplicaWork

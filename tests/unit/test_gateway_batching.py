@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 from cavvy.gateway.batching import (
     ArrivalGaps,
+    BatchPart,
     BatchTimes,
     WaitingRequest,
     average_fits,
     choose_size,
     find_start,
+    join_bodies,
     pays_to_wait,
+    read_body,
+    split_response,
 )
-from cavvy.gateway.joined_bodies import BatchPart, join_bodies, read_body, split_response
 
 SLOPE, BASE = 0.001, 0.02
 

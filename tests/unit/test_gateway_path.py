@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 import cavvy.gateway
-from cavvy.gateway.call_store import CallStore
 from cavvy.gateway.config import GatewayConfig, ReplicaAddress
 from cavvy.gateway.deferred import DeferredCalls
 from cavvy.gateway.door import Door
+from cavvy.gateway.file_store import CallStore
 from cavvy.gateway.inbound import ClientConnections, InboundConnection
 from cavvy.gateway.kept_counts import KeptCounts
 

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cavvy.domain.request_bills import KeyWork, TokenUse, combine_tokens, merge_counts
+from cavvy.gateway.client_keys import KeyLimit, make_limits
 from cavvy.gateway.config import ClientKey
 from cavvy.gateway.kept_counts import KeptCounts, read_work
-from cavvy.gateway.key_limits import KeyLimit, make_limits
 from cavvy.gateway.token_meter import _UsageEvents
 from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
 

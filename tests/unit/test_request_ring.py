@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.gateway.haproxy.request_ring import EndedRequests, make_ring, read_ring
+from cavvy.gateway.haproxy.configuration import EndedRequests, make_ring, read_ring
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 
 SECOND = 10**15  # in microseconds: some second since 1970

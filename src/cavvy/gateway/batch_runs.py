@@ -23,11 +23,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from cavvy.domain.values import Struct
-from cavvy.gateway.background import BackgroundWork
 from cavvy.gateway.bodies import NO_JSON
-from cavvy.gateway.call_store import StoredResult
 from cavvy.gateway.config import ClientKey, GatewayLimits
-from cavvy.gateway.deferred import DeferredSink
+from cavvy.gateway.deferred import BackgroundWork, DeferredSink
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.file_store import (
     LINE_MAX,
@@ -36,6 +34,7 @@ from cavvy.gateway.file_store import (
     FileStore,
     LongLine,
     StoredBatch,
+    StoredResult,
     read_lines,
 )
 from cavvy.gateway.heads import parse_request

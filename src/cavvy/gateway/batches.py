@@ -15,15 +15,17 @@ from time import monotonic
 
 from cavvy.gateway.batching import (
     ArrivalGaps,
+    BatchPart,
     WaitingRequest,
     average_fits,
     choose_size,
     find_start,
+    read_body,
+    split_response,
 )
 from cavvy.gateway.config import BatchTerms, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import RequestHead, ResponseHead
-from cavvy.gateway.joined_bodies import BatchPart, read_body, split_response
 from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.statistics import BatchFacts
 from cavvy.gateway.upstream import ReplicaPool

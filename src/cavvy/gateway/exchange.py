@@ -27,12 +27,12 @@ from typing import Protocol
 
 from cavvy.domain.values import Struct
 from cavvy.gateway.balancing import hash_key
+from cavvy.gateway.batching import BatchPart
 from cavvy.gateway.bodies import LAST_CHUNK, ChunkedBody, as_chunk
 from cavvy.gateway.cache_routing import Visit
+from cavvy.gateway.client_keys import KeyLimit
 from cavvy.gateway.config import RoutingTerms, ServiceRoute
 from cavvy.gateway.heads import NO_LENGTH, RequestHead
-from cavvy.gateway.joined_bodies import BatchPart
-from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OVERSIZED, OwnAnswer
 from cavvy.gateway.prompts import READ_BYTES, Prompt, read_prompt
 from cavvy.gateway.seams import OpenSpan, ResponseMeter, ResponseSink

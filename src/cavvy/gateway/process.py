@@ -24,7 +24,6 @@ from time import monotonic
 import uvloop
 
 from cavvy.gateway.addresses import explain_address
-from cavvy.gateway.call_store import CallStore
 from cavvy.gateway.config import (
     GatewayConfig,
     GatewayConfigError,
@@ -35,6 +34,7 @@ from cavvy.gateway.config import (
 from cavvy.gateway.control_socket import ControlSocket
 from cavvy.gateway.deferred import DeferredCalls
 from cavvy.gateway.door import Door
+from cavvy.gateway.file_store import CallStore
 from cavvy.gateway.inbound import ClientConnections, InboundConnection
 from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.metrics import MetricsServer

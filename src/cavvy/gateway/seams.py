@@ -7,8 +7,8 @@ collects the body, and the receiver of the response goes with the request from s
 from typing import Protocol
 
 from cavvy.domain.request_bills import TokenUse
+from cavvy.gateway.client_keys import KeyLimit
 from cavvy.gateway.heads import RequestHead, ResponseHead
-from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import Answer, OwnAnswer
 from cavvy.gateway.work import ReplicaWork
 

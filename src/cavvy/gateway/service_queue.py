@@ -35,14 +35,13 @@ from cavvy.gateway.balancing import (
 from cavvy.gateway.batches import ServiceBatches, separate
 from cavvy.gateway.cache_events import CacheChange
 from cavvy.gateway.cache_routing import CACHE_TOKENS, CacheRouter, RoutedPrompts
-from cavvy.gateway.client_keys import ServiceKeys
+from cavvy.gateway.client_keys import ServiceKeys, make_limits
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
-from cavvy.gateway.engine_metrics import EngineState
+from cavvy.gateway.engine_calls import EngineState
 from cavvy.gateway.exchange import Exchange, Outcome, QueueEntry
 from cavvy.gateway.fair_order import FairOrder
 from cavvy.gateway.heads import HeadMemo
 from cavvy.gateway.kept_counts import KeptCounts
-from cavvy.gateway.key_limits import make_limits
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.prompts import READ_BYTES
 from cavvy.gateway.rates import ServiceRates

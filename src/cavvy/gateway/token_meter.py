@@ -23,11 +23,11 @@ from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.values import Struct
 from cavvy.gateway.adapters import find_refusal
 from cavvy.gateway.bodies import NO_JSON
+from cavvy.gateway.client_keys import KeyLimit
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadError, ResponseHead
 from cavvy.gateway.kept_counts import TokenCount
-from cavvy.gateway.key_limits import KeyLimit
 from cavvy.gateway.own_answers import OwnAnswer
 from cavvy.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.gateway.rates import make_plain

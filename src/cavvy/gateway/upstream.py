@@ -14,7 +14,7 @@ from cavvy.gateway.batching import BatchTimes
 from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
 from cavvy.gateway.cache_events import CacheChange, watch_events
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
-from cavvy.gateway.engine_metrics import EngineState, watch_engine
+from cavvy.gateway.engine_calls import EngineState, watch_engine
 from cavvy.gateway.exchange import Exchange, Outcome
 from cavvy.gateway.heads import HeadError, HeadMemo, ResponseHead, may_begin_response
 from cavvy.gateway.redirects import WITH_LOCATION, guard

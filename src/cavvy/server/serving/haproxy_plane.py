@@ -26,11 +26,16 @@ from cavvy.gateway.haproxy.configuration import (
     HaproxyListener,
     is_direct,
     list_direct,
+    make_ring,
     write_configuration,
 )
-from cavvy.gateway.haproxy.program import list_arguments, make_environment, may_use_http2
-from cavvy.gateway.haproxy.request_ring import make_ring
-from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
+from cavvy.gateway.haproxy.runtime import (
+    HaproxyLoad,
+    HaproxyRuntime,
+    list_arguments,
+    make_environment,
+    may_use_http2,
+)
 from cavvy.gateway.own_values import OwnValues
 from cavvy.server.serving.direct_requests import DirectRequests
 from cavvy.server.serving.listener import ServiceListener

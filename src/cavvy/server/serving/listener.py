@@ -8,7 +8,7 @@ from cavvy.domain.targets import is_loopback_name
 from cavvy.domain.units import is_whole
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import MetricsListener, OwnerToken, TlsFiles
-from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
+from cavvy.gateway.haproxy.runtime import HaproxyMissing, find_haproxy
 from cavvy.server.state_dir import StateDirError
 from cavvy.settings import Settings
 
