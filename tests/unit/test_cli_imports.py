@@ -74,7 +74,7 @@ def test_help_imports_nothing_heavy(name: str, loaded_for_help: dict[str, list[s
 
 
 def test_offers_import_only_the_catalog_if_nothing_is_configured(tmp_path: object) -> None:
-    heavy = ("asyncio", "ssl", "hashlib", "difflib", "cavvy.importers", "cavvy.planner")
+    heavy = ("asyncio", "ssl", "hashlib", "difflib", "logging", "cavvy.importers", "cavvy.planner")
     heavy += ("cavvy.client.client", "cavvy.spec", "cavvy.providers.base")
     assert list_heavy(["offers", "A100", "--limit", "1"], str(tmp_path), heavy) == []
 

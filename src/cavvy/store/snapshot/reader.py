@@ -6,7 +6,6 @@ Reads offers from the catalog in use, for commands that need nothing else of the
 providers whose APIs report no prices.
 """
 
-import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -339,9 +338,6 @@ if TYPE_CHECKING:
 __all__ = ["CatalogSnapshot", "ProviderInfo", "SnapshotError", "SnapshotInfo", "SourceInfo"]
 
 
-_log = logging.getLogger(__name__)
-
-
 def find_offers(need: ResourceSpec, limit: int | None = None) -> Sequence[Offer]:
     """Return the catalog's offers that fit, the cheapest first. Raises SnapshotError."""
     with CatalogSnapshot.open() as snapshot:
@@ -367,5 +363,8 @@ def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
     try:
         return find_offers(need)
     except SnapshotError as error:
-        _log.warning("no catalog: prices of %s are unknown", provider, exc_info=error)
+        import logging  # `cavvy offers` would import it in vain
+
+        logger = logging.getLogger(__name__)
+        logger.warning("no catalog: prices of %s are unknown", provider, exc_info=error)
         return ()
