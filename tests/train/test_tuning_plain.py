@@ -3,6 +3,7 @@
 import gc
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -10,6 +11,7 @@ from weakref import ref
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.train.warm_probe import real_torchrun
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -431,16 +433,19 @@ for _ in range(40):
 
 
 @pytest.mark.parametrize(
-    "start",
+    ("start", "torchrun"),
     [
-        "dist.init_process_group('gloo')",
-        "rank = int(os.environ['LOCAL_RANK']); dist.init_process_group('gloo')",
+        ("dist.init_process_group('gloo')", real_torchrun),
+        ("rank = int(os.environ['LOCAL_RANK']); dist.init_process_group('gloo')", nullcontext),
     ],
+    ids=["group", "variable"],
 )
-def test_a_script_for_torchrun_is_measured_as_one_rank(tmp_path: Path, start: str) -> None:
+def test_a_script_for_torchrun_is_measured_as_one_rank(
+    tmp_path: Path, start: str, torchrun: Callable[[], AbstractContextManager[None]]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANKED.format(start=start))
-    with TuningSession(str(script)) as session:
+    with torchrun(), TuningSession(str(script)) as session:
         assert (session.is_plain, session.facts["ranks"], session.facts["batch"]) == (True, 1, 6)
 
 
