@@ -250,8 +250,9 @@ def test_a_job_stopped_in_ray_is_tried_again(user: User, cluster: Cluster) -> No
 
 
 def test_short_jobs_share_out_the_room_there_is(user: User) -> None:
-    task = "{{name: short{}, resources: {{cpu: 1, memory: 1GB}}, run: 'true'}}"
-    names = [user.api.submit(task.format(number)).name for number in range(6)]
+    """Two of three get a GPU at once, and the third when one of them has ended."""
+    task = "{{name: short{}, resources: {{gpu: 'T4:1'}}, run: 'true'}}"
+    names = [user.submit(task.format(number), "--yes") for number in range(3)]
     jobs = [user.wait(name, lambda job: job.phase in ("done", "failed"), LONG_S) for name in names]
     assert [(job.phase, job.reason) for job in jobs if job.phase != "done"] == []
     for name in names:
