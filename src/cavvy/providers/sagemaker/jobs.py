@@ -32,8 +32,7 @@ from cavvy.providers.formats.services.sagemaker import (
 from cavvy.providers.managed import service as managed
 from cavvy.providers.managed.aws import AwsService
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, find_image
-from cavvy.providers.sagemaker.objects import INVALID, QUOTA, object_to_image
-from cavvy.providers.sagemaker.offers import InstanceOffers
+from cavvy.providers.sagemaker.objects import INVALID, QUOTA, InstanceOffers, object_to_image
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
