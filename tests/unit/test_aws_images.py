@@ -2,8 +2,7 @@
 
 import pytest
 
-from cavvy.providers.aws.images import find_default
-from cavvy.providers.aws.shapes import InstanceShape, list_unknown, read_shape
+from cavvy.providers.aws.shapes import InstanceShape, find_default, list_unknown, read_shape
 from cavvy.providers.base import Refused
 
 

@@ -13,11 +13,10 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import NetworkNeed, Scalar, VolumeKind
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.aws.account import SAME_TOKEN, AwsAccount, AwsFault, Json, translate
-from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch_ledger import AwsGangRecord, AwsInstance
 from cavvy.providers.aws.market import AwsMarket, CapacityReservation
 from cavvy.providers.aws.network import GangNetworks, is_name, make_tags
-from cavvy.providers.aws.shapes import InstanceShape, split_patterns
+from cavvy.providers.aws.shapes import InstanceShape, MachineImages, split_patterns
 from cavvy.providers.aws.volumes import GangVolumes
 from cavvy.providers.base import GangSpec, NoCapacity, Refused, TryAgain
 from cavvy.providers.ledger import LaunchLedger

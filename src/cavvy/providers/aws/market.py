@@ -14,11 +14,11 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.aws.account import HOME, NOT_ENABLED, AwsAccount, AwsFault, Json
-from cavvy.providers.aws.images import find_default
 from cavvy.providers.aws.prices import MINUTE, fetch_extras, fetch_on_demand, fetch_spot
 from cavvy.providers.aws.quotas import Quotas, fetch_instances, fetch_quotas, limit, read_quotas
 from cavvy.providers.aws.shapes import (
     InstanceShape,
+    find_default,
     is_sold,
     list_unknown,
     read_shape,

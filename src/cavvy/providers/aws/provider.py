@@ -16,7 +16,6 @@ from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume
 from cavvy.providers.aws import NOTICES
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.aws.images import MachineImages
 from cavvy.providers.aws.launch import AwsLauncher
 from cavvy.providers.aws.launch_ledger import KEPT, AwsGangRecord, is_over
 from cavvy.providers.aws.market import AwsMarket
@@ -27,6 +26,7 @@ from cavvy.providers.aws.policy import (
     find_refused_reads,
     make_policy,
 )
+from cavvy.providers.aws.shapes import MachineImages
 from cavvy.providers.aws.status import AwsStatus
 from cavvy.providers.aws.volumes import MOST, GangVolumes, list_node_disks
 from cavvy.providers.base import (
