@@ -14,9 +14,8 @@ from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.contract.vm_contract import VmContract
-from cavvy.providers.ecs import MANIFEST
+from cavvy.providers.ecs import MANIFEST, EcsService, read_task
 from cavvy.providers.ecs.capacity import parse_capacity
-from cavvy.providers.ecs.service import EcsService, read_task
 from cavvy.providers.managed.service import JobState
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)

@@ -26,9 +26,8 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import LaunchFault
-from cavvy.providers.ecs import MANIFEST
+from cavvy.providers.ecs import MANIFEST, EcsService
 from cavvy.providers.ecs.capacity import parse_capacity, read_prices
-from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.task_files import parse_task
 

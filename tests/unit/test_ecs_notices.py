@@ -13,7 +13,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.aws_batch import BatchService
 from cavvy.providers.base import AgentEndpoint, GangSpec, NodeEndpoint
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
-from cavvy.providers.ecs.service import EcsService
+from cavvy.providers.ecs import EcsService
 from cavvy.providers.managed.provider import make_container_script
 
 URL = b"http://169.254.169.254/latest/meta-data/spot/instance-action"

@@ -17,7 +17,7 @@ from tests.exports.aws_model import check_request, service_model
 from tests.exports.tasks import FULL, export
 
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
-from cavvy.providers.formats.index import list_formats
+from cavvy.providers.formats import list_formats
 from cavvy.providers.formats.program import split_program
 from cavvy.providers.formats.services.sagemaker import is_training_type, make_export
 from cavvy.store.snapshot import CatalogSnapshot

@@ -14,7 +14,7 @@ from cavvy.domain.offers import Purchase
 from cavvy.domain.values import asdict, replace
 from cavvy.providers.aws_batch import BatchService
 from cavvy.providers.azureml.jobs import AzureMlService
-from cavvy.providers.ecs.service import EcsService
+from cavvy.providers.ecs import EcsService
 from cavvy.providers.managed import container
 from cavvy.providers.managed.container import find_address, read_place, stay
 from cavvy.providers.managed.provider import make_container_script

@@ -11,7 +11,7 @@ from cavvy.providers.azure_batch.service import JobParts, read_live
 from cavvy.providers.azureml.jobs import read_job as read_azureml_job
 from cavvy.providers.azureml_notebooks import read_instance as read_compute_instance
 from cavvy.providers.base import GangState
-from cavvy.providers.ecs.service import read_task
+from cavvy.providers.ecs import read_task
 from cavvy.providers.managed.provider import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob, ServiceTraits
 from cavvy.providers.sagemaker.jobs import read_job as read_training_job

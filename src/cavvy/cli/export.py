@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import TaskSpec
     from cavvy.providers.base import Provider
-    from cavvy.providers.formats.index import JobFormat
+    from cavvy.providers.formats import JobFormat
 
 
 @click.command("export")
@@ -59,7 +59,7 @@ def command(
     import asyncio
 
     from cavvy.domain.values import replace
-    from cavvy.providers.formats.index import find_format
+    from cavvy.providers.formats import find_format
 
     task = _choose_member(read_any_task(file, read_params(param)), index)
     if len(task.replica_groups) > 1:
@@ -174,7 +174,7 @@ async def _export(name: str, task: "TaskSpec", ask: bool) -> str:
 def _suggest_provider(name: str, installed: Collection[str]) -> str:
     from difflib import get_close_matches
 
-    from cavvy.providers.formats.index import list_formats
+    from cavvy.providers.formats import list_formats
 
     known = sorted({*installed, *list_formats(), "dockerfile"})
     close = get_close_matches(name, known, n=1)
@@ -184,7 +184,7 @@ def _suggest_provider(name: str, installed: Collection[str]) -> str:
 def _list_exports() -> str:
     from cavvy.providers import registry
     from cavvy.providers.abilities import EXPORTS_TASKS
-    from cavvy.providers.formats.index import list_formats
+    from cavvy.providers.formats import list_formats
 
     able = (each.name for each in registry.manifests() if EXPORTS_TASKS in each.abilities)
     return f"expected one of {', '.join(sorted({*able, *list_formats(), 'dockerfile'}))}"

@@ -19,7 +19,7 @@ from cavvy.providers.azure.account import MakeCredential
 from cavvy.providers.azure.price_list import AzurePrices
 from cavvy.providers.azure_batch.api import BatchApi
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.formats.machines import is_azure_type
+from cavvy.providers.formats import is_azure_type
 from cavvy.providers.formats.services.azure_batch import (
     ID_LENGTH,
     RANK_VARIABLE,

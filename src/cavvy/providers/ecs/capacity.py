@@ -25,7 +25,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate, parse_rate, parse_usd
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import ProviderContext, Refused
-from cavvy.providers.formats.machines import is_ec2_container_type
+from cavvy.providers.formats import is_ec2_container_type
 from cavvy.providers.formats.services.ecs import list_sizes
 from cavvy.providers.managed.aws import AwsService, Ec2Prices
 from cavvy.providers.vm.keys import list_setting

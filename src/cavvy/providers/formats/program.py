@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.domain.values import Struct
 from cavvy.providers.batch.export import STAY, here_document, list_variables, make_work
-from cavvy.providers.formats.machines import Machine, count_accelerators
+from cavvy.providers.formats import Machine, count_accelerators
 
 # The assumed part of a machine's memory that a container can use. The system and the service's
 # agent need the rest.

@@ -12,8 +12,13 @@ from typing import Any
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
-from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine, is_ec2_container_type
+from cavvy.providers.formats import (
+    FindOffers,
+    JobFormat,
+    Machine,
+    choose_machine,
+    is_ec2_container_type,
+)
 from cavvy.providers.formats.notes import list_notes, write_script
 from cavvy.providers.formats.program import (
     ALONE,

@@ -16,8 +16,7 @@ from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import here_document
-from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine, is_azure_type
+from cavvy.providers.formats import FindOffers, JobFormat, Machine, choose_machine, is_azure_type
 from cavvy.providers.formats.notes import list_notes, write_comments
 from cavvy.providers.formats.program import ALONE, list_container_variables, make_program
 

@@ -17,8 +17,7 @@ from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import make_work
-from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine, is_azure_type
+from cavvy.providers.formats import FindOffers, JobFormat, Machine, choose_machine, is_azure_type
 from cavvy.providers.formats.notes import dump_yaml, list_notes, write_comments
 from cavvy.providers.formats.program import (
     ALONE,

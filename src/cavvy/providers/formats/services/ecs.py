@@ -13,9 +13,14 @@ from typing import Any
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
-from cavvy.providers.formats import program
-from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import choose_machine, is_ec2_container_type, list_types
+from cavvy.providers.formats import (
+    FindOffers,
+    JobFormat,
+    choose_machine,
+    is_ec2_container_type,
+    list_types,
+    program,
+)
 from cavvy.providers.formats.notes import list_notes, write_script
 from cavvy.spec.support import read_options
 

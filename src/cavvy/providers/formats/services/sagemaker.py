@@ -16,8 +16,7 @@ from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.batch.export import list_variables
-from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine
+from cavvy.providers.formats import FindOffers, JobFormat, Machine, choose_machine
 from cavvy.providers.formats.notes import dump_yaml, list_notes, write_comments
 from cavvy.providers.formats.program import link_folder, make_program, split_program
 

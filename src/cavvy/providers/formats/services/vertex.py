@@ -16,9 +16,7 @@ from typing import Any
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.values import Struct, field
 from cavvy.providers.base import Refused
-from cavvy.providers.formats import program
-from cavvy.providers.formats.index import FindOffers, JobFormat
-from cavvy.providers.formats.machines import Machine, choose_machine
+from cavvy.providers.formats import FindOffers, JobFormat, Machine, choose_machine, program
 from cavvy.providers.formats.notes import dump_yaml, list_notes, write_comments
 
 _COVERED = frozenset(["checkpoint", "limits.duration", "resources.spot", "retry", "workdir"])
