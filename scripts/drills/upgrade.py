@@ -37,7 +37,7 @@ _RUN = "from cavvy.cli.main import cli; cli(['server', 'run'])"
 _MIGRATIONS = "src/cavvy/store/migrations"
 # Older agents look at all processes of the machine each second, which takes more than two cores for
 # 500 jobs. They get this file of the new program.
-_METER = "src/cavvy/agent/work/usage.py"
+_METER = "src/cavvy/agent/work/meters.py"
 _SUBMITTERS = 4
 _ENDED = "SELECT COUNT(*) FROM jobs WHERE name LIKE 'long-%' AND ended_at IS NOT NULL"
 _WAVE = 25  # long jobs that start at the same time

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cavvy.agent.work import usage
+from cavvy.agent.work import meters
+from cavvy.agent.work.meters import list_below
 from cavvy.agent.work.reaper import descendants
-from cavvy.agent.work.usage import list_below
 
 _TREE = """
 import subprocess, sys, threading
@@ -47,10 +47,10 @@ def test_work_with_many_threads_is_found_among_all_processes(
     tree: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, children = tree
-    monkeypatch.setattr(usage, "THREADS", 0)
+    monkeypatch.setattr(meters, "THREADS", 0)
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(
-        usage, "descendants", lambda *roots: asked.append(roots) or descendants(*roots)
+        meters, "descendants", lambda *roots: asked.append(roots) or descendants(*roots)
     )
     assert set(list_below(process)) == children
     assert asked == [(process,)]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.test_control_reports import NODE, NOW, applied, message
 
 from cavvy.agent.outbox import time_text
-from cavvy.agent.work import usage
+from cavvy.agent.work import meters
+from cavvy.agent.work.meters import RateMeter, read_network
 from cavvy.agent.work.monitor import MOST_REPORTED, MinuteFigures
-from cavvy.agent.work.usage import RateMeter, read_network
 from cavvy.domain.figures import (
     MOST_NAMES,
     FigureBlock,
@@ -241,11 +241,11 @@ def test_late_and_endless_figures_of_an_agent_are_dropped() -> None:
 
 def test_rates_are_differences_of_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, read, received = [100.0], [5 << 20], [1 << 30]
-    monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(meters.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(
-        usage, "read_io", lambda pid: {"disk_read_mib_s": read[0], "disk_write_mib_s": 0}
+        meters, "read_io", lambda pid: {"disk_read_mib_s": read[0], "disk_write_mib_s": 0}
     )
-    monkeypatch.setattr(usage, "read_network", lambda pid: (received[0], 0))
+    monkeypatch.setattr(meters, "read_network", lambda pid: (received[0], 0))
     meter = RateMeter()
     meter.look([7])
     now[0], read[0], received[0] = 110.0, 25 << 20, received[0] + (50 << 20)
@@ -270,5 +270,5 @@ def test_the_counters_of_this_machine_can_be_read() -> None:
     found = read_network(os.getpid())
     assert found is not None
     assert min(found) >= 0
-    assert set(usage.read_io(os.getpid())) == {"disk_read_mib_s", "disk_write_mib_s"}
-    assert usage.read_io(1 << 30) == {}
+    assert set(meters.read_io(os.getpid())) == {"disk_read_mib_s", "disk_write_mib_s"}
+    assert meters.read_io(1 << 30) == {}

@@ -14,9 +14,8 @@ from tests.drivers import make_driver
 from tests.records import make_offer
 
 from cavvy.agent.work import environment
-from cavvy.agent.work.meters import NvidiaMeter
+from cavvy.agent.work.meters import NvidiaMeter, UsageMeter
 from cavvy.agent.work.monitor import WorkMonitor
-from cavvy.agent.work.usage import UsageMeter
 from cavvy.catalog.fit import match_offers
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.offers import Offer

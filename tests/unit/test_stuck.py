@@ -23,11 +23,10 @@ from tests.unit.test_control_reports import applied, message
 from tests.unit.test_decide_attempts import T0, at, view, with_exit
 from tests.waits import PATIENCE_S, wait_until
 
-from cavvy.agent.work import flight
+from cavvy.agent.work import stacks
 from cavvy.agent.work import stacks as taken
-from cavvy.agent.work.flight import parse_dump
 from cavvy.agent.work.monitor import NET_FLOW_MIB_S
-from cavvy.agent.work.stacks import TOOL, describe, find_call, is_helper, take_stacks
+from cavvy.agent.work.stacks import TOOL, describe, find_call, is_helper, parse_dump, take_stacks
 from cavvy.control.decide import attempt as a
 from cavvy.control.decide.attempt import decide_attempt
 from cavvy.control.decide.attempt_snapshot import HEARD_LATELY, AttemptSnapshot
@@ -565,9 +564,9 @@ def test_a_dump_is_read_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     }
     many = [{**ENTRY, "process_group": (str(n), ""), "frames": None} for n in range(50)]
     found = parse_dump(pickle.dumps({"entries": many}))
-    assert (len(found["collectives"]), found["place"]) == (flight.MOST_GROUPS, "")
+    assert (len(found["collectives"]), found["place"]) == (stacks.MOST_GROUPS, "")
     typed = b"ctorch.jit._pickle\nbuild_intlist\n(](K\x01K\x02etR."
-    assert flight.PlainUnpickler(io.BytesIO(typed)).load() == [1, 2]
+    assert stacks.PlainUnpickler(io.BytesIO(typed)).load() == [1, 2]
     for bad in (
         pickle.dumps({"entries": [ENTRY], "x": Attack()}),
         pickle.dumps({"entries": [Attack()]}),
@@ -622,7 +621,7 @@ def test_the_recorder_of_real_torch_names_the_rank_without_py_spy(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(taken, "find_tool", lambda path: "")
-    monkeypatch.setattr(flight, "WAIT_S", PATIENCE_S)  # as torch names the frames of a busy machine
+    monkeypatch.setattr(stacks, "WAIT_S", PATIENCE_S)  # as torch names the frames of a busy machine
     env = {
         "WORLD_SIZE": "2",
         "TORCH_FR_BUFFER_SIZE": "100",
@@ -647,23 +646,23 @@ def test_dumps_of_others_and_of_earlier_processes_are_not_read(
     env = {"RANK": "0", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump_")}
     with program(HUNG, **env) as pid:
         os.utime(dump)
-        assert flight.read_flight(pid)["collectives"][0]["number"] == 4
+        assert stacks.read_flight(pid)["collectives"][0]["number"] == 4
         os.utime(dump, (1, 1))
-        assert flight.read_flight(pid) == {}, "of an earlier process with this rank"
+        assert stacks.read_flight(pid) == {}, "of an earlier process with this rank"
         dump.unlink()
         os.mkfifo(dump)
-        assert flight.read_flight(pid) == {}, "a pipe does not block"
+        assert stacks.read_flight(pid) == {}, "a pipe does not block"
         dump.unlink()
         dump.symlink_to("/etc/passwd")
-        assert flight.read_flight(pid) == {}
+        assert stacks.read_flight(pid) == {}
     victim = tmp_path / "victim"
     victim.write_text("as it was")
     (tmp_path / "pipe_0.pipe").symlink_to(victim)
     with program(HUNG, RANK="0", TORCH_NCCL_DEBUG_INFO_PIPE_FILE=str(tmp_path / "pipe_")) as pid:
-        assert not flight.ask_for_dumps([pid])
+        assert not stacks.ask_for_dumps([pid])
         (tmp_path / "pipe_0.pipe").unlink()
         os.mkfifo(tmp_path / "pipe_0.pipe")
-        assert not flight.ask_for_dumps([pid]), "nobody reads it"
+        assert not stacks.ask_for_dumps([pid]), "nobody reads it"
     assert victim.read_text() == "as it was"
 
 

@@ -28,7 +28,6 @@ from .work import (  # noqa: F401
     mounts,
     prepare,
     protect,
-    usage,
     view,
 )
 

@@ -307,9 +307,8 @@ class StepRunner:
         if self.process is None:
             return  # the process has already ended
         from .images.devices import find_vendor
-        from .work.meters import VENDORS
+        from .work.meters import VENDORS, UsageMeter
         from .work.monitor import WorkMonitor
-        from .work.usage import UsageMeter
 
         mark = b"" if self._work.image is None else f"CAVVY_GANG={self._config.gang}".encode()
         self._watch = WorkMonitor(

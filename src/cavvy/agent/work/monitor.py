@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .checkpoint_files import CheckpointWatcher
-    from .usage import UsageMeter
+    from .meters import UsageMeter
 
     Say = Callable[..., None]
     from collections.abc import Callable, Mapping
