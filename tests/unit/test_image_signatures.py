@@ -24,7 +24,7 @@ from cavvy.api.images.signatures import (
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy, name_key
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.planner.policies import explain_policy, explain_signatures
+from cavvy.planner.objections import explain_policy, explain_signatures
 
 RECORDED = read_recording()
 DIGEST, KEY = RECORDED["digest"], RECORDED["key"]

@@ -12,8 +12,8 @@ from cavvy.domain.tasks import AcceleratorNeed, ImageBuild, ResourceSpec, TaskSp
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import fields, replace
 from cavvy.planner.candidates import OfferedMarket, find_candidates, match
+from cavvy.planner.objections import explain_image, explain_policy, name_image
 from cavvy.planner.placements import PlanningContext
-from cavvy.planner.policies import explain_image, explain_policy, name_image
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DIGEST = "sha256:" + "0a" * 32

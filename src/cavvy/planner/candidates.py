@@ -22,10 +22,10 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.planner.explain import explain, say_no_offer, wish
 from cavvy.planner.objections import (
     explain_misplaced,
+    explain_policy,
     explain_unsuitable,
 )
 from cavvy.planner.placements import PlacementPlan, PlanningContext
-from cavvy.planner.policies import explain_policy
 from cavvy.planner.rank import order_of, plan
 from cavvy.planner.shared_hosts import (
     fits_empty,

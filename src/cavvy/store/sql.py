@@ -27,7 +27,7 @@ from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
 from cavvy.domain.services import read_dashed
 from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger
-from cavvy.store.accounts import SqlArchive, in_projects
+from cavvy.store.accounts import SqlArchive, SqlSignIns, in_projects
 from cavvy.store.arrays import NewJob, SqlArrays
 from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
@@ -81,7 +81,6 @@ from cavvy.store.rows import (
 )
 from cavvy.store.secrets import SqlCredentials
 from cavvy.store.services import SqlNodePools, SqlServices
-from cavvy.store.sign_in import SqlSignIns
 from cavvy.store.submissions import SubmissionGroup
 from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_all, insert_job, remove_job, save_checkpoint, write_changes

@@ -15,7 +15,7 @@ from cavvy.control.agents.transfers import ReadTargets, read_every
 from cavvy.domain.policies import BoundPolicy, name_key
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
-from cavvy.planner.policies import explain_signatures
+from cavvy.planner.objections import explain_signatures
 
 _TOGETHER = 4  # images that are verified at the same time
 _HINT = (

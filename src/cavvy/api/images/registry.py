@@ -16,7 +16,7 @@ from cavvy.client.addresses import is_loopback
 from cavvy.domain.targets import EVERY
 from cavvy.domain.values import Struct
 from cavvy.http_client import HttpClient, HttpReply, NoReply, TargetDenied
-from cavvy.planner.policies import name_image
+from cavvy.planner.objections import name_image
 
 # what may be a manifest: of an image, or of an image for several platforms
 _INDEXES = (

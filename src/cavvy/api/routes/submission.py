@@ -60,8 +60,8 @@ from cavvy.planner.candidates import (
     merge_candidates,
     rank_candidates,
 )
+from cavvy.planner.objections import explain_image, explain_policy
 from cavvy.planner.placements import Placement, PlanningContext, RankingView
-from cavvy.planner.policies import explain_image, explain_policy
 from cavvy.planner.rank import plan
 from cavvy.spec.graph import MOST_TASKS, find_fault, sort_tasks
 from cavvy.spec.overrides import apply_overrides

@@ -30,7 +30,7 @@ from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.tasks import DEFAULT_CPUS, JobLimits, ResourceSpec, RetryPolicy, TaskSpec
 from cavvy.domain.units import Money, format_duration, format_rate, format_usd
 from cavvy.domain.values import Struct, replace
-from cavvy.planner.policies import explain_policy
+from cavvy.planner.objections import explain_policy
 
 # How much longer than the keep time an agent waits, unless the server orders it to exit.
 FAREWELL = timedelta(minutes=1)
