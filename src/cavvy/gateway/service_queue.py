@@ -142,6 +142,7 @@ class ServiceQueue:
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._line = WaitingLine()
         self._seeking: set[asyncio.Task[None]] = set()
+        self._reads_body = route.reads_body
         self._by_key = routing is not None and routing.by != "cache"
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
         self._gone_tokens = TokenUse()  # of replicas whose records were removed
@@ -164,7 +165,7 @@ class ServiceQueue:
             exchange.entry = self.current.entry
             exchange.entry.enter(exchange)
             return
-        if not self._is_read(exchange) or self._seeks(exchange):
+        if not self._is_read(exchange) or (exchange.response_id and self._seeks(exchange)):
             return
         if self.limits and self._refuse_tokens(exchange, exchange.meter):
             return
@@ -176,7 +177,8 @@ class ServiceQueue:
             self.refuse()
             exchange.sink.answer(refused)
             return
-        self._bind(exchange)
+        if exchange.response_id:
+            self._bind(exchange)
         self.counters.record_arrival(_count_tokens(exchange))
         if exchange.places:
             self._bound.add(exchange.places, exchange.arrived_at)
@@ -225,7 +227,7 @@ class ServiceQueue:
             return False
         if exchange.meter is not None and not exchange.meter.is_read():
             return False
-        if self.route.reads_body and not exchange.find_prompt():
+        if self._reads_body and not exchange.find_prompt():
             return False
         if self._by_key and self.route.routing is not None:
             exchange.find_key(self.route.routing)
@@ -241,8 +243,7 @@ class ServiceQueue:
         if exchange.seeks is None:
             made = exchange.response_id
             exchange.seeks = bool(
-                made
-                and self.route.models
+                self.route.models
                 and len(self._replicas) > 1
                 and len(self._seeking) < _SEEKING_MAX
                 and self.engine.holders.find(made) is None
@@ -378,9 +379,10 @@ class ServiceQueue:
     def _record_answer(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         """Record a complete response of a replica."""
         taken_s = work_s = now - exchange.started_at
+        tokens = _count_tokens(exchange)
         batches, members = self.batches, exchange.members
         if batches is None and not exchange.failed:
-            self._line.record(_count_tokens(exchange), taken_s)
+            self._line.record(tokens, taken_s)
         if batches is not None and not exchange.failed:
             if members:
                 instances = sum(each.weight for each in members)
@@ -390,9 +392,8 @@ class ServiceQueue:
         answered = exchange.list_present() if members else (exchange,)
         for each in answered:
             share_s = work_s / len(answered)
-            self.counters.record_answer(
-                each.arrived_at, each.started_at, now, share_s, _count_tokens(each)
-            )
+            size = tokens if each is exchange else _count_tokens(each)
+            self.counters.record_answer(each.arrived_at, each.started_at, now, share_s, size)
             if now - each.arrived_at > self.slow_s:
                 self.counters.slow += 1
         if self.canary is not None:
