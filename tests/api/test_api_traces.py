@@ -12,7 +12,7 @@ from tests.api.api_state import Api, open_api, until
 from tests.api.test_api_agents import claim, report, start, write_log
 
 from cavvy.control.decide.job_traces import write_traceparent
-from cavvy.server.trace_export import JobTraces, SpanSender
+from cavvy.server.otlp_export import JobTraces, SpanSender
 
 pytest.importorskip("opentelemetry.sdk", reason="`make setup-dev` installs OpenTelemetry's SDK")
 from tests.contract.otlp_stand_in import OtlpStandIn, attributes

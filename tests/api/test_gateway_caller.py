@@ -7,7 +7,7 @@ import pytest
 from tests.api.team import make_service
 
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall
-from cavvy.server.serving.gateway_caller import GatewayCaller
+from cavvy.server.serving.gateway_child import GatewayCaller
 from cavvy.server.serving.listener import ServiceListener
 
 pytestmark = pytest.mark.timeout(60)

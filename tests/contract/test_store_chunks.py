@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.server.folder_copy import list_files
+from cavvy.server.backup import list_files
 from cavvy.store.base import RowNotFound, StoreUnusable
 from cavvy.store.blobs import BlobStore, ProjectBlobs, sweep_folders
 from cavvy.store.chunks import CHUNK, divide

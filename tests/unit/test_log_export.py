@@ -10,7 +10,7 @@ from tests.waits import wait_until
 
 from cavvy.control.decide.job_traces import find_run_span
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.server.log_export import LogSender, SentLogs, sending_server_log
+from cavvy.server.otlp_export import LogSender, SentLogs, sending_server_log
 from cavvy.store.base import AtomicWrite
 from cavvy.store.logs import LogStore
 from cavvy.telemetry import is_wanted
@@ -78,7 +78,7 @@ def test_a_line_without_end_is_cut(logs: SentLogs, lines: Lines) -> None:
 
 
 def test_many_logs_are_forgotten(logs: SentLogs, lines: Lines, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cavvy.server.log_export._KNOWN", 2)
+    monkeypatch.setattr("cavvy.server.otlp_export._KNOWN", 2)
     for rank in range(4):
         logs.append("p", "j", 1, rank, 0, b"of %d" % rank)
     assert lines.texts == [b"of 0", b"of 1"]

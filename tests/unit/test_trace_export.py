@@ -10,7 +10,7 @@ from tests.records import make_job_record
 
 from cavvy.control.decide.job_traces import JobSpan
 from cavvy.domain.jobs import JobPhase
-from cavvy.server.trace_export import JobTraces, sending
+from cavvy.server.otlp_export import JobTraces, sending
 from cavvy.store.base import AtomicWrite, RowNotFound
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)

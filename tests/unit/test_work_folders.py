@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cavvy.server.folder_copy import work_folder
+from cavvy.server.backup import work_folder
 
 
 def test_the_folders_of_killed_commands_are_deleted(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cavvy.client.state import write_private
 from cavvy.domain.values import Struct
+from cavvy.server.backup import copy_files
 from cavvy.server.database import (
     SCHEMES,
     bind_folder,
@@ -27,7 +28,6 @@ from cavvy.server.database import (
     hold_alone,
     refuse_used,
 )
-from cavvy.server.folder_copy import copy_files
 from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable

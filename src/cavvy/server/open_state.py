@@ -42,8 +42,16 @@ from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.server.database import bind_folder
-from cavvy.server.log_export import LogSender, SentLogs, open_log_sender, sending_server_log
 from cavvy.server.node_listener import NodeListener
+from cavvy.server.otlp_export import (
+    JobTraces,
+    LogSender,
+    SentLogs,
+    open_log_sender,
+    open_traces,
+    sending,
+    sending_server_log,
+)
 from cavvy.server.provider_services import ProviderPeers, StoredProviderState
 from cavvy.server.serving.front import FallbackSecrets, GatewayFront
 from cavvy.server.serving.haproxy_plane import HaproxyPlane
@@ -52,7 +60,6 @@ from cavvy.server.serving.relays import ReplicaRelays
 from cavvy.server.serving.shared_traffic import SharedTraffic
 from cavvy.server.state_dir import StateDir
 from cavvy.server.stored_files import FilesPlace, StoredFiles, open_stored_files
-from cavvy.server.trace_export import JobTraces, open_traces, sending
 from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import ProjectBlobs

@@ -34,7 +34,14 @@ from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
 from cavvy.providers.base import Provider
 from cavvy.providers.hosts.supervisor.processes import find_agents
-from cavvy.server.backup import DATABASE, ArchiveManifest, unpack
+from cavvy.server.backup import (
+    DATABASE,
+    LEFT_OUT,
+    ArchiveManifest,
+    make_private,
+    unpack,
+    work_folder,
+)
 from cavvy.server.database import (
     bind_folder,
     choose_bucket,
@@ -43,7 +50,6 @@ from cavvy.server.database import (
     hold_alone,
     refuse_used,
 )
-from cavvy.server.folder_copy import LEFT_OUT, make_private, work_folder
 from cavvy.server.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.server.stored_files import refuse_other_form, send_files

@@ -37,8 +37,8 @@ from cavvy.gateway.control_socket import (
 from cavvy.gateway.haproxy.runtime import HaproxyRefused
 from cavvy.gateway.kept_counts import read_work
 from cavvy.gateway.statistics import ServiceFacts
-from cavvy.server.serving.gateway_caller import GatewayCaller
 from cavvy.server.serving.gateway_child import (
+    GatewayCaller,
     GatewayChild,
     GatewayLink,
     GatewayLost,
