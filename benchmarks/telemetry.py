@@ -37,7 +37,7 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobPhase, J
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
-from cavvy.server.trace_export import SpanSender
+from cavvy.server.otlp_export import SpanSender
 
 READ_S = 1.0  # pause between two readings in a measured period
 SCRAPE_S = 30.0  # in `deploy/prometheus/prometheus.yml`

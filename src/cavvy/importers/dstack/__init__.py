@@ -4,7 +4,7 @@ has the rules for the keys, by type of file.
 
 from pathlib import Path
 
-from cavvy.importers.dstack import needs, rules, services
+from cavvy.importers.dstack import rules, scalars, services
 from cavvy.importers.dstack.scalars import (
     FLAG,
     SIZE,
@@ -16,7 +16,7 @@ from cavvy.importers.dstack.scalars import (
     text,
     whole,
 )
-from cavvy.importers.key_tables import KeyTables
+from cavvy.importers.shapes import KeyTables
 
 TABLES = KeyTables(
     Path(__file__).with_name("keys.yaml"),
@@ -26,7 +26,7 @@ TABLES = KeyTables(
         "size": SIZE,
         "switched": switched(),
         "switched_any": switched(None),
-        **needs.SHAPES,
+        **scalars.SHAPES,
         **rules.SHAPES,
         **services.SHAPES,
     },
@@ -37,5 +37,5 @@ TABLES = KeyTables(
         "length": lambda low=None, high=None: duration(low),
     },
     chosen={"one-of": choice},
-    rules=(*needs.RULES, *rules.RULES, *services.RULES),
+    rules=(*scalars.RULES, *rules.RULES, *services.RULES),
 )

@@ -8,17 +8,17 @@ import re
 from cavvy.domain.tasks import AcceleratorNeed, ProviderOptions, ResourceSpec, SpotPolicy
 from cavvy.domain.values import Struct, replace
 from cavvy.importers.common_fields import find_needs, read_price
-from cavvy.importers.dstack.needs import (
+from cavvy.importers.dstack.rules import is_set
+from cavvy.importers.dstack.scalars import (
     GpuRequest,
     Range,
     range_of,
     read_gpu,
     read_range,
+    read_size_mib,
     split_cpu,
     to_int,
 )
-from cavvy.importers.dstack.rules import is_set
-from cavvy.importers.dstack.scalars import read_size_mib
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, flag_at, items, mark_of, text_at
 from cavvy.spec.problems import listed

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from cavvy.importers.dstack.needs import range_of, to_int
-from cavvy.importers.dstack.scalars import is_text, text, written
+from cavvy.importers.dstack.scalars import is_text, range_of, text, to_int, written
 from cavvy.importers.readers import child, flag_at, items, mark_of, text_at
 from cavvy.importers.shapes import ListRule, ScalarRule, ShapeRule, fitting
 from cavvy.spec.problems import ProblemNotes, shown

@@ -33,7 +33,6 @@ from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.dstack.serving import read_replicas, read_service
 from cavvy.importers.kept_keys import TranslationNotes
-from cavvy.importers.led_nodes import HOLD_COMMANDS, run_commands
 from cavvy.importers.readers import (
     as_text,
     child,
@@ -44,7 +43,14 @@ from cavvy.importers.readers import (
     mark_of,
     text_at,
 )
-from cavvy.importers.translation_header import WAITS, enter_folder, use_python, write_secrets
+from cavvy.importers.translation_header import (
+    HOLD_COMMANDS,
+    WAITS,
+    enter_folder,
+    run_commands,
+    use_python,
+    write_secrets,
+)
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.places import check_path

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from cavvy.domain.values import replace
-from cavvy.importers.key_tables import KeyTables
-from cavvy.importers.shapes import is_null
+from cavvy.importers.shapes import KeyTables, is_null
 from cavvy.importers.skypilot.needs import FLAG, RULES, SHAPES, TEXT, choice, number, text, whole
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value

@@ -13,7 +13,6 @@ from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.batch_section import BATCH
-from cavvy.spec.fields.accelerators import name_device
 from cavvy.spec.fields.after import AFTER, GROUP, check_after, check_group
 from cavvy.spec.fields.arrays import (
     ARRAY,
@@ -51,6 +50,7 @@ from cavvy.spec.fields.resources import (
     TOPOLOGY_HINT,
     check_count,
     count_alternatives,
+    name_device,
     object_to_topology,
 )
 from cavvy.spec.fields.service import SERVICE, names_port

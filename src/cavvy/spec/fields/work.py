@@ -13,7 +13,6 @@ from cavvy.domain.targets import is_web_address
 from cavvy.domain.tasks import Delivery, JobLimits, RetryPolicy, WebhookTarget, Workload
 from cavvy.domain.units import Money, UnitError, format_duration, parse_usd, read_number
 from cavvy.domain.values import replace
-from cavvy.spec.fields.accelerators import read_device
 from cavvy.spec.fields.kinds import (
     EXPRESSION,
     TEXT_OR_NUMBER,
@@ -32,6 +31,7 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
+from cavvy.spec.fields.resources import read_device
 from cavvy.spec.fields.times import TIME_WORDS, length_kind, read_length, read_time
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
