@@ -4,7 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import USUAL_PROJECT, find_project_note, project_option, session
+from cavvy.cli.reach.session import (
+    USUAL_PROJECT,
+    call_server,
+    find_project_note,
+    project_option,
+    session,
+)
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
@@ -198,8 +204,7 @@ def remove(name: str) -> None:
     """Remove a budget. Jobs that wait because of the budget may start."""
     from cavvy.client.policy_wire import delete_budget
 
-    with session() as client:
-        delete_budget(client, name)
+    call_server(delete_budget, name)
     click.echo(f"the budget {name} is removed")
 
 
@@ -231,6 +236,5 @@ def approve(name: str, amount: int) -> None:
     from cavvy.client.policy_wire import BudgetApprovalAsk, approve_request
     from cavvy.domain.units import Money, format_usd
 
-    with session() as client:
-        approve_request(client, name, BudgetApprovalAsk(limit_micros=amount))
+    call_server(approve_request, name, BudgetApprovalAsk(limit_micros=amount))
     click.echo(f"the budget {name} is now {format_usd(Money(amount))} a month")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import any_project_option, project_option, session
+from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.reach.wheels import collect_wheels, packages_options
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
@@ -109,8 +109,7 @@ def token(
         valid_s=read_length(valid, "--valid").total_seconds(),
         allow_exec=allow_exec,
     )
-    with session() as client:
-        made = invite_devices(client, project, ask)
+    made = call_server(invite_devices, project, ask)
     if output == "json":
         from cavvy.cli.view.output import json_out
 
@@ -585,8 +584,7 @@ def retire(name: str, project: str) -> None:
     """
     from cavvy.client.edge_wire import retire_device
 
-    with session() as client:
-        made = retire_device(client, project, name)
+    made = call_server(retire_device, project, name)
     click.echo(f"device {name} is retired")
     for secret in made.variables:
         click.echo(f"if it is lost, replace the secret {secret}: its engines had it as a variable")
@@ -610,8 +608,7 @@ def rotate_keys(project: str, output: str) -> None:
     """
     from cavvy.client.edge_wire import rotate_signing_keys
 
-    with session() as client:
-        made = rotate_signing_keys(client, project)
+    made = call_server(rotate_signing_keys, project)
     if output == "json":
         from cavvy.cli.view.output import json_out
 
@@ -747,8 +744,7 @@ def rollouts(project: str | None, output: str) -> None:
     """List rollouts, newest first."""
     from cavvy.client.edge_wire import list_rollouts
 
-    with session() as client:
-        found = list_rollouts(client, project)
+    found = call_server(list_rollouts, project)
     rows = [
         {
             "name": each.name,
@@ -785,8 +781,7 @@ def halt(name: str, project: str, reason: str) -> None:
     """Take the version of a rollout back from its devices."""
     from cavvy.client.edge_wire import halt_rollout
 
-    with session() as client:
-        halt_rollout(client, project, name, reason)
+    call_server(halt_rollout, project, name, reason)
     click.echo(f"rollout {name} is halted; its devices return to their former version")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach import model_keys, wheels
-from cavvy.cli.reach.session import any_project_option, project_option, session
+from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
@@ -254,8 +254,7 @@ def list_all(project: str | None, output: str) -> None:
     """List published models."""
     from cavvy.client.edge_wire import list_models
 
-    with session() as client:
-        found = list_models(client, project)
+    found = call_server(list_models, project)
     rows = [
         {
             "name": each.name,
@@ -295,8 +294,7 @@ def show(name: str, project: str, output: str) -> None:
 
     A device that serves a former version fetches a delta, if it is smaller than the file.
     """
-    with session() as client:
-        found = find_version(client, project, name)
+    found = call_server(find_version, project, name)
     if output == "json":
         json_out(found)
         return
@@ -358,8 +356,7 @@ def unlabel(name: str, project: str, output: str) -> None:
             "expected MODEL@LABEL, such as defects@production; `cavvy model list` lists labels",
             exit_code=2,
         )
-    with session() as client:
-        made = unlabel_model(client, project, model, label)
+    made = call_server(unlabel_model, project, model, label)
     if output == "json":
         json_out(made)
         return

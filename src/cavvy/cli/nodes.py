@@ -12,7 +12,7 @@ import click
 
 from cavvy.cli.down import nothing_runs
 from cavvy.cli.reach.arguments import complete_hosts
-from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, any_project_option, session
+from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, any_project_option, call_server, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument
@@ -423,8 +423,7 @@ def add_reserved(
         made_by=getpass.getuser(),
         moves=drain,
     )
-    with session() as client:
-        made = add_reservation(client, ask)
+    made = call_server(add_reservation, ask)
     click.echo(f"reservation {made.name}: {_say_parts(made)} for project {made.project}")
     click.echo(
         f"from {formatting.show_time(made.begins_at)} to {formatting.show_time(made.ends_at)}"
@@ -438,8 +437,7 @@ def list_reserved(project: str | None, output: str) -> None:
     """List reservations that have not ended."""
     from cavvy.client.maintenance_wire import list_reservations
 
-    with session() as client:
-        found = list_reservations(client, project)
+    found = call_server(list_reservations, project)
     now = datetime.now(UTC)
     rows = [
         {
@@ -475,8 +473,7 @@ def remove_reserved(name: str) -> None:
     """Give what is reserved back."""
     from cavvy.client.maintenance_wire import delete_reservation
 
-    with session() as client:
-        delete_reservation(client, name)
+    call_server(delete_reservation, name)
     click.echo(f"reservation {name} is removed")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import call_server, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
@@ -89,8 +89,7 @@ def list_targets(project: str, output: str) -> None:
     """List where a project's notices are sent, and which target has a problem."""
     from cavvy.client.account_wire import list_notices
 
-    with session() as client:
-        rows = list_notices(client, project)
+    rows = call_server(list_notices, project)
     columns = [
         TableColumn("name"),
         TableColumn("channel"),
@@ -119,8 +118,7 @@ def remove(name: str, project: str) -> None:
     """Remove a target, and the messages that wait for it."""
     from cavvy.client.account_wire import delete_notice
 
-    with session() as client:
-        delete_notice(client, project, name)
+    call_server(delete_notice, project, name)
     click.echo(f"{name} gets no more notices of project {project}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.session import find_project_note, project_option, session
+from cavvy.cli.reach.session import call_server, find_project_note, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
@@ -52,8 +52,7 @@ def show(project: str, all_projects: bool, output: str) -> None:
     """Show the policies that apply to a project's jobs, with the project's own policy last."""
     from cavvy.client.policy_wire import list_policies
 
-    with session() as client:
-        found = list_policies(client, None if all_projects else project)
+    found = call_server(list_policies, None if all_projects else project)
     if output == "json":
         from msgspec import to_builtins
 
@@ -203,8 +202,7 @@ def delete(project: str, all_projects: bool) -> None:
     from cavvy.client.policy_wire import delete_policy
 
     where = _read_where(project, everywhere=all_projects)
-    with session() as client:
-        delete_policy(client, where)
+    call_server(delete_policy, where)
     click.echo(f"{_say(where)} has no policy of its own")
 
 
@@ -494,8 +492,7 @@ def shares_command(project: str | None, output: str) -> None:
 
     from cavvy.client.queue_wire import read_shares
 
-    with session() as client:
-        report = read_shares(client, project)
+    report = call_server(read_shares, project)
     rows = [to_builtins(each) for each in report.projects]
     for row, each in zip(rows, report.projects, strict=True):
         quota = each.quota_gpus, each.quota_accelerators, each.quota_micros_per_hour

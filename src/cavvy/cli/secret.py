@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import find_project_note, named, project_option, session
+from cavvy.cli.reach.session import call_server, find_project_note, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
@@ -212,8 +212,7 @@ def list_own(project: str, output: str) -> None:
     """List the providers for which the project has its own credential."""
     from cavvy.client.account_wire import list_credentials
 
-    with session() as client:
-        found = list_credentials(client, project)
+    found = call_server(list_credentials, project)
     rows = [(each.provider, each.updated_at, each.problem or "in use") for each in found]
     columns = [
         TableColumn("provider"),
@@ -233,8 +232,7 @@ def remove(provider: str, project: str) -> None:
     """
     from cavvy.client.account_wire import remove_credential
 
-    with session() as client:
-        remove_credential(client, project, provider)
+    call_server(remove_credential, project, provider)
     click.echo(f"project {project} no longer has a credential for {provider}")
 
 

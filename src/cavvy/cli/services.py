@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import read_seconds, service_argument
-from cavvy.cli.reach.session import any_project_option, named, project_option, session
+from cavvy.cli.reach.session import any_project_option, call_server, named, project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import NumberRange, count_option, positive_option, read_usd
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
@@ -395,8 +395,7 @@ def create_key(
         if expires == "never"
         else read_seconds(expires, "--expires", "30d, 12h or never"),
     )
-    with session() as client:
-        made = create_service_key(client, project, name, ask)
+    made = call_server(create_service_key, project, name, ask)
     click.echo(
         f"key {made.view.id} of {name}; save it, because it cannot be shown again:", err=True
     )
@@ -412,8 +411,7 @@ def list_keys(name: str, project: str, output: str) -> None:
     from cavvy.cli.view import formatting
     from cavvy.client.service_wire import list_service_keys
 
-    with session() as client:
-        rows = list_service_keys(client, project, name)
+    rows = call_server(list_service_keys, project, name)
 
     def uses(name: str) -> bool:
         return any(getattr(each, name) is not None for each in rows)
@@ -449,6 +447,5 @@ def revoke_key(name: str, key_id: str, project: str) -> None:
     """Revoke a key immediately."""
     from cavvy.client.service_wire import revoke_service_key
 
-    with session() as client:
-        revoke_service_key(client, project, name, key_id)
+    call_server(revoke_service_key, project, name, key_id)
     click.echo(f"key {key_id} of {name} is revoked")

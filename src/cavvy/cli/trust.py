@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import read_seconds, scopes_option, show_scopes, within_option
-from cavvy.cli.reach.session import session
+from cavvy.cli.reach.session import call_server, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
@@ -108,8 +108,7 @@ def add(
         client_id=client_id,
         replace=replace,
     )
-    with session() as client:
-        add_trust(client, ask)
+    call_server(add_trust, ask)
     click.echo(f"the server now accepts ID tokens of {issuer}")
 
 
@@ -143,8 +142,7 @@ def remove(name: str) -> None:
     are revoked."""
     from cavvy.client.account_wire import remove_trust
 
-    with session() as client:
-        remove_trust(client, name)
+    call_server(remove_trust, name)
     click.echo(f"the trust {name} is removed; sign-ins through it are no longer valid")
 
 

@@ -9,7 +9,7 @@ import click
 from cavvy.cli.pool.kubernetes import serve
 from cavvy.cli.pool.slurm import conf, resume, suspend
 from cavvy.cli.reach.arguments import pool_argument
-from cavvy.cli.reach.session import any_project_option, named, project_option, session
+from cavvy.cli.reach.session import any_project_option, call_server, named, project_option, session
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure, confirm
@@ -74,8 +74,7 @@ def list_all(project: str | None, output: str) -> None:
     """List pools with their nodes, jobs and costs."""
     from cavvy.client.pool_wire import list_pools
 
-    with session() as client:
-        rows = list_pools(client, project)
+    rows = call_server(list_pools, project)
     columns = [
         TableColumn("name"),
         TableColumn("project", hidden=len({row.project for row in rows}) < 2),
@@ -101,8 +100,7 @@ def show(name: str, project: str, output: str) -> None:
     """Show one pool: its limits, nodes, jobs and costs."""
     from cavvy.client.pool_wire import read_pool
 
-    with session() as client:
-        pool = read_pool(client, project, name)
+    pool = call_server(read_pool, project, name)
     if output == "json":
         from msgspec.structs import asdict
 

@@ -7,10 +7,10 @@ Lets a command clean up when SIGTERM or SIGHUP ends it.
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import click
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobListing
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _PAGE = 200
 USUAL_PROJECT = "default"  # the project of commands and tasks that name none
 PATIENCE_S = 120.0  # maximum seconds for which a command repeats a request if no server answers
@@ -39,6 +41,14 @@ def session(*, patience_s: float = PATIENCE_S) -> Iterator["ApiClient"]:
 
     with failures(), connect(patience=make_patience(patience_s)) as client:
         yield client
+
+
+def call_server(
+    request: "Callable[Concatenate[ApiClient, _P], _T]", *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    """Make one request in a session of its own, and return the answer. Raises CommandFailure."""
+    with session() as client:
+        return request(client, *args, **kwargs)
 
 
 def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
