@@ -17,11 +17,10 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.batch.cluster import ClusterQueue, list_offers, time_limit
 from cavvy.providers.batch.commands import BatchPhase, SubmissionUnsure, sort_complaint
 from cavvy.providers.batch.login_session import CommandResult
 from cavvy.providers.batch.shapes import PartPrices
-from cavvy.providers.batch.system import JobFiles, JobOptions
+from cavvy.providers.batch.system import ClusterQueue, JobFiles, JobOptions, list_offers, time_limit
 from cavvy.providers.pbs.script import make_options, make_script
 from cavvy.providers.pbs.system import DIALECT, read_cluster, read_row, read_size
 

@@ -11,11 +11,11 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.planner.shared_hosts import object_to_share
 from cavvy.providers.base import GangState, NoCapacity, ProviderError, Refused, TryAgain
-from cavvy.providers.batch.cluster import BatchCluster, list_offers
 from cavvy.providers.batch.commands import BatchJobRow, BatchPhase, SubmissionUnsure, sort_complaint
 from cavvy.providers.batch.gangs import judge, judge_forgotten, see
 from cavvy.providers.batch.login_session import CommandResult
 from cavvy.providers.batch.shapes import AcceleratorRates, PartPrices
+from cavvy.providers.batch.system import BatchCluster, list_offers
 from cavvy.providers.batch.workspace import AgentExit, BatchGangRecord, BatchIntent, GangStart
 from cavvy.providers.slurm.script import format_length, gres_of
 from cavvy.providers.slurm.system import (

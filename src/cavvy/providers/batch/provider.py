@@ -29,12 +29,17 @@ from cavvy.providers.base import (
     ProviderError,
     Refused,
 )
-from cavvy.providers.batch.cluster import BatchCluster, count_room, list_offers
 from cavvy.providers.batch.fan_out import look_at_all
 from cavvy.providers.batch.gangs import BatchGangs, ReclaimRules, mark_of
 from cavvy.providers.batch.login_session import LoginNode, LoginSession
 from cavvy.providers.batch.shapes import PartPrices, count_gpus
-from cavvy.providers.batch.system import BatchSystem, JobFiles
+from cavvy.providers.batch.system import (
+    BatchCluster,
+    BatchSystem,
+    JobFiles,
+    count_room,
+    list_offers,
+)
 from cavvy.providers.batch.workspace import REMEMBERED, SharedWorkspace
 from cavvy.providers.ledger import LaunchLedger
 

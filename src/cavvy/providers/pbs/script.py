@@ -11,9 +11,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, TopologyNeed
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch import export
-from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of
-from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
+from cavvy.providers.batch.system import WAIT, ClusterQueue, JobFiles, JobOptions, time_limit
 
 # Shell text that lists the job's hosts in the order of the ranks, as pbsdsh numbers them.
 HOSTS = """$(awk '!seen[$0]++' "$PBS_NODEFILE" | paste -s -d , -)"""

@@ -11,12 +11,17 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext, TryAgain
-from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect, BatchJobRow, BatchPhase
 from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.shapes import NodeShape
-from cavvy.providers.batch.system import JobFiles, read_job_options
+from cavvy.providers.batch.system import (
+    BatchCluster,
+    ClusterNode,
+    ClusterQueue,
+    JobFiles,
+    read_job_options,
+)
 from cavvy.providers.pbs.script import MARK, make_export, make_options, make_script
 
 _TOOLS = ("qsub", "qstat", "qselect", "qdel", "pbsnodes", "pbsdsh")

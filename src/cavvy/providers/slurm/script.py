@@ -12,9 +12,8 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, TopologyNeed, VolumeKind
 from cavvy.providers.base import GangSpec
 from cavvy.providers.batch import export
-from cavvy.providers.batch.cluster import ClusterQueue, time_limit
 from cavvy.providers.batch.shapes import gpu_of, shards_of
-from cavvy.providers.batch.system import WAIT, JobFiles, JobOptions
+from cavvy.providers.batch.system import WAIT, ClusterQueue, JobFiles, JobOptions, time_limit
 
 # the values of the setting `topology` that are not lists of node features
 SWITCH, BLOCK = "switch", "block"

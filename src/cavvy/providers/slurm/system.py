@@ -11,12 +11,17 @@ from cavvy.domain.host_lists import expand
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar, TaskSpec, TopologyNeed
 from cavvy.providers.base import GangSpec, Manifest, ProviderContext, Refused
-from cavvy.providers.batch.cluster import BatchCluster, ClusterNode, ClusterQueue
 from cavvy.providers.batch.commands import BatchCommands, BatchDialect, BatchJobRow, BatchPhase
 from cavvy.providers.batch.login_session import HelperHello, LoginSession, read_where
 from cavvy.providers.batch.provider import BatchProvider
 from cavvy.providers.batch.shapes import NodeShape
-from cavvy.providers.batch.system import JobFiles, read_job_options
+from cavvy.providers.batch.system import (
+    BatchCluster,
+    ClusterNode,
+    ClusterQueue,
+    JobFiles,
+    read_job_options,
+)
 from cavvy.providers.slurm import with_containers
 from cavvy.providers.slurm.script import make_export, make_options, make_script, object_to_topology
 
