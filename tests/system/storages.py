@@ -180,7 +180,7 @@ def start_s3(folder: Path) -> dict[str, str]:
     ]
     from cavvy.store.objects.base import ObjectError
     from cavvy.store.objects.http import ask
-    from cavvy.store.objects.signing import AmazonKey
+    from cavvy.store.objects.s3 import AmazonKey
 
     def ready() -> bool:
         url = AmazonKey(key_id=KEY_ID, secret=SECRET).sign(

@@ -17,8 +17,7 @@ from cavvy.cli.main import cli
 from cavvy.store.objects.azure import AzureDirectory
 from cavvy.store.objects.base import ObjectDenied, ObjectMissing
 from cavvy.store.objects.locations import find_region, find_regions
-from cavvy.store.objects.s3 import XmlBucket
-from cavvy.store.objects.signing import AmazonKey
+from cavvy.store.objects.s3 import AmazonKey, XmlBucket
 
 KEY = AmazonKey(key_id="AKIDTEST", secret="secret")
 AMAZON = {"AWS_ACCESS_KEY_ID": "AKIDTEST", "AWS_SECRET_ACCESS_KEY": "secret"}

@@ -47,9 +47,8 @@ from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.http import WebPages
 from cavvy.store.objects.hub import HubRepository
 from cavvy.store.objects.locations import merge_keys, open_place
-from cavvy.store.objects.s3 import XmlBucket
+from cavvy.store.objects.s3 import NoSigner, XmlBucket
 from cavvy.store.objects.sftp import SftpServer
-from cavvy.store.objects.signing import NoSigner
 
 ALLOWED, INSIDE = "127.0.0.1", "127.0.0.5"  # an administrator allows the first one only
 Call = Callable[[str, str], object]

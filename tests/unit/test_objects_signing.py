@@ -10,7 +10,7 @@ import pytest
 from cavvy.domain.targets import EVERY
 from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain, part_bytes
 from cavvy.store.objects.locations import OWN_FILES, merge_keys, open_place, overlaps
-from cavvy.store.objects.signing import AmazonKey
+from cavvy.store.objects.s3 import AmazonKey
 
 NOW = datetime(2013, 5, 24, tzinfo=UTC)
 

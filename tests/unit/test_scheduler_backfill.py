@@ -21,8 +21,7 @@ from tests.unit.test_scheduler_queue import (
 
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.values import replace
-from cavvy.scheduler.backfill import JOBS
-from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
+from cavvy.scheduler.queue import JOBS, JobPlacement, JobScheduler, QueueCapacity, WaitingJob
 
 EIGHT = replace(HOST, cpus=8, devices=())
 NAMES = ("a", "b")

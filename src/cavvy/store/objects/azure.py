@@ -23,7 +23,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.http_client import HttpReply, NoReply
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectMissing, SignedRequest
 from cavvy.store.objects.http import SignedStorage, ask, check, found_of, parsing
-from cavvy.store.objects.signing import quote_key
+from cavvy.store.objects.s3 import quote_key
 
 _VERSION = "2021-12-02"
 _PERMISSIONS = {

@@ -32,8 +32,7 @@ from cavvy.store.objects.base import (
 )
 from cavvy.store.objects.http import WebPages
 from cavvy.store.objects.hub import ENDPOINT, HubRepository
-from cavvy.store.objects.s3 import XmlBucket
-from cavvy.store.objects.signing import AmazonKey, GoogleKey, NoSigner, RequestSigner
+from cavvy.store.objects.s3 import AmazonKey, GoogleKey, NoSigner, RequestSigner, XmlBucket
 from cavvy.store.objects.threads import start_apart
 
 # Names of the keys that projects may set as secrets. Keys in the server's environment are used for
