@@ -29,9 +29,8 @@ from cavvy.train.data.staging import count_staged
 from cavvy.train.micro import MicroBatch
 from cavvy.train.plan import Plan
 from cavvy.tuning.diagnose import Diagnoser
-from cavvy.tuning.findings import CostFinding, Diagnosis
+from cavvy.tuning.findings import CostFinding, Diagnosis, judge_plain
 from cavvy.tuning.paired import StepHistory, compare
-from cavvy.tuning.plain import judge_plain
 from cavvy.tuning.probe.look import (
     BusyLines,
     StackSample,

@@ -16,17 +16,17 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from cavvy.cli.profile import tune_command
-from cavvy.tuning.levers import (
+from cavvy.tuning.probe.levers import _without_waiting
+from cavvy.tuning.probe.plain import READY, PlainWindows
+from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession
+from cavvy.tuning.text import describe_script_changes
+from cavvy.tuning.tune import (
+    PlanTuner,
     describe_levers,
     list_exact_levers,
     list_fixed,
     list_other_levers,
 )
-from cavvy.tuning.probe.levers import _without_waiting
-from cavvy.tuning.probe.plain import READY, PlainWindows
-from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession
-from cavvy.tuning.text import describe_script_changes
-from cavvy.tuning.tune import PlanTuner
 
 pytestmark = pytest.mark.usefixtures("warm")
 SCRIPT = str(Path(__file__).with_name("plain.py"))

@@ -26,10 +26,10 @@ from cavvy import (
 )
 from cavvy.client import ApiClient
 from cavvy.client.policy_wire import UserLimitsAsk
-from cavvy.sdk.arguments import list_after, read_seconds
 from cavvy.sdk.async_client import _Threads
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.operation import UserLimits, change_policy
+from cavvy.sdk.values import list_after, read_seconds
 
 ADDRESS = "https://127.0.0.1:1"
 STATUS = JobStatus(

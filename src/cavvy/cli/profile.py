@@ -92,7 +92,7 @@ def command(
     """
     _need_torch()
     from cavvy.tuning.diagnose import Diagnoser
-    from cavvy.tuning.plain import judge_plain
+    from cavvy.tuning.findings import judge_plain
     from cavvy.tuning.session import TuningSession
     from cavvy.tuning.text import describe
 

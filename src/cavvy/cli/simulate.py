@@ -321,7 +321,7 @@ def fleet(**given: Any) -> None:
                 shared = _run_sharing(options, options.jobs, options.pools, options.shared_gpus)
                 simulation.print_sharing(shared, options.output)
         if options.page is not None:
-            from cavvy.sim.traces.fleet_page import make_page
+            from cavvy.sim.traces.plots import make_page
 
             options.page.write_text(make_page(packed, published, shared))
     except TraceError as error:

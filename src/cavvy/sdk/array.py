@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from cavvy.client.array_wire import read_array, remove_array, retry_array, stop_array
 from cavvy.client.metrics import figures, measure_batch
 from cavvy.domain.units import Money
-from cavvy.sdk.arguments import check_text, read_seconds
 from cavvy.sdk.errors import CavvyError, WaitTimeout
 from cavvy.sdk.job import Job
 from cavvy.sdk.status import ENDS, read_detail
+from cavvy.sdk.values import check_text, read_seconds
 
 if TYPE_CHECKING:
     from cavvy.client.array_wire import ArrayDetail

@@ -18,7 +18,6 @@ from functools import partial, wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
-from cavvy.sdk.arguments import list_after
 from cavvy.sdk.array import ArrayResult, ArrayWaiter, JobArray
 from cavvy.sdk.client import Client
 from cavvy.sdk.errors import CavvyError
@@ -26,6 +25,7 @@ from cavvy.sdk.job import Job, JobWaiter, TimeLimit, Until
 from cavvy.sdk.operation import PolicyStatus
 from cavvy.sdk.status import JobEvent, JobStatus, Phase
 from cavvy.sdk.task import Task
+from cavvy.sdk.values import list_after
 
 if TYPE_CHECKING:
     from cavvy.spec.fields.task import TaskKeys

@@ -27,15 +27,6 @@ from cavvy.client.policy_wire import delete_policy, list_policies, put_policy
 from cavvy.client.queue_wire import read_shares
 from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.units import Money
-from cavvy.sdk.arguments import (
-    check_params,
-    check_text,
-    check_texts,
-    check_type,
-    list_after,
-    read_begin,
-    read_seconds,
-)
 from cavvy.sdk.array import JobArray
 from cavvy.sdk.connections import Connections, default_project
 from cavvy.sdk.job import Job, TimeLimit
@@ -53,6 +44,15 @@ from cavvy.sdk.operation import (
 from cavvy.sdk.status import Phase, read_detail, read_listing
 from cavvy.sdk.submission import SubmitOptions, submit_task
 from cavvy.sdk.task import Task, make_batch
+from cavvy.sdk.values import (
+    check_params,
+    check_text,
+    check_texts,
+    check_type,
+    list_after,
+    read_begin,
+    read_seconds,
+)
 
 if TYPE_CHECKING:
     from cavvy.spec.fields.task import TaskKeys

@@ -10,7 +10,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Literal
 
 from cavvy.client.metrics import last_figures
-from cavvy.sdk.arguments import check_type, read_seconds
 from cavvy.sdk.errors import CavvyError, InvalidArgument, JobFailed, WaitTimeout
 from cavvy.sdk.status import (
     FigureSeries,
@@ -22,6 +21,7 @@ from cavvy.sdk.status import (
     read_event,
     read_figures,
 )
+from cavvy.sdk.values import check_type, read_seconds
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, LogChunk, wire

@@ -19,9 +19,9 @@ from cavvy.client.state import default_home
 from cavvy.domain.arrays import is_array
 from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace
-from cavvy.sdk.arguments import check_type
 from cavvy.sdk.errors import InvalidArgument, InvalidTask
 from cavvy.sdk.files import find_parts, freeze_parts, send_frozen
+from cavvy.sdk.values import check_type
 from cavvy.spec.repository import capture
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from cavvy.domain.values import replace
-from cavvy.sdk.arguments import check_params, check_type
 from cavvy.sdk.errors import InvalidArgument, InvalidTask
-from cavvy.sdk.values import to_plain, to_scalar, write_text
+from cavvy.sdk.values import check_params, check_type, to_plain, to_scalar, write_text
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import Scalar

@@ -21,13 +21,13 @@ from cavvy.tracer.fake_cuda import fake_cuda
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.one_process import (
     end_processes,
+    find_ranks,
     is_rank_missing,
     one_process,
     torchrun_environment,
     watch_rank_variables,
 )
 from cavvy.tracer.operations import as_on_gpu
-from cavvy.tracer.ranks import find_ranks
 from cavvy.tracer.step_watch import StepDone, StepWatch
 from cavvy.train.run import Run
 

@@ -4,8 +4,7 @@ from html import escape
 from typing import Any
 
 from cavvy.tuning.findings import Diagnosis
-from cavvy.tuning.levers import describe_levers, list_fixed
-from cavvy.tuning.tune import PlanTrial
+from cavvy.tuning.tune import PlanTrial, describe_levers, list_fixed
 
 
 def describe(found: Diagnosis, price: float | None) -> str:

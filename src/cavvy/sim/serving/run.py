@@ -24,10 +24,9 @@ from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, combine
 from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView, SpotHedge
-from cavvy.sim.serving.engines import EngineAnswers
 from cavvy.sim.serving.requests import RequestTrace
 from cavvy.sim.serving.rules import LoadHistory, LoadView, RuleState, ScalingRule
-from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting, SimulatedService
+from cavvy.sim.serving.service import EngineAnswers, ReplicaMarket, ServiceSetting, SimulatedService
 
 _WARM_S, _WARM_USE = 300.0, 0.8
 _WARM_PROMPTS = 0.5  # the share of time that engines of language models spend on prompts
