@@ -18,11 +18,11 @@ ALLOWED = {
     "spec/fields/": "the words of a user's file",
     "providers/kubernetes/": "what API servers answer",
     "providers/pbs/": "what PBS prints",
-    "providers/azureml/": "the API tells missing capacity and quotas in its text alone",
+    "providers/azureml": "the API tells missing capacity and quotas in its text alone",
     "providers/azure/": "only the message tells a quota from other refusals",
     "providers/ecs/": "the API tells a lost instance and missing capacity in its text alone",
-    "providers/sagemaker/": "the API tells missing capacity and taken names in its text",
-    "providers/vertex/": "the API tells missing capacity and quotas in its text alone",
+    "providers/sagemaker": "the API tells missing capacity and taken names in its text",
+    "providers/vertex": "the API tells missing capacity and quotas in its text alone",
     "providers/tpu/": "the API tells missing capacity and quotas in its text alone",
     "providers/oci/": "only the message tells missing capacity from other internal errors",
     "providers/ray/calls.py": "what Ray's dashboard answers",
@@ -35,7 +35,7 @@ ALLOWED = {
     "cli/view/formatting.py": "words that the line above has on the screen are left out",
     "client/tunnel.py": "a JSON object",
     "agent/work/mpi.py": "a JSON object",
-    "train/failures.py": "a gloo error names its source file",
+    "train/world.py": "a gloo error names its source file",
     "providers/hosts/supervisor/service.py": "an exit code in a file",
 }
 # A cloud's provider gives this reason itself: "only the message tells a full zone from wrong values".
