@@ -27,6 +27,7 @@ GPUS = {  # id: GB of memory, USD an hour in both clouds, most GPUs of a pod in 
     "NVIDIA Z9000": (999, 9.99, 9.99, 8, 8),
     "AMD Instinct MI300X OAM": (192, 2.49, 2.49, 8, 0),
 }
+TAKEN: set[str] = set()  # GPUs that are all rented
 CENTERS = {"EU-RO-1": True, "US-KS-2": True, "US-TX-3": False}  # whether with a global network
 _SSH = SshTarget(address="198.51.100.7", port=10341)  # of pods without a server of their own
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
@@ -204,7 +205,7 @@ def _describe_gpu(gpu: str, count: int, cloud: str) -> dict[str, Any]:
         "community": most_community > 0,
         "price": {"secure": secure, "community": community},
         "maxCount": {"secure": most_secure, "community": most_community},
-        "availability": "LOW" if count <= most else "NONE",
+        "availability": "LOW" if count <= most and gpu not in TAKEN else "NONE",
     }
     if cloud == "SECURE" and count <= most:
         centers = [("EU-RO-1", "HIGH"), ("US-TX-3", "LOW"), ("US-KS-2", "NONE")]

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+from tests.contract import runpod_stand_in
 from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.proofs import Proof
 
@@ -86,6 +87,13 @@ class TestRunpod(RestContract):
     def test_the_community_cloud_is_used_on_request_only(self, account: RestPlace) -> None:
         offers = asyncio.run(account.provider("ours").offers())
         assert {each.region for each in offers} == {"EU-RO-1", "US-TX-3"}
+
+    def test_a_gpu_of_which_none_is_free_is_no_offer(
+        self, account: RestPlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runpod_stand_in, "TAKEN", {"NVIDIA A40"})
+        offers = asyncio.run(account.provider("ours").offers())
+        assert {each.accelerator for each in offers} == {"H100", "RTX4090"}
 
     async def test_a_pod_gets_the_servers_key_and_the_settings(
         self, account: RestPlace, harness: ContractHarness
