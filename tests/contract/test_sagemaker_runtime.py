@@ -8,7 +8,7 @@ import pytest
 
 from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.managed import endpoint_provider
-from cavvy.providers.sagemaker import endpoints as runtime
+from cavvy.providers.sagemaker_endpoints import SageMakerRuntime
 
 
 class SlowEndpoint(BaseHTTPRequestHandler):
@@ -36,7 +36,7 @@ def test_probes_do_not_wait_for_requests(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     server = ThreadingHTTPServer(("127.0.0.1", 0), SlowEndpoint)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    calls = runtime.SageMakerRuntime({"endpoint": f"http://127.0.0.1:{server.server_port}"})
+    calls = SageMakerRuntime({"endpoint": f"http://127.0.0.1:{server.server_port}"})
 
     async def scenario() -> None:
         request = ReplicaRequest(body=b"{}", headers={})
