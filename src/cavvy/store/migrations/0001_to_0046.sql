@@ -702,3 +702,187 @@ CREATE TABLE rung_values (
     PRIMARY KEY (job_id, rung)
 );
 CREATE INDEX rung_values_array ON rung_values (array_id);
+
+-- migration 0036_held
+-- What has changed of the attempts that hold nodes, and the jobs that wait for their next attempt,
+-- are found without a look at the rows themselves.
+CREATE INDEX attempts_changes ON attempts (phase, version, id) WHERE phase <> 'ended';
+CREATE INDEX jobs_again ON jobs (phase, attempt, id) WHERE phase = 'queued' AND attempt > 0;
+
+-- migration 0037_token_uses
+-- Tokens of language models, by subject of the ledger (a key's requests at a replica), model and day.
+CREATE TABLE token_uses (
+    subject {id} NOT NULL,
+    model TEXT NOT NULL,
+    day BIGINT NOT NULL,  -- when it began
+    prompt BIGINT NOT NULL,
+    cached BIGINT NOT NULL,
+    completion BIGINT NOT NULL,
+    estimated BIGINT NOT NULL,
+    PRIMARY KEY (subject, model, day)
+);
+
+-- migration 0038_edge
+-- Devices at the edge, the models that they serve, the signed lists of these models, and rollouts.
+CREATE TABLE edge_invitations (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,  -- SHA-256 of the token
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+CREATE TABLE edge_devices (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+CREATE TABLE models (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,  -- with its number, such as defects@7
+    snapshot TEXT NOT NULL,  -- of its files
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+CREATE INDEX models_snapshot ON models (snapshot);
+CREATE TABLE model_repositories (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+CREATE TABLE rollouts (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- migration 0039_edge_samples
+-- Requests whose answers were uncertain, as devices have sent them.
+CREATE TABLE edge_samples (
+    project TEXT NOT NULL,
+    device {id} NOT NULL,
+    number BIGINT NOT NULL,  -- of the device
+    model TEXT NOT NULL,
+    residency TEXT NOT NULL,  -- the area or country that the sample must not leave, or ''
+    received_at BIGINT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (project, device, number)
+);
+CREATE INDEX edge_samples_model ON edge_samples (project, model, received_at);
+
+-- migration 0040_figures
+-- What nodes measure and programs report over time: minutes of a rank, joined to days.
+CREATE TABLE figures (
+    attempt_id {id} NOT NULL,
+    rank BIGINT NOT NULL,
+    since BIGINT NOT NULL,  -- the first minute
+    document {bytes} NOT NULL,
+    PRIMARY KEY (attempt_id, rank, since)
+);
+CREATE INDEX figures_since ON figures (since);
+
+-- migration 0041_notices
+-- Where people are notified of a project's events. The addresses are encrypted.
+CREATE TABLE notice_targets (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    sealed {bytes} NOT NULL,
+    events TEXT NOT NULL,
+    user_name TEXT NOT NULL,  -- only jobs and budgets of this user; '' for all users
+    problem TEXT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- The outbox: notices that no receiver has accepted yet.
+CREATE TABLE notices (
+    id {serial} NOT NULL,
+    project TEXT NOT NULL,
+    target TEXT NOT NULL,
+    event TEXT NOT NULL,
+    job_id {id} NOT NULL,  -- '' for a budget
+    job TEXT NOT NULL,
+    user_name TEXT NOT NULL,
+    text TEXT NOT NULL,
+    at BIGINT NOT NULL,
+    due_at BIGINT NOT NULL,
+    tries BIGINT NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE INDEX notices_due ON notices (due_at, project, target);
+CREATE INDEX notices_target ON notices (project, target, id);
+
+-- migration 0042_recipes
+-- Task files that the members of a project share.
+CREATE TABLE recipes (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    text TEXT NOT NULL,
+    account TEXT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- migration 0043_energy_uses
+-- The energy that nodes measured, by subject of the ledger (an attempt) and day.
+CREATE TABLE energy_uses (
+    subject {id} NOT NULL,
+    day BIGINT NOT NULL,  -- when it began
+    joules BIGINT NOT NULL,
+    PRIMARY KEY (subject, day)
+);
+
+-- migration 0044_edge_sites
+-- Limits of the devices of a site together.
+CREATE TABLE edge_sites (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- migration 0045_edge_settings
+-- Settings of the program and the engines of devices, by device, label or site.
+CREATE TABLE edge_settings (
+    project TEXT NOT NULL,
+    name {id} NOT NULL,
+    document TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- migration 0046_queue_indexes
+-- These indexes hold only jobs that wait. SQLite chooses them for the value of their first column.
+-- PostgreSQL leaves a condition out of a search if the index's own condition implies it, and without
+-- a value of the first column each search read the whole index from its start.
+DROP INDEX jobs_queue;
+DROP INDEX jobs_machine_queue;
+DROP INDEX jobs_turns;
+DROP INDEX jobs_project_turns;
+DROP INDEX jobs_later;
+DROP INDEX jobs_again;
+DROP INDEX jobs_machine_turns;
+DROP INDEX jobs_pool_turns;
+DROP INDEX jobs_array_queue;
+CREATE INDEX jobs_turns ON jobs
+    ({phase}project, user_name, (submitted_at - priority * 3600000000), id) WHERE phase = 'queued';
+CREATE INDEX jobs_project_turns ON jobs ({phase}project, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND machine IS NULL AND pool IS NULL AND array_id IS NULL;
+CREATE INDEX jobs_later ON jobs ({phase}not_before) WHERE phase = 'queued' AND not_before IS NOT NULL;
+CREATE INDEX jobs_again ON jobs ({phase}attempt, id) WHERE phase = 'queued' AND attempt > 0;
+CREATE INDEX jobs_machine_turns ON jobs
+    ({phase}project, machine, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND machine IS NOT NULL;
+CREATE INDEX jobs_pool_turns ON jobs
+    ({phase}project, pool, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND pool IS NOT NULL;
+CREATE INDEX jobs_array_queue ON jobs ({phase}array_id, (submitted_at - priority * 3600000000), id)
+    WHERE phase = 'queued' AND array_id IS NOT NULL;
