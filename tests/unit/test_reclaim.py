@@ -14,7 +14,14 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import GangShare, HeldGang, HeldShare, QueueRow
 from cavvy.domain.values import replace
 from cavvy.scheduler.queue import JobScheduler, QueueCapacity, WaitingJob
-from cavvy.scheduler.reclaim import Borrower, ShareQuotas, choose_borrowers, find_return, list_loans
+from cavvy.scheduler.reclaim import (
+    Borrower,
+    QuotaClaim,
+    ShareQuotas,
+    choose_borrowers,
+    find_return,
+    list_loans,
+)
 from cavvy.scheduler.shares import ShareBook, ShareRule
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -45,7 +52,8 @@ def needs(gpus: float, running: Collection[Borrower]) -> Callable[[Collection[st
 def choose(size: float, running: list[Borrower], state: ShareBook, *, free: float = 0) -> list[str]:
     row = QueueRow("0", "p", "u", size)
     latest = NOW - timedelta(minutes=30)
-    found = choose_borrowers(row, running, state, needs(size - free, running), latest)
+    claim = QuotaClaim(row=row, running=running, book=state, suffices=needs(size - free, running))
+    found = choose_borrowers(claim, latest)
     return [each.gang for each in found]
 
 
@@ -183,8 +191,10 @@ def test_quotas_of_accelerators_and_dollars_are_kept(
     def suffices(gone: Collection[str]) -> bool:
         return sum(freed[gang] for gang in gone) >= need
 
+    claim = QuotaClaim(row=row, running=running, book=state, suffices=suffices, share=share)
+
     def choose_until(latest: datetime) -> list[Borrower]:
-        return [*choose_borrowers(row, running, state, suffices, latest, share)]
+        return [*choose_borrowers(claim, latest)]
 
     latest = NOW - timedelta(minutes=30)
     chosen = choose_until(latest)
@@ -202,7 +212,7 @@ def test_quotas_of_accelerators_and_dollars_are_kept(
                 for what, most in quotas[name].items()
                 if _count(what, given_back)
             ) or not any(_count(what, given_back) for what in quotas[name])
-    later = find_return(row, running, state, suffices, latest, share)
+    later = find_return(claim, latest)
     if chosen or later is None:
         assert chosen or not choose_until(NOW)
     else:

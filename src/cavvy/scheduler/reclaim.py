@@ -39,26 +39,28 @@ class QuotaReturn(Struct, frozen=True, kw_only=True):
     since: datetime
 
 
-def choose_borrowers(
-    row: QueueRow,
-    running: Sequence[Borrower],
-    book: ShareBook,
-    suffices: Callable[[Collection[str]], bool],
-    latest: datetime,
-    share: GangShare = NOTHING,
-) -> Sequence[Borrower]:
-    """Return the jobs that must end so that the waiting job `row` can start within its project's
-    quota, or nothing if no choice suffices. `suffices` returns whether the job could start if these
-    gangs had ended. Jobs whose work began after `latest` keep their gangs. `share` is what the job
-    would hold.
+class QuotaClaim(Struct, frozen=True, kw_only=True):
+    """A waiting job that may be within its project's quota, and the jobs that run. `suffices`
+    returns whether the job could start if these gangs had ended. `share` is what it would hold."""
+
+    row: QueueRow
+    running: Sequence[Borrower]
+    book: ShareBook
+    suffices: Callable[[Collection[str]], bool]
+    share: GangShare = NOTHING
+
+
+def choose_borrowers(claim: QuotaClaim, latest: datetime) -> Sequence[Borrower]:
+    """Return the jobs that must end so that the waiting job can start within its project's quota,
+    or nothing if no choice suffices. Jobs whose work began after `latest` keep their gangs.
 
     Jobs that save checkpoints are chosen before others, then jobs of projects that have used most
     for their weight, then those that have run for the shortest time.
     """
-    quotas = ShareQuotas(book)
-    if not quotas.entitles(row, share) or suffices(()):
+    quotas, suffices = ShareQuotas(claim.book), claim.suffices
+    if not quotas.entitles(claim.row, claim.share) or suffices(()):
         return ()
-    usable = _list_usable(row, running, quotas, latest, share)
+    usable = _list_usable(claim, quotas, latest)
     if not usable or not suffices([each.gang for each in usable]):
         return ()
     least = bisect_left(
@@ -69,26 +71,19 @@ def choose_borrowers(
     return _drop_needless(usable[: least + 1], suffices)
 
 
-def find_return(
-    row: QueueRow,
-    running: Sequence[Borrower],
-    book: ShareBook,
-    suffices: Callable[[Collection[str]], bool],
-    latest: datetime,
-    share: GangShare = NOTHING,
-) -> QuotaReturn | None:
+def find_return(claim: QuotaClaim, latest: datetime) -> QuotaReturn | None:
     """Return which jobs have borrowed what the waiting job needs of its quota, if those whose work
     began up to `latest` do not suffice. Of the possible choices, the one is returned that may be
     made first. The result is None if the job is not within its quota, or if no choice suffices."""
-    begins = sorted({each.since for each in running if each.since > latest})
-    if not begins or not choose_borrowers(row, running, book, suffices, begins[-1], share):
+    begins = sorted({each.since for each in claim.running if each.since > latest})
+    if not begins or not choose_borrowers(claim, begins[-1]):
         return None
     least = bisect_left(
         begins,
         True,
-        key=lambda latest: len(choose_borrowers(row, running, book, suffices, latest, share)) > 0,
+        key=lambda latest: len(choose_borrowers(claim, latest)) > 0,
     )
-    chosen = choose_borrowers(row, running, book, suffices, begins[least], share)
+    chosen = choose_borrowers(claim, begins[least])
     return QuotaReturn(borrowers=chosen, since=begins[least])
 
 
@@ -121,17 +116,12 @@ def list_loans(book: ShareBook) -> Sequence[QuotaLoan]:
     return loans
 
 
-def _list_usable(
-    row: QueueRow,
-    running: Sequence[Borrower],
-    quotas: "ShareQuotas",
-    latest: datetime,
-    share: GangShare,
-) -> Sequence[Borrower]:
-    own = quotas.list_counted(row.project, share, row.size).keys()
+def _list_usable(claim: QuotaClaim, quotas: "ShareQuotas", latest: datetime) -> Sequence[Borrower]:
+    row = claim.row
+    own = quotas.list_counted(row.project, claim.share, row.size).keys()
     candidates = [
         each
-        for each in running
+        for each in claim.running
         if each.since <= latest
         and each.project != row.project
         and own.isdisjoint(quotas.list_counted(each.project, each.share, each.size))

@@ -26,7 +26,7 @@ from cavvy.scheduler.queue import (
     QueueCapacity,
     WaitingJob,
 )
-from cavvy.scheduler.reclaim import Borrower, choose_borrowers, find_return
+from cavvy.scheduler.reclaim import Borrower, QuotaClaim, choose_borrowers, find_return
 from cavvy.scheduler.shares import ShareBook, ShareLimits
 
 # how many waiting jobs, counted from the head of the queue, get their reasons updated in one pass
@@ -332,15 +332,18 @@ def decide_return(
         )
 
     share = share_on(lines[0].job, lines[0].offers[0])
-    borrowers, latest = make_borrowers(running), now - min_run
-    chosen = {each.gang for each in choose_borrowers(row, borrowers, book, suffices, latest, share)}
+    claim = QuotaClaim(
+        row=row, running=make_borrowers(running), book=book, suffices=suffices, share=share
+    )
+    latest = now - min_run
+    chosen = {each.gang for each in choose_borrowers(claim, latest)}
     ends = [now + max(HANDOVER, gangs[each][1].task.grace) for each in chosen]
     if not chosen:
         chosen_before = [each for each in running if each[0].reclaimed_for == row.project]
         ends = [each.drill_until for each, _ in chosen_before if each.drill_until is not None]
         if ends:
             return (), _say_borrowed(chosen_before, max(ends))
-        later = find_return(row, borrowers, book, suffices, latest, share)
+        later = find_return(claim, latest)
         if later is None:
             return (), ""
         found = [gangs[each.gang] for each in later.borrowers]
