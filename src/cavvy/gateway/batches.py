@@ -183,18 +183,13 @@ class ServiceBatches:
         return BatchPart(body, exchange.out_head)
 
     def is_early(
-        self,
-        first: Exchange,
-        waiting: Iterable[Exchange],
-        pool: ReplicaPool,
-        free: int,
-        now: float,
+        self, first: Exchange, waiting: Iterable[Exchange], pool: ReplicaPool, free: int
     ) -> bool:
         """Return whether the batch of this request should wait for further requests. If the batch
         waits, a timer calls `dispatch` later."""
         if free > 1 or not self.terms.wait_s or first.part is None or first.part.half is not None:
             return False
-        mine = self._find(first, waiting, pool)
+        mine, now = self._find(first, waiting, pool), monotonic()
         start_at = find_start(
             [self._describe(each, now) for each in mine],
             first.arrived_at,

@@ -831,7 +831,7 @@ class ServiceQueue:
         """Return whether the request should wait for more requests to form a batch."""
         if self.batches is None or exchange.part is None:
             return False
-        return self.batches.is_early(exchange, self._waiting, pool, self._count_free(), monotonic())
+        return self.batches.is_early(exchange, self._waiting, pool, self._count_free())
 
     def _count_free(self) -> int:
         """Return the number of free slots of all replicas."""
