@@ -14,7 +14,12 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import disk_setting, project_flag, project_number, project_text
+from cavvy.providers.settings import (
+    disk_setting,
+    host_settings,
+    project_flag,
+    project_text,
+)
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.account import RestAccount, keep_ours
@@ -94,23 +99,7 @@ MANIFEST = make_manifest(
             "registry", "The id of the account's registry credentials, for a private `image`."
         ),
         disk_setting("The size of a pod's disk.", 50, minimum=1, unit="GB"),
-        project_number(
-            "gpu_vcpus",
-            "Pods start only on hosts with at least this number of vCPUs per GPU. Offers "
-            "state this number.",
-            unit="vCPUs",
-            default=4,
-            minimum=1,
-            whole=True,
-        ),
-        project_number(
-            "gpu_memory_gib",
-            "Pods start only on hosts with at least this memory per GPU. Offers state this memory.",
-            unit="GB",
-            default=16,
-            minimum=1,
-            whole=True,
-        ),
+        *host_settings("hosts"),
     ),
     endpoint="https://api.runpod.io/v2",
 )

@@ -1,6 +1,6 @@
 """Settings that several providers share. The module imports no module that opens connections."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import ParamSpec
 
@@ -67,6 +67,29 @@ def disk_setting(
     """Return the setting `disk_gib` for the size of a machine's disk, in whole units."""
     return project_number(
         "disk_gib", consequence, unit=unit, default=default, minimum=minimum, whole=True
+    )
+
+
+def host_settings(hosts: str) -> Sequence[ProviderSetting]:
+    """Return the settings for what a host must have beside each GPU that is rented on it. The
+    provider calls its hosts `hosts`, such as "computers"."""
+    return (
+        project_number(
+            "gpu_vcpus",
+            f"Only {hosts} with at least this number of vCPUs for each GPU are used.",
+            unit="vCPUs",
+            default=4,
+            minimum=1,
+            whole=True,
+        ),
+        project_number(
+            "gpu_memory_gib",
+            f"Only {hosts} with at least this memory for each GPU are used.",
+            unit="GB",
+            default=16,
+            minimum=1,
+            whole=True,
+        ),
     )
 
 

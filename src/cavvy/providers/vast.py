@@ -17,7 +17,13 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 from cavvy.providers.base import Feature
-from cavvy.providers.settings import disk_setting, project_flag, project_number, project_text
+from cavvy.providers.settings import (
+    disk_setting,
+    host_settings,
+    project_flag,
+    project_number,
+    project_text,
+)
 from cavvy.providers.vm import cloud as vm
 from cavvy.providers.vm.abilities import make_manifest
 from cavvy.providers.vm.account import RestAccount, keep_ours
@@ -93,22 +99,7 @@ MANIFEST = make_manifest(
             "If this is empty, any computer is used.",
         ),
         disk_setting("The size of an instance's disk.", 50, minimum=8, unit="GB"),
-        project_number(
-            "gpu_vcpus",
-            "Only computers with at least this number of vCPUs for each GPU are used.",
-            unit="vCPUs",
-            default=4,
-            minimum=1,
-            whole=True,
-        ),
-        project_number(
-            "gpu_memory_gib",
-            "Only computers with at least this memory for each GPU are used.",
-            unit="GB",
-            default=16,
-            minimum=1,
-            whole=True,
-        ),
+        *host_settings("computers"),
         project_number(
             "bid_percent",
             "The bid for an interruptible instance, in percent of the lowest bid that Vast.ai "
