@@ -23,6 +23,7 @@ from cavvy.agent.documents import WorkConfig
 from cavvy.agent.log import LogSpool
 from cavvy.agent.main import clear
 from cavvy.agent.outbox import MessageOutbox
+from cavvy.agent.sidecar import SidecarPlace
 from cavvy.agent.work.blobs import write_anew
 from cavvy.agent.work.checkpoint_files import list_checkpoint
 from cavvy.agent.work.checkpoint_upload import CheckpointUpload, FileChanged
@@ -387,11 +388,9 @@ def test_a_checkpoint_folder_that_became_a_link_is_not_uploaded(
     said: list[str] = []
     loop: Any = SimpleNamespace(after=lambda seconds, call: None)
     sync = CheckpointSync(
-        loop,
-        config,
+        SidecarPlace(loop, config, lambda kind, **fields: said.append(fields["text"])),
         str(folder),
         every_s=None,
-        say=lambda kind, **fields: said.append(fields["text"]),
     )
     folder.rename(folder.with_name("moved"))
     folder.symlink_to(tmp_path / "others")

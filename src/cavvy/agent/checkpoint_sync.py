@@ -11,7 +11,7 @@ import time
 
 from .control_client import complain
 from .outbox import file_time_text
-from .sidecar import SidecarProcess
+from .sidecar import SidecarPlace, SidecarProcess
 from .work.checkpoint_files import (
     SHORTEST_S,
     fingerprint,
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .config import AgentConfig
-    from .loop import EventLoop
     from .work.checkpoint_files import FileEntry
 
 LOOK_S = 3.0
@@ -46,15 +44,13 @@ class CheckpointSync(SidecarProcess):
 
     def __init__(
         self,
-        loop: EventLoop,
-        config: AgentConfig,
+        place: SidecarPlace,
         folder: str,
         *,
         every_s: float | None,
-        say: Callable[..., None],
         given: list[str] | None = None,
     ) -> None:
-        super().__init__(loop, config, say, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
+        super().__init__(place, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder, self._given = folder, given
         # whether the user was warned that the folder is a link to another place
         self._told_unlisted = False

@@ -1,6 +1,6 @@
 """The documents that the agent reads: its configuration file, and the work that it receives with
 the claim. `config.py` reads them from JSON; servers make and encode them. Each document is defined
-only here.
+only here, as are the words by which both sides state the size of files.
 
 A new field of a document needs a mark: `since` if an older agent would leave a part of the work
 undone, `harmless` otherwise.
@@ -395,3 +395,17 @@ class WorkConfig:
         return {
             at: each.every_s for at, each in enumerate(self.outputs) if each.every_s is not None
         }
+
+
+def say_files(files: int, size: float) -> str:
+    """Return a number of files and bytes for people, such as "3 files, 1.5 GiB"."""
+    return f"{files} file{'' if files == 1 else 's'}, {say_size(size)}"
+
+
+def say_size(size: float) -> str:
+    """Return a number of bytes for people, such as "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from .loop import EventLoop, LoopTimer
 
 
+class SidecarPlace:
+    """Where a process beside the work runs: the agent's loop and configuration, and how it reports
+    to the server."""
+
+    __slots__ = ("config", "loop", "say")
+
+    def __init__(self, loop: EventLoop, config: AgentConfig, say: Callable[..., None]) -> None:
+        self.loop, self.config, self.say = loop, config, say
+
+
 class SidecarProcess(ABC):
     """Runs a helper process, at most one at a time. Each line that the process prints is a JSON
     object. `finish` starts the last run, and `kill` ends the last run early.
@@ -28,15 +38,14 @@ class SidecarProcess(ABC):
     completes the sidecar's task after the work has ended, then calls `done`.
     """
 
-    def __init__(
-        self, loop: EventLoop, config: AgentConfig, say: Callable[..., None], every_s: float
-    ) -> None:
-        self._loop, self._config, self._say, self._every_s = loop, config, say, every_s
+    def __init__(self, place: SidecarPlace, every_s: float) -> None:
+        self._loop, self._config, self._say = place.loop, place.config, place.say
+        self._every_s = every_s
         self._process: WorkProcess | None = None
         self._off = False
         self._done: Callable[[], None] | None = None
         self.seconds = 0.0  # seconds that the last run took
-        self._timer: LoopTimer | None = loop.after(every_s, self._tick)
+        self._timer: LoopTimer | None = place.loop.after(every_s, self._tick)
 
     @property
     def finishing(self) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .data.stream import PipeStreams
     from .documents import WorkConfig
     from .loop import EventLoop
+    from .sidecar import SidecarPlace
     from .work.checkpoint_files import CheckpointWatcher
     from .work.monitor import WorkMonitor
 
@@ -162,10 +163,8 @@ class StepRunner:
 
         try:
             self._mounts = BucketMounts(
-                self._loop,
-                self._config,
+                self._find_place(),
                 work,
-                self._owner.say,
                 mounted=go,
                 failed=lambda: self._fail("setup", None, "a bucket could not be mounted"),
                 stop=self.kill,
@@ -188,12 +187,7 @@ class StepRunner:
 
                     given = list_checkpoint_volumes(self._config, work)
                 self.checkpoint_sync = CheckpointSync(
-                    self._loop,
-                    self._config,
-                    folder,
-                    every_s=checkpoint.every_s,
-                    say=self._owner.say,
-                    given=given,
+                    self._find_place(), folder, every_s=checkpoint.every_s, given=given
                 )
             else:
                 from .work.checkpoint_files import CheckpointWatcher
@@ -202,14 +196,12 @@ class StepRunner:
         if work.mirrored:
             from .data.output_sync import OutputSync
 
-            self.output_sync = OutputSync(self._loop, self._config, work, self._owner.say)
+            self.output_sync = OutputSync(self._find_place(), work)
         try:
             if work.streams:
                 from .data.stream import PipeStreams
 
-                self._streams = PipeStreams(
-                    self._loop, self._config, work, self._owner.say, self.kill
-                )
+                self._streams = PipeStreams(self._find_place(), work, self.kill)
             self._run(work, env)
         except OSError as error:  # the disk is full, or no process can start
             replaced = isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError))
@@ -218,6 +210,11 @@ class StepRunner:
             return
         if work.image is None:
             self._runs(reused=reused)
+
+    def _find_place(self) -> SidecarPlace:
+        from .sidecar import SidecarPlace
+
+        return SidecarPlace(self._loop, self._config, self._owner.say)
 
     def _run(self, work: WorkConfig, env: dict[str, str]) -> None:
         write_whole(self._config.run_script, work.run + "\n")

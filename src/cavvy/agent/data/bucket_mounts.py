@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ..config import AgentConfig
     from ..documents import TransferConfig, WorkConfig
-    from ..loop import EventLoop
+    from ..sidecar import SidecarPlace
 
 MOUNT_S = 60.0  # maximum seconds until a program has mounted its bucket
 LIST_S = 10.0  # after this many seconds, a bucket that is still being listed counts as readable
@@ -91,16 +91,15 @@ class BucketMounts:
 
     def __init__(
         self,
-        loop: EventLoop,
-        config: AgentConfig,
+        place: SidecarPlace,
         work: WorkConfig,
-        say: Callable[..., None],
         *,
         mounted: Callable[[], None],
         failed: Callable[[], None],
         stop: Callable[[], None],
     ) -> None:
-        self._say, self._mounted, self._failed, self._stop = say, mounted, failed, stop
+        self._say, self._mounted, self._failed, self._stop = place.say, mounted, failed, stop
+        config = place.config
         self.failure, self.outcome = "", "setup"
         self.seconds = 0.0
         self.writable = any(work.inputs[at].writable for at in work.mounted)
@@ -116,7 +115,7 @@ class BucketMounts:
         points = [find_bucket(config, at) for at in work.mounted]
         command.cleanup = ["/bin/sh", "-c", UNMOUNT, "sh", config.private, *points]
         self._process: WorkProcess | None = WorkProcess(
-            loop, command, heard=self._heard, gone=self._gone
+            place.loop, command, heard=self._heard, gone=self._gone
         )
 
     @property

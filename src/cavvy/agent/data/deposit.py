@@ -17,6 +17,7 @@ from functools import partial
 from ..allowed_folders import LeadsOutside
 from ..control_client import RetryingConnection, complain
 from ..disk import read_text
+from ..documents import say_size
 from ..ends import may_leave
 from ..http_client import TransferFailed
 from ..step_runner import log_failure
@@ -28,7 +29,7 @@ from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand
 from .mounts import list_checkpoint_volumes
 from .paths import find_folders, find_output
-from .transfer import ObjectUpload, say_size
+from .transfer import ObjectUpload
 from .upload import is_due, list_files
 
 TYPE_CHECKING = False

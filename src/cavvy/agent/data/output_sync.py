@@ -11,7 +11,7 @@ from functools import partial
 
 from ..control_client import complain
 from ..http_client import TransferFailed
-from ..sidecar import SidecarProcess
+from ..sidecar import SidecarPlace, SidecarProcess
 from ..work.folder import CannotBuild
 from .paths import find_folders, find_output, remember_sent
 from .upload import send_output
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from ..config import AgentConfig
     from ..documents import WorkConfig
-    from ..loop import EventLoop
 
 # A file that was written within this many seconds before a check is not sent until a later check or
 # the end of the work.
@@ -35,14 +34,8 @@ class OutputSync(SidecarProcess):
     changes and then calls back; `kill` aborts this last transfer.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        config: AgentConfig,
-        work: WorkConfig,
-        say: Callable[..., None],
-    ) -> None:
-        super().__init__(loop, config, say, min(work.mirrored.values()))
+    def __init__(self, place: SidecarPlace, work: WorkConfig) -> None:
+        super().__init__(place, min(work.mirrored.values()))
         self._work = work
         self._problem = ""  # why the last check failed, or "" if it succeeded
         self._told = ""

@@ -21,7 +21,7 @@ from ..config import AgentConfig
 from ..documents import WorkConfig
 from ..gpu_faults import NETWORK
 from ..http_client import StorageTimeout, TransferClient, TransferFailed
-from ..loop import EventLoop
+from ..sidecar import SidecarPlace
 from ..work.process import WorkProcess
 from ..work.reaper import ChildCommand, report
 from ..work.trees import remove_below
@@ -120,15 +120,9 @@ class PipeStreams:
     reports progress. Raises OSError.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        config: AgentConfig,
-        work: WorkConfig,
-        say: Callable[..., None],
-        stop: Callable[[], None],
-    ) -> None:
-        self._say, self._stop = say, stop
+    def __init__(self, place: SidecarPlace, work: WorkConfig, stop: Callable[[], None]) -> None:
+        self._say, self._stop = place.say, stop
+        config = place.config
         self.failure, self.outcome = "", "exit"
         self._over = False
         wanted = [
@@ -141,7 +135,7 @@ class PipeStreams:
             config.home,
             lambda channel: stream_inputs(config, wanted, channel),
         )
-        self._process = WorkProcess(loop, command, heard=self._heard, ended=self._ended)
+        self._process = WorkProcess(place.loop, command, heard=self._heard, ended=self._ended)
 
     def end(self) -> None:
         """Kill the process that writes into the pipes, because the work has ended."""

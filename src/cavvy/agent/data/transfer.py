@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from ..allowed_folders import AllowedFolders
 from ..disk import name_part
+from ..documents import say_files
 from ..http_client import (
     CHUNK,
     FAULTS,
@@ -337,20 +338,11 @@ class TransferProgress:
 
     def describe(self) -> str:
         """Return the files and bytes transferred so far, such as "3 files, 1.5 MiB"."""
-        return f"{self.files} file{'' if self.files == 1 else 's'}, {say_size(self.bytes)}"
+        return say_files(self.files, self.bytes)
 
     def end(self) -> None:
         seconds = time.monotonic() - self._began
         self._tell(f"{self._what}: {self.describe()} in {seconds:.1f} s")
-
-
-def say_size(size: float) -> str:
-    """Format a number of bytes for people, such as "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def tell_to(channel: int, word: str = "moved") -> Tell:

@@ -80,21 +80,20 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
             "this node"
         )
     write_entry(config, work)
-    name = make_name(config)
     inner = dict(env, **_devices(config))
     command = ChildCommand([], dict(os.environ), config.home)
     run = run_sif if os.path.basename(engine) in PROGRAMS else run_container
 
     def call(channel: int) -> int:
         try:
-            return run(engine, name, config, work, inner, command)
+            return run(engine, config, work, inner, command)
         except (CannotBuild, OSError) as error:
             report(channel, "setup", str(error))
             return 125
 
     command.call = call
     if run is run_container:
-        command.cleanup = [engine, "rm", "-f", name]
+        command.cleanup = [engine, "rm", "-f", make_name(config)]
     return command
 
 
@@ -193,18 +192,13 @@ def write_entry(config: AgentConfig, work: WorkConfig) -> None:
 
 
 def run_container(
-    engine: str,
-    name: str,
-    config: AgentConfig,
-    work: WorkConfig,
-    env: dict[str, str],
-    command: ChildCommand,
+    engine: str, config: AgentConfig, work: WorkConfig, env: dict[str, str], command: ChildCommand
 ) -> int:
     """Pull the image, run the container, wait until it ends, and return the exit code of the
     container's command. Raises CannotBuild, OSError.
     """
     stopped = _outlive_stop()
-    image = str(work.image)
+    name, image = make_name(config), str(work.image)
     bring_image(engine, config, work, command, env)
     if names_own_command(work.run):
         _write_own_command(config, work, find_config(engine, image, command.env))
@@ -231,12 +225,7 @@ def run_container(
 
 
 def run_sif(
-    program: str,
-    name: str,
-    config: AgentConfig,
-    work: WorkConfig,
-    env: dict[str, str],
-    command: ChildCommand,
+    program: str, config: AgentConfig, work: WorkConfig, env: dict[str, str], command: ChildCommand
 ) -> int:
     """Like `run_container`, with Apptainer."""
     _outlive_stop()

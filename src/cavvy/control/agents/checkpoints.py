@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
-from cavvy.agent.documents import CheckpointConfig
+from cavvy.agent.documents import CheckpointConfig, say_files
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener, BucketCheckpoints
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.rows import make_attempt_event
@@ -457,7 +457,7 @@ class Checkpoints:
         await asyncio.to_thread(folders.lend, job.project, job.id, attempt.number)
 
     async def _tell(self, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
-        text = f"restored {what}: {describe(saved.files, saved.bytes)}"
+        text = f"restored {what}: {say_files(saved.files, saved.bytes)}"
         await self._store.commit(AtomicWrite(events=[self._event(attempt, "restored", text)]))
 
     def _event(self, attempt: Attempt, kind: str, text: str) -> Event:
@@ -480,20 +480,6 @@ def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
             hours = each.node_seconds / 3600
             found[each.market] = NodeLosses(lost=old.lost + lost, node_hours=old.node_hours + hours)
     return found
-
-
-def describe(files: int, size: int) -> str:
-    """Return the size of a checkpoint for people, such as "3 files, 1.5 GiB"."""
-    return f"{files} file{'' if files == 1 else 's'}, {say_size(size)}"
-
-
-def say_size(size: float) -> str:
-    """Format a number of bytes for people, such as "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _sweep(

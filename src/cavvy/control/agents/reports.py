@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import assert_never
 
-from cavvy.control.agents.checkpoints import describe, say_size
+from cavvy.agent.documents import say_files, say_size
 from cavvy.control.decide.failures import STILL
 from cavvy.costs.extras import bound_upload
 from cavvy.domain.events import Event
@@ -320,7 +320,7 @@ def _rate(message: AgentMessage) -> float | None:
 
 def _checkpoint(message: AgentMessage) -> str:
     size, seconds, speed = (
-        describe(message.files, message.bytes),
+        say_files(message.files, message.bytes),
         message.seconds or 0.0,
         _rate(message),
     )
