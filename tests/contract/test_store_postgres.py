@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.contract.store_suite import NOW, make_event, make_host, store_url, submit
+from tests.waits import wait_until
 
 from cavvy.domain.values import replace
 from cavvy.store.base import (
@@ -189,6 +190,21 @@ def test_errors_say_what_to_do_next(tmp_path: Path) -> None:
     }
     assert {kind: type(translate(kind("told"), driver)) for kind in wanted} == wanted
     assert isinstance(translate(errors.SyntaxError("a bug"), driver), errors.SyntaxError)
+
+
+def test_a_transaction_that_postgres_ended_is_one_of_an_unreachable_database(url: str) -> None:
+    """As after a machine that was suspended in a transaction: the renewals go on."""
+    driver = make_driver(url, journal="auto")
+    with closing(driver.connect()) as session, closing(connect(url)) as watch:
+        session.run("SET idle_in_transaction_session_timeout = '100ms'")
+        backend = session.run("SELECT pg_backend_pid()").fetchone()
+        session.begin()
+        session.run("SELECT 1")
+        alive = "SELECT 1 FROM pg_stat_activity WHERE pid = %s"
+        wait_until(lambda: watch.execute(alive, backend).fetchone() is None)
+        with pytest.raises(psycopg.Error) as told:
+            session.run("SELECT 1")
+    assert isinstance(translate(told.value, driver), StoreUnusable)
 
 
 def test_repeated_statements_are_prepared_and_answer_as_before(url: str) -> None:

@@ -2,10 +2,15 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from tests.unit.test_decide_attempts import T0, view
 
-from cavvy.control.agents.deposits import DepositCollection
+from cavvy.control.agents.deposits import DepositCollection, DepositDependencies, Deposits
+from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.store.base import AtomicWrite
 from cavvy.store.objects.base import ObjectDenied, ObjectTryAgain
 
 PATIENCE = timedelta(minutes=10)
@@ -68,6 +73,41 @@ async def test_a_silent_bucket_is_given_up() -> None:
     assert not reading.stuck
     reading.wait(1)
     assert reading.stuck
+
+
+@pytest.mark.parametrize(("billed", "minutes"), [(True, 2), (False, 10)])
+def test_a_silent_bucket_is_given_up_sooner_while_other_nodes_are_billed(
+    billed: bool, minutes: int
+) -> None:
+    seen, written = view(ranks=2), list[AtomicWrite]()
+
+    async def open_folder(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def commit(write: AtomicWrite) -> None:
+        written.append(write)
+
+    async def read() -> timedelta:
+        clock = VirtualClock(T0)
+        plain: Any = SimpleNamespace(encrypts=lambda _: False)
+        deposits = Deposits(
+            cast(Any, SimpleNamespace(commit=commit)),
+            clock,
+            cast(Any, SimpleNamespace(open_folder=open_folder)),
+            cast(Any, (None,) * 4),
+            lambda _: None,
+            DepositDependencies(url="s3://b/f", logs=plain, read=cast(Any, None)),
+        )
+        while deposits.collect(seen.job, seen.attempt, {0: None}, billed=billed):
+            await asyncio.sleep(30)
+        passed = clock.now() - T0
+        await asyncio.sleep(0)
+        await deposits.close()
+        return passed
+
+    assert run_virtual(read()) == timedelta(minutes=minutes)
+    (event,) = written[0].events
+    assert event.text.endswith("the bucket does not answer")
 
 
 @pytest.mark.parametrize(
