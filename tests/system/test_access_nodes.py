@@ -133,7 +133,8 @@ def test_a_shell_has_a_terminal_that_resizes_and_interrupts(client: ApiClient) -
     terminal.resize(33, 111)
     terminal.type(b"sleep 0.5; stty size\n")
     terminal.expect(rb"33 111")
-    terminal.type(b"echo on; sleep 100; echo never\n")
+    # the program that prints is the one that is interrupted, so the signal cannot come before it
+    terminal.type(b"sh -c 'echo on; exec sleep 100'; echo never\n")
     terminal.expect(rb"on")
     terminal.type(b"\x03")
     terminal.type(b"echo code=$?\n")

@@ -31,12 +31,12 @@ def forward(target: str, tls: ssl.SSLContext | None) -> Iterator[int]:
                 threading.Thread(target=join, args=(connection,), daemon=True).start()
 
     def join(connection: socket.socket) -> None:
-        with suppress(OSError):
+        with suppress(OSError), connection:
             near = tls.wrap_socket(connection, server_side=True) if tls else connection
-            far = socket.socket(socket.AF_UNIX)
-            far.connect(target)
-            threading.Thread(target=copy, args=(far, near), daemon=True).start()
-            copy(near, far)
+            with near, socket.socket(socket.AF_UNIX) as far:
+                far.connect(target)
+                threading.Thread(target=copy, args=(far, near), daemon=True).start()
+                copy(near, far)
 
     def copy(source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError), source, sink:
