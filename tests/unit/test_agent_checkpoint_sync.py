@@ -17,6 +17,7 @@ from cavvy.agent.data.upload import list_files
 from cavvy.agent.ends import AgentState
 from cavvy.agent.http_client import StorageTimeout
 from cavvy.agent.runner import RankRunner
+from cavvy.agent.sidecar import SidecarPlace
 from cavvy.agent.work import checkpoint_files, checkpoint_upload
 
 
@@ -44,7 +45,8 @@ def make_config(tmp_path: Path, folder: Path | None = None) -> Any:
 
 def make_saver(home: Path, folder: Path, say: Any) -> CountingSaver:
     loop: Any = StillLoop()
-    return CountingSaver(loop, make_config(home), str(folder), every_s=None, say=say)
+    place = SidecarPlace(loop, make_config(home), say)
+    return CountingSaver(place, str(folder), every_s=None)
 
 
 def test_a_folder_that_changes_between_looks_waits(tmp_path: Path) -> None:
@@ -147,7 +149,8 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
     def say(kind: str, **fields: Any) -> None:
         said.append((fields["name"], fields["text"]))
 
-    checkpoint_sync = CountingSaver(loop, make_config(tmp_path), str(folder), every_s=None, say=say)
+    place = SidecarPlace(loop, make_config(tmp_path), say)
+    checkpoint_sync = CountingSaver(place, str(folder), every_s=None)
     (folder / "model").write_text("x")
     checkpoint_sync._heard({"state": "waits", "reason": "no answer for 60 s"})
     assert said.pop() == ("waits", "the checkpoint is not safe yet: no answer for 60 s")
@@ -214,13 +217,8 @@ def test_a_folder_that_cannot_be_listed_is_told_and_makes_no_checkpoint(
     monkeypatch.setattr(os, "open", refuse)
     told: list[str] = []
     config, loop = make_config(tmp_path), StillLoop()
-    saver = CountingSaver(
-        loop,  # type: ignore[arg-type]
-        config,
-        str(folder),
-        every_s=None,
-        say=lambda kind, **f: told.append(f["text"]),
-    )
+    place = SidecarPlace(loop, config, lambda kind, **f: told.append(f["text"]))  # type: ignore[arg-type]
+    saver = CountingSaver(place, str(folder), every_s=None)
     for _ in range(3):
         saver._look()
     assert (saver.started, told) == (

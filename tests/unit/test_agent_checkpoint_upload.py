@@ -19,6 +19,7 @@ from tests.unit.checkpoint_calls import StillLoop, make_calm_folder
 from cavvy.agent import checkpoint_sync as module
 from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
 from cavvy.agent.http_client import TransferFailed
+from cavvy.agent.sidecar import SidecarPlace
 from cavvy.agent.work import checkpoint_files, checkpoint_upload
 from cavvy.agent.work.checkpoint_files import SHORTEST_S, CheckpointWatcher, born_ns
 from cavvy.store.checkpoint_folders import NEWEST_NS
@@ -58,9 +59,8 @@ class Hands(CheckpointSync):
 
         monkeypatch.setattr(module, "hand_over", hand)
         loop: Any = StillLoop()
-        super().__init__(
-            loop, make_config(tmp_path, rank), str(self.folder), every_s=None, say=self.say
-        )
+        place = SidecarPlace(loop, make_config(tmp_path, rank), self.say)
+        super().__init__(place, str(self.folder), every_s=None)
 
     def say(self, kind: str, **fields: Any) -> None:
         self.said.append((kind, fields))

@@ -22,6 +22,7 @@ from cavvy.agent.data.paths import find_output, remember, remember_sent
 from cavvy.agent.data.transfer import TransferProgress
 from cavvy.agent.data.upload import OutputChanged, is_due, send_file
 from cavvy.agent.http_client import TransferFailed
+from cavvy.agent.sidecar import SidecarPlace
 from cavvy.agent.work.folder import CannotBuild
 
 
@@ -44,7 +45,8 @@ class Looks(OutputSync):
             return 0
 
         monkeypatch.setattr(module, "send_changed", send)
-        super().__init__(StillLoop(), config, work, self.say)  # type: ignore[arg-type]
+        place = SidecarPlace(StillLoop(), config, self.say)  # type: ignore[arg-type]
+        super().__init__(place, work)  # type: ignore[arg-type]
 
     def say(self, kind: str, name: str, text: str) -> None:
         self.said.append(f"{name}: {text}")
