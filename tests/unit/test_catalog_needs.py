@@ -206,3 +206,8 @@ def test_a_slice_of_several_hosts_on_one_node_becomes_a_request_for_its_hosts() 
         assert spread(text)[0] == 1
     assert spread("TPU-v5e:16", "tpu-v5litepod-16")[0] == 4
     assert spread("TPU-v5e:16", "ct5lp-hightpu-8t")[0] == 1
+
+
+@pytest.mark.parametrize("size", ["2..4", "0.5", "share=10GB", "1g.10gb"])
+def test_an_alternative_without_a_size_has_that_of_the_next_one(size: str) -> None:
+    assert parse_accelerator(f"A100|H100:{size}") == parse_accelerator(f"A100:{size}|H100:{size}")

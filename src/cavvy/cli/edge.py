@@ -676,11 +676,7 @@ def deploy(
 
     name, number = (model, "0") if model == PROGRAM else _read_version(model)
     if packages and model != PROGRAM:
-        raise CommandFailure(
-            f"--packages is for {PROGRAM}",
-            "publish a model with its packages; `cavvy model publish --help` tells how",
-            exit_code=2,
-        )
+        raise _misplaced_packages(PROGRAM)
     ask = RolloutAsk(
         model=name,
         to=int(number) if number.isdecimal() else 0,
@@ -704,6 +700,14 @@ def deploy(
         json_out(made)
         return
     _say_deployed(made, name)
+
+
+def _misplaced_packages(program: str) -> CommandFailure:
+    return CommandFailure(
+        f"--packages is for {program}",
+        "publish a model with its packages; `cavvy model publish --help` tells how",
+        exit_code=2,
+    )
 
 
 def _say_deployed(made: "RolloutView", name: str) -> None:

@@ -9,7 +9,8 @@ https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview
 Also reads the prices of disks and external addresses, and the live prices of machines with GPUs,
 for the offers of the provider. Google bills disks by GiB and month:
 https://cloud.google.com/compute/disks-image-pricing. Google bills each external address by the
-hour, at a different price for spot machines: https://cloud.google.com/vpc/network-pricing#ipaddress.
+hour, at a different price for spot machines:
+https://cloud.google.com/vpc/network-pricing#ipaddress.
 Hyperdisk's IOPS and throughput above each disk's included amount are not part of the prices.
 """
 
