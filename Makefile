@@ -21,17 +21,17 @@ demo-edge: ## train here, serve on ten devices: a broken link, a bad version tha
 	@EXTRAS=edge,onnx scripts/setup.sh && .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "scikit-learn>=1.5"
 	@scripts/demo_edge.sh
 
-test: setup-dev ## run every test that this machine can run; says what it skips and why
-	@scripts/test.sh $(ARGS)
+test: setup-dev ## run every test that needs no real server; ROOM=gateway runs all tests of a room
+	@scripts/test.sh $(if $(ROOM),--room $(ROOM)) $(ARGS)
 
-test-fast: setup-dev ## run the tests that need no server, in under three minutes
-	@scripts/test.sh --fast $(ARGS)
+test-changed: setup-dev ## run the tests without servers that the changes since main can break
+	@scripts/test.sh --changed $(ARGS)
+
+test-servers: setup-dev ## run the tests of real servers: Slurm, Kubernetes, Ray, PostgreSQL, SSH hosts, browsers
+	@scripts/test.sh --servers $(ARGS)
 
 test-lowest: setup-dev ## test the commands with the lowest versions that pyproject.toml permits
 	@scripts/lowest.sh $(ARGS)
-
-test-provider: setup-dev ## run the tests of one provider: make test-provider P=kubernetes
-	@scripts/test.sh --provider "$(P)" $(ARGS)
 
 soak: setup-dev ## kill servers, agents and work under queued jobs for SOAK_S seconds (an hour)
 	@.venv/bin/python scripts/soak.py $(ARGS)
@@ -50,8 +50,8 @@ format: setup-dev ## sort imports and format the code
 	@.venv/bin/ruff check --quiet --fix .
 	@.venv/bin/ruff format .
 
-coverage: setup-dev ## measure the branch coverage of the fast tests; the page is .cache/coverage/index.html
-	@scripts/test.sh --fast --cov --cov-report=term:skip-covered --cov-report=html:.cache/coverage $(ARGS)
+coverage: setup-dev ## measure the branch coverage of the tests without servers; the page is .cache/coverage/index.html
+	@scripts/test.sh -n $$(nproc) -m 'not system' --cov --cov-report=term:skip-covered --cov-report=html:.cache/coverage $(ARGS)
 
 hooks: setup-dev ## run the checks before each commit, by pre-commit
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check pre-commit
@@ -87,5 +87,5 @@ bars: setup-dev ## measure the bars of commands, server and submissions, in one 
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo demo-serve demo-edge test test-fast test-provider soak check scenarios docs picture bars bench clean
+.PHONY: help setup setup-dev demo demo-serve demo-edge test test-changed test-servers soak check scenarios docs picture bars bench clean
 .PHONY: test-lowest format coverage hooks site site-serve lock changelog dist

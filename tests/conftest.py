@@ -18,15 +18,14 @@ from pathlib import Path
 import pytest
 import pytest_timeout
 from hypothesis import settings
-from tests import tiers
-from tests.groups import ByGroup
 from tests.proofs import Notary, note
 from tests.sent_reports import pytest_report_to_serializable
 from tests.shared import GroupEnds
-from tests.spread import InOrder, Watch
+from tests.spread import PROCESSES, ByGroup, Watch, arrange, level_of
 from tests.states import StateReport
 from tests.verdict import Verdict, pytest_runtest_makereport
 
+pytest_plugins = ("tests.fixtures",)
 # hooks of all tests
 __all__ = ["pytest_report_to_serializable", "pytest_runtest_makereport"]
 
@@ -63,23 +62,16 @@ ROOT = Path(__file__).resolve().parent.parent
 # No case has a time limit of its own: the machine is noisy, and the test has one.
 settings.register_profile("any", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile("fast", deadline=None, max_examples=20)
 settings.load_profile("ci" if os.environ.get("CI") else "any")
 
-WITH_PROCESSES = (
-    "tests/system/",
-    "tests/api/",
-    "tests/contract/",
-    "tests/hostile/",
-    "tests/train/",
-)
+WITH_PROCESSES = (*PROCESSES, "api", "contract", "train")
 
 
 def may_be_disturbed(item: pytest.Item) -> bool:
     """Whether the test starts processes that wait for each other. On a machine that is busy
     otherwise, one of them may come too late.
     """
-    return item.path.relative_to(ROOT).as_posix().startswith(WITH_PROCESSES)
+    return level_of(item.nodeid) in WITH_PROCESSES
 
 
 @pytest.fixture(scope="session")
@@ -89,17 +81,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    tiers.add_options(parser)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--fast"):
-        settings.load_profile("fast")
     config.pluginmanager.register(GroupEnds())
     config.pluginmanager.register(StateReport())
     if hasattr(config, "workerinput"):  # one of several processes
-        config.pluginmanager.register(ByGroup())
         return
     proofs, seconds = os.environ.get("CAVVY_PROOFS"), os.environ.get("CAVVY_TEST_SECONDS")
     if proofs:
@@ -109,9 +94,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Verdict(Path(reruns) if reruns else None))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tiers.select(config, items)
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    arrange(items)
     tries = int(os.environ.get("CAVVY_TEST_RERUNS", "0"))
     for item in items:
         note(item)
@@ -143,5 +128,5 @@ def wind_up_again(item: pytest.Item) -> None:
         item.config.pluginmanager.hook.pytest_timeout_set_timer(item=item, settings=shorter)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> InOrder:
-    return InOrder(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByGroup:
+    return ByGroup(config, log)

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import TypeVar
 
 import pytest
-from tests.spread import end_of, group_of
+from tests.spread import group_of
 
 T = TypeVar("T")
 _ends: list[Callable[[], object]] = []
@@ -75,10 +75,5 @@ class GroupEnds:
         finally:
             while _test_ends:
                 _test_ends.pop()()
-            if nextitem is None or not is_test_of(nextitem, group_of(item.nodeid)):
+            if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
                 end_group()
-
-
-def is_test_of(item: pytest.Item, group: str) -> bool:
-    """Whether the item is a test of the group, not what stands for its end (`tests/groups.py`)."""
-    return group_of(item.nodeid) == group and item.nodeid != end_of(group)

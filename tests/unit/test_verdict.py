@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tiers import is_fast
 from tests.verdict import ALLOWED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,19 +192,3 @@ def test_reports_with_halves_of_surrogate_pairs_are_sent(tmp_path: Path) -> None
     assert "1 failed, 1 skipped" in said
     for text in ("a log \\udc80", "an error \\udc81", "a skip \\udc82"):
         assert text in said
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "fast"),
-    [
-        ("tests/unit/test_a.py::test_b", True),
-        ("tests/unit/test_long.py::test_b", False),
-        ("tests/contract/test_provider_fake.py::test_b", True),
-        ("tests/contract/test_provider_ray.py::test_b", False),
-        ("tests/contract/test_store_jobs.py::test_b[sqlite-wal]", True),
-        ("tests/contract/test_store_jobs.py::test_b[postgres]", False),
-        ("tests/system/test_a.py::test_b", False),
-    ],
-)
-def test_the_fast_tier_is_what_needs_no_server_and_is_short(nodeid: str, fast: bool) -> None:
-    assert is_fast(nodeid, {"tests/unit/test_long.py": 100.0}) is fast
