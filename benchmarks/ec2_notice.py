@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.system.test_aws_jobs import be_interrupted, quick_ec2_at, user_of
+from tests.providers.aws.system.test_aws_jobs import be_interrupted, quick_ec2_at, user_of
 
 NOTICE = timedelta(minutes=2)
 

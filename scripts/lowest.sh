@@ -23,8 +23,8 @@ if ! cmp --silent $folder/wanted.txt $folder/installed.txt; then
 fi
 echo "lowest: testing the commands with $(grep -E '^(click|msgspec|pydantic|fastapi|jinja2)==' $folder/wanted.txt | tr '\n' ' ')"
 # The deselected test reads what click's test runner of version 8.4 writes.
-$folder/venv/bin/python -m pytest -q -n2 tests/unit/test_cli*.py tests/unit/test_contexts.py tests/unit/test_console_*.py \
-    --deselect tests/unit/test_cli_jobs.py::test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output "$@"
+$folder/venv/bin/python -m pytest -q -n2 tests/cli/unit/test_cli*.py tests/client/unit/test_contexts.py tests/console/unit/test_console_*.py \
+    --deselect tests/cli/unit/test_cli_jobs.py::test_a_job_that_is_asked_about_says_nothing_but_itself_on_standard_output "$@"
 echo "lowest: running a job"
 home=$(mktemp -d)
 export CAVVY_HOME=$home/home

@@ -52,8 +52,8 @@ def play(number: int, queued: int) -> str:
 
 def play_kills(user: "User", dice: random.Random, number: int) -> None:
     """Kill a job's server, agent, work and command at random moments, while others run."""
+    from tests.agent.system.test_trust_kills import play_round
     from tests.sim.dice import play_number
-    from tests.system.test_trust_kills import play_round
     from tests.system.trust import check_clean
 
     play_number(number)  # on virtual time, with a server that crashes between any two calls

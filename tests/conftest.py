@@ -64,7 +64,7 @@ settings.register_profile("any", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "any")
 
-WITH_PROCESSES = (*PROCESSES, "api", "contract", "train")
+WITH_PROCESSES = (*PROCESSES, "api", "contract", "torch")
 
 
 def may_be_disturbed(item: pytest.Item) -> bool:

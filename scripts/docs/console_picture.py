@@ -74,8 +74,8 @@ def _serve(listener: socket.socket) -> str:
 
 
 def _make_answers(now: datetime) -> dict[str, Any]:
+    from tests.console.unit.test_console_pages import everything, jobs_by_phase, node_listing
     from tests.console_rig import listing, spent
-    from tests.unit.test_console_pages import everything, jobs_by_phase, node_listing
 
     dice = Random(7)
     jobs = []

@@ -21,9 +21,9 @@ COLUMNS = (
 
 def main() -> int:
     sys.path.insert(0, str(ROOT))
+    from tests.providers.aws.sim.test_aws_gangs import ACCOUNT
+    from tests.providers.aws.sim.test_aws_gangs import run_drill as run_aws_drill
     from tests.sim.cloud_drill import run_drill
-    from tests.sim.test_aws_gangs import ACCOUNT
-    from tests.sim.test_aws_gangs import run_drill as run_aws_drill
 
     gangs, seed = [*map(int, sys.argv[1:]), *(200, 1)[len(sys.argv) - 1 :]]
     with tempfile.TemporaryDirectory() as home:

@@ -5,7 +5,7 @@ Usage: .venv/bin/python scripts/drills/lying_node.py [--scale 50] [--seed 0]
 
 The drill exits with 1 if an attack succeeded, or if `/v1/health` took more than 5 times as long as
 before. The attacks on commands that connect to nodes (cp, exec, forward, ssh) come from
-tests/hostile and run last.
+the tests of hostile tasks, and run last.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> int:
         print(
             f"health, {name}: median {median * 1000:.1f} ms, 99th percentile {worst * 1000:.1f} ms"
         )
-    reach = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/hostile"]
+    reach = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests", "-k", "hostile or obeyed"]
     rest = subprocess.run(reach, cwd=ROOT).returncode
     escapes = sum(map(len, found.values()))
     print(f"{escapes} escapes; health answered in {probe.ratio:.1f} times its quiet time")

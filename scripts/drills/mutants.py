@@ -1,8 +1,9 @@
 """Change one operator in `control/decide/` at a time, and count the changes that unit tests detect.
 
     python scripts/drills/mutants.py [--sample 200] [--seed 1] [--only standby] [TESTS ...]
-    python scripts/drills/mutants.py --folder costs tests/unit/test_costs_*.py
-    python scripts/drills/mutants.py --loops --folder providers/vast tests/contract/*_vast.py
+    python scripts/drills/mutants.py --folder costs tests/costs/unit/test_*.py
+    python scripts/drills/mutants.py --loops --folder providers/vast \
+        tests/providers/clouds/contract/*_vast.py
 
 A mutant is one function or method in which a comparison, an `and` or `or`, a condition or a result
 is inverted. For each mutant, the tests that call the function run in a forked process, in the given

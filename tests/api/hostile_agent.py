@@ -11,8 +11,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from tests.api.api.test_api_agents import claim, report, start
 from tests.api.api_state import SCRIPT, Api, until
-from tests.api.test_api_agents import claim, report, start
 
 AT_ONCE = 16
 LONGEST_TEXT = 8192 + 200  # what the server keeps of a text from a node, and its own words

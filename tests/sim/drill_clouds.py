@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 
 from tests.contract.azure_stand_in import AzureStandIn
 from tests.contract.ibm_stand_in import IbmStandIn
-from tests.contract.test_provider_azure import AzurePlace
-from tests.contract.test_provider_gcp import GcpPlace
-from tests.contract.test_provider_ibm import IbmPlace
-from tests.contract.test_provider_nebius import NebiusPlace
-from tests.contract.test_provider_oci import OciPlace
-from tests.contract.test_provider_paperspace import PaperspacePlace
-from tests.contract.test_provider_tpu import TpuPlace
+from tests.providers.azure.contract.test_provider_azure import AzurePlace
+from tests.providers.clouds.contract.test_provider_ibm import IbmPlace
+from tests.providers.clouds.contract.test_provider_nebius import NebiusPlace
+from tests.providers.clouds.contract.test_provider_oci import OciPlace
+from tests.providers.clouds.contract.test_provider_paperspace import PaperspacePlace
+from tests.providers.gcp.contract.test_provider_gcp import GcpPlace
+from tests.providers.gcp.contract.test_provider_tpu import TpuPlace
 
 from cavvy.providers import (
     azure,
@@ -151,7 +151,9 @@ def _list_cases() -> Iterator[tuple[str, type[RestContract]]]:
     for name, known in list_own().items():
         manifest = manifest_of(known)
         if manifest.layer == REST_LAYER:
-            module = import_module(f"tests.contract.test_provider_{name.replace('-', '_')}")
+            module = import_module(
+                f"tests.providers.clouds.contract.test_provider_{name.replace('-', '_')}"
+            )
             cases = [each for each in vars(module).values() if isinstance(each, type)]
             [case] = [
                 each

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
 
-from tests.system.test_serve import call
+from tests.gateway.system.test_serve import call
 
 
 @contextmanager

@@ -5,8 +5,8 @@ A head is refused unless it has only one interpretation (RFC 9112). Every line m
 no line may be folded, no space may precede a colon, and at most one field may state the length of
 the body. The gateway writes a new head from the parsed fields, so that the next server cannot
 interpret the head differently. The contract suite tests the parser with both data planes,
-`tests/hostile` tests it with hostile input, and tests/unit/test_gateway_rules.py compares it with
-httptools.
+`tests/gateway/hostile` tests it with hostile input, and `tests/gateway/unit/test_gateway_rules.py`
+compares it with httptools.
 """
 
 import re

@@ -1,0 +1,60 @@
+"""`make test-changed` runs what a change can break, and not everything."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("changed", ROOT / "scripts/changed_tests.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = load()
+TESTS = SCRIPT._tests()
+
+
+def chosen(*changed: str) -> set[str]:
+    return {Path(name).stem for name in SCRIPT.select(set(changed), TESTS)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "needed", "spared"),
+    [
+        ("src/cavvy/autoscaler/decide.py", "test_autoscaler", "test_readers"),
+        # far below what the test imports itself
+        ("src/cavvy/domain/units.py", "test_scheduler_queue", "test_changelog"),
+        # loaded by the names of a command and of a provider
+        ("src/cavvy/cli/tco.py", "test_compare", "test_cli_wait"),
+        ("src/cavvy/providers/runpod.py", "test_provider_runpod", "test_provider_vast"),
+        ("src/cavvy/providers/lambda_cloud.py", "test_provider_lambda", "test_provider_vast"),
+        # a file that is no module
+        ("src/cavvy/store/schema.sql", "test_store_jobs", "test_readers"),
+        ("src/cavvy/console/templates/base.html", "test_console_pages", "test_provider_vast"),
+    ],
+)
+def test_what_imports_a_changed_file_is_chosen(changed: str, needed: str, spared: str) -> None:
+    assert (ROOT / changed).exists()
+    found = chosen(changed)
+    assert needed in found
+    assert spared not in found
+
+
+def test_a_changed_test_or_what_it_shares_is_chosen() -> None:
+    own = next(each for each in TESTS if each.stem == "test_readers")
+    assert chosen(own.relative_to(ROOT).as_posix()) == {"test_readers"}
+    assert "test_api_jobs" in chosen("tests/api/api_state.py")
+
+
+def test_what_every_test_shares_chooses_every_test_without_servers() -> None:
+    assert chosen("pyproject.toml") == {
+        each.stem for each in TESTS if each.parent.name not in SCRIPT.PROCESSES
+    }

@@ -1,0 +1,148 @@
+"""Tests are handed out so that servers are brought up once, and no process is left with a long
+file at the end.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.spread import Watch, group_of
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFTEST = """
+from tests import spread
+from tests.shared import GroupEnds
+
+spread.SECONDS = spread.Path(__file__).with_name("seconds.json")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "system: needs real servers")
+    config.pluginmanager.register(GroupEnds())
+
+import pytest
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    spread.arrange(items)
+
+def pytest_xdist_make_scheduler(config, log):
+    return spread.ByGroup(config, log)
+"""
+
+
+def run(folder: Path, files: dict[str, str], *arguments: str) -> str:
+    """The output of a run in two processes."""
+    for name, text in {"conftest.py": CONFTEST, **files}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "pytest_timeout", "-rA"]
+    command += [
+        "-n",
+        "2",
+        "--dist",
+        "loadgroup",
+        "--no-loadscope-reorder",
+        "-p",
+        "no:cacheprovider",
+    ]
+    ran = subprocess.run(
+        [*command, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "group"),
+    [
+        ("tests/providers/kubernetes/system/test_kubernetes_jobs.py", "kubernetes"),
+        ("tests/providers/kubernetes/contract/test_provider_kubernetes.py", "kubernetes"),
+        ("tests/providers/kubernetes/unit/test_kubernetes_reading.py", "test_kubernetes_reading"),
+        ("tests/providers/ray/contract/test_provider_ray.py", "ray"),
+        ("tests/providers/ray/system/test_ray_jobs.py", "ray"),
+        ("tests/providers/ray/system/test_gang_ray.py", "test_gang_ray"),  # starts Ray itself
+        ("tests/agent/system/test_checkpoints_bucket.py", "storages"),
+        ("tests/agent/system/test_data_jobs.py", "storages"),
+        ("tests/providers/batch/system/test_slurm_jobs.py", "slurm"),
+        ("tests/providers/hosts/system/test_ssh_jobs.py", "test_ssh_jobs"),
+    ],
+)
+def test_files_that_share_servers_are_one_group(file: str, group: str) -> None:
+    assert group_of(f"{file}::test_one[a::b]") == group
+
+
+def test_the_longest_group_goes_first_and_a_file_stays_in_one_process(tmp_path: Path) -> None:
+    noted = "import os\n" + "".join(
+        f"def test_{name}(): print(os.getpid(), __file__, file=open('noted', 'a'))\n"
+        for name in "zab"
+    )
+    files = {f"test_{number}.py": noted for number in range(6)}
+    files["seconds.json"] = json.dumps({f"test_{number}": number for number in range(6)})
+    said = run(tmp_path, files)
+    assert "18 passed" in said
+    lines = [each.split() for each in (tmp_path / "noted").read_text().splitlines()]
+    assert len({(process, file) for process, file in lines}) == 6
+    first = {file.rsplit("/", 1)[-1] for _, file in lines[:2]}
+    assert first <= {"test_5.py", "test_4.py"}
+
+
+def test_each_test_belongs_to_one_of_both_runs(tmp_path: Path) -> None:
+    empty = "def test_it(): ...\n"
+    cases = (
+        "import pytest\n@pytest.mark.parametrize('s', ('sqlite', 'postgres'))\ndef test_s(s): ...\n"
+    )
+    files = {
+        **{f"{level}/test_{level}.py": empty for level in ("unit", "sim", "system", "hostile")},
+        "contract/test_provider_slurm.py": f"import pytest\n@pytest.mark.system\n{empty}",
+        "contract/test_store_jobs.py": cases,
+    }
+    without, with_servers = (run(tmp_path, files, "-m", mark) for mark in ("not system", "system"))
+    assert "3 passed" in without
+    assert "4 passed" in with_servers
+    assert {each for each in ("test_s[sqlite]", "test_unit", "test_sim") if each in without} == {
+        "test_s[sqlite]",
+        "test_unit",
+        "test_sim",
+    }
+
+
+def test_what_a_group_shares_ends_with_it(tmp_path: Path) -> None:
+    shares = """
+import os
+from tests.shared import when_group_ends
+def note(word):
+    print(f"{word}-{os.getpid()}", file=open("noted", "a"))
+def test_first(): when_group_ends(lambda: note("ends"))
+def test_second(): note("runs")
+"""
+    run(tmp_path, {f"test_{number}.py": shares for number in range(6)})
+    noted = (tmp_path / "noted").read_text().split()
+    for process in {each.partition("-")[2] for each in noted}:
+        words = [each.partition("-")[0] for each in noted if each.endswith(f"-{process}")]
+        assert words == ["runs", "ends"] * (len(words) // 2)
+
+
+def test_what_was_measured_is_written_beside_what_was_known(tmp_path: Path) -> None:
+    file = tmp_path / "seconds.json"
+    file.write_text(json.dumps({"old": 9.0, "test_x": 50.0}))
+    watch = Watch(file)
+    for when, seconds in (("setup", 1.0), ("call", 3.25), ("teardown", 0.5)):
+        watch.pytest_runtest_logreport(
+            pytest.TestReport(
+                nodeid="tests/unit/test_x.py::a",
+                location=("", 0, ""),
+                keywords={},
+                outcome="passed",
+                longrepr=None,
+                when=when,
+                duration=seconds,  # type: ignore[arg-type]  # one of three words
+            )
+        )
+    watch.pytest_sessionfinish()
+    assert json.loads(file.read_text()) == {"old": 9.0, "test_x": 4.8}

@@ -1,0 +1,38 @@
+"""The setups of the examples and templates show what they install, since users watch them for
+minutes, and install no CUDA libraries without a GPU.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import cavvy
+from cavvy.task_files import parse_file
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+FILES = [
+    EXAMPLES / "digits/task.yaml",
+    EXAMPLES / "distributed/task.yaml",
+    EXAMPLES / "distributed/ray.yaml",
+    *sorted((Path(cavvy.__file__).parent / "templates").glob("*/task.yaml")),
+]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_the_packages_are_named_while_they_are_installed(file: Path) -> None:
+    tasks = parse_file(file.read_text()).tasks
+    if not list(file.parent.glob("requirements*.txt")):
+        assert not any(task.setup for task in tasks)
+        return
+    (setup,) = {task.setup for task in tasks}
+    assert setup is not None
+    assert "pip install" in setup
+    assert not re.search(r"--quiet|-q\b", setup.replace("grep -q", ""))
+    (name,) = re.findall(r"-r (\S+)", setup)
+    wanted = (file.parent / name).read_text()
+    if re.search(r"^(torch|cavvy\[train\])", wanted, re.MULTILINE):
+        assert "/dev/nvidiactl" in setup
+        assert setup.index("https://download.pytorch.org/whl/cpu") < setup.index(
+            "pip install", setup.index("|| true")
+        )
