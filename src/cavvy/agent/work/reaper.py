@@ -3,10 +3,11 @@ processes of the work if the agent dies.
 
 The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper
 communicate over a socket pair. The agent sends the letter T, H or K to request SIGTERM, SIGHUP or
-SIGKILL for the work. If the agent's end of the socket pair closes, the agent is dead. When the
-work's first process has ended, the reaper reports one line, `exit CODE OOM ASKED`. CODE is the
-process's exit code. OOM is the number of processes that the kernel killed because the work used too
-much memory. ASKED is 1 if the work received SIGTERM before it ended, else 0.
+SIGKILL for the work; `signal_targets` chooses which processes get SIGTERM. If the agent's end of
+the socket pair closes, the agent is dead. When the work's first process has ended, the reaper
+reports one line, `exit CODE OOM ASKED`. CODE is the process's exit code. OOM is the number of
+processes that the kernel killed because the work used too much memory. ASKED is 1 if the work
+received SIGTERM before it ended, else 0.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..disk import open_own, read_process
 from ..loop import make_wake_pipe
 from .alone import reap
 from .cgroup import count_oom_kills
+from .signal_targets import Targets, choose
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
+LOOK_MS = 50  # how often is looked whether what got SIGTERM first has ended
+AFTER_MS = 2000  # how long after this the rest is left alone
 LINUX = os.uname().sysname == "Linux"
 # Signals whose default action programs expect. The agent may have inherited a different action.
 _DEFAULTED = (
@@ -146,6 +150,9 @@ class Reaper:
         # whether the work's first process was still running when the end was requested
         self._interrupted = False
         self._killing = False
+        # what got SIGTERM first, until it has ended, and for a while after it
+        self._targets: Targets | None = None
+        self._looks_left = AFTER_MS // LOOK_MS
 
     def run(self) -> None:
         poll = select.poll()
@@ -154,11 +161,17 @@ class Reaper:
         while self._reap():
             if self._killing:
                 self._kill()
-            for fd, _ in poll.poll(SWEEP_MS if self._killing else None):
+            self._go_on_asking()
+            for fd, _ in poll.poll(self._patience()):
                 if fd == self._wake:
                     os.read(fd, 512)
                 elif not self._obey():
                     poll.unregister(fd)
+
+    def _patience(self) -> int | None:
+        if self._killing:
+            return SWEEP_MS
+        return None if self._targets is None else LOOK_MS
 
     def _reap(self) -> bool:
         """Reap all child processes that have ended. Return False when no child process is left."""
@@ -200,8 +213,8 @@ class Reaper:
             # reap first: a process that has already ended was not ended by this signal
             self._reap()
             self._asked, self._interrupted = True, self._alive
-            if self._alive:
-                _signal_group(self._work, signal.SIGTERM)
+            if self._alive and self._targets is None:
+                self._ask()
         if b"H" in letters and self._alive:
             _signal_group(self._work, signal.SIGHUP)
             _signal_group(self._work, signal.SIGCONT)  # a stopped program receives no signal
@@ -209,7 +222,36 @@ class Reaper:
             self._killing = True
         return bool(letters)
 
+    def _ask(self) -> None:
+        """Send SIGTERM to what has a handler for it, or else to the work's process group."""
+        self._targets = choose(self._work, list_children())
+        if self._targets is None:
+            _signal_group(self._work, signal.SIGTERM)
+            return
+        for pid in self._targets.held:
+            _signal(pid, signal.SIGSTOP)
+        for pid in self._targets.first:
+            _signal(pid, signal.SIGTERM)
+
+    def _go_on_asking(self) -> None:
+        """When what got SIGTERM first has ended, end the shells that were stopped, and soon after
+        this what is left, such as a launcher that has not noticed the end of its ranks."""
+        targets = self._targets
+        if targets is None or not targets.have_ended():
+            return
+        alive = {self._work, *descendants(os.getpid())}
+        for pid in {*targets.held} & alive:
+            _signal(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGCONT)
+        targets.held.clear()
+        self._looks_left -= 1
+        if self._looks_left <= 0:
+            self._targets = None
+            for pid in {*targets.left} & alive:
+                _signal(pid, signal.SIGTERM)
+
     def _kill(self) -> None:
+        self._targets = None
         if self._alive:
             _signal_group(self._work, signal.SIGKILL)
         self._signal_rest(signal.SIGKILL)
@@ -223,20 +265,26 @@ def descendants(*roots: int) -> list[int]:
     """Return the IDs of all processes below these reapers. Orphaned processes are included, because
     reapers adopt them.
     """
-    children: dict[int, list[int]] = {}
-    try:
-        names = os.listdir("/proc")
-    except FileNotFoundError:
-        return []  # without /proc, only the process group can be signalled
-    for name in names:
-        if name.isdigit() and (fields := read_process(int(name))):
-            children.setdefault(int(fields[1]), []).append(int(name))
+    children = list_children()
     found, todo = [], [*roots]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
         todo += below
     return found
+
+
+def list_children() -> dict[int, list[int]]:
+    """Return the IDs of the children of each process."""
+    children: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except FileNotFoundError:
+        return {}  # without /proc, only the process group can be signalled
+    for name in names:
+        if name.isdigit() and (fields := read_process(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    return children
 
 
 def list_first(reaper: int) -> list[int]:

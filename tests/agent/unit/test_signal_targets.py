@@ -1,0 +1,156 @@
+"""The program that the user wrote gets SIGTERM, and what serves it runs on until it has ended."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.waits import wait_until
+
+from cavvy.agent.work.reaper import descendants, list_children
+from cavvy.agent.work.signal_targets import Targets, choose
+
+# A program as people write it: two helpers feed it, and it saves when it is asked to end.
+TRAINS = """
+import multiprocessing, os, signal, sys, time
+def feed(queue, inherits):
+    if not inherits:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        queue.put(1)
+        time.sleep(0.01)
+def note(*_):
+    global stop
+    stop = True
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[2])
+    stop, queue = False, multiprocessing.Queue(2)
+    signal.signal(signal.SIGTERM, note)
+    for inherits in (True, False):
+        multiprocessing.Process(target=feed, args=(queue, inherits), daemon=True).start()
+    open(sys.argv[1], "w").write("ready")
+    while not stop:
+        queue.get(timeout=30)
+    for _ in range(10):  # it finishes its batch
+        queue.get(timeout=30)
+    with open(sys.argv[1], "w") as file: file.write("saved")
+    os._exit(0)  # a helper that inherited the handler would never end
+"""
+# Like torchrun: it ends its ranks by SIGKILL soon after it was asked to end.
+LAUNCHES = """
+import signal, subprocess, sys
+ranks = [subprocess.Popen(sys.argv[1:]) for _ in range(1)]
+def end(*_):
+    for rank in ranks: rank.kill()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@contextmanager
+def running(command: list[str], state: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, once its program is ready, as the first process of a group of its own."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        wait_until(lambda: state.exists() and state.read_text() == "ready")
+        yield process
+    finally:
+        for pid in descendants(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def ask(process: subprocess.Popen[bytes]) -> Targets:
+    """What a reaper does."""
+    targets = choose(process.pid, list_children())
+    assert targets is not None
+    for pid in targets.held:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in targets.first:
+        os.kill(pid, signal.SIGTERM)
+    wait_until(targets.have_ended)
+    return targets
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+Make = Callable[[Path, list[str]], list[str]]
+WAYS: dict[str, Make] = {
+    "alone": lambda folder, train: train,
+    "a shell": lambda folder, train: ["sh", "-c", " ".join(train) + "; true"],
+    "two shells": lambda folder, train: ["bash", "-c", f"sh -c '{' '.join(train)}; true'; true"],
+    "a shell with a trap": lambda folder, train: [
+        "bash",
+        "-c",
+        f"trap : TERM; {' '.join(train)}; true",
+    ],
+    "a pipe": lambda folder, train: ["bash", "-c", " ".join(train) + " | cat; true"],
+    "timeout": lambda folder, train: ["timeout", "300", *train],
+    "torchrun": lambda folder, train: [
+        sys.executable,
+        write(folder, "torchrun", LAUNCHES),
+        *train,
+    ],
+}
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_program_saves_while_its_helpers_serve_it(
+    way: str, start: str, state: Path, tmp_path: Path
+) -> None:
+    train = [sys.executable, write(tmp_path, "train.py", TRAINS), str(state), start]
+    with running(WAYS[way](tmp_path, train), state) as process:
+        ask(process)
+        assert state.read_text() == "saved"
+
+
+def test_a_shell_does_not_go_on_with_its_next_command(state: Path, tmp_path: Path) -> None:
+    """What a program was asked to leave unfinished is not marked as done."""
+    train = f"{sys.executable} {write(tmp_path, 'train.py', TRAINS)} {state} fork"
+    done = tmp_path / "done"
+    with running(["bash", "-c", f"{train} && touch {done}; true"], state) as process:
+        targets = ask(process)
+        assert targets.held == [process.pid]
+        assert process.pid in targets.left
+        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait() == -signal.SIGTERM
+    assert state.read_text() == "saved"
+    assert not done.exists()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "touch {state}.new; mv {state}.new {state}; printf ready >{state}; sleep 300; true",
+        "trap 'exit 0' TERM; printf ready >{state}; sleep 300 & wait; true",
+    ],
+)
+def test_without_a_handler_but_that_of_a_shell_every_process_gets_it(
+    script: str, state: Path
+) -> None:
+    with running(["bash", "-c", script.format(state=state)], state) as process:
+        assert choose(process.pid, list_children()) is None
+
+
+def test_ranks_without_a_handler_are_left_to_their_launcher(state: Path, tmp_path: Path) -> None:
+    rank = f"import time; open({str(state)!r}, 'w').write('ready'); time.sleep(300)"
+    launcher = write(tmp_path, "torchrun", LAUNCHES)
+    with running([sys.executable, launcher, sys.executable, "-c", rank], state) as process:
+        wait_until(lambda: len(descendants(process.pid)) == 1)
+        assert choose(process.pid, list_children()) is None
