@@ -347,7 +347,7 @@ class _Lane:
         self.now = 0.0
 
     def advance(self, until: float) -> None:
-        while self.ends and self.ends[0][0] <= until:
+        while self.ends and inf > self.ends[0][0] <= until:
             self.end_next()
         self.now = max(self.now, until)
 

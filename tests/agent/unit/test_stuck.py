@@ -705,3 +705,21 @@ def test_ranks_that_stay_slower_than_others_are_told_once() -> None:
         row, told = look(row, seconds, 300, 100, second, 100)
         assert bool(told) == (seconds == 1760), seconds
         assert not told or told == "steps take longer than the median: rank 0 (3.0 times)"
+
+
+@pytest.mark.parametrize(
+    "threads",
+    [
+        [{"os_thread_id": 9, "frames": []}, {"os_thread_id": 7, "main": True}],
+        [{"thread_name": "Thread-1"}, {"thread_name": "MainThread", "main": True}],
+        # a program that never imports threading: its threads have no names
+        [{"thread_name": None, "frames": [{"name": "work"}, {"name": "<module>"}], "main": True}],
+        [
+            {"frames": [{"name": "read"}, {"name": "_bootstrap"}]},
+            {"frames": [{"name": "<module>"}], "main": True},
+        ],
+        [{"frames": [{"name": "work"}], "main": True}],
+    ],
+)
+def test_the_main_thread_is_found_with_or_without_names(threads: list[dict[str, Any]]) -> None:
+    assert stacks.find_main(threads, 7).get("main")

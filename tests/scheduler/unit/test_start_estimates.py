@@ -1,5 +1,6 @@
 """When waiting jobs start, by the plays of `scheduler.start_estimates`."""
 
+import sys
 from collections import deque
 from heapq import heappop, heappush
 from math import inf
@@ -350,3 +351,63 @@ def test_nine_of_ten_jobs_start_within_the_range() -> None:
     assert len(found) > 100
     assert 0.85 <= part_within(found) <= 0.95
     assert median(each.high_s - each.low_s for each, _ in found) < 10 * median(w for _, w in found)
+
+
+def test_a_job_behind_one_that_never_fits_gets_an_estimate() -> None:
+    """Its lane's time is infinite then, and so is the end of what runs without an end."""
+    state = QueueState(
+        lanes=[[(4.0,)]],
+        running=[holds(inf, HeldPart(0, 0, (1.0,)))],
+        line=[
+            waits("never", LaneDemand(0, 1, (9.0,))),
+            waits("behind", LaneDemand(0, 1, (1.0,))),
+        ],
+    )
+    assert "never" not in starts(state, always(60))
+
+
+AMOUNTS = st.sampled_from([0.0, 1.0, 4.0, 9.0, 1e300, inf])
+SECONDS = st.sampled_from([0.0, 1.0, 60.0, 1e300, inf])
+
+
+@settings(max_examples=200)
+@given(
+    held=st.lists(st.tuples(SECONDS, AMOUNTS), max_size=3),
+    wanted=st.lists(st.tuples(st.integers(0, 3), AMOUNTS, SECONDS, AMOUNTS), max_size=5),
+    last=SECONDS,
+)
+def test_every_estimate_ends_for_endless_and_huge_values(
+    held: list[tuple[float, float]],
+    wanted: list[tuple[int, float, float, float]],
+    last: float,
+) -> None:
+    """The steps are counted: a loop that never ends fails, not the test's time."""
+    state = QueueState(
+        lanes=[[(4.0,), (4.0,)]],
+        running=[holds(seconds, HeldPart(0, 0, (amount,)), gpus=1.0) for seconds, amount in held],
+        line=[
+            LinedUpJob(
+                id=str(place),
+                planned=ONE,
+                demands=[LaneDemand(0, nodes, (amount,))],
+                limits={"gpus": limit},
+                rests_s=rests,
+            )
+            for place, (nodes, amount, rests, limit) in enumerate(wanted)
+        ],
+        limits={"gpus": 2.0},
+    )
+    steps = 0
+
+    def count(frame: object, event: str, argument: object) -> object:
+        nonlocal steps
+        steps += 1
+        assert steps < 2_000_000, "a loop does not end"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)  # type: ignore[arg-type]  # what it returns traces the lines, too
+    try:
+        estimate_starts(state, always(last), Random(0))
+    finally:
+        sys.settrace(before)

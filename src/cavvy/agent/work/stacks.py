@@ -21,7 +21,7 @@ from ..disk import open_own, read_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from typing import Any
 
 TOOL = "py-spy"
@@ -172,10 +172,7 @@ def dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
     if threads is None:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it failed"]
         return [], f"{TOOL}: {said[0][:200]}"
-    main: dict[str, Any] = next(
-        (each for each in threads if each.get("os_thread_id") == pid),
-        next((each for each in threads if each.get("thread_name") == "MainThread"), {}),
-    )
+    main = find_main(threads, pid)
     frames = [
         {
             "name": each["name"],
@@ -187,6 +184,20 @@ def dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
         for each in main.get("frames", ())
     ]
     return frames, "" if frames else f"{TOOL}: process {pid} has no main thread"
+
+
+def find_main(threads: list[dict[str, Any]], pid: int) -> dict[str, Any]:
+    """Return the main thread, or {}. py-spy knows names of threads only if the program has imported
+    `threading`, and IDs of the system only where it may read them. Every other thread of Python
+    begins in `threading`, or with a function of a library.
+    """
+    marks: list[Callable[[dict[str, Any]], bool]] = [
+        lambda each: each.get("os_thread_id") == pid,
+        lambda each: each.get("thread_name") == "MainThread",
+        lambda each: bool(each.get("frames")) and each["frames"][-1]["name"] == "<module>",
+        lambda each: len(threads) == 1,
+    ]
+    return next((each for mark in marks for each in threads if mark(each)), {})
 
 
 def is_helper(frames: list[dict[str, Any]]) -> bool:
