@@ -4,9 +4,9 @@ The meter stands between the replica and the receiver of the response. It counts
 the engine states them, before it passes on the bytes that state them, so a killed gateway has
 counted each answer that it had forwarded. If a client asks for a stream without its usage, the
 meter asks the engine for it and removes the event that states it. If the engine refuses this
-question, the meter sends the request again as it was. Answers without usage, and the delivered part
-of answers that end early, count by an estimate: an event is a token, and four bytes of the request
-are a token.
+question, the meter sends the request again as it was. What an answer does not state, in a form that
+the meter knows, counts by an estimate, as does the delivered part of answers that end early: an
+event is a token, and so are four bytes of the request, or of an answer that is no stream.
 """
 
 import re
@@ -33,7 +33,7 @@ from cavvy.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.gateway.rates import make_plain
 from cavvy.gateway.response_holders import ResponseHolders, ResponseIdReader, read_response_id
 from cavvy.gateway.seams import PassingSink, ResponseSink
-from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
+from cavvy.gateway.token_usage import GENERATE, LLAMA, OLLAMA, USAGE, UsageReader
 from cavvy.gateway.work import ReplicaWork
 
 _OPTIONS = b'"stream_options":{"include_usage":true},'
@@ -57,14 +57,18 @@ class TokenRoute(Struct, frozen=True, kw_only=True):
     token: bytes = b'"delta"'
     asks: bool = False  # whether streams state their usage only if the request asks for it
     holds: bool = False  # whether the replica keeps what it has answered
+    # whether prompts and answers of which a language model states no tokens are estimated
+    reads: bool = True
+    writes: bool = True
 
 
-_USAGE_ONLY = TokenRoute()
+_USAGE_ONLY = TokenRoute(writes=False)
 _CHAT = TokenRoute(asks=True)
 _TEXT = TokenRoute(token=b'"text"', asks=True)
 _LLAMA = TokenRoute(name=LLAMA, token=b'"content"')
-_TGI = TokenRoute(name=TGI, token=b'"token"')
-_OTHER = TokenRoute(token=b"data:")  # an event is a token
+_GENERATE = TokenRoute(name=GENERATE, token=b'"token"')
+_OLLAMA = TokenRoute(name=OLLAMA)
+_OTHER = TokenRoute(token=b"data:", reads=False, writes=False)  # an event is a token
 _ROUTES = {
     b"/chat/completions": _CHAT,
     b"/completions": _TEXT,
@@ -72,8 +76,10 @@ _ROUTES = {
     b"/messages": TokenRoute(token=b'"content_block_delta"'),
     b"/completion": _LLAMA,
     b"/infill": _LLAMA,
-    b"/generate": _TGI,
-    b"/generate_stream": _TGI,
+    b"/generate": _GENERATE,
+    b"/generate_stream": _GENERATE,
+    b"/api/chat": _OLLAMA,
+    b"/api/generate": _OLLAMA,
     **dict.fromkeys(
         (
             *(b"/embeddings", b"/rerank", b"/score", b"/audio/transcriptions", b"/pooling"),
@@ -448,10 +454,21 @@ class TokenMeter(PassingSink):
         """Count the tokens of an answer that is complete; return bytes that were held back."""
         if self._first is not None:
             self._add_times(self._first)
-        if self._reader.use is not None:
-            self._set_open(0, 0)  # what the engine has stated is all
+        self._estimate_rest()
         self.close()
         return b"" if self._events is None else self._events.flush()
+
+    def _estimate_rest(self) -> None:
+        """Count what the engine has not stated of a complete answer as begun."""
+        route, reader = self._route, self._reader
+        prompt, completion = self._open
+        if self._reads and not self._streams and self._engine.models:
+            prompt = self._prompt if route.reads else 0
+            completion = self._seen // BYTES_PER_TOKEN if route.writes else 0
+        if reader.use is not None:
+            prompt = 0  # an engine that states something means it all, as events of Anthropic do
+            completion = completion if reader.completion is None and route.writes else 0
+        self._set_open(prompt, completion)
 
     def _end_prompt(self) -> float:
         """The replica no longer computes the prompt; return the time."""

@@ -12,7 +12,7 @@ from cavvy.gateway.client_keys import KeyLimit, make_limits
 from cavvy.gateway.config import ClientKey
 from cavvy.gateway.kept_counts import KeptCounts, read_work
 from cavvy.gateway.token_meter import _UsageEvents
-from cavvy.gateway.token_usage import LLAMA, TGI, USAGE, UsageReader
+from cavvy.gateway.token_usage import GENERATE, LLAMA, USAGE, UsageReader
 
 OPENAI = {
     **{"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13},
@@ -75,12 +75,12 @@ BODIES = {
     ),
     "rerank": (json.dumps({"usage": {"total_tokens": 9}}).encode(), USAGE, (9, 0, 0)),
     "llama.cpp": (event({"content": "y"}, LLAMA_ANSWER), LLAMA, (9, 0, 4)),
-    "TGI": (event({"token": 1, "details": None}, TGI_EVENT), TGI, (9, 0, 4)),
+    "TGI": (event({"token": 1, "details": None}, TGI_EVENT), GENERATE, (9, 0, 4)),
 }
 WRONG = (
     b'"usage": {"prompt_tokens": -1}',
     b'"usage": {"prompt_tokens": "9"}',
-    b'"usage": {"prompt_tokens": true, "completion_tokens": 1e3}',
+    b'"usage": {"prompt_tokens": true, "completion_tokens": 1.5}',
     b'"usage": {"prompt_tokens": 99999999999999}',
     b'"usage": {"\xff": 1}',
     b'"usage": {"a": {"b": {"prompt_tokens": 1}}}',
@@ -94,7 +94,7 @@ def read(pieces: list[bytes], name: bytes) -> UsageReader:
     reader = UsageReader(name)
     for piece in pieces:
         reader.feed(piece)
-        assert len(reader._rest) <= 4096
+        assert len(reader._rest) <= 16_384
     return reader
 
 

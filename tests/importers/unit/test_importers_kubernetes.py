@@ -102,6 +102,17 @@ def read(text: str) -> tuple[Translation, TaskSpec]:
             ReplicaTarget(kind=TargetKind.GPU_UTILISATION, value=0.6),
             [],
         ),
+        *(
+            (f"[{metric}]", ReplicaTarget(kind=TargetKind.GPU_UTILISATION, value=0.8), [])
+            for metric in (
+                "{type: External, external: {metric: {name: gpu_utilization},"
+                " target: {type: Value, value: 80}}}",
+                "{type: Object, object: {metric: {name: gpu_utilization},"
+                " target: {type: Value, value: 800m}, describedObject: {kind: Service}}}",
+                "{type: External, external: {metricName: gpu_utilization, targetValue: 80}}",
+                "{type: Pods, pods: {metricName: gpu_utilization, targetAverageValue: 80}}",
+            )
+        ),
         (
             "[{type: Pods, pods: {metric: {name: queue_size}, target: {averageValue: '10'}}}]",
             ReplicaTarget(kind=TargetKind.METRIC, value=10, metric="queue_size"),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import timedelta
 from math import isfinite
 from shlex import quote
+from typing import Any
 
 from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.services import (
@@ -314,17 +315,19 @@ def _name(metric: Values) -> str:
 
 def _read_metric(metric: Values) -> ReplicaTarget | None:
     """Return the target, or None if the metric is not an average over the pods that Cavvy can
-    measure.
+    measure. The use of GPUs is one in each form, since it is a share of whatever is measured.
     """
     source = _source(metric)
-    average, name = at(source, "target").get("averageValue"), at(source, "metric").get("name")
-    if average is None or not name:
+    name = at(source, "metric").get("name") or source.get("metricName")
+    plain = re.sub(r"\W", "_", str(name or "").lower())
+    is_share = bool(_GPU.search(plain))
+    wanted = _read_wanted(source, is_share)
+    if wanted is None or not name:
         return None
-    value = read_quantity(average)
+    value = read_quantity(wanted)
     if not isfinite(value) or value <= 0:
         return None
-    plain = re.sub(r"\W", "_", str(name).lower())
-    if _GPU.search(plain):
+    if is_share:
         share = value / 100 if value > 1 else value
         return ReplicaTarget(kind=TargetKind.GPU_UTILISATION, value=share) if share <= 1 else None
     if _RATE.search(plain):
@@ -334,6 +337,18 @@ def _read_metric(metric: Values) -> ReplicaTarget | None:
     if metric.get("type") != "Pods" or not _PROMETHEUS.fullmatch(str(name)):
         return None
     return ReplicaTarget(kind=TargetKind.METRIC, value=value, metric=str(name))
+
+
+def _read_wanted(source: Values, is_share: bool) -> Any:
+    """Return the value that a metric is to have for each pod, or None. In `v2beta1`, the values
+    stand beside the name."""
+    target = at(source, "target")
+    found = target.get("averageValue") or source.get("targetAverageValue")
+    if found is None and is_share:
+        names = ("value", "averageUtilization")
+        found = next((target[name] for name in names if target.get(name)), None)
+        found = found or source.get("targetValue")
+    return found
 
 
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
