@@ -134,4 +134,6 @@ def write_lora_options(
 def set_environment(engine: str, run: str) -> str:
     """Return the engine's command with the variables that it needs for adapters."""
     environment = LORA_OPTIONS[engine].environment
-    return run.replace("exec ", f"exec env {environment} ", 1) if environment else run
+    if not environment:
+        return run
+    return f"exec env {environment} {run.removeprefix('exec ').removeprefix('env ')}"

@@ -54,6 +54,7 @@ class Engine(Struct, frozen=True, kw_only=True):
     chats: bool = True  # whether the engine implements OpenAI's API
     # the values of `model.optimise` that the engine supports
     optimises: frozenset[str] = frozenset()
+    environment: str = ""  # a variable that is 1 unless the task or the image sets it
     events: str = ""  # the options with which it publishes key-value events
     # for each role of a group, the options that the command gets; for a router, its whole command
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -74,12 +75,16 @@ ENGINES: Mapping[str, Engine] = {
         gpus="--tensor-parallel-size",
         at_once=64,
         limit="--max-num-seqs",
+        fixed=("--enable-prompt-tokens-details",),  # otherwise, cached tokens are not stated
+        # otherwise, a response cannot be continued or read again
+        environment="VLLM_ENABLE_RESPONSES_API_STORE",
         events=f'--kv-events-config "{{\\"enable_kv_cache_events\\":true,{_EVENTS}}}"',
         flags=_words(
             "host port served-model-name tensor-parallel-size max-model-len dtype quantization "
             "gpu-memory-utilization max-num-batched-tokens max-num-seqs tokenizer revision "
-            "enable-prefix-caching trust-remote-code data-parallel-size ssl-keyfile ssl-certfile "
-            "enable-lora max-loras max-lora-rank max-cpu-loras kv-events-config"
+            "enable-prefix-caching enable-prompt-tokens-details trust-remote-code "
+            "data-parallel-size ssl-keyfile ssl-certfile enable-lora max-loras max-lora-rank "
+            "max-cpu-loras kv-events-config"
         ),
         source="www.mintlify.com/vllm-project/vllm/api/cli/serve, and public commands",
     ),
@@ -89,7 +94,8 @@ ENGINES: Mapping[str, Engine] = {
         port=30000,
         names="--served-model-name",
         gpus="--tp-size",
-        fixed=("--enable-metrics",),
+        # the second one states cached tokens
+        fixed=("--enable-metrics", "--enable-cache-report"),
         at_once=64,
         limit="--max-running-requests",
         events=f'--kv-events-config "{{{_EVENTS}}}"',
@@ -101,7 +107,8 @@ ENGINES: Mapping[str, Engine] = {
             "decode": "--disaggregation-mode decode",
         },
         flags=_words(
-            "model-path host port served-model-name tp-size enable-metrics context-length "
+            "model-path host port served-model-name tp-size enable-metrics enable-cache-report "
+            "context-length "
             "mem-fraction-static reasoning-parser tool-call-parser max-running-requests "
             "enable-lora max-loras-per-batch max-loaded-loras max-lora-rank lora-target-modules "
             "kv-events-config"
@@ -184,11 +191,14 @@ def write_command(
     given = {f"--{name}": value for name, value in options.items()}
     if gpus and engine.gpus and engine.gpus not in given:
         pairs.append((engine.gpus, '"$NPROC_PER_NODE"'))
-    words = ["exec", engine.command]
+    words = ["exec"]
+    if engine.environment:
+        words += ["env", f'{engine.environment}="${{{engine.environment}:-1}}"']
+    words.append(engine.command)
     if not engine.model:
         words.append(shlex.quote(model))
     words += [f"{flag}{engine.separator}{value}" for flag, value in pairs]
-    words += engine.fixed
+    words += (each for each in engine.fixed if each.partition("=")[0] not in given)
     if events and engine.events:
         words.append(engine.events)
     for flag, value in given.items():

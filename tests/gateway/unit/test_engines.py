@@ -38,12 +38,25 @@ def test_a_command_has_only_options_of_the_engine(name: str) -> None:
     assert "a model" in command
 
 
+@pytest.mark.parametrize(
+    ("name", "flag"), [("vllm", "enable-prompt-tokens-details"), ("sglang", "enable-cache-report")]
+)
+def test_an_engine_states_cached_tokens_unless_the_task_says_otherwise(
+    name: str, flag: str
+) -> None:
+    engine = ENGINES[name]
+    assert f" --{flag}" in write_command(engine, "m", (), {}, False)
+    assert write_command(engine, "m", (), {flag: "true"}, False).count(flag) == 1
+    assert flag not in write_command(engine, "m", (), {flag: "false"}, False)
+
+
 def test_an_engine_gives_a_service_all_it_needs() -> None:
     (task,) = parse_file(FILE % "vllm").tasks
     assert task.run == (
-        'exec vllm serve org/tiny --host "${SERVE_HOST:-127.0.0.1}" --port "${PORT:-8000}" '
+        'exec env VLLM_ENABLE_RESPONSES_API_STORE="${VLLM_ENABLE_RESPONSES_API_STORE:-1}" '
+        'vllm serve org/tiny --host "${SERVE_HOST:-127.0.0.1}" --port "${PORT:-8000}" '
         '--served-model-name org/tiny --tensor-parallel-size "$NPROC_PER_NODE" '
-        "--enable-prefix-caching --max-model-len 4096"
+        "--enable-prompt-tokens-details --enable-prefix-caching --max-model-len 4096"
     )
     service = task.service
     assert service is not None
@@ -188,7 +201,7 @@ ADAPTERS = "adapters: {a: /lora/a, b: hf://org/b, c: s3://bucket/c/, d: 'hf://or
 @pytest.mark.parametrize(
     ("engine", "options", "command", "slots"),
     [
-        ("vllm", "", "exec env VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve org/base", 4),
+        ("vllm", "", "exec env VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_ENABLE_", 4),
         ("vllm", "max-loras: 2", "--enable-lora --max-loras 2", 2),
         ("vllm", "max-loras: 2, max-cpu-loras: 3", "--max-cpu-loras 3", 3),
         ("sglang", "", "--lora-target-modules all --max-loras-per-batch 4", 4),
