@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathspec.pattern import RegexPattern
 
 OWN_FILE = ".cavvyignore"
+RULE_FILES = (".gitignore", OWN_FILE)
 # Folders that are never copied: git's own files, and files that programs create again when they
 # need them.
 SKIPPED = frozenset({".git", ".venv", "__pycache__"})
@@ -124,7 +125,7 @@ def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterat
 
 
 def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
-    names = (".gitignore", OWN_FILE) if git_rules else (OWN_FILE,)
+    names = RULE_FILES if git_rules else (OWN_FILE,)
     found: list[tuple[str, list[RegexPattern]]] = []
     for name in names:
         content = _read_rules(folder / inside / name)

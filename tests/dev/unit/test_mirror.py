@@ -242,6 +242,65 @@ def test_ignored_files_and_files_of_git_stay_where_they_are(pair: Pair) -> None:
     assert not (pair.there / "a.log").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".gitignore", ".cavvyignore", "sub/.gitignore", ".GitIgnore", ".gitattributes"),
+        *("cavvy.yaml", ".devcontainer/devcontainer.json", ".vscode/tasks.json", ".envrc"),
+    ],
+)
+def test_a_node_changes_no_file_that_is_obeyed_here(pair: Pair, name: str) -> None:
+    (pair.here / ".gitignore").write_text(".env\nsecrets\nlocal\n")
+    (pair.here / ".env").write_text("secret")
+    (pair.here / "sub").mkdir()
+    (pair.here / "sub" / "a.py").write_text("a")
+    pair.sync()
+    before, target = read_tree(pair.here), pair.there / name
+    for act in ("write", "link", "folder", "remove"):
+        if target.is_dir() and not target.is_symlink():
+            (target / "x").unlink()
+            target.rmdir()
+        else:
+            target.unlink(missing_ok=True)
+        target.parent.mkdir(exist_ok=True)
+        if act == "write":
+            target.write_text("!.env\n")
+        elif act == "link":
+            target.symlink_to("a.py")
+        elif act == "folder":
+            target.mkdir()
+            (target / "x").write_text("x")
+        count = pair.sync()
+        assert (count.fetched, count.removed, count.sent) == (0, 0, 0), act
+        assert read_tree(pair.here) == before, act
+    assert not (pair.there / ".env").exists()
+
+
+def test_a_node_changes_nothing_through_links_and_folders_of_ignore_files(pair: Pair) -> None:
+    (pair.here / "config").mkdir()
+    (pair.here / "config" / "ignored").write_text(".env\n")
+    (pair.here / ".cavvyignore").symlink_to("config/ignored")
+    (pair.here / "sub").mkdir()
+    (pair.here / "sub" / ".gitignore").write_text("token\n")
+    for path in (".env", "sub/token"):
+        (pair.here / path).write_text("secret")
+    pair.sync()
+    before = read_tree(pair.here)
+    (pair.there / "config" / "ignored").write_text("")
+    (pair.there / "sub" / ".gitignore").unlink()
+    (pair.there / "sub").rmdir()
+    (pair.there / "sub").symlink_to("config")
+    said: list[str] = []
+    mirror = FolderMirror(pair.here, str(pair.there), "dev")
+    for _ in range(2):
+        asyncio.run(mirror.settle(pair.tunnel, said.append))  # type: ignore[arg-type]
+    assert read_tree(pair.here) == before
+    assert not {".env", "token"} & {each.name for each in pair.there.rglob("*")}
+    assert len(said) == 1, "told once"
+    assert "config/ignored" in said[0]
+    assert "sub/.gitignore" in said[0]
+
+
 def test_a_folder_beside_a_file_is_left_to_the_user(pair: Pair) -> None:
     (pair.here / "x").mkdir()
     (pair.here / "x" / "inner").write_text("inner")

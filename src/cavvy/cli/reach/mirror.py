@@ -6,7 +6,8 @@ machine keeps its name, and the version of the node gets the suffix `.conflict`.
 over its deletion. A file that changes while it is copied is left for the next pass.
 
 The node is not trusted, as in `received.py`: it writes only below the folder, never through a link,
-and no files of git.
+and no files that git, Cavvy, shells or editors obey. Those are only sent: what the node does with
+them stays there, so that no program of the node decides what leaves this machine.
 """
 
 import asyncio
@@ -31,8 +32,8 @@ from cavvy.cli.reach.received import (
     PART,
     CopyItem,
     Landing,
-    find_obeyed,
     is_git_name,
+    is_obeyed,
     read_listing,
     stays_inside,
     understand,
@@ -40,7 +41,7 @@ from cavvy.cli.reach.received import (
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.state import default_home, write_private
 from cavvy.domain.values import Struct, field
-from cavvy.spec.ignore import SKIPPED, IgnoreRules
+from cavvy.spec.ignore import RULE_FILES, SKIPPED, IgnoreRules
 
 if TYPE_CHECKING:
     from cavvy.client.tunnel import NodeTunnel
@@ -83,6 +84,7 @@ class MirrorStep(StrEnum):
     FORGET = "forget"
 
 
+_CHANGE_HERE = frozenset({MirrorStep.FETCH, MirrorStep.DROP_HERE})
 Facts = Mapping[str, FileFacts]
 
 
@@ -126,7 +128,8 @@ class MirrorCount(Struct, kw_only=True):
     conflicts: list[str] = field(default_factory=list)
     # a folder on one side and a file on the other, which the user must rename
     unmerged: list[str] = field(default_factory=list)
-    obeyed: list[str] = field(default_factory=list)  # fetched files by which programs run others
+    # changed on the node and left there, because programs here obey files of these names
+    obeyed: list[str] = field(default_factory=list)
     left: int = 0  # paths that changed meanwhile
 
 
@@ -180,13 +183,16 @@ class FolderMirror:
             # A folder that is new, or empty although it had files, deletes nothing on the other.
             self._state.entries = {}
         made = _Pass(tunnel, self._here, self._there, self._state.entries, here, there)
-        count = await made.run(decide(self._state.entries, here, there))
+        steps = decide(self._state.entries, here, there)
+        kept = _find_kept(self._here, steps, here)
+        taken = {path: step for path, step in steps.items() if path not in kept}
+        count = await made.run(taken)
         if marker is None or marker != self._state.marker:
             self._state.marker = token_hex(16)
             await _mark(tunnel, self._there, self._state.marker)
         if made.changed:
             await asyncio.to_thread(self._save)
-        count.obeyed = find_obeyed(made.fetched)
+        count.obeyed = sorted(kept)
         return count
 
     def _tell(self, count: MirrorCount, say: Callable[[str], None]) -> None:
@@ -198,7 +204,11 @@ class FolderMirror:
         for path in unmerged:
             say(f"{path} is a folder on one side and a file on the other; rename one")
         if obeyed:
-            say(f"shells and editors here may run programs that {', '.join(obeyed[:5])} name")
+            more = f" and {len(obeyed) - 5} more" if len(obeyed) > 5 else ""
+            say(
+                f"the node changed {', '.join(obeyed[:5])}{more}, which programs "
+                "here obey: yours stay as they are; `cavvy cp` fetches them under another name"
+            )
 
     async def _list_there(
         self, tunnel: "NodeTunnel", rules: IgnoreRules
@@ -321,7 +331,6 @@ class _Pass:
         self._entries, self._own, self._other = entries, here, there
         self._count = MirrorCount()
         self.changed = False
-        self.fetched: list[CopyItem] = []
 
     async def run(self, steps: Mapping[str, MirrorStep]) -> MirrorCount:
         groups: dict[MirrorStep, list[str]] = {step: [] for step in MirrorStep}
@@ -569,7 +578,6 @@ class _Pass:
         return True
 
     def _note_fetched(self, path: str, to: str, other: FileFacts) -> None:
-        self.fetched.append(_item_of(to, other))
         if to == path:
             own = _facts_here(self._root / path)
             if own is not None:
@@ -604,6 +612,22 @@ class _Pass:
             self._entries.pop(path, None)
             self._own.pop(path, None)
             self._count.removed += 1
+
+
+def _find_kept(root: Path, steps: Mapping[str, MirrorStep], here: Facts) -> set[str]:
+    """Return the paths at which the node may change nothing here: files that programs of this
+    machine obey, and those to which ignore files are links.
+    """
+    top, targets = os.path.realpath(root), set[str]()
+    for path, facts in here.items():
+        if facts.link is not None and path.rpartition("/")[2] in RULE_FILES:
+            targets.add(os.path.relpath(os.path.realpath(root / path), top))
+    changed = [path for path, step in steps.items() if step in _CHANGE_HERE]
+    return {
+        path
+        for path in changed
+        if is_obeyed(path) or any(f"{each}/".startswith(f"{path}/") for each in targets)
+    }
 
 
 def _list_here(root: Path, rules: IgnoreRules) -> dict[str, FileFacts]:

@@ -8,11 +8,11 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from math import isfinite
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, BinaryIO, TypeVar
 from unicodedata import category
 
@@ -20,6 +20,7 @@ from msgspec import Meta, ValidationError, convert
 
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.domain.values import Struct
+from cavvy.spec.ignore import RULE_FILES
 
 PART = ".cavvy-part"  # suffix of an incomplete file
 _LONGEST = 255  # bytes of a file name on Linux's and most other file systems
@@ -28,8 +29,11 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # maximum timestamp in seconds since 1970, because file systems cannot store later times
 _LATEST_S = 1 << 40
-# files and folders that shells and editors obey: direnv, mise, VS Code, JetBrains, containers
+# Files and folders that shells and editors obey: direnv, mise, VS Code, JetBrains, containers. The
+# others say to git and to Cavvy what leaves this machine, and what runs.
 _OBEYED = {".envrc", ".mise.toml", "mise.toml", ".vscode", ".idea", ".devcontainer"}
+_OBEYED |= {*RULE_FILES, ".gitattributes", ".gitmodules"}
+_OBEYED |= {"devcontainer.json", ".devcontainer.json", "cavvy.yaml", "cavvy.yml"}
 # what git expects in a repository without a `.git`
 _BARE = ("HEAD", "objects", "refs")
 _IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
@@ -145,13 +149,25 @@ def stays_inside(item: CopyItem) -> bool:
 
 
 def is_git_name(path: str) -> bool:
-    """Return whether git uses a file of this name as the `.git` of a folder, on any file system:
-    some ignore upper and lower case, invisible characters, or dots and spaces at the end.
+    """Return whether git uses a file of this name as the `.git` of a folder, on any file system."""
+    return _plain_name(path.rpartition("/")[2]) in (".git", "git~1")
+
+
+def is_obeyed(path: str) -> bool:
+    """Return whether git, Cavvy, shells or editors obey the file or folder of this relative path,
+    or one of the folders in which it is.
     """
-    name = path.rpartition("/")[2]
+    names = set(map(_plain_name, path.split("/")))
+    return not names.isdisjoint(_OBEYED) or not names.isdisjoint((".git", "git~1"))
+
+
+def _plain_name(name: str) -> str:
+    """Return the name under which a file system may find a file: some ignore upper and lower case,
+    invisible characters, or dots and spaces at the end.
+    """
     is_plain = name.isascii()  # no such character is invisible
     seen = name if is_plain else "".join(char for char in name if category(char) != "Cf")
-    return seen.rstrip(". ").casefold() in (".git", "git~1")
+    return seen.rstrip(". ").casefold()
 
 
 def is_git_folder(path: Path) -> bool:
@@ -177,8 +193,22 @@ def find_obeyed(items: Sequence[CopyItem]) -> list[str]:
         item.path or "."
         for item in items
         if is_git_name(item.path)
-        or item.path.rpartition("/")[2] in _OBEYED
+        or _plain_name(item.path.rpartition("/")[2]) in _OBEYED
         or {f"{item.path}/{name}".lstrip("/") for name in _BARE} <= paths
+    ]
+
+
+def find_obeyed_files(paths: Iterable[str]) -> list[str]:
+    """Return the files that programs obey, also those of repositories without a `.git`."""
+    paths = list(paths)
+    pure = [PurePosixPath("/", path) for path in paths]
+    entries = {str(each) for path in pure for each in (path, *path.parents)}
+    heads = [each.removesuffix("HEAD") for each in entries if each.endswith("/HEAD")]
+    bare = [each for each in heads if {each + name for name in _BARE} <= entries]
+    return [
+        path
+        for path in paths
+        if is_obeyed(path) or any(f"/{path}".startswith(each) for each in bare)
     ]
 
 
