@@ -15,7 +15,7 @@ import click
 from cavvy.cli.reach import model_keys, wheels
 from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import (
     TableColumn,
@@ -377,25 +377,42 @@ def pull(name: str, out: Path | None, project: str, output: str) -> None:
     """Download the files of a version of a model, and check the SHA-256 of each.
 
     A download that was cut goes on where it ended, and files that are there already are only
-    checked. Other files of the folder stay.
+    checked. Other files of the folder stay. Files that git, Cavvy, shells or editors here would
+    obey, such as .git and .envrc, are left out and named.
     """
+    from cavvy.cli.reach.received import find_obeyed_files, is_git_folder, is_in_git_folder
     from cavvy.client.blobs import download_files
 
     with session() as client:
         found = find_version(client, project, name)
         folder = out or Path(f"{found.model}-{found.number}")
+        if is_git_folder(folder) or is_in_git_folder(folder):
+            raise CommandFailure(
+                f"{folder} is in a git folder, and nothing was written", "name another with --out"
+            )
+        left = find_obeyed_files(each.path for each in found.files)
         files = [(each.path, each.sha256, each.size) for each in found.files]
+        files = [each for each in files if each[0] not in left]
         try:
             fetched = download_files(client, project, files, folder)
         except OSError as error:
             told = f"{error.filename or folder} cannot be written: {error.strerror}"
             raise CommandFailure(told, "name another folder with --out", exit_code=2) from error
     if output == "json":
-        json_out({"name": found.name, "folder": str(folder), "fetched": fetched})
+        where = {"name": found.name, "folder": str(folder)}
+        json_out({**where, "fetched": fetched, "left_out": left})
         return
+    if left:
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        named = escape_controls(", ".join(left[:_NAMED]))
+        click.echo(
+            f"note: left out, because git, Cavvy, shells or editors here would obey them: {named}"
+            f"{more}",
+            err=True,
+        )
     same = "" if fetched == len(files) else f", {len(files) - fetched} there already"
-    told = f"{format_count(len(files), 'file')}, {formatting.show_size(found.size)}{same}"
-    click.echo(f"{found.name} is in {folder}: {told}")
+    size = formatting.show_size(sum(each[2] for each in files))
+    click.echo(f"{found.name} is in {folder}: {format_count(len(files), 'file')}, {size}{same}")
 
 
 @command.command("push")

@@ -7,12 +7,15 @@ the size in decimal, a line feed, and the bytes. The agent has its own code to r
 it imports no other modules of Cavvy.
 """
 
+import errno
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
+from io import FileIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -271,6 +274,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _decode = Decoder(dict[str, list[FolderEntry]]).decode
 
 
@@ -308,37 +312,77 @@ def download_files(
     client: "ApiClient", project: str, files: Iterable[tuple[str, str, int]], folder: Path
 ) -> int:
     """Write files, given by their paths, SHA-256 and sizes, to `folder`, and return how many of
-    them were not there yet. A download that was cut goes on where it ended. Raises ApiError, also
-    `answer-unknown` if the server sends something else, and OSError."""
+    them were not there yet. A download that was cut goes on where it ended. Below `folder`, nothing
+    is written through links. Raises ApiError, also `answer-unknown` if the server sends something
+    else, and OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    fetched = 0
-    for name, digest, size in files:
-        path = folder / name
-        if folder.resolve() not in path.resolve().parents:
-            raise _make_fault(f"the path {name!r}, which leads out of the folder")
-        if path.is_file() and _hash(path) == digest:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _download(client, project, digest, size, path)
-        fetched += 1
-    return fetched
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return sum(
+            _download(client, project, digest, size, top, name) for name, digest, size in files
+        )
+    finally:
+        os.close(top)
 
 
-def _download(client: "ApiClient", project: str, digest: str, size: int, path: Path) -> None:
-    """Write a blob to `path`. What an earlier download left is checked with all the rest, and
-    fetched once more if the hash is wrong."""
-    part = path.with_name(f".{digest[:16]}.part")
-    for resumed in (part.exists(), False):
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        with os.fdopen(descriptor, "r+b") as file:
-            _receive(client, _blob(project, digest), size, file.fileno())
-        if _hash(part) == digest:
-            part.replace(path)
-            return
-        part.unlink()
-        if not resumed:
-            break
+@contextmanager
+def _inside(top: int, path: str) -> Iterator[tuple[int, str]]:
+    """Make the folders of a path below the open folder `top`. Yield the open parent folder of the
+    path, and its last name."""
+    *above, name = parts = path.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
+        raise _make_fault(f"the path {path!r}, which leads out of the folder")
+    parent = os.dup(top)
+    try:
+        for each in above:
+            with suppress(FileExistsError):
+                os.mkdir(each, dir_fd=parent)
+            try:
+                inner = os.open(each, _FOLDER, dir_fd=parent)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                problem = f"the path {path!r}, which leads out of the folder or through a file"
+                raise _make_fault(problem) from error
+            os.close(parent)
+            parent = inner
+        yield parent, name
+    finally:
+        os.close(parent)
+
+
+def _download(
+    client: "ApiClient", project: str, digest: str, size: int, top: int, path: str
+) -> bool:
+    """Write a blob to `path`, unless it is there, and return whether it was not. What an earlier
+    download left is checked with all the rest, and fetched once more if the hash is wrong."""
+    with _inside(top, path) as (parent, name):
+        with suppress(OSError), _open(name, os.O_RDONLY, parent) as file:
+            is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            if is_plain and file_digest(file, "sha256").hexdigest() == digest:
+                return False
+        part = f".{digest[:16]}.part"
+        for _ in range(2):
+            with _open(part, os.O_RDWR | os.O_CREAT, parent) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file", part)
+                resumed = bool(os.fstat(file.fileno()).st_size)
+                _receive(client, _blob(project, digest), size, file.fileno())
+                file.seek(0)
+                found = file_digest(file, "sha256").hexdigest()
+            if found == digest:
+                os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+                return True
+            os.unlink(part, dir_fd=parent)
+            if not resumed:
+                break
     raise _make_fault(f"other bytes as the blob {digest}")
+
+
+def _open(name: str, flags: int, folder: int) -> FileIO:
+    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    mode = "r+b" if flags & os.O_RDWR else "rb"
+    return FileIO(os.open(name, flags | more, 0o666, dir_fd=folder), mode)
 
 
 def _receive(client: "ApiClient", target: str, size: int, file: int) -> None:
@@ -371,11 +415,6 @@ def _receive(client: "ApiClient", target: str, size: int, file: int) -> None:
 
 def _blob(project: str, name: str) -> str:
     return f"{project_path(project)}/blobs/{name}"
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def _make_fault(what: str) -> ApiError:
