@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.unit.test_edge_service import BlobSource
+from tests.edge.unit.test_edge_service import BlobSource
 
 from cavvy.cli.reach.received import find_obeyed_files, is_obeyed
 from cavvy.client import ApiError
