@@ -159,6 +159,32 @@ def test_an_input_of_one_object_is_a_file(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, "1,2\n")
 
 
+def test_an_input_in_the_folder_of_a_channel_is_that_channel(tmp_path: Path) -> None:
+    text = MINIMAL + (
+        "\ninputs:\n- {source: 's3://b/t/', target: /opt/ml/input/data/training}"
+        "\n- {source: 's3://b/d/', target: data}"
+        "\n- {source: 's3://b/x/', target: /opt/ml/input/data/x/}"
+        "\n- {source: 's3://b/e/', target: data/1}"
+        "\n- {source: 's3://b/f/', target: data-1}"
+    )
+    request = read_request(text, tmp_path)
+    names = [each["ChannelName"] for each in request["InputDataConfig"]]
+    assert names == ["training", "data", "x", "data-1", "data-1-4"]
+
+
+def test_an_input_that_sagemaker_puts_in_place_is_not_linked_to_itself(tmp_path: Path) -> None:
+    text = MINIMAL.replace("echo hello", "cat /opt/ml/input/data/training/a") + (
+        "\ninputs: [{source: 's3://b/t/', target: /opt/ml/input/data/training}]"
+    )
+    request = read_request(text, tmp_path)
+    root = make_root(tmp_path / "ml", "algo-1", ["algo-1"])
+    folder = root / "input/data/training"
+    folder.mkdir(parents=True)
+    (folder / "a").write_text("here\n")
+    done = subprocess.run(make_command(request, root), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "here\n")
+
+
 def test_a_stop_reaches_the_work(tmp_path: Path) -> None:
     """SageMaker sends SIGTERM to the container's first process."""
     # The pause lets the container's shell set its trap, which it does after it has started the work.

@@ -28,6 +28,8 @@ _COVERED = frozenset(
 # The shell joins its arguments to the program; see `split_program`.
 _START = 'p=$(printf %b "$@") && exec "$(command -v bash || command -v sh)" -c "$p"'
 _FOLDER = "/opt/ml"  # the folder that SageMaker shares with the container
+_INPUTS = f"{_FOLDER}/input/data"
+_PLACED = re.compile(rf"{_INPUTS}/(?P<name>[A-Za-z0-9._-]{{1,64}})/?")
 # Read the hosts of the job. The list is sorted, and is the same on every host.
 _RANKS = (
     f"CAVVY_CONFIG=$(tr -d ' \\n\"' < {_FOLDER}/input/config/resourceconfig.json)",
@@ -306,8 +308,8 @@ def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, st
     ]
     if task.workdir is not None:
         prepare.append(f"cp -R {_FOLDER}/input/data/workdir/. . || exit 1")
-    for number, each in enumerate(task.inputs):
-        prepare += _link_input(each, f"{_FOLDER}/input/data/{_channel_name(each, number)}")
+    for name, each in zip(_name_channels(task), task.inputs, strict=True):
+        prepare += _link_input(each, f"{_INPUTS}/{name}")
     if task.checkpoint is not None:
         prepare += link_folder(f"{_FOLDER}/checkpoints", task.checkpoint.path)
     finish = [
@@ -322,16 +324,28 @@ def _list_channels(task: TaskSpec) -> list[DataChannel]:
     channels = []
     if task.workdir is not None:
         channels.append(DataChannel(name="workdir", uri=f"{_BUCKET}/{task.name}/workdir/"))
-    for number, each in enumerate(task.inputs):
-        name = _channel_name(each, number)
+    for name, each in zip(_name_channels(task), task.inputs, strict=True):
         uri = each.source if each.source.startswith("s3://") else f"{_BUCKET}/{task.name}/{name}/"
         channels.append(DataChannel(name=name, uri=uri, stream=each.stream))
     return channels
 
 
-def _channel_name(each: Transfer, number: int) -> str:
-    plain = re.sub(r"[^A-Za-z0-9]+", "-", each.target).strip("-")[:50]
-    return f"{plain or 'input'}-{number}" if number or plain in ("", "workdir") else plain
+def _name_channels(task: TaskSpec) -> Sequence[str]:
+    """Return the names of the channels of the inputs. SageMaker puts a channel in the folder of its
+    name, so an input whose target is such a folder has the name of it.
+    """
+    placed = [_PLACED.fullmatch(each.target) for each in task.inputs]
+    used = {"workdir", *(each["name"] for each in placed if each)}
+    names = []
+    for number, (each, place) in enumerate(zip(task.inputs, placed, strict=True)):
+        name = "" if place is None or place["name"] == "workdir" else place["name"]
+        if not name:
+            name = re.sub(r"[^A-Za-z0-9]+", "-", each.target).strip("-")[:50] or "input"
+            while name in used:
+                name += f"-{number}"
+            used.add(name)
+        names.append(name)
+    return names
 
 
 def _link_input(each: Transfer, folder: str) -> list[str]:
@@ -340,6 +354,8 @@ def _link_input(each: Transfer, folder: str) -> list[str]:
     """
     name = PurePosixPath(each.source).name
     file = shlex.quote(f"{folder}/{name}")
+    if each.target.rstrip("/") == folder:
+        return []  # SageMaker puts it there
     return [
         *link_folder(folder, each.target),
         f"[ ! -f {file} ] || ln -sfn {file} {shlex.quote(each.target.rstrip('/'))}",
@@ -348,7 +364,7 @@ def _link_input(each: Transfer, folder: str) -> list[str]:
 
 def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
     """Return the steps for the user, and the differences from a job that Cavvy runs."""
-    workdir, inputs = task.workdir, list(enumerate(task.inputs))
+    workdir, inputs = task.workdir, list(zip(_name_channels(task), task.inputs, strict=True))
     targets = [each.target for each in task.outputs]
     others = [each for each in targets if each != job.output_uri]
     steps = {
@@ -368,9 +384,8 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
         )
         + f" {_BUCKET}/{task.name}/workdir/": workdir is not None,
         **{
-            f"inputs: copy {each.source} to {_BUCKET}/{task.name}/{_channel_name(each, number)}/ "
-            "first": True
-            for number, each in inputs
+            f"inputs: copy {each.source} to {_BUCKET}/{task.name}/{name}/ first": True
+            for name, each in inputs
             if not each.source.startswith("s3://")
         },
         "outputs: SageMaker stores all outputs together as "
