@@ -31,6 +31,7 @@ from cavvy.control.decide.rollouts import (
     choose_versions,
     count_wave,
     decide_rollout,
+    list_doubtful,
     order_devices,
 )
 from cavvy.control.edge_devices import (
@@ -602,8 +603,9 @@ class EdgeService:
         model = await self._store.edge.models.get(rollout.project, f"{rollout.model}@{rollout.to}")
         await self._check_signed(model)
         everywhere = rollout
-        rollout = replace(rollout, residency=model.residency)
-        devices = await self._store.edge.devices.list(rollout.project)
+        devices = await self.devices(rollout.project)
+        doubtful = list_doubtful(devices, model)
+        rollout = replace(rollout, residency=model.residency, unable=dict.fromkeys(doubtful, ""))
         mine = order_devices(rollout, devices)
         refused = [
             each.name for each in devices if everywhere.covers(each) and not rollout.covers(each)

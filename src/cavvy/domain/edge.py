@@ -100,7 +100,8 @@ class PathCounts(Struct, frozen=True, kw_only=True):
 
 class ModelReport(Struct, frozen=True, kw_only=True):
     """What a device does with one model: the version that it serves, perhaps on trial, the version
-    whose trial failed there (`refused`), in which rollout (0 if the device does not tell), why, and
+    whose trial failed there (`refused`), in which rollout (0 if the device does not tell), why, the
+    version that it could not fetch (`unfetched`; it tries again), and
     the sums over the requests to the served version. `paths` is None until the first request. A
     rollout notes the report of a device that it has counted, with the time `at` of the report.
     """
@@ -110,6 +111,7 @@ class ModelReport(Struct, frozen=True, kw_only=True):
     on_trial: bool = False
     refused: int = 0
     refused_in: int = 0
+    unfetched: int = 0
     problem: str = ""
     sums: RevisionSums = RevisionSums()
     paths: PathCounts | None = None
@@ -262,6 +264,9 @@ class Rollout(Struct, frozen=True, kw_only=True):
     sums_new: RevisionSums = RevisionSums()
     # devices whose counts are left out, because no other device agreed with them
     doubted: tuple[str, ...] = ()
+    # devices that are last, because they could not fetch the version (with why), or seem not to be
+    # able to ("")
+    unable: Mapping[str, str] = field(default_factory=dict)
     made_by: str = ""
     job: str = ""  # ID of the job whose step began it
     created_at: datetime
@@ -274,6 +279,10 @@ class Rollout(Struct, frozen=True, kw_only=True):
     def is_refused(self, report: ModelReport) -> bool:
         """Return whether a device has refused the version, not only in an earlier rollout."""
         return report.refused == self.to and report.refused_in in (0, self.number)
+
+    def is_unfetched(self, report: ModelReport) -> bool:
+        """Return whether a device has tried to fetch the version, and could not."""
+        return report.unfetched == self.to and report.serving != self.to
 
     def covers(self, device: EdgeDevice) -> bool:
         """Return whether the device is one of those that the rollout is for."""

@@ -188,7 +188,7 @@ class RunningModel:
         variables: Mapping[str, str] = {},
     ) -> None:
         self.name, self._folder, self._front, self._over = name, folder, front, over
-        self.trouble, self.fetch_at, self.failed = "", 0.0, 0
+        self.trouble, self.fetch_at, self.failed, self.unfetched = "", 0.0, 0, 0
         self._start_at, self._starts = 0.0, 0
         self.slots = ModelSlots(f"{folder}/models/{name}")
         self._options, self._variables = options, variables
@@ -209,6 +209,7 @@ class RunningModel:
             told.update(serving=engine.number, sums=engine.target.sums)
         told["on_trial"] = self._tried is not None and not self._is_quiet
         told["problem"] = self.trouble or told["problem"]
+        told["unfetched"] = self.unfetched
         return {**told, **tell_counts(self._front, self.name)}
 
     def look(self) -> None:
@@ -283,10 +284,16 @@ class RunningModel:
             return False
         return number not in (self.slots.serving, tried)
 
-    def fetched(self, problem: str | None) -> None:
+    def note_wanted(self, number: int) -> None:
+        """Forget why another version could not be fetched."""
+        if self.unfetched not in (0, number):
+            self.trouble, self.fetch_at, self.failed, self.unfetched = "", 0.0, 0, 0
+
+    def fetched(self, problem: str | None, number: int = 0) -> None:
         """Note that a fetch has ended, perhaps with a problem, after which it is tried again
         later."""
         self.slots = ModelSlots(self.slots.folder)
+        self.unfetched = 0 if problem is None else number
         self.trouble, self._start_at = problem or "", 0.0
         self.failed = 0 if problem is None else self.failed + 1
         self.fetch_at = time.monotonic() + min(_LONGEST_S, 15.0 * 2**self.failed)
@@ -767,6 +774,7 @@ class DeviceProgram:
     def _follow_program(self, wanted: Fields) -> None:
         """Fetch another version of this program, and end for it."""
         program, number = self._program, wanted["number"]
+        program.note_wanted(number)
         if not program.want(number, wanted["rollout"]) or not _is_open(wanted):
             return
         if wanted["wait"] and program.slots.find(number) is None:
@@ -790,6 +798,7 @@ class DeviceProgram:
         else:
             self._below[name] = wanted["collect_below"]
         model = self._models.get(name) or self._add(name)
+        model.note_wanted(number)
         if model.is_first:
             return  # it serves until its trial has ended, also if the server wants another by now
         if number == model.slots.serving:
@@ -835,9 +844,9 @@ class DeviceProgram:
         problem = f"{name}@{number} was not fetched: {told}" if process.returncode else None
         if problem or told:
             say(problem or told)
-        model.fetched(problem)
+        model.fetched(problem, number)
         if process.returncode == 3:
-            model.trouble = ""
+            model.trouble, model.unfetched = "", 0
             model.slots.refuse(number, told)
         return not process.returncode
 

@@ -238,7 +238,7 @@ class ProgramVersions:
         self.slots, self._served = open_slots(folder), f"{folder}/program/served.json"
         self.number = int(os.environ.get(_NUMBER, "0"))
         self.on_trial = bool(os.environ.get(_TRIAL)) and self.slots.serving != self.number
-        self.trouble, self.fetch_at, self._failed = "", 0.0, 0
+        self.trouble, self.fetch_at, self._failed, self.unfetched = "", 0.0, 0, 0
         self._doubted = int(os.environ.pop(_DOUBTED, "0"))
         self._since = time.monotonic()
 
@@ -249,6 +249,7 @@ class ProgramVersions:
             "on_trial": self.on_trial,
             "refused": self.slots.refused,
             "refused_in": self.slots.refused_in,
+            "unfetched": self.unfetched,
             "problem": self.trouble or self.slots.problem,
         }
         return [{"name": PROGRAM, **told}] if any(told.values()) else []
@@ -258,10 +259,16 @@ class ProgramVersions:
         refused = self.slots.is_refused(number, rollout)
         return not self.on_trial and not refused and number != self.number
 
-    def fetched(self, problem: str | None) -> None:
+    def note_wanted(self, number: int) -> None:
+        """Forget why another version could not be fetched."""
+        if self.unfetched not in (0, number):
+            self.trouble, self.fetch_at, self._failed, self.unfetched = "", 0.0, 0, 0
+
+    def fetched(self, problem: str | None, number: int = 0) -> None:
         """Note that a fetch has ended, perhaps with a problem, after which it is tried again
         later."""
         self.slots = ModelSlots(self.slots.folder)
+        self.unfetched = 0 if problem is None else number
         self.trouble = problem or ""
         self._failed = 0 if problem is None else self._failed + 1
         self.fetch_at = time.monotonic() + min(_LONGEST_S, 15.0 * 2**self._failed)

@@ -397,6 +397,14 @@ def test_a_fetch_that_fails_is_told_and_tried_later(
     assert told["problem"].startswith("m@3 was not fetched: ")
     assert told["problem"].endswith("the lists have expired")
     assert told["refused"] == 0
+    assert told["unfetched"] == 3
+    model = device._models["m"]
+    model.note_wanted(3)
+    assert model.tell()["unfetched"] == 3
+    model.note_wanted(4)
+    told = model.tell()
+    assert (told["unfetched"], told["problem"]) == (0, ""), "it speaks of the version before"
+    assert model.fetch_at == 0.0, "the other version is fetched at once"
 
 
 def test_a_fetch_ends_with_the_hours_for_updates_and_is_no_failed_one(

@@ -11,9 +11,18 @@ from cavvy.control.decide.rollouts import (
     choose_versions,
     count_wave,
     decide_rollout,
+    list_doubtful,
     order_devices,
 )
-from cavvy.domain.edge import DeviceReport, EdgeDevice, ModelReport, Rollout, RolloutPhase
+from cavvy.domain.edge import (
+    DeviceReport,
+    EdgeDevice,
+    ModelFile,
+    ModelReport,
+    ModelVersion,
+    Rollout,
+    RolloutPhase,
+)
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.values import replace
 
@@ -470,3 +479,91 @@ def test_what_a_device_refused_in_an_earlier_rollout_does_not_halt_a_new_one() -
     assert decide_rollout(again, refuse(3), now).phase is RolloutPhase.RUNNING
     for number in (4, 0):  # 0: a program that does not tell in which one
         assert decide_rollout(again, refuse(number), now).phase is RolloutPhase.HALTED
+
+
+FULL = "m@2 was not fetched: the disk has 5 MiB free"
+
+
+class FullFleet:
+    """Devices of which some cannot fetch the new version, as the agents report it."""
+
+    def __init__(self, count: int, full: set[str]) -> None:
+        self.full, self.now, self.devices = full, START, make_devices(count)
+
+    def step(self, rollout: Rollout) -> Rollout:
+        self.now += timedelta(minutes=1)
+        ordered = order_devices(rollout, self.devices)
+        wave = {each.name for each in ordered[: count_wave(rollout, len(ordered))]}
+        self.devices = [self._report(each, each.name in wave) for each in self.devices]
+        return decide_rollout(rollout, self.devices, self.now)
+
+    def _report(self, device: EdgeDevice, wanted: bool) -> EdgeDevice:
+        model = ModelReport(name="m", serving=2 if wanted else 1)
+        if wanted and device.name in self.full:
+            model = ModelReport(name="m", serving=1, unfetched=2, problem=FULL)
+        return replace(device, report=DeviceReport(at=self.now, models=(model,)))
+
+    def run(self, rollout: Rollout, minutes: int = 400) -> Rollout:
+        for _ in range(minutes):
+            rollout = self.step(rollout)
+            if rollout.phase is not RolloutPhase.RUNNING:
+                break
+        return rollout
+
+
+@pytest.mark.parametrize("waves", [(1.0,), (0.1, 0.5, 1.0)])
+@pytest.mark.parametrize("full", [1, 4, 9])
+def test_a_rollout_ends_without_devices_that_cannot_fetch(
+    waves: tuple[float, ...], full: int
+) -> None:
+    rollout = make_rollout(waves=waves)
+    ordered = [each.name for each in order_devices(rollout, make_devices(10))]
+    rollout = FullFleet(10, set(ordered[:full])).run(rollout)
+    assert rollout.phase is RolloutPhase.DONE
+    named = ", ".join(sorted(ordered[:full])[:3]) + ", …" * (full > 3)
+    assert rollout.reason == f"{full} of 10 devices could not fetch it ({named}): {FULL}"
+
+
+def test_a_rollout_that_no_device_can_fetch_says_so_and_halts() -> None:
+    fleet, rollout = FullFleet(4, {f"d{number}" for number in range(4)}), make_rollout()
+    rollout = fleet.run(rollout, minutes=30)
+    assert rollout.phase is RolloutPhase.RUNNING
+    assert rollout.reason.startswith("4 of 4 devices could not fetch it (d0, d1, d2, …): m@2 was")
+    rollout = fleet.run(rollout)
+    assert rollout.phase is RolloutPhase.HALTED
+    assert "4 of 4 devices could not fetch it" in rollout.reason
+
+
+def test_a_device_that_can_fetch_again_gets_the_version_and_is_no_longer_named() -> None:
+    rollout = make_rollout(waves=(1.0,), soak_s=7200)
+    fleet = FullFleet(3, {"d1"})
+    for _ in range(5):
+        rollout = fleet.step(rollout)
+    assert "(d1)" in rollout.reason
+    fleet.full = set()
+    rollout = fleet.step(rollout)
+    assert rollout.reason == ""
+    assert rollout.phase is RolloutPhase.RUNNING
+
+
+def test_devices_that_seem_unable_are_no_part_of_the_first_wave() -> None:
+    version = ModelVersion(
+        project="p",
+        name="m@2",
+        snapshot="0" * 64,
+        main="m.onnx",
+        files=(ModelFile(path="m.onnx", sha256="0" * 64, size=10 << 20),),
+        created_at=START,
+    )
+
+    def report(free_mib: int = 900, skew_s: float = 0.0, unfetched: int = 0) -> DeviceReport:
+        model = ModelReport(name="m", serving=1, unfetched=unfetched)
+        return DeviceReport(at=START, models=(model,), free_mib=free_mib, skew_s=skew_s)
+
+    told = [report(free_mib=9), report(skew_s=9e6), report(unfetched=1), report(), None]
+    devices = [replace(each, report=one) for each, one in zip(make_devices(5), told, strict=True)]
+    doubtful = list_doubtful(devices, version)
+    assert sorted(doubtful) == ["d0", "d1", "d2"]
+    rollout = make_rollout(unable=dict.fromkeys(doubtful, ""))
+    assert order_devices(rollout, devices)[0].name == "d3"
+    assert decide_rollout(rollout, devices, START).reason == "", "none of them has tried it"

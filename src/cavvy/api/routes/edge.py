@@ -658,6 +658,7 @@ class _DeviceModel(Struct, frozen=True, kw_only=True):
     on_trial: bool = False
     refused: _Count = 0
     refused_in: _Count = 0
+    unfetched: _Count = 0
     problem: str = ""
     sums: _DeviceSums = _DeviceSums()
     paths: _Paths | None = None
@@ -1028,6 +1029,7 @@ def _read_model(told: _DeviceModel) -> ModelReport:
         on_trial=told.on_trial,
         refused=told.refused,
         refused_in=told.refused_in,
+        unfetched=told.unfetched,
         problem=told.problem[:_MOST_PROBLEM],
         sums=RevisionSums(**asdict(told.sums)),
         paths=None if told.paths is None else PathCounts(**asdict(told.paths)),

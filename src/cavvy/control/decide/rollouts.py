@@ -12,6 +12,10 @@ other devices.
 Devices are not trusted, so one of them must not end a rollout alone. If the test finds the new
 version worse, but not without the counts of one device, these are left out from then on, and the
 test begins again. A device that alone has answered requests, or is alone in its wave, decides.
+
+A device that cannot fetch the version, because its disk is too small or its clock is wrong, does
+not hold a wave up: it is named in the rollout's reason, and moves to the end of the order. It tries
+again and gets the version once it can. If no device that is there can fetch it, the rollout halts.
 """
 
 from bisect import bisect_left
@@ -21,7 +25,14 @@ from hashlib import sha256
 from math import ceil, log, sqrt
 
 from cavvy.control.decide.canary import SLOWER, CanaryJudgement, CanaryTerms, judge, observe
-from cavvy.domain.edge import CHECK_IN_S, EdgeDevice, ModelReport, Rollout, RolloutPhase
+from cavvy.domain.edge import (
+    CHECK_IN_S,
+    EdgeDevice,
+    ModelReport,
+    ModelVersion,
+    Rollout,
+    RolloutPhase,
+)
 from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
 from cavvy.domain.values import replace
 
@@ -46,17 +57,23 @@ SILENT = timedelta(minutes=10)
 # rollout halts if more than one of them was heard of since the rollout began, or if the only one
 # has ended a wave in this way before.
 _GIVEN_UP = timedelta(hours=1)
+_NAMED = 3  # devices that could not fetch a version, by name in its reason
+_MOST_WHY = 200  # characters of what one of them says
+_MOST_SKEW_S = 300.0  # a clock that is as wrong as this may refuse signed lists
 _AGREES = 2.0  # standard deviations by which the errors of the other devices exceed the usual ones
 _WITNESS = 5  # requests to the new version from which the counts of a device say something
 
 
 def order_devices(rollout: Rollout, devices: Sequence[EdgeDevice]) -> Sequence[EdgeDevice]:
     """Return the devices of a rollout in the order in which they get the new version: those that
-    have never checked in are last, because a wave of them alone would never end."""
-    mine = [each for each in devices if rollout.covers(each)]
-    return sorted(
-        mine, key=lambda each: (each.report is None, _hash(f"{rollout.name}\0{each.name}"))
-    )
+    have never checked in are last, because a wave of them alone would never end. Before them are
+    those that could not fetch the version: others try it first."""
+
+    def rank(device: EdgeDevice) -> tuple[int, bytes]:
+        place = 2 if device.report is None else int(device.name in rollout.unable)
+        return place, _hash(f"{rollout.name}\0{device.name}")
+
+    return sorted((each for each in devices if rollout.covers(each)), key=rank)
 
 
 def count_wave(rollout: Rollout, devices: int) -> int:
@@ -101,6 +118,7 @@ def decide_rollout(
     `taken` by newer rollouts."""
     if rollout.phase is not RolloutPhase.RUNNING:
         return rollout
+    rollout = _note_unable(rollout, devices, taken)
     ordered = order_devices(rollout, devices)
     size = count_wave(rollout, len(ordered))
     wave = [each for each in ordered[:size] if each.name not in taken]
@@ -117,7 +135,8 @@ def decide_rollout(
         for each in in_wave
         if each and (each.serving == rollout.to or rollout.is_refused(each))
     ]
-    alone = len(tried) == 1 and sum(each in heard for each in wave) <= 1
+    able = [each for each in wave if not _is_unfetched(rollout, each)]
+    alone = len(tried) == 1 and sum(each in heard for each in able) <= 1
     if refused and (alone or len(refused) > max(1, MOST_REFUSED * len(tried))):
         why = refused[0].problem or "its trial on the device failed"
         reason = f"{len(refused)} of {len(tried)} devices refused it: {why}"
@@ -134,6 +153,8 @@ def decide_rollout(
                 sums_new=RevisionSums(),
             )
         return replace(rollout, phase=RolloutPhase.HALTED, reason=_tell_worse(judged))
+    if _is_never_fetched(rollout, heard, now):
+        return replace(rollout, phase=RolloutPhase.HALTED)
     given_up = _is_given_up(rollout, wave, heard, now)
     if given_up and _are_cut_off(rollout, wave):
         told = f"all {len(wave)} devices" if len(wave) > 1 else "the only device"
@@ -210,6 +231,60 @@ def _are_cut_off(rollout: Rollout, wave: Sequence[EdgeDevice]) -> bool:
     return len(fell) > (0 if is_second else 1)
 
 
+def list_doubtful(devices: Sequence[EdgeDevice], model: ModelVersion) -> Sequence[str]:
+    """Return the devices that seem unable to fetch a version: they could not fetch another one,
+    their disk is too small, or their clock is wrong."""
+    return [
+        each.name
+        for each in devices
+        if each.report is not None
+        and (
+            any(told.unfetched for told in each.report.models)
+            or (each.report.free_mib << 20) < model.size
+            or abs(each.report.skew_s) > _MOST_SKEW_S
+        )
+    ]
+
+
+def _note_unable(rollout: Rollout, devices: Sequence[EdgeDevice], taken: Container[str]) -> Rollout:
+    """Return the rollout with the devices that could not fetch the version, named in its reason."""
+    mine = [each for each in devices if rollout.covers(each) and each.name not in taken]
+    unable = dict(rollout.unable)
+    without: dict[str, str] = {}
+    for each in sorted(mine, key=lambda device: device.name):
+        told = _find(each, rollout.model)
+        if told is not None and rollout.is_unfetched(told):
+            unable[each.name] = told.problem[:_MOST_WHY] or "it does not say why"
+        if unable.get(each.name) and not (told and told.serving == rollout.to):
+            without[each.name] = unable[each.name]
+    reason = ""
+    if without:
+        named = ", ".join([*without][:_NAMED]) + ", …" * (len(without) > _NAMED)
+        why = next(iter(without.values()))
+        reason = f"{len(without)} of {len(mine)} devices could not fetch it ({named}): {why}"
+    return replace(rollout, unable=unable, reason=reason)
+
+
+def _is_unfetched(rollout: Rollout, device: EdgeDevice) -> bool:
+    told = _find(device, rollout.model)
+    return told is not None and rollout.is_unfetched(told)
+
+
+def _is_never_fetched(rollout: Rollout, heard: Sequence[EdgeDevice], now: datetime) -> bool:
+    """Return whether no device that is there could fetch the version for a long time."""
+    told = [(each, _find(each, rollout.model)) for each in heard]
+    waited = now - rollout.wave_at >= max(_GIVEN_UP, timedelta(seconds=_PATIENCE * rollout.soak_s))
+    return (
+        waited
+        and bool(told)
+        and all(
+            rollout.unable.get(each.name)
+            and not (found and (found.serving == rollout.to or rollout.is_refused(found)))
+            for each, found in told
+        )
+    )
+
+
 def _is_heard(device: EdgeDevice, now: datetime) -> bool:
     return device.report is not None and now - device.report.at < SILENT
 
@@ -225,8 +300,9 @@ def _is_wave_over(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime
 
 
 def _are_settled(rollout: Rollout, devices: Sequence[EdgeDevice], now: datetime) -> bool:
-    """Return whether all devices that are there serve or refuse the version, and one serves it."""
-    heard = [each for each in devices if _is_heard(each, now)]
+    """Return whether all devices that are there and can fetch the version serve or refuse it, and
+    one serves it."""
+    heard = [each for each in devices if _is_heard(each, now) and not _is_unfetched(rollout, each)]
     settled = [
         found
         for each in heard
