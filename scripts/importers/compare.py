@@ -36,10 +36,11 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import fields, replace
-from cavvy.importers.common_fields import BARE_SIZES, find_needs, is_credentials
+from cavvy.importers.common_fields import BARE_SIZES, find_needs
 from cavvy.spec import SpecError
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.problems import slug
+from cavvy.spec.sent_folders import is_credentials
 from cavvy.spec.translation import WAIT
 from cavvy.task_files import ReadOptions, Translation, load_file
 

@@ -13,6 +13,7 @@ from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.places import check_header_name, check_header_value, check_path
 from cavvy.spec.fields.workdir import is_commit
 from cavvy.spec.problems import SourceMark, slug
+from cavvy.spec.sent_folders import CREDENTIAL_FILES, CREDENTIALS
 from cavvy.spec.tree import Node, ScalarNode
 
 # Requests that a replica processes at the same time; SkyServe and dstack do not limit them.
@@ -166,22 +167,6 @@ def _find_problem(name: str, chips: int | None) -> str:
     return f"Google has no slice of {chips} {name} chips; it has {', '.join(map(str, sizes))}"
 
 
-_FILES = ("netrc", "git-credentials", "pypirc", "npmrc", "pgpass")
-_FOLDERS = (
-    *("ssh", "aws", "azure", "kube", "gnupg", "docker", "oci", "kaggle", "huggingface"),
-    *("config/gcloud", "config/gh", "config/rclone", "cache/huggingface(?=/token)"),
-)
-_CREDENTIALS = re.compile(
-    r"(?:~|/root|/home/[^/]+|/Users/[^/]+)/\."
-    rf"(?P<folder>{'|'.join((*_FILES, *_FOLDERS))})(?P<file>/(?!.*\.pub$).*|)"
-)
-
-
-def is_credentials(path: str) -> bool:
-    """Return whether a local path is a file or folder with credentials."""
-    return _CREDENTIALS.fullmatch(path) is not None
-
-
 def move_to_secret(
     path: str, target: str, key: str, mark: SourceMark, kept_keys: TranslationNotes
 ) -> str | None:
@@ -189,10 +174,10 @@ def move_to_secret(
     secret and writes the secret to `target` on the node. Returns the name of the secret, or None if
     the path contains no credentials. Raises WrongValue for a folder.
     """
-    match = _CREDENTIALS.fullmatch(path)
+    match = CREDENTIALS.fullmatch(path)
     if match is None:
         return None
-    if path.endswith("/") or not (match["file"] or match["folder"] in _FILES):
+    if path.endswith("/") or not (match["file"] or match["folder"] in CREDENTIAL_FILES):
         raise WrongValue(
             f"{path} contains credentials, which are not uploaded; name its files one by one, so "
             "that each becomes a secret"

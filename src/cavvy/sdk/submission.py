@@ -23,6 +23,7 @@ from cavvy.sdk.errors import InvalidArgument, InvalidTask
 from cavvy.sdk.files import find_parts, freeze_parts, send_frozen
 from cavvy.sdk.values import check_type
 from cavvy.spec.repository import capture
+from cavvy.spec.workdir import FolderSnapshot, FreezeError
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -56,7 +57,7 @@ def submit_task(
     _check_array(loaded.task, wanted=options.array)
     ceiling_micros = _read_ceiling(options.max_cost)
     project = options.project or loaded.task.project
-    origin, notes = _make_origin(connection, project, loaded, home)
+    origin, notes = _make_origin(connection, project, loaded, home, is_file=task.is_file)
     made = connection.submit(
         loaded.text,
         project=project,
@@ -113,23 +114,51 @@ def _read_ceiling(max_cost: str | float | Decimal | None) -> int | None:
 
 
 def _make_origin(
-    connection: "ApiClient", project: str, loaded: "LoadedTask", home: str | None
+    connection: "ApiClient",
+    project: str,
+    loaded: "LoadedTask",
+    home: str | None,
+    *,
+    is_file: bool,
 ) -> "tuple[RunOrigin, tuple[str, ...]]":
     """Upload the task's files. Returns the origin of the run, and remarks about the files."""
     parts = find_parts(loaded.task, loaded.source, loaded.folder)
     origin = capture(parts.get("", loaded.folder), task_text=loaded.text)
     notes = loaded.source.notes
+
+    def send(snapshot: FolderSnapshot) -> int:
+        if is_file:  # a task of a program has the folders that its author names
+            _check_folders(loaded, parts, snapshot)
+        return upload(connection, project, snapshot.blobs())
+
     if parts:
         limit_mib = settings.load().whole("server.blob_mib")
         folder = Path(home or default_home())
         snapshot, _ = send_frozen(
             lambda: freeze_parts(loaded.task, parts, folder, limit_mib),
-            lambda snapshot: upload(connection, project, snapshot.blobs()),
+            send,
         )
         origin, notes = replace(origin, snapshot=snapshot.hash), (*notes, *snapshot.notes)
     path = list_own_path(connection.address, *_list_programs())
     origin = replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides, path=path)
     return origin, notes
+
+
+def _check_folders(
+    loaded: "LoadedTask", parts: Mapping[str, Path], snapshot: FolderSnapshot
+) -> None:
+    """Raise FreezeError for a folder that the task file may have chosen against the user."""
+    from cavvy.spec.sent_folders import find_doubtful, is_named
+
+    named = is_named(loaded.overrides, loaded.source.own_folder)
+    for each in find_doubtful(parts, loaded.folder, snapshot, named=named):
+        raise FreezeError(
+            f"the local folder {each.real} of the task ({each.files:,} files, {each.size:,} bytes) "
+            f"{each.why}; nothing was sent",
+            "if you want to send it, name it: task.replace(workdir=FOLDER)"
+            if each.is_workdir
+            else "save credentials as secrets of the project",
+        )
 
 
 def _list_programs() -> list[str]:

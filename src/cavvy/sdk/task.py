@@ -86,6 +86,11 @@ class Task:
         """The name of the task in error messages: the path of its file, or "Task"."""
         return _SHOWN if self._file.name == _SHOWN else str(self._file)
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the task was read from a file; the dialect of others is known."""
+        return not self._dialect
+
     def _load(
         self, params: Mapping[str, object] | None = None, *, now: datetime | None = None
     ) -> "LoadedTask":

@@ -84,6 +84,19 @@ def open_repository(folder: Path) -> Iterator[GitFolder | None]:
         yield found
 
 
+def find_top(folder: Path) -> Path:
+    """Return the top folder of the repository that contains `folder`, or `folder` itself if there
+    is none. A repository of the whole home folder is none: it has all that is in it.
+    """
+    folder = folder.resolve()
+    try:
+        found = _find(folder)
+    except OSError:
+        found = None
+    homes = (Path.home().resolve(), *Path.home().resolve().parents)
+    return folder if found is None or found[0] in homes else found[0]
+
+
 def run_apart(*arguments: str) -> subprocess.CompletedProcess[bytes] | None:
     """Run git with the user's own settings and outside of all repositories, for example to ask
     another machine. Returns None if git cannot run or takes too long. Raises OSError.

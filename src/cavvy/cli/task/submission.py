@@ -3,6 +3,7 @@ asks the user to agree to costs. `cavvy run`, `rerun` and `bench` use this modul
 """
 
 import getpass
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from msgspec import Raw
 from msgspec.json import encode
 
 from cavvy.cli.reach.providers import load_settings
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.addresses import list_own_path
 from cavvy.client.blobs import upload
@@ -105,7 +106,7 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
     origin = capture(parts.get("", loaded.folder), task_text=text)
     if parts:
         _check_secrets(client, project, loaded.task)
-        snapshot = upload_files(client, project, loaded.task, parts)
+        snapshot = upload_files(client, project, loaded.task, parts, loaded)
         origin = replace(origin, snapshot=snapshot)
     return replace(
         origin,
@@ -147,14 +148,24 @@ def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
 
 
 def upload_files(
-    client: "ApiClient", project: str, task: TaskSpec, parts: Mapping[str, Path]
+    client: "ApiClient",
+    project: str,
+    task: TaskSpec,
+    parts: Mapping[str, Path],
+    loaded: "LoadedTask | None" = None,
 ) -> str:
     """Take a snapshot of the working folder and of the task's local files outside this folder, and
-    upload the files that the server lacks. Returns the hash of the snapshot. Raises CommandFailure.
+    upload the files that the server lacks. The user is asked about folders that the file of
+    `loaded` may have chosen against the user. Returns the hash of the snapshot. Raises
+    CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size
 
+    agreed = set[Path]()
+
     def send(snapshot: FolderSnapshot) -> int:
+        if loaded is not None:
+            _agree_to_folders(loaded, parts, snapshot, agreed)
         for note in snapshot.notes:
             click.echo(f"note: {note}", err=True)
         return _upload(client, project, snapshot.blobs())
@@ -167,6 +178,38 @@ def upload_files(
         err=True,
     )
     return snapshot.hash
+
+
+def _agree_to_folders(
+    loaded: "LoadedTask", parts: Mapping[str, Path], snapshot: FolderSnapshot, agreed: set[Path]
+) -> None:
+    """Ask about each folder that the task file may have chosen against the user, and add it to
+    `agreed`. A working folder that the command line names was the user's choice. --yes agrees to
+    costs only. Raises CommandFailure without a terminal."""
+    from cavvy.cli.view.formatting import show_size
+    from cavvy.domain.units import format_count
+    from cavvy.spec.sent_folders import find_doubtful, is_named
+
+    named = is_named(loaded.overrides, loaded.source.own_folder)
+    for each in find_doubtful(parts, loaded.folder, snapshot, named=named):
+        if each.real in agreed:
+            continue
+        what = "working folder" if each.is_workdir else "task's file or folder"
+        told = (
+            f"the {what} {each.real} ({show_size(each.size)} in "
+            f"{format_count(each.files, 'file')}) {each.why}"
+        )
+        if not may_ask():
+            hint = (
+                f"if you want to send it, name it: --workdir {shlex.quote(str(each.real))}; --yes "
+                "does not agree to it"
+                if each.is_workdir
+                else "save credentials with `cavvy secret set`; --yes does not agree to send them"
+            )
+            raise CommandFailure(f"{told}; nothing was sent", hint, exit_code=2)
+        click.echo(escape_controls(told), err=True)
+        click.confirm("send it?", abort=True, err=True)
+        agreed.add(each.real)
 
 
 def _freeze(task: TaskSpec, parts: Mapping[str, Path]) -> "FolderSnapshot":

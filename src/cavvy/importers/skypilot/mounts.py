@@ -7,13 +7,14 @@ from typing import Any
 
 from cavvy.domain.tasks import MountMode, Transfer, Volume, VolumeKind, Workdir
 from cavvy.domain.values import Struct, replace
-from cavvy.importers.common_fields import is_credentials, move_to_secret, read_place
+from cavvy.importers.common_fields import move_to_secret, read_place
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.importers.skypilot.needs import read_size
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.places import check_path, read_source
 from cavvy.spec.problems import SourceMark, slug
+from cavvy.spec.sent_folders import is_credentials
 from cavvy.spec.tree import Node, ScalarNode
 
 _URL = re.compile(r"([a-z0-9+.-]+)://", re.IGNORECASE)

@@ -1,0 +1,103 @@
+"""Folders that leave this machine only after a question."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cavvy.cli.task import submission
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.sdk.files import find_parts, freeze_parts
+from cavvy.spec.sent_folders import DoubtfulFolder, find_doubtful
+from cavvy.task_files import ReadOptions, load_task
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    folder = home / "repo"
+    (folder / "tasks").mkdir(parents=True)
+    (folder / "src").mkdir()
+    (folder / "src" / "a.py").write_text("a")
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "id_ed25519").write_text("key")
+    (home / "private").mkdir()
+    (home / "private" / "diary").write_text("text")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / "link").symlink_to("../private")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def find(folder: Path, text: str, overrides: str = "") -> list[DoubtfulFolder]:
+    """Return what a task file of the repository must ask for."""
+    file = folder / "tasks" / "a.yaml"
+    file.write_text(text)
+    loaded = load_task(str(file), {}, options=ReadOptions(overrides=overrides))
+    parts = find_parts(loaded.task, loaded.source, loaded.folder)
+    snapshot = freeze_parts(loaded.task, parts, folder.parent / ".state", 100)
+    submission._agree_to_folders(loaded, parts, snapshot, set())
+    return find_doubtful(parts, loaded.folder, snapshot)
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "why"),
+    [
+        ("workdir: ../link", "private", "outside of"),
+        ("workdir: ../../private", "private", "outside of"),
+        ("workdir: ../../.ssh", ".ssh", "credentials"),
+        ("resources: {cpus: 1}\nworkdir: ~/.ssh", ".ssh", "credentials"),
+        ("resources: {cpus: 1}\nworkdir: ~/private", "private", "outside of"),
+        ("type: task\nrepos: ['~/.ssh']\ncommands: [x]", ".ssh", "credentials"),
+        ("type: task\nrepos: ['~/private']\ncommands: [x]", "private", "outside of"),
+    ],
+)
+def test_a_folder_that_the_file_has_no_right_to_is_named_with_its_size(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str, why: str
+) -> None:
+    text = text if "type: task" in text else f"{text}\nrun: x\n"
+    monkeypatch.setattr(submission, "may_ask", lambda: False)
+    with pytest.raises(CommandFailure) as found:
+        find(repository, text)
+    assert f"{repository.parent / named} (" in found.value.message
+    assert " in 1 file) " in found.value.message
+    assert why in found.value.message
+    assert "--workdir" in found.value.hint
+    assert "--yes does not agree" in found.value.hint
+
+
+def test_folders_of_the_repository_and_those_that_the_user_names_are_sent(
+    repository: Path,
+) -> None:
+    for path in ("..", "../src", "."):
+        assert find(repository, f"workdir: {path}\nsetup: x\nrun: x\n") == []
+    private = repository.parent / "private"
+    chosen = find(repository, "workdir: ../link\nrun: x\n", f'{{"workdir": "{private}"}}')
+    assert [each.real for each in chosen] == [private], "named, and not asked for"
+
+
+def test_a_user_who_says_no_at_the_terminal_sends_nothing(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import click
+
+    asked: list[str] = []
+
+    def refuse(text: str, **_: object) -> None:
+        asked.append(text)
+        raise click.Abort
+
+    monkeypatch.setattr(submission, "may_ask", lambda: True)
+    monkeypatch.setattr(click, "confirm", refuse)
+    with pytest.raises(click.Abort):
+        find(repository, "workdir: ../../.ssh\nrun: x\n")
+    assert asked == ["send it?"]
+
+
+def test_a_repository_of_the_home_folder_gives_no_right_to_it(repository: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(repository.parent)], check=True)
+    loose = repository.parent / "download"
+    (loose / "tasks").mkdir(parents=True)
+    with pytest.raises(CommandFailure, match="outside of"):
+        find(loose, "workdir: ../../private\nrun: x\n")
