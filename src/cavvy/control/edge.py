@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -864,8 +864,8 @@ class EdgeService:
         device = await self.find(project, name)
         known = await self._read(project)
         found = known.models.get(f"{model}@{number}")
-        if found is None or not _may_have(device, found):
-            raise RowNotFound(f"project {project} has no model {model}@{number}")
+        if found is None or not _may_have(device, found, _list_needed(device, known)):
+            raise RowNotFound(f"no rollout gives {name} a model {model}@{number}")
         key = _turn_key(device, found)
         if (turns := self._turns.get(key)) and turns[-1][0] == name:
             self._begun.add((key, len(turns) - 1))
@@ -876,13 +876,14 @@ class EdgeService:
         EnrolmentRefused."""
         device = await self.find(project, name)
         known = await self._read(project)
+        needed = _list_needed(device, known)
         if not any(
             digest == file.sha256 or any(digest == delta.sha256 for delta in file.deltas)
             for each in known.models.values()
-            if _may_have(device, each)
+            if _may_have(device, each, needed)
             for file in each.files
         ):
-            raise RowNotFound(f"no model of the project has a file {digest}")
+            raise RowNotFound(f"no rollout gives {name} a file {digest}")
 
     @staticmethod
     async def list_files(blobs: BlobStore, snapshot: str, below: str) -> tuple[ModelFile, ...]:
@@ -1279,8 +1280,20 @@ def _turn_key(device: EdgeDevice, wanted: ModelVersion) -> tuple[str, ...]:
     return device.project, *_peer_group(device), wanted.name
 
 
-def _may_have(device: EdgeDevice, model: ModelVersion) -> bool:
-    return model.residency in ("", device.labels.get("residency", ""))
+def _may_have(device: EdgeDevice, model: ModelVersion, needed: Container[tuple[str, int]]) -> bool:
+    at_home = model.residency in ("", device.labels.get("residency", ""))
+    return at_home and (model.model, model.number) in needed
+
+
+def _list_needed(device: EdgeDevice, known: _ProjectDevices) -> Container[tuple[str, int]]:
+    """Return the versions that rollouts give to the device now, and those to which it returns if
+    these rollouts are halted. A device that was broken into gets nothing else of the project."""
+    rollouts = known.rollouts.values()
+    now = choose_versions(device, list(rollouts), known.members)
+    names = {each.name for each in now.values()}
+    earlier = [each for each in rollouts if each.name not in names]
+    back = choose_versions(device, earlier, known.members)
+    return {(each.model, each.to) for each in (*now.values(), *back.values())}
 
 
 def _list_taken(rollout: Rollout, known: _ProjectDevices) -> frozenset[str]:

@@ -20,7 +20,14 @@ from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.edge import EdgeService
 from cavvy.control.edge_devices import SitePace
-from cavvy.domain.edge import EdgeDevice, EdgeSite, ModelFile, ModelVersion, Rollout
+from cavvy.domain.edge import (
+    EdgeDevice,
+    EdgeSite,
+    ModelFile,
+    ModelVersion,
+    Rollout,
+    RolloutPhase,
+)
 from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
@@ -144,15 +151,66 @@ async def test_a_device_gets_nothing_of_a_model_that_must_not_come_to_it(api: Ap
     files = (ModelFile(path="m.onnx", sha256=name, size=7),)
     now, edge = api.app_state.now(), api.app_state.control_plane.edge
     model = {"project": "default", "files": files, "main": "m.onnx", "created_at": now}
-    store = api.app_state.store.edge.models
+    store = api.app_state.store.edge
     for number, residency, status in ((1, "eu", 404), (2, "", 200)):
-        await store.put(ModelVersion(**model, name=f"m@{number}", snapshot="", residency=residency))
+        version = ModelVersion(**model, name=f"m@{number}", snapshot="", residency=residency)
+        await store.models.put(version)
+        await store.rollouts.put(make_done(number, now))
         edge._known.clear()
         for path in (f"manifests/m/{number}", f"files/{name}"):
             answer = await api.http.get(f"{EDGE}/{path}", headers=headers)
             assert answer.status_code == status, answer.text
     answer = await api.http.get(f"{EDGE}/files/{name}", headers={**headers, "Range": "bytes=3-"})
     assert (answer.status_code, answer.content) == (206, b"ghts")
+
+
+async def test_a_device_gets_only_what_is_rolled_out_to_it(api: Api) -> None:
+    """And what it served before, in case it has to go back; not the rest of the project's models,
+    nor what other devices are to get."""
+    _, headers = await enrol(api, "gate")
+    now, edge = api.app_state.now(), api.app_state.control_plane.edge
+    store = api.app_state.store.edge
+    digests = dict[int, str]()
+    for number in range(1, 6):
+        data = b"weights %d" % number
+        digests[number] = sha256(data).hexdigest()
+        api.app_state.blobs.of("default").put(digests[number], [data])
+        file = ModelFile(path="m.onnx", sha256=digests[number], size=len(data))
+        version = {"project": "default", "files": (file,), "main": "m.onnx", "created_at": now}
+        await store.models.put(ModelVersion(**version, name=f"m@{number}", snapshot=""))
+
+    async def list_got() -> list[int]:
+        edge._known.clear()
+        got = list[int]()
+        for number, digest in digests.items():
+            paths = (f"{EDGE}/manifests/m/{number}", f"{EDGE}/files/{digest}")
+            codes = {(await api.http.get(path, headers=headers)).status_code for path in paths}
+            assert len(codes) == 1, (number, codes)
+            got += [number] if codes == {200} else []
+        return got
+
+    assert await list_got() == []
+    for number in (1, 2, 3):
+        await store.rollouts.put(make_done(number, now))
+    assert await list_got() == [2, 3]
+    await store.rollouts.put(replace(make_done(4, now), site="another"))
+    # its first wave has one of two devices
+    await enrol(api, "door")
+    fifth = replace(make_done(5, now), phase=RolloutPhase.RUNNING, waves=(0.5, 1.0))
+    await store.rollouts.put(fifth)
+    edge._known.clear()
+    known = await edge._read("default")
+    in_wave = "gate" in known.members["m-5"]
+    assert await list_got() == ([3, 5] if in_wave else [2, 3])
+    halted = await store.rollouts.get("default", "m-5")
+    await store.rollouts.put(replace(halted, phase=RolloutPhase.HALTED))
+    assert await list_got() == [2, 3]
+
+
+def make_done(number: int, now: datetime) -> Rollout:
+    """Return a rollout of a version of the model `m` that all devices of the project have."""
+    made = {"project": "default", "name": f"m-{number}", "model": "m", "to": number}
+    return Rollout(**made, phase=RolloutPhase.DONE, wave_at=now, created_at=now)
 
 
 async def test_a_model_does_not_leave_its_residency_in_the_folder_of_a_job_or_service(
@@ -399,6 +457,7 @@ def test_turns_outside_the_hours_of_a_site_do_not_count_for_a_day(opens: int) ->
         model = await store.edge.models.put(
             ModelVersion(project="p", name="m@2", snapshot="", files=(), main="", created_at=begun)
         )
+        await store.edge.rollouts.put(replace(make_done(2, begun), project="p"))
 
         def list_free() -> list[EdgeDevice]:
             return [each for each in devices if edge._may_fetch(each, model, clock.now(), {}, True)]
@@ -640,6 +699,7 @@ async def test_a_device_goes_on_anywhere_in_a_file_that_is_stored_as_chunks(api:
     for _ in range(2):
         assert (await user.publish("m")).status_code == 201
         assert blobs.path(name) is None
+    await api.app_state.store.edge.rollouts.put(make_done(1, api.app_state.now()))
     for start in (0, 5, CHUNK - 1, CHUNK, len(content) - 1):
         wanted = {**headers, "Range": f"bytes={start}-"}
         answer = await api.http.get(f"{EDGE}/files/{name}", headers=wanted)
