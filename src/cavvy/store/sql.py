@@ -579,9 +579,14 @@ class Store:
         return await self._all(EVENTS, then, job_id, after, limit)
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        """Return the job's charges, sorted by attempt, rank and time."""
+        """Return the job's charges, sorted by attempt in the order of their numbers, rank and
+        time."""
         then = "WHERE job_id = ? ORDER BY attempt_id, rank, since, kind"
-        return await self._few(CHARGES, then, job_id)
+        found = await self._few(CHARGES, then, job_id)
+        sql = "SELECT id, number FROM attempts WHERE job_id = ?"
+        rows = await self._rows(sql, job_id) if found else ()
+        numbers = {attempt_id: int(number) for attempt_id, number in rows}
+        return sorted(found, key=lambda each: numbers.get(each.attempt_id, 0))
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
         """Return the sum of the project's entries in the ledger. If `since` is given, only entries
