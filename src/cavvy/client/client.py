@@ -109,6 +109,7 @@ class ApiClient:
         name: str | None = None,
         user: str = "",
         consent: bool = False,
+        own_consent: bool = False,
         ceiling_micros: int | None = None,
         key: str | None = None,
     ) -> wire.Submitted:
@@ -126,6 +127,7 @@ class ApiClient:
             name=name,
             user=user,
             consent=consent,
+            own_consent=own_consent,
             ceiling_micros=ceiling_micros,
         )
         headers = {"Idempotency-Key": key or make_key()}
@@ -154,6 +156,7 @@ class ApiClient:
         origin: object,
         name: str | None = None,
         user: str = "",
+        own_consent: bool = False,
         placements: int = 0,
     ) -> wire.SubmissionCheck:
         """Check a task as `submit` does, without the working folder, and queue nothing. The answer
@@ -167,6 +170,7 @@ class ApiClient:
             origin=Raw(encode(origin)),
             name=name,
             user=user,
+            own_consent=own_consent,
         )
         target = f"{project_path(project)}/job-check" + query(placements=placements or None)
         return self.ask(target, wire.SubmissionCheck, ask)

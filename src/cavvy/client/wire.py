@@ -51,7 +51,8 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
     `origin` records where the run comes from. `origin.snapshot` is the name of the working folder's
     snapshot; the client must upload the snapshot's blobs before the request. `consent` allows
-    offers that cost money, up to `ceiling_micros`.
+    offers that cost money, up to `ceiling_micros`. With `own_consent`, only the `consent` of this
+    request counts, and not the one that was given for the machine or the pool that the task names.
     """
 
     text: str | None = None
@@ -62,6 +63,7 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
     name: str | None = None
     user: str = ""
     consent: bool = False
+    own_consent: bool = False
     ceiling_micros: int | None = None
 
 

@@ -105,6 +105,37 @@ async def test_another_user_must_agree_to_pay_for_a_machine(api: Api) -> None:
     assert (await api.post_job(more, user="ada")).status_code < 300
 
 
+async def test_a_request_of_an_agent_does_not_use_the_consent_for_a_machine(api: Api) -> None:
+    """Also without a question beforehand: the submission itself is refused."""
+    task = "{name: paid, run: 'true', machine: dev, resources: {cpu: 64}}"
+    await api.submit(task, consent=True, user="ada")
+    await wait_for(api, "starting")
+    more = "{name: more, run: 'true', machine: dev}"
+    check = "/v1/projects/default/job-check"
+    told = await api.http.post(check, json={"text": more, "user": "ada", "own_consent": True})
+    assert "$2.50" in told.json()["consent_needed"]
+    told = await api.http.post(check, json={"text": more, "user": "ada"})
+    assert told.json()["consent_needed"] == ""
+    refused = await api.post_job(more, user="ada", own_consent=True)
+    assert refused.json()["code"] == "consent-needed"
+    agreed = await api.post_job(more, user="ada", own_consent=True, consent=True)
+    assert agreed.status_code < 300
+
+
+async def test_the_start_of_a_machine_counts_as_a_waiting_job(api: Api) -> None:
+    await api.submit(TASK)
+    await wait_for(api, "starting")
+    await api.http.post(f"{MACHINE}/stop")
+    await wait_for(api, "stopped")
+    policy = {"user_waiting": 0}
+    assert (await api.http.put("/v1/projects/default/policy", json=policy)).status_code == 204
+    refused = await api.http.post(f"{MACHINE}/start", json={})
+    assert refused.json()["code"] == "policy-refused"
+    assert "and the start adds 1" in refused.json()["message"]
+    names = [each["name"] for each in (await api.http.get("/v1/jobs")).json()["jobs"]]
+    assert names == ["first"]
+
+
 async def test_a_session_is_found_by_its_machines_name_only_on_request(api: Api) -> None:
     session = "{name: dev, run: 'true', machine: dev, session: true, keep: 10m}"
     jobs = "/v1/projects/default/jobs"

@@ -49,7 +49,7 @@ async def get(app_state: AppState, project: ProjectPath, name: MachinePath) -> w
     rule=in_path(Permission.RUN),
     status=201,
     when={RowNotFound: "machine-not-found"},
-    errors=("no-offer", "consent-needed", "secret-missing"),
+    errors=("no-offer", "consent-needed", "secret-missing", "policy-refused", "project-archived"),
 )
 async def start(
     request: Request,

@@ -5,6 +5,7 @@ checkpoints of jobs.
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated, Any
@@ -72,7 +73,7 @@ from cavvy.domain.services import (
     name_replica,
 )
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.tasks import TaskSpec, take_role
+from cavvy.domain.tasks import TaskSpec, count_all, take_role
 from cavvy.domain.values import replace
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
@@ -125,6 +126,7 @@ async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> S
         "snapshot-missing",
         "residency",
         "too-large",
+        "policy-refused",
     ),
     limit="server.request_mib",
 )
@@ -196,19 +198,36 @@ async def _start(
         task = structs.replace(task, replica_groups=tuple(groups))
     else:
         task = structs.replace(task, **await admit(task))
+    more = await _count_more(app_state, task)
     try:
-        found = await _services(app_state).put(
-            task,
-            origin,
-            user=ask.user,
-            consented=ask.consent,
-            ceiling=submission.read_ceiling(ask),
-        )
+        async with submission.count_new(app_state, policies, ask.user, more, what="service"):
+            found = await _services(app_state).put(
+                task,
+                origin,
+                user=ask.user,
+                consented=ask.consent,
+                ceiling=submission.read_ceiling(ask),
+            )
     except NameTaken as error:
         raise ApiProblem("invalid-task", f"{ask.path}: service.{error.key}: {error}") from error
     if origin.snapshot is not None:
         app_state.snapshots.add((project, origin.snapshot))
     return found
+
+
+async def _count_more(app_state: AppState, task: TaskSpec) -> int:
+    """Return how many more replicas the service has at least than it had before."""
+    before = 0
+    with suppress(RowNotFound):
+        known = await app_state.store.services.get(task.project, task.name)
+        before = _count_least(known.task) if known.wanted else 0
+    return max(0, _count_least(task) - before)
+
+
+def _count_least(task: TaskSpec) -> int:
+    if task.replica_groups:
+        return count_all(task.replica_groups).least
+    return 0 if task.service is None else task.service.replicas.least
 
 
 async def _check_webhook_secrets(app_state: AppState, task: TaskSpec) -> None:

@@ -309,7 +309,7 @@ async def _admit(
     """Return what is stored of a checked task. Raises ApiProblem if the task is not admitted."""
     task = await place_buckets(app_state, await measure_inputs(app_state, task))
     task, consented = await admit_task(
-        app_state, task, policies, now, ask.user, consented=ask.consent
+        app_state, task, policies, now, ask.user, consented=ask.consent, own=ask.own_consent
     )
     return TaskSubmission(
         task=task,
@@ -363,15 +363,23 @@ async def _find_price(
     app_state.control_plane.jobs.check_times(task)
     placed, price = await place_buckets(app_state, await measure_inputs(app_state, task)), ""
     try:
-        policies = await app_state.store.policies_of(task.project)
-        await admit_task(
-            app_state, placed, policies, now, ask.user, consented=ask.consent, dry_run=True
-        )
+        await _try_admit(app_state, placed, now, ask)
     except ApiProblem as problem:
         price = f"{task.name}: {problem.message}"
         if problem.code != "consent-needed":
             raise ApiProblem(problem.code, price, problem.hint) from problem
     return CheckedTask(task=task, placed=placed, price=price)
+
+
+async def _try_admit(
+    app_state: AppState, task: TaskSpec, now: datetime, ask: wire.SubmitRequest
+) -> None:
+    """Apply the checks of `admit_task`, and store nothing."""
+    policies, own = await app_state.store.policies_of(task.project), ask.own_consent
+    given = ask.consent
+    await admit_task(
+        app_state, task, policies, now, ask.user, consented=given, own=own, dry_run=True
+    )
 
 
 async def check_submission(
@@ -392,10 +400,7 @@ async def check_submission(
     app_state.control_plane.jobs.check_times(task)
     placed = await place_buckets(app_state, await measure_inputs(app_state, task))
     try:
-        policies = await app_state.store.policies_of(project)
-        await admit_task(
-            app_state, placed, policies, now, ask.user, consented=ask.consent, dry_run=True
-        )
+        await _try_admit(app_state, placed, now, ask)
     except ApiProblem as problem:
         if problem.code != "consent-needed":
             raise
@@ -446,6 +451,7 @@ async def start_machine(
 ) -> JobRecord:
     """Submit a job that starts a machine. Raises ApiProblem."""
     now = app_state.now()
+    await app_state.store.archive.check(project)
     task, origin = await app_state.control_plane.machines.start_task(project, name)
     await check_secrets(app_state, task)
     task = await place_buckets(app_state, await measure_inputs(app_state, task))
@@ -453,9 +459,10 @@ async def start_machine(
     task, consented = await admit_task(
         app_state, task, policies, now, ask.user, consented=ask.consent
     )
-    return await app_state.control_plane.jobs.submit(
-        task, origin, project, user=ask.user, consented=consented
-    )
+    async with count_new(app_state, policies, ask.user, 1, what="start"):
+        return await app_state.control_plane.jobs.submit(
+            task, origin, project, user=ask.user, consented=consented
+        )
 
 
 async def move_job(app_state: AppState, job: JobRecord, ask: wire.RetryAsk) -> JobRecord | None:
@@ -487,11 +494,13 @@ async def admit_task(
     user: str,
     *,
     consented: bool,
+    own: bool = False,
     dry_run: bool = False,
 ) -> tuple[TaskSpec, bool]:
-    """Return the task as it will run, and whether the user has agreed to pay. If the task names a
-    machine, fields that the task does not set are copied from the machine, and the machine is
-    stored unless `dry_run` is set. Raises ApiProblem if no offer and no machine can run the task,
+    """Return the task as it will run, and whether the user has agreed to pay, for the task or, if
+    `own` is not set, for the machine or the pool that it names. If the task names a machine, fields
+    that the task does not set are copied from the machine, and the machine is stored unless
+    `dry_run` is set. Raises ApiProblem if no offer and no machine can run the task,
     or if the user must first agree to pay.
     """
     if task.edge is not None:  # it needs no node
@@ -503,7 +512,7 @@ async def admit_task(
     task = await app_state.images.pin(task, policies, login)
     task = await app_state.images.fill_in_command(task, login)
     if task.pool is not None:
-        return await _admit_to_pool(app_state, task, now, consented=consented)
+        return await _admit_to_pool(app_state, task, now, consented=consented, own=own)
     if task.machine is None:
         await check_offers(app_state, task, now, consented=consented)
         return task, consented
@@ -516,7 +525,7 @@ async def admit_task(
         await check_offers(app_state, found.task, now, consented=consented)
     elif refusal := explain_policy(policies, found.task, found.gang.offer):
         raise ApiProblem("policy-refused", str(refusal))
-    elif found.machine is not None and found.machine.user == user:
+    elif found.machine is not None and found.machine.user == user and not own:
         consented |= found.machine.consented  # the user agreed to pay for the gang
     if found.gang is not None and found.gang.offer.rate.micros_per_hour and not consented:
         raise ApiProblem("consent-needed", describe_price(found.task, found.gang.offer))
@@ -526,11 +535,11 @@ async def admit_task(
 
 
 async def _admit_to_pool(
-    app_state: AppState, task: TaskSpec, now: datetime, *, consented: bool
+    app_state: AppState, task: TaskSpec, now: datetime, *, consented: bool, own: bool
 ) -> tuple[TaskSpec, bool]:
-    """Return the task as it runs in its pool, and whether the user, or the user who applied the
-    pool, has agreed to pay. The job is also accepted while the pool has no offer. Raises ApiProblem
-    if no node of the pool can run the task.
+    """Return the task as it runs in its pool, and whether the user or, if `own` is not set, the
+    user who applied the pool has agreed to pay. The job is also accepted while the pool has no
+    offer. Raises ApiProblem if no node of the pool can run the task.
     """
     try:
         pool = await app_state.store.node_pools.get(task.project, task.pool or "")
@@ -543,7 +552,8 @@ async def _admit_to_pool(
         most = format_count(pool.max_nodes, "node")
         reason = f"pool {pool.name} has at most {most}, but the task asks for {task.nodes}"
         raise ApiProblem("pool-unfit", reason)
-    task, consented = complete_pool_task(task, pool), consented or pool.consented
+    task = complete_pool_task(task, pool)
+    consented |= pool.consented and not own
     try:
         found, of_pool = await _look_in_pool(app_state, task, pool, now)
     except TimeoutError:

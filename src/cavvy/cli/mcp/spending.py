@@ -72,13 +72,18 @@ class Spending:
                 price = "It runs until it is stopped. All that coding agents start may cost "
                 price += f"{format_usd(self._limit)} in a month."
             else:
-                price = ask_server(client, loaded, path, {}, _project_of(loaded)).consent_needed
+                # the user's consent to a kept machine or a pool is not for agents
+                project = _project_of(loaded)
+                checked = ask_server(client, loaded, path, {}, project, own_consent=True)
+                price = checked.consent_needed
             if price:
                 self._set_budget(client, _project_of(loaded))
         return PreparedTask(loaded=loaded, file=path, ceiling=ceiling, price=price)
 
     def submit(self, task: PreparedTask, *, agreed: bool) -> dict[str, object]:
-        """Submit a job; without `agreed`, only if it costs nothing. Raises CommandFailure."""
+        """Submit a job; without `agreed`, only if it costs nothing, which the server enforces while
+        it runs: what is free now may have a price later. Raises CommandFailure.
+        """
         from cavvy.cli.task.profiles import text_with_rates
         from cavvy.cli.task.submission import make_origin, submit
 
@@ -93,7 +98,8 @@ class Spending:
                 project=project,
                 origin=make_origin(client, project, loaded, loaded.text),
                 consent=agreed,
-                ceiling_micros=task.ceiling.micros if agreed and task.ceiling else None,
+                own_consent=True,
+                ceiling_micros=task.ceiling.micros if agreed and task.ceiling else 0,
             )
         return {"job": job.name, "id": job.id, "project": job.project, "phase": job.phase}
 

@@ -191,8 +191,12 @@ def ask_server(
     params: Mapping[str, str],
     project: str | None,
     name: str | None = None,
+    *,
+    own_consent: bool = False,
 ) -> "SubmissionCheck":
-    """Let the server apply the checks of a submission. Raises ApiError, CommandFailure."""
+    """Let the server apply the checks of a submission. With `own_consent`, the price is also stated
+    if the user has agreed to it before, for a machine or a pool. Raises ApiError, CommandFailure.
+    """
     from cavvy.cli.task.profiles import text_with_rates
     from cavvy.domain.jobs import RunOrigin
 
@@ -206,6 +210,7 @@ def ask_server(
         ),
         name=name,
         user=getpass.getuser(),
+        own_consent=own_consent,
     )
 
 

@@ -43,11 +43,13 @@ def submit(
     project: str,
     origin: "RunOrigin",
     consent: bool,
+    own_consent: bool = False,
     name: str | None = None,
     ceiling_micros: int | None = None,
 ) -> "Submitted":
     """Submit the task. If the user must first agree to the costs, show the price and ask for
-    confirmation.
+    confirmation. With `own_consent`, what the user has agreed to for a machine or a pool does not
+    count.
     """
 
     key = make_key()
@@ -62,6 +64,7 @@ def submit(
             name=name,
             user=getpass.getuser(),
             consent=consent,
+            own_consent=own_consent,
             ceiling_micros=ceiling_micros,
             key=key,
         )
