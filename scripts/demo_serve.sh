@@ -37,6 +37,18 @@ show() {
 }
 load() { show .venv/bin/python scripts/demo_serve_load.py "$url" "$@"; }
 field() { cavvy services show hello -o json | .venv/bin/python -c "import json, sys; found = json.load(sys.stdin); print($1)"; }
+# Each step asserts what it says: the demo fails if it did not happen.
+replicas() { field '"\n".join(each["job"] for each in found["replicas"])'; }
+check() {
+    if ! eval "$1"; then echo "the demo failed: $2" >&2; exit 1; fi
+}
+await() {
+    for _ in $(seq 240); do
+        if eval "$1"; then return; fi
+        sleep 0.5
+    done
+    check false "$2"
+}
 leave() {
     cavvy down --all --yes >/dev/null 2>&1 || true
     cavvy server stop >/dev/null 2>&1 || true
@@ -48,16 +60,19 @@ echo "A service on this machine that needs only Python. The machine's price of \
 heading "1. Start a service. No replica runs yet, so nothing is billed:"
 show cavvy serve "$folder/service.yaml" --yes
 url=$(field 'found["url"]')
+check '[ -z "$(replicas)" ]' "a replica runs before the first request"
 
-heading "2. Fifty requests at once: they wait for the first replica, and all are answered:"
+heading "2. Fifty requests at once: they wait until a replica runs, and all are answered:"
 load 50 --at-once 50
 
-heading "3. More load than one replica can take: more are started"
-load 600 --at-once 60
+heading "3. More load than one replica can take: several answer it"
+load 600 --at-once 60 --replicas 2
 show cavvy services
 
 heading "4. A replica is killed under load: its requests are repeated elsewhere, and another one is ordered"
+before=$(replicas)
 load 400 --at-once 8 --per-s 40 --kill-after 100
+await '[ -n "$(comm -13 <(sort <<<"$before") <(replicas | sort))" ]' "no replica was ordered for the killed one"
 
 heading "5. A new revision takes three times as long. It gets 30% of the requests, is found out, and is rolled back:"
 sed 's/WORK_S: 0.05/WORK_S: 0.15/' "$folder/service.yaml" >"$folder/slower.yaml"
@@ -66,9 +81,13 @@ for _ in $(seq 20); do
     load 100 --at-once 4 --per-s 25
     [ -z "$(field '(found["trial"] or {}).get("end", "")')" ] || break
 done
-show cavvy services show hello
+shown=$(show cavvy services show hello)
+echo "$shown"
+check 'grep -q "rolled back" <<<"$shown"' "the slower revision was not rolled back"
 
 heading "6. The bill: replicas are jobs, so it has each of them"
 show cavvy unserve hello
 show cavvy cost --by tag:service
-show cavvy cost --by job
+bill=$(show cavvy cost --by job)
+echo "$bill"
+check 'grep -q "hello\.1" <<<"$bill"' "the bill lacks the first replica"

