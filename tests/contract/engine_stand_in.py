@@ -21,10 +21,15 @@ class EngineStandIn(ReplicaStandIn):
     pause_s: float = 0.0  # between two tokens
     split: int = 0  # bytes of each chunk of a stream; 0: an event is a chunk
     speaks: str = "vllm"  # the variant of the answers
+    deaths: int = 0  # so many requests lose their connection before a byte of their answer
+    stream_ends: float = 0.0  # after so many parts, a stream loses its connection; 2.5: in a part
     mute: bool = False  # it answers only when `release` is set
     made: list[str] = field(default_factory=list)  # the IDs of its responses
 
     def _find(self, path: str) -> "Act":
+        if self.deaths:
+            self.deaths -= 1
+            return self._do_die
         return self._do_response if path.startswith("/v1/responses/") else super()._find(path)
 
     def _count(self, asked: dict[str, Any]) -> tuple[int, int]:
@@ -190,7 +195,12 @@ class EngineStandIn(ReplicaStandIn):
             return True
         head += b"Content-Encoding: br\r\n" if self.speaks == "coded" else b""
         writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n")
-        for piece in self._cut([each.encode() for each in events]):
+        for number, piece in enumerate(self._cut([each.encode() for each in events])):
+            if self.stream_ends and number >= int(self.stream_ends):
+                part = piece[: int(len(piece) * (self.stream_ends % 1))]
+                writer.write(b"%x\r\n%b\r\n" % (len(part), part) if part else b"")
+                await writer.drain()
+                return False
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
             if self.pause_s:

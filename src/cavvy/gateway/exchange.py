@@ -135,6 +135,7 @@ class Exchange:
         self.arrived_at = arrived_at
         self.wait_s = entry.route.wait_s
         self.held: list[bytes] = []  # the body that a replica has yet to get, or may get again
+        self.repeatable = head.idempotent
         self.keep_bytes = entry.replay_bytes if head.idempotent else 0
         self.body_done = head.length == 0
         if head.expect:
@@ -145,6 +146,10 @@ class Exchange:
     def begin(self) -> None:
         self._begun = True
         self.entry.enter(self)
+
+    def permit_repeat(self) -> None:
+        """Let the request be repeated as if it were idempotent, because it has no effects."""
+        self.repeatable, self.keep_bytes = True, self.entry.replay_bytes
 
     def feed(self, payload: bytes, done: bool) -> OwnAnswer | None:
         size = len(payload)
@@ -218,7 +223,7 @@ class Exchange:
         return out_head, [body]
 
     def forget_large_body(self) -> None:
-        """Drop the held body if it is too large to keep, or if the request is not idempotent.
+        """Drop the held body if it is too large to keep, or if the request is not repeatable.
         Without its body, the request cannot be retried."""
         if self.held_bytes > self.keep_bytes:
             self.held.clear()
@@ -263,7 +268,7 @@ class Exchange:
 
     def can_retry(self) -> bool:
         kept = not self._forgot and self.held_bytes <= self.keep_bytes
-        return self.head.idempotent and self.attempts < 2 and kept
+        return self.repeatable and self.attempts < 2 and kept
 
     def list_present(self) -> "list[Exchange]":
         """Return the members of the batch whose clients still wait."""

@@ -7,7 +7,7 @@ The format is `{"error": {"code": ..., "message": ..., "type": ..., "param": nul
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 import msgspec
 
@@ -82,6 +82,14 @@ class AnswerCode(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+class ErrorForm(Enum):
+    """The API in whose form an event states an error."""
+
+    OPENAI = auto()
+    RESPONSES = auto()
+    ANTHROPIC = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class OwnAnswer:
     """A response in JSON."""
@@ -107,6 +115,9 @@ ANSWERS = (OwnAnswer, WrittenAnswer)  # `isinstance` takes longer for a union
 
 
 OVERSIZED = OwnAnswer(413, AnswerCode.TOO_LARGE, "the body is larger than permitted")
+CUT = OwnAnswer(
+    502, AnswerCode.LOST, "the replica ended before its answer was complete; repeat the request"
+)
 SILENT = OwnAnswer(504, AnswerCode.SILENT, "the replica took too long to answer")
 
 
@@ -161,6 +172,19 @@ def write_body(status: int, code: AnswerCode, message: str, request_id: str) -> 
         usual = "server_error" if status >= 500 else "invalid_request_error"
         fields |= {"type": _TYPES.get(status, usual), "param": None}
     return msgspec.json.encode({"error" if status >= 400 else "call": fields})
+
+
+def write_error_event(answer: OwnAnswer, request_id: str, form: ErrorForm) -> bytes:
+    """Return the event that ends a stream whose answer cannot be completed."""
+    status, code, message = answer.status, answer.code, answer.message
+    if form is ErrorForm.ANTHROPIC:
+        body = _write_anthropic(status, code, message, request_id)
+    else:
+        body = write_body(status, code, message, request_id)
+    if form is ErrorForm.RESPONSES:  # whose events name their type
+        event = {"type": "error", "code": code.value, "message": message, "param": None}
+        body = msgspec.json.encode({**event, **msgspec.json.decode(body)})
+    return b"event: error\ndata: %b\n\n" % body
 
 
 def _write_anthropic(status: int, code: AnswerCode, message: str, request_id: str) -> bytes:

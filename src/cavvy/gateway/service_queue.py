@@ -1003,7 +1003,7 @@ def _count_tokens(exchange: Exchange) -> int:
 
 def _explain_loss(exchange: Exchange) -> str:
     text = "the replica closed the connection without an answer"
-    if exchange.head.idempotent:
+    if exchange.repeatable:
         return text
     return f"{text}; the request was not repeated, because it may have had an effect"
 

@@ -28,7 +28,7 @@ from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadError, ResponseHead
 from cavvy.gateway.kept_counts import TokenCount
-from cavvy.gateway.own_answers import OwnAnswer
+from cavvy.gateway.own_answers import CUT, ErrorForm, OwnAnswer, write_error_event
 from cavvy.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.gateway.rates import make_plain
 from cavvy.gateway.response_holders import ResponseHolders, ResponseIdReader, read_response_id
@@ -40,6 +40,7 @@ _OPTIONS = b'"stream_options":{"include_usage":true},'
 _ENCODINGS = re.compile(rb"(?i)\r\naccept-encoding:[^\r]*")
 _CODED = re.compile(rb"(?i)\r\ncontent-encoding:[ \t]*(?!identity)")
 _MEDIA = re.compile(rb"(?i)\r\ncontent-type:[ \t]*(?:(text/event-stream)|application/[^;\r]*json)")
+_REQUEST_ID = re.compile(rb"(?i)\r\nx-request-id:[ \t]*([^\r]*)")
 _NO_CHOICES = re.compile(rb'"choices"\s*+:\s*+\[\s*+\]')
 _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
 _ENDS = (b"\n\n", b"\r\n\r\n")  # of events
@@ -60,6 +61,7 @@ class TokenRoute(Struct, frozen=True, kw_only=True):
     # whether prompts and answers of which a language model states no tokens are estimated
     reads: bool = True
     writes: bool = True
+    errors: ErrorForm = ErrorForm.OPENAI  # of events that end a stream
 
 
 _USAGE_ONLY = TokenRoute(writes=False)
@@ -72,8 +74,8 @@ _OTHER = TokenRoute(token=b"data:", reads=False, writes=False)  # an event is a 
 _ROUTES = {
     b"/chat/completions": _CHAT,
     b"/completions": _TEXT,
-    b"/responses": TokenRoute(token=b'.delta"', holds=True),
-    b"/messages": TokenRoute(token=b'"content_block_delta"'),
+    b"/responses": TokenRoute(token=b'.delta"', holds=True, errors=ErrorForm.RESPONSES),
+    b"/messages": TokenRoute(token=b'"content_block_delta"', errors=ErrorForm.ANTHROPIC),
     b"/completion": _LLAMA,
     b"/infill": _LLAMA,
     b"/generate": _GENERATE,
@@ -185,6 +187,8 @@ def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: 
         return
     route = ROUTES.get(make_plain(target).partition(b"?")[0], _OTHER if engine.limited else None)
     if route is not None and exchange.entry.route.batch is None:
+        if route is not _OTHER and engine.models:  # nothing remains of what a lost replica did
+            exchange.permit_repeat()
         TokenMeter(exchange, engine, route, model)
 
 
@@ -212,7 +216,7 @@ class TokenMeter(PassingSink):
         self._whole: tuple[bytes, list[bytes]] | None = None  # if it may be sent again unchanged
         self._repeats = 0
         self._again = False  # the response is dropped, and the request is sent again
-        self._events: _UsageEvents | None = None  # removes the answer to the question
+        self._events: _WholeEvents | None = None  # also removes the answer to the question
         self._begin_try()
         exchange.sink = exchange.meter = self
         # compressed answers cannot be searched
@@ -323,7 +327,8 @@ class TokenMeter(PassingSink):
 
     @property
     def passes_chunks(self) -> bool:
-        return self._events is None and not self._again and self._sink.passes_chunks
+        asks = self._events is not None and self._events.drops
+        return not (asks or self._again) and self._sink.passes_chunks
 
     def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
         exchange = self._exchange
@@ -357,7 +362,12 @@ class TokenMeter(PassingSink):
 
     def pass_chunk(self, data: bytes) -> None:
         if self._reads:
-            self._see(data[data.index(b"\n") + 1 : -2])
+            payload = data[data.index(b"\n") + 1 : -2]
+            passed = self._see(payload)
+            if passed is not payload:  # a line is held until it is complete
+                if passed:
+                    self._sink.send(passed, False)
+                return
         self._sink.pass_chunk(data)
 
     def answer(self, answer: OwnAnswer) -> None:
@@ -366,7 +376,18 @@ class TokenMeter(PassingSink):
 
     def cut(self) -> None:
         self.close()
-        self._sink.cut()
+        if not (self._streams and self._sink.passes_chunks):
+            self._sink.cut()
+            return
+        exchange = self._exchange
+        if exchange.span is not None:
+            exchange.span.end("cut")
+        found = _REQUEST_ID.search(exchange.out_head)
+        request_id = found[1].decode("latin-1") if found else ""
+        # the empty line ends an event whose last lines are missing
+        event = b"\n" + write_error_event(CUT, request_id, self._route.errors)
+        self._sink.send(event, True)
+        self._sink.end()
 
     def end(self) -> None:
         if self._again:
@@ -405,7 +426,7 @@ class TokenMeter(PassingSink):
         self._former = (exchange.out_head, exchange.held)
         at = body.index(b"{") + 1
         exchange.replace_body(b"".join((body[:at], _OPTIONS, body[at:])))
-        self._events = _UsageEvents()
+        self._events = _WholeEvents(drops=True)
 
     # the answer
 
@@ -417,6 +438,8 @@ class TokenMeter(PassingSink):
         self._reads, self._streams = True, bool(media[1])
         if not self._streams or head.length >= 0:
             self._events = None
+        elif self._events is None:
+            self._events = _WholeEvents(drops=False)
         if self._streams:
             self._set_open(self._prompt, 0)
         if self._reader.read_head(head.fields):
@@ -515,21 +538,31 @@ class TokenMeter(PassingSink):
             self._count.begin(prompt - before[0], completion - before[1])
 
 
-class _UsageEvents:
-    """Removes the events of a stream that state usage and nothing else."""
+class _WholeEvents:
+    """Holds the end of a stream until it is a whole line, so that an event can follow if the
+    replica is lost. With `drops`, holds whole events, and removes those that state usage and
+    nothing else.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, drops: bool) -> None:
+        self.drops = drops
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the complete events among the held and the next bytes."""
+        """Return what is complete of the held and the next bytes."""
+        drops = self.drops
         if self._held:
             data, self._held = self._held + data, b""
-        elif data.endswith(b"\n\n") and not _NO_CHOICES.search(data):
+        elif data.endswith(b"\n\n" if drops else b"\n") and not (
+            drops and _NO_CHOICES.search(data)
+        ):
             return data
-        end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _ENDS)
+        if drops:
+            end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _ENDS)
+        else:
+            end = data.rfind(b"\n") + 1
         data, rest = data[:end], data[end:]
-        if _NO_CHOICES.search(data):
+        if drops and _NO_CHOICES.search(data):
             data = b"".join(each for each in _EVENT.findall(data) if not _states_usage(each))
         if len(rest) > _EVENT_MAX:
             return data + rest

@@ -94,6 +94,7 @@ def connect(gateway: GatewayProcess) -> Iterator[Connect]:
 def client(connect: Connect, engine: EngineStandIn) -> Any:
     engine.reset()
     engine.split, engine.pause_s, engine.speaks, engine.mute = 0, 0.0, "vllm", False
+    engine.deaths, engine.stream_ends = 0, 0.0
     return connect()
 
 
@@ -526,6 +527,74 @@ def test_a_killed_gateway_has_counted_each_answer_that_it_forwarded(
     more = count_more(gateway, before)
     assert more == dict(engine.tokens)
     assert more["completion"] == forwarded["completion"]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_a_request_of_a_lost_replica_is_repeated_once(
+    client: Any, engine: EngineStandIn, gateway: GatewayProcess, path: str
+) -> None:
+    body = json.dumps({"model": "org/tiny", "messages": CHAT, "input": "a", "prompt": "a"})
+    for deaths, status in ((1, 200), (2, 502)):
+        engine.seen.clear()
+        engine.deaths = deaths
+        sent = {"content_type": "application/json", "host": "localhost"}
+        reply = ask(gateway.port, "POST", f"/v1/{path}", body.encode(), **sent)
+        assert (reply.status, len(engine.seen)) == (status, 2), reply.body
+
+
+def test_a_request_with_effects_is_not_repeated(
+    client: Any, engine: EngineStandIn, gateway: GatewayProcess
+) -> None:
+    engine.deaths = 1
+    sent = {"content_type": "application/json", "host": "localhost"}
+    reply = ask(gateway.port, "POST", "/default/llm/orders", b"{}", **sent)
+    assert (reply.status, len(engine.seen)) == (502, 1)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("at", [2.0, 2.5])
+@pytest.mark.parametrize("split", [0, 300])
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_a_stream_of_a_lost_replica_ends_with_an_error(
+    client: Any,
+    engine: EngineStandIn,
+    gateway: GatewayProcess,
+    path: str,
+    split: int,
+    at: float,
+    asks: bool,
+) -> None:
+    engine.stream_ends, engine.split = at, split
+    asked = {"model": "org/tiny", "messages": CHAT, "input": "a", "prompt": "a", "stream": True}
+    if asks:
+        asked |= {"stream_options": {"include_usage": True}}
+    sent = {"content_type": "application/json", "host": "localhost"}
+    reply = ask(gateway.port, "POST", f"/v1/{path}", json.dumps(asked).encode(), **sent)
+    assert reply.status == 200
+    *events, last, rest = reply.body.decode().split("\n\n")
+    assert rest == ""
+    name, data = last.strip().split("\n")
+    assert name == "event: error"
+    found = json.loads(data.removeprefix("data: "))
+    assert found["error"]["code"] == "replica-lost"
+    assert found["error"]["type"] == ("api_error" if path == "messages" else "server_error")
+    assert ("type" in found) == (path in ("messages", "responses"))
+    for each in events:
+        for line in each.strip().split("\n"):
+            if line.startswith("data: "):
+                json.loads(line.removeprefix("data: "))
+
+
+def test_the_client_of_a_lost_replica_raises_the_error_of_its_stream(
+    client: Any, engine: EngineStandIn
+) -> None:
+    engine.stream_ends = 2
+    stream = client.chat.completions.create(model="org/tiny", messages=CHAT, stream=True)
+    assert len([next(stream), next(stream)]) == 2
+    with pytest.raises(openai.APIError, match="before its answer was complete"):
+        list(stream)
+    with pytest.raises(openai.APIError, match="before its answer was complete"):
+        list(client.responses.create(model="org/tiny", input="a", stream=True))
 
 
 def test_a_key_is_limited_to_its_tokens_a_minute(client: Any, connect: Connect) -> None:

@@ -11,7 +11,7 @@ from cavvy.domain.request_bills import KeyWork, TokenUse, combine_tokens, merge_
 from cavvy.gateway.client_keys import KeyLimit, make_limits
 from cavvy.gateway.config import ClientKey
 from cavvy.gateway.kept_counts import KeptCounts, read_work
-from cavvy.gateway.token_meter import _UsageEvents
+from cavvy.gateway.token_meter import _WholeEvents
 from cavvy.gateway.token_usage import GENERATE, LLAMA, USAGE, UsageReader
 
 OPENAI = {
@@ -149,7 +149,7 @@ def test_only_the_event_with_the_usage_is_removed(
 ) -> None:
     whole = b"".join(b"data: " + each + end for each in events)
     kept = b"".join(b"data: " + each + end for each in events if b'"usage"' not in each)
-    removes, found, at = _UsageEvents(), b"", 0
+    removes, found, at = _WholeEvents(drops=True), b"", 0
     for cut in [*sorted(cuts), len(whole)]:
         found += removes.feed(whole[at:cut])
         at = max(at, cut)
@@ -157,14 +157,14 @@ def test_only_the_event_with_the_usage_is_removed(
 
 
 def test_an_event_that_does_not_end_is_not_held_for_ever() -> None:
-    removes = _UsageEvents()
+    removes = _WholeEvents(drops=True)
     passed = b"".join(removes.feed(b"data: " + b"x" * 10_000) for _ in range(30))
     assert len(passed) > 200_000
 
 
 def test_a_large_event_after_one_without_choices_is_passed_on() -> None:
     first, large = event({"choices": [], "a": 1}), event({"choices": [1], "b": "x" * 100_000})
-    removes = _UsageEvents()
+    removes = _WholeEvents(drops=True)
     passed = removes.feed(first + large[:-9]) + removes.feed(large[-9:]) + removes.flush()
     assert passed == first + large
 
