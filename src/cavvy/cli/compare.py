@@ -101,13 +101,27 @@ def command(
             "" if compared.unknown else "`cavvy offers --accelerators` lists the accelerators",
         )
     _write_files(compared, chosen, report, plot, timeline)
-    rows = compared.rows if limit == 0 else compared.rows[: limit or _ROWS]
+    most = len(compared.rows) if limit == 0 or (limit is None and output == "json") else limit
+    rows = _take(compared.rows, what, most or _ROWS)
     if output == "json":
-        json_out(_make_document(compared, compared.rows[: limit or None], chosen))
+        json_out(_make_document(compared, rows, chosen))
     else:
         rows_out(_columns(compared), [_make_row(compared, each, chosen) for each in rows], output)
         if output == "table" and len(rows) < len(compared.rows):
             click.echo(f"{len(rows)} of {len(compared.rows)} rows; --limit 0 shows all.", err=True)
+
+
+def _take(
+    rows: "Sequence[ComparedAccelerator]", what: tuple[str, ...], limit: int
+) -> "Sequence[ComparedAccelerator]":
+    """Return the first rows, with as many of each accelerator that was asked for as of the
+    others."""
+    from cavvy.catalog.accelerators import names_matching
+    from cavvy.costs.comparison import take_evenly
+
+    asked = [each.partition(":")[0] for each in what if not each.endswith((".yaml", ".yml"))]
+    groups = [set(names_matching(each) or ()) for each in asked]
+    return take_evenly(rows, groups, limit)
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ the CPUs, the memory and the disks of the offer. Rates are the peaks of the data
 program reaches; `cavvy estimate` and `cavvy bench` predict and measure programs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date
 
 from cavvy.catalog.accelerators import AcceleratorModel, find_accelerator
@@ -79,6 +79,20 @@ def compare_offers(offers: Iterable[Offer]) -> list[ComparedAccelerator]:
             groups.setdefault(key, []).append(offer)
     rows = [_compare(*key, group) for key, group in groups.items()]
     return sorted(rows, key=_order)
+
+
+def take_evenly(
+    rows: Sequence[ComparedAccelerator], groups: Sequence[Container[str]], limit: int
+) -> Sequence[ComparedAccelerator]:
+    """Return at most `limit` of the rows, in their order: the first row of each group of
+    accelerators, then the second of each, and so on. Without groups, return the first rows."""
+    turns: list[tuple[int, int]] = []
+    counts = [0] * (len(groups) + 1)
+    for index, row in enumerate(rows):
+        group = next((at for at, each in enumerate(groups) if row.accelerator in each), -1)
+        turns.append((counts[group], index))
+        counts[group] += 1
+    return [rows[index] for index in sorted(index for _, index in sorted(turns)[:limit])]
 
 
 def _compare(

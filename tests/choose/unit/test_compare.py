@@ -357,3 +357,17 @@ def test_points_name_their_providers_and_stay_out_of_the_legend(home: Path) -> N
     }
     assert "H100 azure" in ends  # the H100 is at the right edge
     assert max(ends.values()) < 600
+
+
+def test_a_limit_shows_some_of_each_accelerator_that_was_asked_for(home: Path) -> None:
+    def list_names(*arguments: str) -> list[str]:
+        told = json.loads(run("compare", *arguments, "-o", "json").stdout)
+        return [row["accelerator"] for row in told]
+
+    assert set(list_names("H100", "L40S", "--limit", "2")) == {"H100", "L40S"}
+    whole = list_names("H100", "L40S")
+    some = [name.partition("-")[0] for name in list_names("H100", "L40S", "--limit", "4")]
+    assert sorted(some) == ["H100", "H100", "L40S", "L40S"]
+    assert list_names("H100", "--limit", "3") == list_names("H100")[:3]
+    assert list_names("--limit", "3") == list_names()[:3]
+    assert len(list_names("H100", "L40S", "--limit", "0")) == len(whole)
