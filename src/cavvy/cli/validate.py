@@ -65,6 +65,7 @@ def _validate(
     files: tuple[str, ...], params: dict[str, str], dialect: str, project: str | None, output: str
 ) -> int:
     from cavvy.cli.task.problems import check_task, find_refusal
+    from cavvy.domain.values import replace
     from cavvy.spec import SpecError
     from cavvy.task_files import ReadOptions, load_file
 
@@ -77,7 +78,8 @@ def _validate(
             text = sys.stdin.read() if file == "-" else None
             options = ReadOptions(dialect=dialect, text=text)
             found = load_file(file, params, now=datetime.now(UTC), options=options)
-            check_task(file, found, Path(file).absolute().parent, whole=True)
+            notes = check_task(file, found, Path(file).absolute().parent, whole=True)
+            found = replace(found, notes=(*found.notes, *notes))
         except SpecError as error:
             code = 2
             if output == "json":

@@ -522,6 +522,38 @@ def test_an_alternative_at_a_provider_that_is_not_configured_is_not_needed(plann
     assert "no provider 'slurm'" in validate(silent, "{providers: slurm, regions: cpu}")
 
 
+def test_a_gap_in_the_price_list_of_a_provider_is_a_note(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        make_offer("L4", 0.5),
+        replace(make_offer("H100", 3.0), provider="nodriver", region="eu", zone=None),
+    ]
+    (planned / "catalog.db").unlink()
+    write_snapshot(planned / "catalog.db", rows, [], as_of=TODAY)
+    file = planned / "task.yaml"
+
+    def validate(resources: str) -> tuple[int, str]:
+        file.write_text(f"run: x\nresources: {resources}\n")
+        done = CliRunner().invoke(cli, ["validate", str(file)])
+        return done.exit_code, done.output
+
+    note = "note: the price list has no H100:1 at aws, but it is a part of what is sold there"
+    code, said = validate("{gpu: H100:1, providers: aws}")
+    assert (code, note in said) == (0, True)
+    file.write_text("run: x\nresources: {gpu: H100:1, providers: aws}\n")
+    done = CliRunner().invoke(cli, ["validate", str(file), "-o", "json"])
+    assert done.exit_code == 0
+    assert note.removeprefix("note: ") in " ".join(json.loads(done.stdout)[0]["notes"])
+    code, said = validate("{any_of: [{gpu: H100:1, providers: aws}, {gpu: L4:1}]}")
+    assert (code, "price list" in said) == (0, False), "the alternative needs no note"
+    assert validate("{gpu: H100:4, providers: aws}")[0] == 2, "nobody sells it"
+    assert validate("{gpu: L4:1, providers: aws, memory: 9000}")[0] == 2, "that GPU is listed"
+    monkeypatch.setattr(market, "load_providers", lambda *_: {"aws": Cloud()})
+    code, said = validate("{gpu: H100:1, providers: aws}")
+    assert (code, "No offer" in said) == (2, True), "its own answer counts"
+
+
 def test_a_hint_names_only_files_that_exist(planned: Path) -> None:
     write_three_kinds(planned)
     (planned / "task.yaml").write_text("name: t\nrun: 'true'\nresources: {gpu: 'L4:7'}\n")

@@ -7,7 +7,7 @@ Also asks the server whether it would accept a task, without a submission. `cavv
 
 import getpass
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,8 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.client.state import default_home
 from cavvy.domain.offers import list_sellers
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
+from cavvy.domain.values import Struct, replace
 from cavvy.sdk.files import MIB, check_files, find_parts, split_parts
 from cavvy.spec import SpecError
 from cavvy.spec.problems import SpecProblem
@@ -32,31 +33,36 @@ from cavvy.task_files import Translation
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import SubmissionCheck
+    from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.task_files import LoadedTask, ReadOptions
 
 
-def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
+def check_task(
+    file: str, source: Translation, folder: Path, *, whole: bool = False
+) -> Sequence[str]:
     """Check that the task's files exist and that no option is misspelt. The task's providers,
     regions and instance types must be in the catalog or at a configured provider. If `whole` is
     true, the sizes of the task's files must be permitted, too, and at least one offer must meet the
     task's resources and limits. `folder` is the folder of the task file. Configured providers are
-    queried only about names that the catalog lacks. Raises SpecError with all problems, or
-    CommandFailure.
+    queried only about names that the catalog lacks. Returns notes about what only a provider that
+    is not configured can tell. Raises SpecError with all problems, or CommandFailure.
     """
-    texts = _explain_size(file)
+    texts, notes = _explain_size(file), list[str]()
     for task in source.tasks:
         if missing := object_to_files(task, source, folder, sizes=whole):
             texts.append(missing)
         if task.service is not None and (objection := object_to_service(task)):
             texts.append(f"{objection}; delete the key or change its value")
         unknown = [*_list_misspelt(task), *_list_unknown(task)]
-        impossible = _explain_impossible(task, folder) if whole and not unknown else ""
-        texts += unknown + [impossible] * bool(impossible)
+        texts += unknown
+        if whole and not unknown and (impossible := _explain_impossible(task, folder)):
+            (notes if impossible.is_gap else texts).append(impossible.text)
     if texts:
         found = [
             SpecProblem(file=file, line=0, column=0, message=each) for each in dict.fromkeys(texts)
         ]
         raise SpecError(found, source.guess)
+    return list(dict.fromkeys(notes))
 
 
 def object_to_files(task: TaskSpec, source: Translation, folder: Path, *, sizes: bool) -> str:
@@ -137,10 +143,18 @@ def _list_unknown(task: TaskSpec) -> list[str]:
     return [line for text in dict.fromkeys(texts) for line in text.splitlines()]
 
 
-def _explain_impossible(task: TaskSpec, folder: Path) -> str:
+class _Impossible(Struct, frozen=True):
+    """Why no offer meets a task. `is_gap` is true if only the price list of a provider that is not
+    configured lacks one: it may sell what the task needs."""
+
+    text: str
+    is_gap: bool = False
+
+
+def _explain_impossible(task: TaskSpec, folder: Path) -> _Impossible | None:
     """Return why no offer of the catalog or of a configured provider meets the task's resources and
-    limits. Returns "" if an offer meets the resources and limits, or if a provider that might have
-    such an offer is not configured or did not answer. Raises CommandFailure.
+    limits. Returns None if an offer meets the resources and limits, or if a provider that might
+    have such an offer is not configured or did not answer. Raises CommandFailure.
     """
     from cavvy.cli.task.market import ask_market
     from cavvy.cli.task.profiles import with_rates
@@ -150,7 +164,7 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> str:
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
-    reasons: list[str] = []
+    reasons, gaps = list[str](), list[str]()
     now = datetime.now(UTC)
     # If the task has no limits, any matching offer is enough.
     enough = None if _is_limited(task) else 1
@@ -161,18 +175,43 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> str:
                 need = each.resources
                 found = snapshot.match(need, limit=enough)
                 if plan(each, found.offers, now=now).placements:
-                    return ""
+                    return None
                 market = ask_market()
                 matches = [*market.match(need).values(), market.complete(found)]
                 made = plan(each, [offer for m in matches for offer in m.offers], now=now)
                 known = {*listed, *market.answers}
                 unknown = [each for each in need.providers if not list_sellers((each,)) & known]
                 if market.list_problems(need) or made.placements or unknown:
-                    return ""
+                    return None
+                if gap := _explain_gap(snapshot, need, market.answers):
+                    gaps.append(gap)
+                    continue
                 reasons.append(say_no_offer(each, explain(matches, made)))
     except SnapshotError:
+        return None
+    return _Impossible(gaps[0], is_gap=True) if gaps else _Impossible(join_reasons(reasons))
+
+
+def _explain_gap(
+    snapshot: "CatalogSnapshot", need: ResourceSpec, configured: Container[str]
+) -> str:
+    """Return a note if the price list lacks the accelerators only at providers that the task names
+    and that are not configured, while others sell machines with them. Otherwise, return ""."""
+    silent = [each for each in list_sellers(need.providers) if each not in configured]
+    if not silent or not need.accelerators:
         return ""
-    return join_reasons(reasons)
+    anywhere = ResourceSpec(accelerators=need.accelerators, spot=SpotPolicy.AUTO)
+    there = replace(anywhere, providers=need.providers)
+    if snapshot.match(there, limit=1).offers or not snapshot.match(anywhere, limit=1).offers:
+        return ""
+    from cavvy.planner.explain import wish
+
+    what, whom = wish(anywhere), " and ".join(silent)
+    return (
+        f"the price list has no {what} at {whom}, but it is a part of what is sold there; once "
+        f"{whom} is configured, its own answer counts (`cavvy check {silent[0]}` says what is "
+        "missing)"
+    )
 
 
 def _is_limited(task: TaskSpec) -> bool:
