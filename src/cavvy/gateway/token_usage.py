@@ -27,7 +27,7 @@ _KEYS = re.compile(
 _KEYS_REST = 512  # bytes in which such keys follow each other
 _FIELDS = re.compile(rb"(?i)\r\nx-(prompt|generated|compute)-tokens:[ \t]*(\d{1,12})(?=[ \t]*\r)")
 _COUNT_MAX = 1 << 40  # what no answer holds
-_decode = json.JSONDecoder().raw_decode  # of the object at a place, whatever follows it
+_decode = json.JSONDecoder().raw_decode  # of an object that other text may follow
 
 # The names of OpenAI, of Anthropic (and Cohere), of Bedrock's Converse, and of Gemini.
 _PROMPT = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count")

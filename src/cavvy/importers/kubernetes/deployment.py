@@ -315,7 +315,7 @@ def _name(metric: Values) -> str:
 
 def _read_metric(metric: Values) -> ReplicaTarget | None:
     """Return the target, or None if the metric is not an average over the pods that Cavvy can
-    measure. The use of GPUs is one in each form, since it is a share of whatever is measured.
+    measure. The use of GPUs is one in each form, because it is a share.
     """
     source = _source(metric)
     name = at(source, "metric").get("name") or source.get("metricName")
