@@ -175,7 +175,9 @@ class RankRunner:
         """Report where the work's processes are, and write their stacks to the log."""
         text = str(found.pop("text"))
         start = "\n" if self._line_open else ""
-        self.wrote(f"{start}cavvy: {text}\n".encode(errors="replace"))
+        if found["stacks"] or (self._work is not None and self._work.stuck_s is not None):
+            # the log of work without the limit need not tell that there are none
+            self.wrote(f"{start}cavvy: {text}\n".encode(errors="replace"))
         self.say(
             "stacks",
             **found,

@@ -439,8 +439,6 @@ class StepRunner:
                 stacks = json.loads(b"".join(lines))
             except ValueError:
                 stacks = {"stacks": [], "moved": False, "text": "no stacks: py-spy was killed"}
-            if stacks["moved"] and self._watch is not None:
-                self._watch.moved()
             found(stacks)
 
         try:

@@ -161,8 +161,11 @@ def _rank_facts(job: "JobDetail") -> list[tuple[str, object]]:
         facts.append(("stragglers", describe_stragglers(slow)))
     still = min((node.telemetry.get("still_s", 0) for node in own.nodes), default=0)
     if still >= _STILL_TOLD_S:
-        since = format_duration(timedelta(seconds=round(still)))
-        facts.append(("no progress", f"for {since}, on any rank"))
+        now, silence = datetime.now(UTC), timedelta(seconds=round(still))
+        text = f"for {format_duration(silence)}, since {now - silence:%H:%M:%S} UTC, on any rank"
+        facts.append(("no progress", text))
+        if own.silent is not None and own.silent.at >= now - silence:
+            facts.append(("silent", own.silent.reason))
     return facts
 
 

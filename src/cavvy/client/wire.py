@@ -197,6 +197,13 @@ class NodeView(Answer, frozen=True, kw_only=True):
     progress: dict[str, float | str]
 
 
+class SilentView(Answer, frozen=True, kw_only=True):
+    """Work that makes no progress: where it was at a look."""
+
+    at: datetime
+    reason: str
+
+
 class AttemptView(Answer, frozen=True, kw_only=True):
     """One attempt of a job on one offer."""
 
@@ -214,6 +221,8 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     first_failed_rank: int | None
     # the processes that did not reach the place where the others wait, if the work made no progress
     stuck_ranks: list[int] = []
+    # where work that made no progress was when its ranks were last asked, which ended nothing
+    silent: SilentView | None = None
     created_at: datetime
     since: datetime
     launched_at: datetime | None

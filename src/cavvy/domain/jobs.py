@@ -348,6 +348,8 @@ class RankStack(Struct, frozen=True, kw_only=True):
     place: str  # the innermost line of the program's own code
     call: str = ""  # the operation of PyTorch in which it waits for other ranks, or ""
     collectives: tuple[RankCollective, ...] = ()  # by PyTorch's flight recorder, if it has one
+    works: bool = False  # whether it computes, or its stack changes, and it waits for no other rank
+    mark: int = 0  # the same in two looks if it has waited at one place between them
 
 
 class StackReport(Struct, frozen=True, kw_only=True):
@@ -377,6 +379,16 @@ class StuckWork(Struct, frozen=True, kw_only=True):
     reason: str
     ranks: tuple[int, ...] = ()
     node: int | None = None
+
+
+class SilentWork(Struct, frozen=True, kw_only=True):
+    """Work that says nothing, but computes: where it was `at` a look, and since which look the
+    same ranks have been waited for, at one place (`mark`)."""
+
+    at: datetime
+    since: datetime
+    reason: str
+    mark: str = ""
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -433,6 +445,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
         None  # the checkpoint interval that was sent to the work, if Cavvy chooses the interval
     )
     stuck: StuckWork | None = None  # set if the work is ended because it hangs
+    silent: SilentWork | None = None  # set if the work was silent for long at the last look
     slow: SlowRanks | None = None  # set if ranks need longer for a step than others
     wait: AttemptWait | None = None
     version: int = 0

@@ -94,7 +94,8 @@ def test_status_names_stragglers_and_silence(client: FakeClient) -> None:
     client.all_jobs["now"] = make_job("now", "running", attempts=[make_attempt(1, nodes=nodes)])
     told = " ".join(run("status", "now").stdout.split())
     assert "stragglers steps take longer than the median: rank 2 (1.8 times)" in told
-    assert "no progress for 10m40s, on any rank" in told
+    assert "no progress for 10m40s, since " in told
+    assert " UTC, on any rank" in told
 
 
 @pytest.mark.parametrize(

@@ -263,11 +263,6 @@ class WorkMonitor:
         share = None if self._alone else self.usage.cpu_percent
         self._figures.spend(self._cpus.read(now, share))
 
-    def moved(self) -> None:
-        """Take note that the work makes progress, and report it."""
-        self._moved_at = time.monotonic()
-        self._tell_usage(self._moved_at)
-
     def _flows(self) -> bool:
         """Return whether the work moves data, as programs do that load or save much."""
         rates = self.usage.rates
@@ -291,8 +286,7 @@ class WorkMonitor:
         self._told_gpus = self.gpus
         values = {**self._measured, "memory_peak_mib": self.usage.memory_peak_mib}
         values.update(self.gpus)
-        if self._stuck_s is not None:
-            values["still_s"] = round(now - self._moved_at)
+        values["still_s"] = round(now - self._moved_at)
         if self._gpu_busy_at < now:
             values["gpu_idle_s"] = round(now - self._gpu_busy_at)
         self._say("telemetry", values=dict(values, **self._means.add(values, now - since)))

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import time
+import zlib
 
 from ..disk import open_own, read_process
 
@@ -29,6 +30,10 @@ MOST_PROCESSES = 64
 MOST_TEXT = 200_000  # characters of all stacks in the log
 LIMIT_S = 10.0  # of one call of the tool
 ROUNDS, PAUSE_S = 4, 4.0  # a process whose stack differs between rounds does not hang
+# The part of its time for which a process wants a CPU if it computes; what only polls wants less.
+BUSY = 0.1
+# Devices of GPUs. A process that waits for one may keep a CPU busy, so that its use says nothing.
+GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 PPID, START = 1, 19  # indexes of the fields of /proc/PID/stat after the program's name
 # Files of PyTorch in which a rank waits for others, and the name of the wait; "" for the name of
 # the function.
@@ -38,12 +43,14 @@ WAITS = {
     "torch/autograd/graph.py": "backward",
     "torch/cuda/__init__.py": "synchronize",
 }
+DATA_LOADER = "torch/utils/data/dataloader.py"
+DATA_WORKER = "torch/utils/data/_utils/worker.py"
 # Files whose frames show that a process only starts other processes or helps one.
 HELPERS = (
     "multiprocessing/resource_tracker.py",
     "multiprocessing/forkserver.py",
     "multiprocessing/popen_",
-    "torch/utils/data/_utils/worker.py",
+    DATA_WORKER,
     "torch/utils/data/_utils/pin_memory.py",
     "torch/multiprocessing/spawn.py",
     "torch/distributed/elastic/",
@@ -84,13 +91,17 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     programs = sorted(pid for pid in pids if is_python(pid))[:MOST_PROCESSES]
     if not tool:
         text = f"no stacks: {TOOL} is installed neither with the task nor with Cavvy on this node"
-        return {"stacks": list_flights(programs), "moved": False, "text": text}
+        uses = CpuUses(pids)
+        uses.rest(PAUSE_S)
+        works = find_working({*pids}, {}, set(), uses.list_busy())
+        return {"stacks": list_flights(programs), "moved": bool(works), "text": text}
     since, asked = time.time(), ask_for_dumps(programs)
+    uses = CpuUses(pids)
     seen: dict[int, list[dict[str, Any]]] = {}
     moved, faults = set[int](), list[str]()
     for turn in range(ROUNDS):
         if turn:
-            time.sleep(PAUSE_S)
+            uses.rest(PAUSE_S)
         for pid in programs if not turn else list(seen):
             frames, fault = dump(tool, pid)
             if any(each["file"].endswith(OWN) for each in frames):
@@ -102,15 +113,20 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
             if frames or pid not in seen:
                 seen[pid] = frames
     main = {pid: frames for pid, frames in seen.items() if not is_helper(frames)}
+    if not any(main.values()):  # a program that waits for others that it has started
+        main = {pid: frames for pid, frames in seen.items() if frames} or main
+    works = find_working({*pids}, main, moved, uses.list_busy())
     stacks = []
     if any(main.values()):
-        flights = {} if moved & set(main) else read_flights(programs, asked, since)
+        flights = {} if works else read_flights(programs, asked, since)
         stacks = [
             {
                 **flights.get(pid, {}),
-                **describe(main[pid] or read_state(pid)),
+                **describe(main[pid] or read_state(pid), list_workers(pid, seen)),
                 "rank": number,
                 "world": world,
+                "works": pid in works,
+                "mark": make_mark(pid, main[pid]),
             }
             for pid, number, world in _number(main, rank)
         ]
@@ -121,7 +137,98 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     )
     if not programs:
         text = "no stacks: the work runs no Python program"
-    return {"stacks": stacks, "moved": bool(moved & set(main)), "text": text}
+    return {"stacks": stacks, "moved": bool(works), "text": text}
+
+
+def find_working(
+    pids: set[int],
+    main: dict[int, list[dict[str, Any]]],
+    moved: set[int],
+    busy: set[int],
+) -> set[int]:
+    """Return which processes do work of their own: those of `main` whose stacks have changed, or
+    that compute, or one of whose children computes, and that wait for no other rank; and others
+    that compute without being a child of one of them."""
+    found = {pid for pid in moved & main.keys() if not find_call(main[pid])}
+    for pid in busy:
+        root = next((at for at in list_parents(pid, pids) if at in main), pid)
+        if not find_call(main.get(root, [])) and not has_gpu(pid):
+            found.add(root)
+    return found
+
+
+class CpuUses:
+    """For how long processes want a CPU, between the looks of the tool, which stops them."""
+
+    def __init__(self, pids: Collection[int]) -> None:
+        self._wanted = dict.fromkeys(pids, 0.0)
+        self._spent = 0.0
+
+    def rest(self, seconds: float) -> None:
+        began, before = time.monotonic(), {pid: read_wanted(pid) for pid in self._wanted}
+        time.sleep(seconds)
+        for pid, each in before.items():
+            self._wanted[pid] += max(0.0, read_wanted(pid) - each)
+        self._spent += time.monotonic() - began
+
+    def list_busy(self) -> set[int]:
+        return {pid for pid, each in self._wanted.items() if each >= BUSY * self._spent > 0}
+
+
+def list_parents(pid: int, among: set[int]) -> Iterator[int]:
+    """Yield a process, and those of the work that have started it, the nearest first."""
+    told = set[int]()
+    while pid in among and pid not in told:
+        told.add(pid)
+        yield pid
+        pid = int((read_process(pid) or [b"", b"0"])[PPID])
+
+
+def read_wanted(pid: int) -> float:
+    """Return for how many seconds the threads of a process have run, or waited for a CPU."""
+    total = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+                run, waited, _ = file.read().split()
+            total += int(run) + int(waited)
+    except (OSError, ValueError):  # it has ended, or the kernel does not count
+        pass
+    return total / 1e9
+
+
+def has_gpu(pid: int) -> bool:
+    """Return whether a process has opened a GPU."""
+    try:
+        opened = [os.readlink(each.path) for each in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False
+    return any(path.startswith(GPUS) for path in opened)
+
+
+def list_workers(pid: int, seen: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the frames of a worker of the data loader in which a process waits, or []."""
+    if not any(DATA_LOADER in each["file"] for each in seen[pid]):
+        return []
+    for other, frames in seen.items():
+        if any(DATA_WORKER in each["file"] for each in frames) and pid in list_parents(
+            other, {*seen}
+        ):
+            own = [each for each in frames if not is_library(each["file"])]
+            if own:
+                return own
+    return []
+
+
+def make_mark(pid: int, frames: list[dict[str, Any]]) -> int:
+    """Return a number that stays the same while the main thread waits at one place: of its frames,
+    their variables, and its use of a CPU."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
+            ticks = file.read().rpartition(b")")[2].split()[11:13]
+    except OSError:
+        ticks = []
+    return zlib.crc32(repr((frames, ticks)).encode())
 
 
 def list_flights(pids: Collection[int]) -> list[dict[str, Any]]:
@@ -188,11 +295,13 @@ def dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
 
 def find_main(threads: list[dict[str, Any]], pid: int) -> dict[str, Any]:
     """Return the main thread, or {}. py-spy knows names of threads only if the program has imported
-    `threading`, and IDs of the system only where it may read them. Every other thread of Python
-    begins in `threading`, or with a function of a library.
+    `threading`, and IDs of the system only where it may read them: those that Python has kept,
+    which are of its own PID namespace. Every other thread of Python begins in `threading`, or with
+    a function of a library.
     """
+    own = {pid, *read_own_numbers(pid)}
     marks: list[Callable[[dict[str, Any]], bool]] = [
-        lambda each: each.get("os_thread_id") == pid,
+        lambda each: each.get("os_thread_id") in own,
         lambda each: each.get("thread_name") == "MainThread",
         lambda each: bool(each.get("frames")) and each["frames"][-1]["name"] == "<module>",
         lambda each: len(threads) == 1,
@@ -200,19 +309,35 @@ def find_main(threads: list[dict[str, Any]], pid: int) -> dict[str, Any]:
     return next((each for mark in marks for each in threads if mark(each)), {})
 
 
+def read_own_numbers(pid: int) -> list[int]:
+    """Return the numbers of a process in its PID namespaces, [] if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            lines = [line.split() for line in file if line.startswith("NSpid:")]
+    except OSError:
+        return []
+    return [int(number) for line in lines for number in line[1:]]
+
+
 def is_helper(frames: list[dict[str, Any]]) -> bool:
     """Return whether the process only starts others, or helps one: its innermost frames say so."""
     return any(part in each["file"] for each in frames for part in HELPERS)
 
 
-def describe(frames: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return where a process is: its innermost frame outside of libraries, and the operation of
-    PyTorch in which it waits for other ranks, or ""."""
+def describe(frames: list[dict[str, Any]], worker: Collection[Any] = ()) -> dict[str, Any]:
+    """Return where a process is: its innermost frame outside of libraries, that of the `worker` for
+    which it waits, and the operation of PyTorch in which it waits for other ranks, or ""."""
+    place = _name_place(frames)
+    if worker:
+        place += f", waiting for a data worker at {_name_place([*worker])}"
+    return {"place": place[:200], "call": find_call(frames)}
+
+
+def _name_place(frames: list[dict[str, Any]]) -> str:
     own_code = [each for each in frames if not is_library(each["file"])]
     at = (own_code or frames)[0]
     line = f":{at['line']}" if at["line"] else ""
-    place = f"{os.path.basename(at['file'])}{line} in {at['name']}"
-    return {"place": place[:200], "call": find_call(frames)}
+    return f"{os.path.basename(at['file'])}{line} in {at['name']}"
 
 
 def read_state(pid: int) -> list[dict[str, Any]]:

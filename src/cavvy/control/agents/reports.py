@@ -226,8 +226,6 @@ def _stacks(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
         report.node,
         stacks=StackReport(at=now, stacks=stacks, moved=message.moved, text=message.text[:300]),
     )
-    if message.moved:
-        _note_progress(report)
     report.moved = True
 
 

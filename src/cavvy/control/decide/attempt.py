@@ -103,6 +103,12 @@ class EndStuck(Struct, frozen=True, kw_only=True):
     grace: timedelta
 
 
+class NoteSilent(Struct, frozen=True, kw_only=True):
+    """Note that the work makes no progress, but is not ended, and where it is."""
+
+    work: jobs.SilentWork
+
+
 class NoteSlow(Struct, frozen=True, kw_only=True):
     """Note which ranks need longer for a step than others. The event `text` tells of those in
     `new`, if there are any."""
@@ -132,6 +138,7 @@ Action = (
     | EndStuck
     | CountMiss
     | ClearMisses
+    | NoteSilent
     | NoteSlow
     | KeepGang
     | RecheckAttempt
@@ -256,6 +263,8 @@ def _stuck(view: AttemptSnapshot, now: datetime) -> Action | None:
             )
         case AwaitStacks() as found:
             return RecheckAttempt(after=found.after)
+        case jobs.SilentWork() as found:
+            return NoteSilent(work=found)
         case jobs.StuckWork() as found:
             left_ranks = [x.rank for x in view.nodes if x.phase is not jobs.NodePhase.EXITED]
             return EndStuck(work=found, ranks=tuple(left_ranks), grace=grace)

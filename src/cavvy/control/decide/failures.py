@@ -15,6 +15,7 @@ from cavvy.domain.jobs import (
     NodePhase,
     RankCollective,
     RankStack,
+    SilentWork,
     StuckWork,
 )
 from cavvy.domain.units import format_duration
@@ -25,6 +26,10 @@ STILL = "still_s"  # telemetry: for how many seconds a node has seen no progress
 STACKS = "stacks"  # the order to report where the work is
 # How long an agent may take for stacks: four rounds of up to 64 processes, with pauses of 4 s.
 STACKS_WAIT = timedelta(seconds=90)
+# The silence after which work without the limit is asked once where it is.
+LOOK_AFTER = timedelta(minutes=5)
+# A rank that computes while others wait for it at one place is ended after so many limits.
+PATIENCE = 5
 _MOST_NAMED = 8  # ranks that a reason names
 _MOST_KEPT = 64
 _LARGEST_WORLD = 100_000
@@ -43,7 +48,7 @@ class AwaitStacks(Struct, frozen=True, kw_only=True):
     after: timedelta
 
 
-Finding = TakeStacks | AwaitStacks | StuckWork
+Finding = TakeStacks | AwaitStacks | StuckWork | SilentWork
 
 
 def find_silence(nodes: Sequence[Node], now: datetime) -> timedelta | None:
@@ -59,34 +64,77 @@ def find_silence(nodes: Sequence[Node], now: datetime) -> timedelta | None:
 
 
 def find_stuck(view: AttemptSnapshot, now: datetime) -> Finding | None:
-    """Return what to do about work that makes no progress, or None if it makes progress."""
-    limit = view.job.task.limits.stuck
+    """Return what to do about work that makes no progress, or None if it makes progress or nothing
+    is new. Without the limit, its ranks are asked once where they are, and nothing is ended."""
+    limit, after = view.job.task.limits.stuck, _look_after(view)
     nodes = [node for node in view.nodes if node.phase is not NodePhase.EXITED]
-    if limit is None or view.attempt.stuck or any(x.phase is not NodePhase.RUNNING for x in nodes):
+    if after is None or view.attempt.stuck or any(x.phase is not NodePhase.RUNNING for x in nodes):
         return None
     silence = find_silence(nodes, now)
-    if silence is None or silence < limit:
+    if silence is None or silence < after:
         return None
-    reason = f"no progress for {format_duration(limit)} (limits.stuck)"
-    began = now - silence
-    unasked = [node.rank for node in nodes if not _is_asked(node, began)]
+    reason = f"no progress for {format_duration(after)}"
+    reason += " (limits.stuck)" if limit else ""
+    since = now - silence if limit is None else max(now - silence, now - limit - STACKS_WAIT)
+    unasked = [node.rank for node in nodes if not _is_asked(node, since)]
     if unasked:
         return TakeStacks(ranks=tuple(unasked), reason=reason)
     asked_at = max(node.order.at for node in nodes if node.order and node.order.at)
     left = asked_at + STACKS_WAIT - now
     if left > timedelta(0) and not all(_has_answered(node) for node in nodes):
         return AwaitStacks(after=left)
-    return find_behind(nodes, reason, now)
+    return _judge(view, nodes, reason, now)
+
+
+def _look_after(view: AttemptSnapshot) -> timedelta | None:
+    """Return after which silence the ranks are asked where they are, or None for never: services
+    and sessions are silent while nobody uses them."""
+    task = view.job.task
+    if task.limits.stuck is None and (task.service is not None or task.session):
+        return None
+    return task.limits.stuck or LOOK_AFTER
+
+
+def _judge(
+    view: AttemptSnapshot, nodes: Sequence[Node], reason: str, now: datetime
+) -> StuckWork | SilentWork | None:
+    """Return that the work is ended, or that it is silent, or None if that is noted already."""
+    limit, before = view.job.task.limits.stuck, view.attempt.silent
+    found = find_behind(nodes, reason, now)
+    answers = [node.stacks for node in nodes if node.stacks and _has_answered(node)]
+    if limit is not None and not any(answer.moved for answer in answers):
+        return found
+    stacks = [each for answer in answers for each in answer.stacks]
+    marks = sorted(
+        (each.rank, each.mark, *(last.number for last in each.collectives))
+        for each in stacks
+        if each.call and not each.works
+    )
+    mark = f"{found.ranks} {marks}" if marks and found.ranks else ""
+    looked = max((answer.at for answer in answers), default=now)
+    if before is not None and before.at >= looked:
+        return None
+    same = before is not None and before.mark == mark and bool(mark)
+    since = before.since if before is not None and same else now
+    if limit is not None and same and now - since >= (PATIENCE - 1) * limit:
+        return found
+    return SilentWork(at=looked, since=since, reason=found.reason, mark=mark)
 
 
 def next_silence(view: AttemptSnapshot, now: datetime) -> timedelta:
     """Return the shortest time after which the work may have made no progress for too long."""
-    limit = view.job.task.limits.stuck
+    limit, after = view.job.task.limits.stuck, _look_after(view)
     nodes = [node for node in view.nodes if node.phase is not NodePhase.EXITED]
     silence = find_silence(nodes, now)
-    if limit is None or silence is None or silence >= limit:
+    if silence is None or after is None:
         return timedelta.max
-    return limit - silence + timedelta(seconds=1)
+    if silence < after:
+        return after - silence + timedelta(seconds=1)
+    if limit is None:
+        return timedelta.max
+    asked = [node.order.at for node in nodes if node.order and node.order.at]
+    again = max(asked, default=now) + limit + STACKS_WAIT - now
+    return max(again, timedelta(0)) + timedelta(seconds=1)
 
 
 def _is_asked(node: Node, since: datetime) -> bool:
@@ -129,8 +177,9 @@ def _compare(stacks: Mapping[int, RankStack]) -> tuple[Sequence[int], str]:
     waiting = {rank: each for rank, each in stacks.items() if each.call}
     if waiting and len(waiting) < len(stacks):
         away = [rank for rank in stacks if rank not in waiting]
-        call, at = next(iter(waiting.values())).call, stacks[away[0]].place
-        return away, f"{_name(away)} has not reached {call}, but is at {at}"
+        call, first = next(iter(waiting.values())).call, stacks[away[0]]
+        works = " and computes" if first.works else ""
+        return away, f"{_name(away)} has not reached {call}, but is at {first.place}{works}"
     if len(stacks) == 1:
         [(rank, one)] = stacks.items()
         return [rank], f"rank {rank} {_describe(one)}"
@@ -178,7 +227,9 @@ def _count(last: RankCollective) -> str:
 
 
 def _describe(each: RankStack) -> str:
-    return f"waits in {each.call} at {each.place}" if each.call else f"is at {each.place}"
+    if each.call:
+        return f"waits in {each.call} at {each.place}"
+    return f"computes at {each.place}" if each.works else f"is at {each.place}"
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -310,6 +310,7 @@ def adjust_attempt(
     | gangs.EndStuck
     | gangs.CountMiss
     | gangs.ClearMisses
+    | gangs.NoteSilent
     | gangs.NoteSlow
     | gangs.KeepGang,
     now: datetime,
@@ -326,6 +327,12 @@ def adjust_attempt(
             return RowChanges(attempts=(count_miss(attempt, now),))
         case gangs.ClearMisses():
             return RowChanges(attempts=(replace(attempt, missed_looks=0, missed_since=None),))
+        case gangs.NoteSilent():
+            text = f"{action.work.reason}; the job goes on"
+            event = make_event(rows.job, now, "silent", text, attempt.number)
+            known = attempt.silent is not None and attempt.silent.reason == action.work.reason
+            events = () if known else (event,)
+            return RowChanges(attempts=(replace(attempt, silent=action.work),), events=events)
         case gangs.NoteSlow():
             fact = ",".join(map(str, action.new))
             event = make_event(rows.job, now, "straggler", action.text, attempt.number, fact)
