@@ -1,11 +1,8 @@
 """`cavvy model`: publishes models for devices at the edge."""
 
 import getpass
-import json
 import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach import model_keys, wheels
+from cavvy.cli.reach.conversion import convert_confined
 from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure, escape_controls
@@ -110,7 +108,9 @@ def publish(
     The server signs the version, and devices accept only what is signed; a model with a key of
     `cavvy model key set` is signed here with --key, or later by `cavvy model sign`. What --convert
     and --evaluate measure is kept with it: `accuracy` and `accuracy_before` the conversion,
-    `agreement` with the original on the set (or on random inputs), and `speed_up`.
+    `agreement` with the original on the set (or on random inputs), and `speed_up`. A model's files
+    are programs: they are converted and measured where they can read and write nothing of yours,
+    which needs Linux 5.13; elsewhere, convert the model in a job.
 
     With --packages, the version carries Python packages: a device installs them beside its own,
     before the trial, and its engine finds them first. They come and go with the version. A job or
@@ -577,8 +577,17 @@ def _copy_checkpoint(client: "ApiClient", project: str, name: str) -> tuple[str,
 
 
 def _copy(source: Path, folder: Path) -> None:
+    """Copy what would be published. A link stays a link, which is checked with all the others: its
+    target could be any file of the user."""
     if source.is_dir():
-        shutil.copytree(source, folder)
+        shutil.copytree(source, folder, symlinks=True)
+        for each in folder.rglob("*"):
+            if each.is_symlink() and not each.resolve().is_relative_to(folder.resolve()):
+                raise CommandFailure(
+                    f"{source / each.relative_to(folder)} is a link that leads out of the folder",
+                    "copy the file that is meant to its place, or remove the link",
+                    exit_code=2,
+                )
         return
     folder.mkdir()
     shutil.copy(source, folder)
@@ -615,7 +624,7 @@ def _convert_to_onnx(
     _check_packages()
     path = folder / (main or known[0])
     target = path.with_suffix(".onnx")
-    figures = _run_conversion(path, "onnx", target, evaluate)
+    figures = convert_confined(path, "onnx", target, evaluate)
     path.unlink()
     return str(target.relative_to(folder)), figures
 
@@ -640,23 +649,10 @@ def _convert(folder: Path, main: str, convert: str, evaluate: Path | None) -> di
     _check_packages()
     path = folder / (main or known[0])
     target = path.with_name(f"{path.name}.converted")
-    figures = _run_conversion(path, convert, target, evaluate)
+    figures = convert_confined(path, convert, target, evaluate)
     if target.exists():
         target.rename(path)
     return figures
-
-
-def _run_conversion(
-    path: Path, convert: str, target: Path, evaluate: Path | None
-) -> dict[str, float]:
-    words = [sys.executable, "-m", "cavvy.model_server.publish", "--model", str(path)]
-    words += ["--convert", convert, "--target", str(target)] if convert else []
-    words += ["--samples", str(evaluate.resolve())] if evaluate else []
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        problem = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise CommandFailure(f"the model was not published: {problem}")
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def _read_notes(notes: tuple[str, ...]) -> dict[str, float]:

@@ -7,7 +7,8 @@ If this program runs as root, the engine runs as a user of its own, which owns n
 with Landlock (Linux 5.13), also without root, it reads only the model, Python, the system and what
 its command names, and writes only to /dev/shm, WORK and accelerators. It gets no capabilities, and
 few variables beside those that the server has set for engines. What is missing of this is said on
-the standard error, and the engine runs: a device must go on serving.
+the standard error, and the engine runs: a device must go on serving. With `--strict` before FOLDER,
+the program does not run without Landlock: `cavvy model publish` converts the models of jobs so.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ _SCOPED_SINCE, _SCOPED = 6, 3  # no signals and no abstract sockets to processes
 
 
 def main(arguments: list[str]) -> None:
+    strict = arguments[:1] == ["--strict"]
+    arguments = arguments[strict:]
     folder, files, work, *line = arguments
     # not among the variables of this program, which may be root's
     given = json.loads(os.environ.pop(VARIABLES, "{}"))
@@ -93,10 +96,18 @@ def main(arguments: list[str]) -> None:
     prctl(_END_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    if not restrict([*_SYSTEM, *needed], written) and user is None:
+    restricted = restrict([*_SYSTEM, *needed], written)
+    if strict and not restricted:
+        sys.exit("the kernel cannot confine a program: it has no Landlock (Linux 5.13)")
+    if not restricted and user is None:
         say("an engine can read the key of this device: the kernel has no Landlock (Linux 5.13)")
     sys.stderr.flush()
     os.execve(line[0], line, {**environ, **given})
+
+
+def is_able() -> bool:
+    """Return whether the kernel can confine programs."""
+    return sys.platform == "linux" and _call(_MAKE, None, 0, 1) > 0
 
 
 def choose_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:
