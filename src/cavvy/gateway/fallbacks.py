@@ -402,7 +402,7 @@ class FallbackSink(PassingSink):
             return other is not None and _may_take(other, self._service.route, target, exchange)
         if made := exchange.response_id:
             api = self._fallbacks.find_api(self._service, target)
-            if api.engine.holders.find(made) is None:
+            if not api.engine.holders.owns(exchange.key_id, made):
                 return False
         is_known = exchange.head.method == b"POST" and self._path in _ROUTES
         return is_known and not exchange.places and isinstance(exchange.meter, TokenMeter)

@@ -5,6 +5,9 @@ Engines keep responses in the memory of one replica. A request that continues a 
 gateway knows the responses that it has passed on, also before a restart: each is a line of a file.
 If it does not know one, because another gateway has passed it on, it asks the replicas. If none has
 it, any replica gets the request, and the engine says that it has no such response.
+
+A response belongs to the key with which it was made. If a service has several keys, a gateway that
+does not know whose a response is treats it as another's.
 """
 
 import asyncio
@@ -21,13 +24,15 @@ from stat import S_ISREG
 
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.engine_calls import EngineCallError, call_engine
+from cavvy.gateway.rates import make_plain
 
 _log = logging.getLogger(__name__)
 
+UNREADABLE = "unreadable"  # instead of the ID in a body that the gateway cannot read
 _KNOWN_MAX = 20_000  # responses of a service; the oldest are forgotten
 _FILE_MAX = 16 << 20  # bytes of the file that are read
 # a line whose end is missing was cut off by a kill
-_LINE = re.compile(rb"(?m)^(resp_[\w.-]{1,128}) ([!-~]{1,256})\n")
+_LINE = re.compile(rb"(?m)^(resp_[\w.-]{1,128}) ([!-~]{1,256})(?: @([!-~]{1,256}))?\n")
 _NAME = re.compile(r"(?a:resp_[\w.-]{1,128})")
 _ASK_S, _ASKED_MAX = 2.0, 64  # replicas that are asked for a response, and the time they have
 _BEGIN = 4096  # bytes of an answer in which its ID is looked for
@@ -39,7 +44,7 @@ PATH = re.compile(rb"/v1/responses/(?!(?:compact|input_tokens)(?:/|\?|$))([^/?]+
 
 def read_response_id(target: bytes) -> str:
     """Return the ID of the response that a target names, or "" if it names none."""
-    found = PATH.match(target) if b"/responses/" in target else None
+    found = PATH.match(make_plain(target))
     return found[1].decode("latin-1") if found else ""
 
 
@@ -72,22 +77,32 @@ class ResponseHolders:
     """
 
     def __init__(self, folder: Path | None = None, service: str = "") -> None:
-        self._replicas: OrderedDict[str, str] = OrderedDict()
+        # the replica of each response, and the ID of the key that it belongs to, or ""
+        self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._path = None
         if folder is not None:
             self._path = folder / f"responses-{sha256(service.encode()).hexdigest()[:32]}"
         self._fd, self._written = -1, 0
         self._try(self._load)
 
-    def add(self, response_id: str, replica: str) -> None:
-        is_new = self._replicas.get(response_id) != replica
-        self._remember(response_id, replica)
-        if is_new:
-            self._try(lambda: self._write(response_id, replica))
+    def add(self, response_id: str, replica: str, key_id: str = "") -> None:
+        """Note the replica of a response. It stays with its first key: a replica that states the
+        ID of another response gives it to nobody."""
+        former = self._known.get(response_id)
+        made = replica, key_id if former is None else former[1]
+        self._remember(response_id, made)
+        if made != former:
+            self._try(lambda: self._write(response_id, made))
 
     def find(self, response_id: str) -> str | None:
         """Return the replica that has made a response, or None if this is not known."""
-        return self._replicas.get(response_id)
+        found = self._known.get(response_id)
+        return None if found is None else found[0]
+
+    def owns(self, key_id: str, response_id: str) -> bool | None:
+        """Return whether a response belongs to a key, or None if this is not known."""
+        found = self._known.get(response_id)
+        return None if found is None else found[1] == key_id
 
     def remove(self) -> None:
         """Delete the file, because the service is gone."""
@@ -96,11 +111,11 @@ class ResponseHolders:
         if path is not None:
             self._try(lambda: path.unlink(missing_ok=True))
 
-    def _remember(self, response_id: str, replica: str) -> None:
-        self._replicas[response_id] = replica
-        self._replicas.move_to_end(response_id)
-        if len(self._replicas) > _KNOWN_MAX:
-            self._replicas.popitem(last=False)
+    def _remember(self, response_id: str, made: tuple[str, str]) -> None:
+        self._known[response_id] = made
+        self._known.move_to_end(response_id)
+        if len(self._known) > _KNOWN_MAX:
+            self._known.popitem(last=False)
 
     def _try(self, step: Callable[[], None]) -> None:
         """Take a step with the file; after an error, do without the file."""
@@ -125,15 +140,15 @@ class ResponseHolders:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _FILE_MAX))
             for line in _LINE.finditer(file.read(_FILE_MAX)):
-                self._remember(line[1].decode(), line[2].decode())
+                self._remember(line[1].decode(), (line[2].decode(), (line[3] or b"").decode()))
 
-    def _write(self, response_id: str, replica: str) -> None:
+    def _write(self, response_id: str, made: tuple[str, str]) -> None:
         if self._path is None:
             return
         if self._fd < 0 or self._written >= _KNOWN_MAX:
             self._rewrite(self._path)
         else:
-            os.write(self._fd, f"{response_id} {replica}\n".encode())
+            os.write(self._fd, _write_line(response_id, made).encode())
             self._written += 1
 
     def _rewrite(self, path: Path) -> None:
@@ -143,10 +158,15 @@ class ResponseHolders:
             self._fd = -1
         new = path.with_name(f"{path.name}.new")
         self._fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        lines = "".join(f"{name} {replica}\n" for name, replica in self._replicas.items())
+        lines = "".join(_write_line(name, made) for name, made in self._known.items())
         os.write(self._fd, lines.encode())
         new.rename(path)
         self._written = 0
+
+
+def _write_line(response_id: str, made: tuple[str, str]) -> str:
+    replica, key_id = made
+    return f"{response_id} {replica} @{key_id}\n" if key_id else f"{response_id} {replica}\n"
 
 
 class ResponseIdReader:

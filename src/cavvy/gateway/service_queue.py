@@ -45,7 +45,7 @@ from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.gateway.prompts import READ_BYTES
 from cavvy.gateway.rates import ServiceRates
-from cavvy.gateway.response_holders import find_holder
+from cavvy.gateway.response_holders import UNREADABLE, find_holder
 from cavvy.gateway.seams import ResponseMeter
 from cavvy.gateway.statistics import (
     BatchFacts,
@@ -233,15 +233,26 @@ class ServiceQueue:
             exchange.find_key(self.route.routing)
         return True
 
+    def _may_continue(self, exchange: Exchange, response_id: str) -> bool:
+        """Return whether the response belongs to the request's key. One that another gateway has
+        passed on, so that its key is not known, may be another's if the service has several."""
+        owns = self.engine.holders.owns(exchange.key_id, response_id)
+        return not self.engine.shared if owns is None else owns
+
     def holds_response(self, response_id: str) -> bool:
         """Return whether a ready replica is known to hold the response."""
         return self._find_holder(response_id) is not None
 
     def _seeks(self, exchange: Exchange) -> bool:
         """Return whether the request waits until the replicas have been asked which of them holds
-        its response, because another gateway may have passed it on."""
+        its response, because another gateway may have passed it on; or has its answer, because the
+        response is another key's."""
+        made = exchange.response_id
+        if not self._may_continue(exchange, made):
+            self.refuse()
+            exchange.sink.answer(_explain_response(made))
+            return True
         if exchange.seeks is None:
-            made = exchange.response_id
             exchange.seeks = bool(
                 self.route.models
                 and len(self._replicas) > 1
@@ -257,7 +268,7 @@ class ServiceQueue:
     async def _seek(self, exchange: Exchange, response_id: str) -> None:
         holder = await find_holder([pool.address for pool in self._replicas], response_id)
         if holder is not None:
-            self.engine.holders.add(response_id, holder)
+            self.engine.holders.add(response_id, holder, exchange.key_id)
         exchange.seeks = False
         if not exchange.gone:
             exchange.entry.enter(exchange)
@@ -999,6 +1010,14 @@ def make_order(route: ServiceRoute) -> FairOrder[Exchange] | None:
 def _count_tokens(exchange: Exchange) -> int:
     """Return the tokens of a request's prompt, or 1 if it has none."""
     return 1 if exchange.meter is None else max(1, exchange.meter.asked.prompt)
+
+
+def _explain_response(response_id: str) -> OwnAnswer:
+    text = f"the key has no response {response_id[:80]!r} here; send the whole conversation"
+    if response_id == UNREADABLE:
+        text = "the body is not JSON that the gateway can read, or too long to look for a response"
+        return OwnAnswer(400, AnswerCode.BAD_REQUEST, text)
+    return OwnAnswer(404, AnswerCode.NO_OBJECT, text)
 
 
 def _explain_loss(exchange: Exchange) -> str:

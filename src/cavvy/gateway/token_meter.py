@@ -31,7 +31,12 @@ from cavvy.gateway.kept_counts import TokenCount
 from cavvy.gateway.own_answers import CUT, ErrorForm, OwnAnswer, write_error_event
 from cavvy.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.gateway.rates import make_plain
-from cavvy.gateway.response_holders import ResponseHolders, ResponseIdReader, read_response_id
+from cavvy.gateway.response_holders import (
+    UNREADABLE,
+    ResponseHolders,
+    ResponseIdReader,
+    read_response_id,
+)
 from cavvy.gateway.seams import PassingSink, ResponseSink
 from cavvy.gateway.token_usage import GENERATE, LLAMA, OLLAMA, USAGE, UsageReader
 from cavvy.gateway.work import ReplicaWork
@@ -169,6 +174,8 @@ class EngineTerms:
 
     def __init__(self, route: ServiceRoute, hold_bytes: int, state: Path | None = None) -> None:
         self.models = route.models
+        # whether a response may be another key's: what it continues must then be known
+        self.shared = len(route.keys) > 1
         self.base_models = len(route.models) - len(route.adapters.sources if route.adapters else ())
         self.hold_bytes = hold_bytes  # of a body that is read before a replica gets it
         # whether keys may use only so many tokens
@@ -253,7 +260,9 @@ class TokenMeter(PassingSink):
         self._ready = True
         if exchange.body_done and exchange.held:
             self._read_body(exchange)
-        elif not exchange.head.get_header(b"content-type").lower().startswith(b"multipart/"):
+            return True
+        self._hide_response()
+        if not exchange.head.get_header(b"content-type").lower().startswith(b"multipart/"):
             self._prompt = max(exchange.head.length, exchange.held_bytes) // BYTES_PER_TOKEN
         return True
 
@@ -411,6 +420,7 @@ class TokenMeter(PassingSink):
             self._prompt = len(body) // BYTES_PER_TOKEN
             asked = _decode(body)
         except (HeadError, *NO_JSON):
+            self._hide_response()
             return  # the engine says what is wrong
         self._asked, self._model = asked.model, self._name_model(asked.model)
         self._completion = asked.completion
@@ -421,6 +431,12 @@ class TokenMeter(PassingSink):
             return
         if self._route.asks and self._engine.asks_usage:
             self._ask(exchange, body)
+
+    def _hide_response(self) -> None:
+        """Treat a request whose body the gateway cannot read as one that continues a response of
+        which nothing is known: engines may read what the gateway does not, such as NaN."""
+        if self._route.holds and self._engine.shared:
+            self._exchange.response_id = UNREADABLE
 
     def _ask(self, exchange: Exchange, body: bytes) -> None:
         self._former = (exchange.out_head, exchange.held)
@@ -453,7 +469,7 @@ class TokenMeter(PassingSink):
         if self._id_reader is not None and (made := self._id_reader.feed(data)) is not None:
             self._id_reader = None
             if made:
-                self._engine.holders.add(made, self._replica)
+                self._engine.holders.add(made, self._replica, self._exchange.key_id)
         tokens = self._count_tokens(data) if self._streams else 0
         if tokens and self._first is None and self._work is not None:
             exchange, work = self._exchange, self._work

@@ -259,6 +259,50 @@ def test_a_response_is_found_by_those_who_may_call_its_service(
         assert reply.status == 405
 
 
+def test_a_response_belongs_to_its_key(
+    connect: Connect, client: Any, gateway: GatewayProcess, engine: EngineStandIn
+) -> None:
+    """However its ID is written: engines decode what the gateway must then decode, too."""
+    mine, theirs = connect("/v1", api_key="one"), connect("/v1", api_key="two")
+    made = mine.responses.create(model="limited", input="a").id
+    more = mine.responses.create(model="limited", input="b", previous_response_id=made).id
+    others = theirs.responses.create(model="limited", input="a").id
+    for act in (theirs.responses.retrieve, theirs.responses.delete, theirs.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="the key has no response"):
+            act(more)
+    with pytest.raises(openai.NotFoundError, match="the key has no response"):
+        theirs.responses.create(model="limited", input="b", previous_response_id=made)
+    asked = {"Authorization": "Bearer two", "Content-Type": "application/json"}
+    body = f'{{"model": "limited", "input": "b", "top_p": NaN, "previous_response_id": "{made}"}}'
+    paths = (f"/v1/%72esponses/{made}", f"//v1/./responses/{made}", f"/v1/responses/%72{made[1:]}")
+    for path in paths:
+        reply = ask(gateway.port, "GET", path, b"", host="limited.example", **asked)
+        assert reply.status == 404, path
+    reply = ask(
+        gateway.port,
+        "POST",
+        "/v1/responses",
+        body.encode(),
+        host="limited.example",
+        **asked,
+    )
+    assert reply.status == 400, reply.json
+    assert theirs.responses.retrieve(others).id == others
+    assert mine.responses.retrieve(made).id == made
+
+
+def test_a_gateway_that_starts_again_knows_whose_the_responses_are(tmp_path: Path) -> None:
+    holders = ResponseHolders(tmp_path, "s")
+    holders.add("resp_1", "r", "one")
+    holders.add("resp_2", "r")
+    holders.add("resp_1", "other", "two")  # a replica that states the ID of another's response
+    for known in (holders, ResponseHolders(tmp_path, "s")):
+        owned = [known.owns(key, "resp_1") for key in ("one", "two", "")]
+        assert (owned, known.find("resp_1")) == ([True, False, False], "other")
+        assert (known.owns("", "resp_2"), known.owns("one", "resp_2")) == (True, False)
+        assert known.owns("one", "resp_3") is None
+
+
 def test_a_response_whose_replica_has_ended_is_unknown_to_the_others(
     client: Any, engine: EngineStandIn, other: EngineStandIn, gateway: GatewayProcess
 ) -> None:
