@@ -60,11 +60,10 @@ def _draw_decision() -> str:
 
 def _draw_costs() -> str:
     from cavvy.cli.view.diagrams import draw_costs
-    from cavvy.costs.comparison import compare_offers
     from cavvy.store.snapshot import CatalogSnapshot
 
     with CatalogSnapshot.open() as snapshot:
-        return draw_costs(compare_offers(snapshot.all_offers()))
+        return draw_costs(snapshot.all_offers())
 
 
 def _draw_regions() -> str:
@@ -76,9 +75,11 @@ def _draw_regions() -> str:
 
 
 def _draw_generations() -> str:
-    from cavvy.cli.view.diagrams import draw_generations
+    from cavvy.cli.view.diagrams import draw_family_timeline
+    from cavvy.store.snapshot import CatalogSnapshot
 
-    return draw_generations()
+    with CatalogSnapshot.open() as snapshot:
+        return draw_family_timeline(snapshot.all_offers())
 
 
 def _draw_hybrid() -> str:

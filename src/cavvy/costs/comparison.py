@@ -6,6 +6,7 @@ the CPUs, the memory and the disks of the offer. Rates are the peaks of the data
 program reaches; `cavvy estimate` and `cavvy bench` predict and measure programs.
 """
 
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date
 
@@ -59,6 +60,31 @@ class ComparedAccelerator(Struct, frozen=True, kw_only=True):
         """The option without a commitment with the lowest price; None if all have one."""
         free = [key for key in self.cheapest if not key[1]]
         return min(free, key=lambda key: (price_each(self.cheapest[key]), key), default=None)
+
+
+# What the name of an instance type says besides its family: its size, as a rule. Other providers,
+# such as marketplaces, have no families.
+_SIZES = {
+    "aws": r"\.[a-z0-9-]+$",
+    "azure": r"^Standard_(?P<kept>[A-Z]+)\d+[a-z]*",
+    "coreweave": r"-\d+-gpu$",
+    "do": r"x\d+-\d+gb$",
+    "gcp": r"-\d+g?(-[a-z0-9]+x\d+)?$",
+    "ibm": r"-[0-9x]+[a-z][a-z0-9]*$",
+    "lambda": r"(?<=gpu_)\d+x_",
+    "nebius": r"_\d+gpu.*$",
+    "oci": r"\.\d+$",
+    "tpu": r"-\d+$",
+}
+
+
+def name_family(provider: str, instance_type: str) -> str:
+    """Return the family of an instance type, such as p5 for p5.48xlarge, or "" at a provider that
+    has no families."""
+    sizes = _SIZES.get(provider)
+    if sizes is None:
+        return ""
+    return re.sub(sizes, lambda found: found.groupdict().get("kept", ""), instance_type)
 
 
 def price_each(offer: Offer) -> float:

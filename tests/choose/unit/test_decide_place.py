@@ -2,6 +2,7 @@
 files; `cavvy diagram`."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, date, datetime
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from cavvy.cli.main import cli
 from cavvy.cli.task.cost_plans import read_egress
 from cavvy.cli.task.place_options import find_move_price
+from cavvy.costs.comparison import name_family
 from cavvy.costs.decision import (
     ASSUMED_ON,
     CRITERIA,
@@ -586,6 +588,35 @@ def test_use_comes_from_a_trace_through_the_queue(home: Path) -> None:
     assert "has no job" in run("tco", str(home / "plan.yaml")).stderr
 
 
+def _list_texts(root: ET.Element) -> set[str]:
+    return {(each.text or "").strip() for each in root.iter() if each.tag.endswith("}text")}
+
+
+@pytest.mark.parametrize(
+    ("provider", "instance_type", "family"),
+    [
+        ("aws", "p5.48xlarge", "p5"),
+        ("aws", "p6-b200.48xlarge", "p6-b200"),
+        ("azure", "Standard_NC96ads_A100_v4", "NC_A100_v4"),
+        ("azure", "Standard_ND96asr_v4", "ND_v4"),
+        ("azure", "Standard_NP20s", "NP"),
+        ("coreweave", "hgx-h100-8-gpu", "hgx-h100"),
+        ("do", "gpu-h100x8-640gb", "gpu-h100"),
+        ("gcp", "a3-highgpu-8g", "a3-highgpu"),
+        ("gcp", "n1-standard-8-t4x1", "n1-standard"),
+        ("gcp", "g4-standard-48", "g4-standard"),
+        ("ibm", "gx3d-160x1792x8h100", "gx3d"),
+        ("lambda", "gpu_8x_h100_sxm5", "gpu_h100_sxm5"),
+        ("nebius", "gpu-h100-sxm_8gpu-128vcpu-1600gb", "gpu-h100-sxm"),
+        ("oci", "BM.GPU.H100.8", "BM.GPU.H100"),
+        ("tpu", "tpu-v5litepod-16", "tpu-v5litepod"),
+        ("vast", "1x-RTX_4090-32-65536", ""),
+    ],
+)
+def test_an_instance_type_has_a_family(provider: str, instance_type: str, family: str) -> None:
+    assert name_family(provider, instance_type) == family
+
+
 def test_seven_pictures_are_drawn(home: Path) -> None:
     done = run("diagram", "--folder", str(home / "pictures"))
     assert done.exit_code == 0, done.output
@@ -597,6 +628,13 @@ def test_seven_pictures_are_drawn(home: Path) -> None:
         assert "prefers-color-scheme:dark" in path.read_text()
     said = {name: " ".join(root.itertext()) for name, root in texts.items()}
     assert "H100" in said["generations"]
+    for provider, family in {"aws": "p5", "gcp": "a3-highgpu", "azure": "ND_H100_v5"}.items():
+        assert {provider, family} <= _list_texts(texts["costs"])
+        assert {provider, family, "2022"} <= _list_texts(texts["generations"])
+    assert re.search(r"aws: .*, 20\d\d-\d\d-\d\d", said["costs"]), "sources and dates"
+    assert re.search(r"p5[a-z]*\.48xlarge in .*\$\d+\.\d\d an accelerator and hour", said["costs"])
+    assert "cavvy edge" in said["hybrid"]
+    assert "edge devices" in said["hybrid"]
     assert "kubernetes" in said["hybrid"]
     assert "sagemaker-endpoints" in said["serverless"]
     assert "cost 50%" in said["decision"]

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from cavvy.catalog.accelerators import Precision, list_accelerators
-from cavvy.cli.view.drawing import Box, ChartPoint, draw_bars, draw_boxes, draw_points
-from cavvy.costs.comparison import ComparedAccelerator
-from cavvy.domain.offers import Purchase
+from cavvy.catalog.accelerators import Precision, find_accelerator, list_accelerators
+from cavvy.cli.view.drawing import Box, ChartPoint, draw_bars, draw_boxes, draw_matrix, draw_points
+from cavvy.costs.comparison import name_family, price_each
+from cavvy.domain.offers import Offer, Purchase
 
 _SHOWN = 14  # bars of a chart
+_COLUMNS = 8  # accelerators of the matrix of prices: those that most providers sell
 _LINE = 30  # characters of a line in a box
 _PEAKS = (Precision.BF16, Precision.FP16, Precision.FP32)
 
@@ -32,29 +33,75 @@ def draw_generations(names: Collection[str] | None = None) -> str:
     )
 
 
-def draw_costs(rows: Iterable[ComparedAccelerator]) -> str:
-    """Draw the lowest prices of the accelerators that most providers sell, on spot and on
-    demand."""
-    found: dict[str, list[ComparedAccelerator]] = {}
-    for row in rows:
-        if row.price(Purchase.ON_DEMAND) is not None:
-            found.setdefault(row.accelerator, []).append(row)
-    sold = sorted(found, key=lambda name: (-len(found[name]), name))[:_SHOWN]
-    bars = []
-    for name in sold:
-        usual = _lowest(found[name], Purchase.ON_DEMAND) or 0.0
-        spot = _lowest(found[name], Purchase.SPOT)
-        parts = {"on demand, no spot price": usual}
-        if spot is not None and spot < usual:
-            parts = {"lowest on spot": spot, "more, on demand": usual - spot}
-        bars.append((name, parts))
-    bars.sort(key=lambda bar: sum(bar[1].values()))
-    return draw_bars("Lowest price of one accelerator and hour", bars, "USD")
+def draw_family_timeline(offers: Iterable[Offer]) -> str:
+    """Draw the instance families of providers in the years in which their accelerators were
+    announced."""
+    rows: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for (provider, accelerator, family), offer in sorted(_list_families(offers).items()):
+        known = find_accelerator(accelerator)
+        if known is None or not known.accelerator.year:
+            continue
+        model = known.accelerator
+        note = f"{family}: {accelerator}, {model.year}; {model.source}; {_say_source(offer)}"
+        cells = rows.setdefault(provider, {}).setdefault(str(model.year), [])
+        cells.append((family, note))
+        cells.append((f"  {accelerator}", note))
+    years = sorted({year for cells in rows.values() for year in cells})
+    title = "Instance families, by the year in which their accelerators were announced"
+    return draw_matrix(title, years, rows)
 
 
-def _lowest(rows: Iterable[ComparedAccelerator], purchase: Purchase) -> float | None:
-    prices = [price for row in rows if (price := row.price(purchase)) is not None]
-    return min(prices, default=None)
+def draw_costs(offers: Iterable[Offer]) -> str:
+    """Draw a matrix of providers and accelerators: the instance family with the lowest price of one
+    accelerator on demand, and the lowest on spot, with dates and sources."""
+    kinds = {Purchase.ON_DEMAND: "", Purchase.SPOT: "spot "}
+    lowest: dict[tuple[str, str], dict[Purchase, Offer]] = {}
+    for offer in _list_priced(offers):
+        if offer.purchase in kinds:
+            cell = lowest.setdefault((offer.provider, offer.accelerator or ""), {})
+            best = cell.get(offer.purchase)
+            if best is None or (price_each(offer), offer.key) < (price_each(best), best.key):
+                cell[offer.purchase] = offer
+    sellers = Counter(accelerator for _, accelerator in lowest)
+    columns = sorted(sellers, key=lambda name: (-sellers[name], name))[:_COLUMNS]
+    rows: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    sources: dict[str, set[str]] = {}
+    for (provider, accelerator), cell in sorted(lowest.items()):
+        if accelerator not in columns:
+            continue
+        lines = rows.setdefault(provider, {}).setdefault(accelerator, [])
+        for purchase, offer in sorted(cell.items(), key=lambda item: [*kinds].index(item[0])):
+            family = name_family(provider, offer.instance_type)
+            price = f"{kinds[purchase]}${price_each(offer):,.2f}"
+            source = _say_source(offer)
+            note = f"{offer.instance_type} in {offer.region}, {price} an accelerator and hour; "
+            if family not in {text for text, _ in lines}:
+                lines.append((family, note + source))
+            lines.append((price, note + source))
+            sources.setdefault(provider, set()).add(source)
+    notes = [f"{name}: {'; '.join(sorted(found))}" for name, found in sources.items()]
+    title = "Lowest price of one accelerator and hour, on demand and on spot, and its family (USD)"
+    return draw_matrix(title, columns, rows, notes)
+
+
+def _list_families(offers: Iterable[Offer]) -> Mapping[tuple[str, str, str], Offer]:
+    found: dict[tuple[str, str, str], Offer] = {}
+    for offer in _list_priced(offers):
+        family = name_family(offer.provider, offer.instance_type)
+        found.setdefault((offer.provider, offer.accelerator or "", family), offer)
+    return found
+
+
+def _list_priced(offers: Iterable[Offer]) -> Iterable[Offer]:
+    """Yield the offers with accelerators of providers that have instance families."""
+    for offer in offers:
+        rented = offer.rate.micros_per_hour and not offer.owned and offer.accelerator_count
+        if rented and name_family(offer.provider, offer.instance_type):
+            yield offer
+
+
+def _say_source(offer: Offer) -> str:
+    return f"{offer.source}, {offer.as_of}" if offer.as_of else offer.source
 
 
 def draw_regions(regions: Iterable[tuple[str, str, str | None]]) -> str:
@@ -71,19 +118,20 @@ def draw_regions(regions: Iterable[tuple[str, str, str | None]]) -> str:
 
 def draw_hybrid(own: Sequence[str], clouds: Sequence[str], joined: bool) -> str:
     """Draw where the nodes of one server can be: own machines, clouds and edge devices."""
-    edge = ("cavvy join", "any machine that", "reaches the server") if joined else ("none",)
+    joins = ("cavvy join: any machine", "that reaches the server") if joined else ()
+    edge = ("cavvy edge: devices", "at sites, with models", "and rollouts", *joins)
     boxes = [
         Box("user", 0, 1, "cavvy, SDK, console", ("one task file",), 0),
         Box("server", 1, 1, "Cavvy server", ("queue, budgets,", "placement, bills"), 1),
         Box("own", 2, 0, "own machines", tuple(_wrap(own)), 2),
         Box("cloud", 2, 1, f"{len(clouds)} clouds and services", tuple(_wrap(clouds)), 3),
-        Box("edge", 2, 2, "edge", edge, 4),
+        Box("edge", 2, 2, "edge devices", edge, 4),
     ]
     links = [
         ("user", "server", "HTTPS"),
         ("server", "own", "SSH"),
         ("server", "cloud", "API"),
-        ("server", "edge", ""),
+        ("server", "edge", "cavvy edge"),
     ]
     return draw_boxes("One server over own machines, clouds and edge", boxes, links)
 

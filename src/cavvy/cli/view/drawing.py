@@ -30,6 +30,7 @@ svg text.title{font-weight:600;font-size:14px}svg text.small{font-size:10px}
 .l0,.l1,.l2,.l3,.l4,.l5,.l6,.l7,.l8{fill:none;stroke-width:2}
 </style>"""
 WIDTH = 760
+_CELL = 20  # characters of a line in a cell of a matrix
 _ANCHORS = ("start", "end")
 
 
@@ -71,13 +72,20 @@ class Drawing:
         self._parts.append(f"<{tag}{named}>{inner}</{tag}>")
 
     def text(
-        self, x: float, y: float, text: str, kind: str = "", anchor: str = "start", turn: int = 0
+        self,
+        x: float,
+        y: float,
+        text: str,
+        kind: str = "",
+        anchor: str = "start",
+        turn: int = 0,
+        note: str = "",
     ) -> None:
         turned = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
         named = f' class="{kind}"' if kind else ""
         self._parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{named}{turned}>'
-            f"{escape(text)}</text>"
+            f"{escape(text)}{f'<title>{escape(note)}</title>' if note else ''}</text>"
         )
 
     def finish(self) -> str:
@@ -277,6 +285,38 @@ def draw_tornado(
     bottom = 44 + 24 * len(rows)
     drawing.add("path", class_="axis", d=f"M{at(base):.1f} 40V{bottom}")
     drawing.text(at(base), bottom + 16, f"{_short(base)} {unit}", "small", "middle")
+    return drawing.finish()
+
+
+def draw_matrix(
+    title: str,
+    columns: Sequence[str],
+    rows: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]],
+    notes: Sequence[str] = (),
+) -> str:
+    """Draw a cell for each row and column. A cell has lines of text, each with what is shown when
+    the reader points at it. `notes` are below the matrix."""
+    left, wide, line = 90, 112, 13
+    tall = {
+        name: 12 + line * max((len(each) for each in cells.values()), default=1)
+        for name, cells in rows.items()
+    }
+    height = 64 + sum(tall.values()) + (14 * len(notes) + 12 if notes else 0)
+    drawing = Drawing(title, height, max(WIDTH, left + wide * len(columns) + 16))
+    for number, name in enumerate(columns):
+        drawing.text(left + wide * number + 4, 48, name)
+    top = 56
+    for name, cells in rows.items():
+        drawing.add("path", class_="axis", d=f"M16 {top}H{left + wide * len(columns)}")
+        drawing.text(16, top + 17, name)
+        for number, column in enumerate(columns):
+            x = left + wide * number + 4
+            for at, (text, note) in enumerate(cells.get(column, ())):
+                short = text if len(text) <= _CELL else f"{text[: _CELL - 1]}…"
+                drawing.text(x, top + 16 + line * at, short, "small", note=note)
+        top += tall[name]
+    for number, note in enumerate(notes):
+        drawing.text(16, top + 18 + 14 * number, note, "small")
     return drawing.finish()
 
 
