@@ -19,6 +19,7 @@ from cavvy.cli.reach.session import ended_by_signals, project_option, rank_optio
 from cavvy.cli.reach.tunnel import read_target, with_tunnel
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import NameArgument
+from cavvy.cli.view.job_output import JobOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,10 +42,11 @@ def exec_command(name: str, arguments: tuple[str, ...], project: str, rank: int)
     cavvy exec digits -- nvidia-smi
 
     A single word with characters of the shell, such as 'ls | wc', is a command line for the shell.
-    NAME:RANK selects a node; the default is the first node. The command gets no input: use `cavvy
+    A terminal gets only the colours of the output, and no other escape sequences. NAME:RANK selects
+    a node; the default is the first node. The command gets no input: use `cavvy
     ssh` for a command that needs input or a terminal.
     """
-    exit_code, told = 0, _warn_of_input(name)
+    exit_code, told, output = 0, _warn_of_input(name), JobOutput()
     name, wanted = read_target(name)
     rank = rank or wanted
     is_line = len(arguments) == 1 and shlex.quote(arguments[0]) != arguments[0]
@@ -55,8 +57,7 @@ def exec_command(name: str, arguments: tuple[str, ...], project: str, rank: int)
         closing(client.exec(project, name, words, rank=rank)) as chunks,
     ):
         for chunk in chunks:
-            sys.stdout.buffer.write(chunk.data)
-            sys.stdout.buffer.flush()
+            output.write(chunk.data)
             if chunk.exit_code is not None:
                 exit_code = chunk.exit_code
     if not told:

@@ -20,6 +20,7 @@ from cavvy.cli.reach.service_call import (
 from cavvy.cli.reach.session import named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.job_output import JobOutput
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, pairs_out, rows_out
 
@@ -153,10 +154,9 @@ def _add(
 
 
 def _print(answer: "HTTPResponse") -> None:
-    out, last = sys.stdout.buffer, b"\n"
+    output, last = JobOutput(), b"\n"
     while part := answer.read1(_PART):
-        out.write(part)
-        out.flush()
+        output.write(part)
         last = part[-1:]
     if last != b"\n" and sys.stdout.isatty():
         click.echo()  # the prompt or the next message begins a new line
@@ -383,8 +383,7 @@ def show_result(name: str, call_id: str, project: str) -> None:
 
     with session() as client:
         found = queue_wire.find_call(client, project, name, call_id)
-    sys.stdout.buffer.write(found.body)
-    sys.stdout.buffer.flush()
+    JobOutput().write(found.body)
     if found.call.state != "done":
         text = f"call {call_id} is {found.call.state}"
         text += f": {found.call.problem}" if found.call.problem else ""

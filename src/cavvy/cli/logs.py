@@ -25,6 +25,7 @@ from cavvy.cli.reach.waiting import wait_for_all
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED, show_clock, show_time
 from cavvy.cli.view.groups import NameArgument
+from cavvy.cli.view.job_output import JobOutput
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -49,6 +50,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Begin each line with the time at which the server received it.",
 )
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Pass all escape sequences on to the terminal, not only those of colours.",
+)
 def command(
     name: str,
     project: str,
@@ -58,11 +64,13 @@ def command(
     tail: int | None,
     since: datetime | None,
     timestamps: bool,
+    raw: bool,
 ) -> None:
     """Print or follow the log of a job, or the logs of all jobs of an array. Logs are kept after
     the nodes are removed.
 
-    --since and --timestamps use the local time at which the server received a line.
+    --since and --timestamps use the local time at which the server received a line. A terminal
+    gets only the colours of a log, and no other escape sequences; pipes and files get all bytes.
     """
     from cavvy.cli.reach.arrays import array_instead, follow_logs, print_logs
     from cavvy.cli.reach.follow import follow
@@ -70,7 +78,9 @@ def command(
 
     if since and tail is not None:
         raise click.UsageError("--since and --tail cannot be used together")
-    plain = tail is None and attempt is None and rank == 0 and since is None and not timestamps
+    plain = (
+        tail is None and attempt is None and rank == 0 and since is None and not (timestamps or raw)
+    )
 
     def read(client: "ApiClient", job: "JobDetail | ArrayMemberView") -> Iterator[bytes]:
         newest = job.attempt or None if tail is not None else None
@@ -93,12 +103,12 @@ def command(
         except ApiError as error:
             array = array_instead(client, project, name, error)
             if following:
-                follow_logs(client, project, array, read)
-            print_logs(client, array, read)
+                follow_logs(client, project, array, read, raw=raw)
+            print_logs(client, array, read, raw=raw)
             return
+        output = JobOutput(raw=raw)
         for data in read(client, job):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            output.write(data)
 
 
 def _read_log(

@@ -371,7 +371,9 @@ def test_exec_ends_its_command_when_nobody_reads_the_output(
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb", buffering=0) as closed:
-        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=closed, flush=closed.flush))
+        monkeypatch.setattr(
+            sys, "stdout", SimpleNamespace(buffer=closed, flush=closed.flush, isatty=lambda: False)
+        )
         with pytest.raises(SystemExit):
             exec_command.main(["now", "--", "yes"])
     assert ends == ["ended"]

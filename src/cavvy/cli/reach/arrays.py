@@ -17,6 +17,7 @@ from cavvy.cli.reach.follow import leave_running
 from cavvy.cli.reach.session import make_failure, named
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
+from cavvy.cli.view.job_output import show_whole
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError
@@ -204,26 +205,36 @@ def say_saved(jobs: "Sequence[ArrayMemberView]") -> str:
     return f"{told}, which saved about {format_usd(Money(saved))}" if saved else told
 
 
-def print_logs(client: "ApiClient", found: "ArrayDetail", read: "ReadLog") -> None:
+def print_logs(
+    client: "ApiClient", found: "ArrayDetail", read: "ReadLog", *, raw: bool = False
+) -> None:
     """Print the logs one after the other."""
     for job in found.jobs:
         if job.attempt:
-            _write(job.name, b"".join(read(client, job)))
+            _write(job.name, b"".join(read(client, job)), raw=raw)
 
 
-def follow_logs(client: "ApiClient", project: str, found: "ArrayDetail", read: "ReadLog") -> None:
+def follow_logs(
+    client: "ApiClient", project: str, found: "ArrayDetail", read: "ReadLog", *, raw: bool = False
+) -> None:
     """Print the logs as they arrive, until all jobs have ended, and exit with the exit code of the
     first job that did not succeed. The next log is read when one of `STREAMS` logs has ended.
     """
     with leave_running(project, found.array.name):
-        jobs = _Streams(client, project, found, read).show()
+        jobs = _Streams(client, project, found, read, raw).show()
     sys.exit(exit_code_of(jobs))
 
 
 class _Streams:
     def __init__(
-        self, client: "ApiClient", project: str, found: "ArrayDetail", read: "ReadLog"
+        self,
+        client: "ApiClient",
+        project: str,
+        found: "ArrayDetail",
+        read: "ReadLog",
+        raw: bool,
     ) -> None:
+        self._raw = raw
         self._client, self._project, self._found, self._read = client, project, found, read
         self._queue: Queue[tuple[str, bytes | CommandFailure | None]] = Queue(STREAMS)
         self._begun: set[str] = set()
@@ -265,11 +276,11 @@ class _Streams:
         if isinstance(item, CommandFailure):
             raise item
         if item is None:
-            _write(name, self._lines.pop(name))
+            _write(name, self._lines.pop(name), raw=self._raw)
             return
         lines, newline, rest = (self._lines[name] + item).rpartition(b"\n")
         self._lines[name] = rest
-        _write(name, lines + newline)
+        _write(name, lines + newline, raw=self._raw)
 
     def _pump(self, job: "ArrayMemberView") -> None:
         from cavvy.client import ApiError
@@ -283,7 +294,8 @@ class _Streams:
         self._queue.put((job.name, None))
 
 
-def _write(name: str, data: bytes) -> None:
+def _write(name: str, data: bytes, *, raw: bool) -> None:
+    data = data if raw else show_whole(data)
     begin = f"{name}: ".encode()
     # carriage returns are parts of a line, in which a progress bar was redrawn
     lines = data.removesuffix(b"\n").split(b"\n") if data else []

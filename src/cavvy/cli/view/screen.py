@@ -16,6 +16,7 @@ import click
 
 from cavvy.cli.view import formatting
 from cavvy.cli.view.formatting import JobStory, show_clock, wait_line
+from cavvy.cli.view.job_output import EscapeFilter
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -114,11 +115,14 @@ class _Plain:
 
     def __init__(self, several: bool) -> None:
         self._lines = _LineJoiner() if several else None
+        self._filters: dict[int, EscapeFilter] = {}  # by rank
         self._story = JobStory(several)
         self._told = ""  # the last reason of a wait, or the text of the last event
         self._looks = 0  # how often the job was queued without a reason
 
     def log(self, rank: int, data: bytes) -> None:
+        if sys.stdout.isatty():
+            data = self._filters.setdefault(rank, EscapeFilter()).take(data)
         out = sys.stdout.buffer
         out.write(data if self._lines is None else _with_rank(rank, self._lines.take(rank, data)))
         out.flush()
@@ -206,7 +210,7 @@ class _LiveView:
 
         before = f"[{rank}] " if self._several else ""
         decoder = AnsiDecoder()
-        told = (line for line in lines if not line.startswith(_PROGRESS))
+        told = (_plain(line) for line in lines if not line.startswith(_PROGRESS))
         return [decoder.decode_line(before + line) for line in told]
 
     def event(self, event: "EventView") -> None:
@@ -219,6 +223,11 @@ class _LiveView:
 
     def job(self, job: "JobDetail") -> None:
         self._below.bar.show(job)
+
+
+def _plain(line: str) -> str:
+    """Return a line without the escape sequences that `AnsiDecoder` passes on."""
+    return EscapeFilter().take(line.encode(errors="replace"), final=True).decode()
 
 
 class _Below:
