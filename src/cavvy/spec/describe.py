@@ -9,6 +9,7 @@ from itertools import starmap
 
 from cavvy.catalog.residency import say_unplaced
 from cavvy.domain.arrays import count_members, is_array
+from cavvy.domain.local_time import to_local
 from cavvy.domain.services import DEFAULT_AVAILABILITY
 from cavvy.domain.tasks import (
     AcceleratorNeed,
@@ -385,7 +386,7 @@ def _times(count: int | None, what: str) -> str:
 
 
 def _time(moment: datetime | None) -> str:
-    return f"{moment.astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
+    return f"{to_local(moment):%Y-%m-%d %H:%M %Z}" if moment else ""
 
 
 def _length(length: timedelta | None) -> str:

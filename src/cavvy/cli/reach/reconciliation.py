@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from cavvy.costs.bills import USD, BadBillLine, BillFault
 from cavvy.costs.reconcile import Difference, DifferenceCause
+from cavvy.domain.local_time import to_local
 from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import Struct
 
@@ -110,9 +111,9 @@ def _name_days(
     period contains in local time.
     """
     first, end = period
-    last = None if end is None else (end - _MICROSECOND).astimezone().date()
+    last = None if end is None else to_local(end - _MICROSECOND).date()
     return (
-        None if first is None else datetime.combine(first.astimezone().date(), time(), UTC),
+        None if first is None else datetime.combine(to_local(first).date(), time(), UTC),
         None if last is None else datetime.combine(last, time(), UTC) + _DAY,
     )
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cavvy.cli.view.failure import escape_controls
+from cavvy.domain.local_time import to_local
 from cavvy.domain.units import Money, count_decimals, format_duration, format_number, format_usd
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def show_time(moment: datetime, form: str = "%Y-%m-%d %H:%M:%S", *, zone: bool =
     """Return the moment in local time, by default with its zone, such as "2026-01-31 09:00:00
     CET".
     """
-    return f"{moment.astimezone():{form}}{f' {zone_name(moment)}' if zone else ''}"
+    return f"{to_local(moment):{form}}{f' {zone_name(moment)}' if zone else ''}"
 
 
 def show_clock(moment: datetime) -> str:
@@ -94,7 +95,7 @@ def show_minute(moment: datetime) -> str:
 
 def zone_name(moment: datetime) -> str:
     """Return the name of the local time zone at this moment."""
-    return moment.astimezone().tzname() or "UTC"
+    return to_local(moment).tzname() or "UTC"
 
 
 def show_place(job: "JobListing") -> str:
