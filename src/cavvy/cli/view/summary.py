@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from cavvy.planner.counterfactual import CounterfactualCost
 
 
+_CENT = 10_000  # micro-dollars
+
+
 def summary_out(job: "JobDetail", cost: "CostView") -> None:
     """Print the summary of a followed job to standard error, so that a pipe receives only the
     log.
@@ -46,7 +49,8 @@ def summary_out(job: "JobDetail", cost: "CostView") -> None:
     pairs.append(("time", time_text(cost)))
     pairs.append(("bill", bill_text(job, cost)))
     pairs_out([(f"  {name}", value) for name, value in pairs], file=sys.stderr)
-    if job.phase == "done" and (elsewhere := price_counterfactuals(job, cost)):
+    elsewhere = price_counterfactuals(job, cost) if job.phase == "done" else []
+    if any(each.cost.micros >= _CENT for each in elsewhere):  # `cavvy cost` tells smaller ones, too
         elsewhere_out(elsewhere, file_is_error=True)
 
 
