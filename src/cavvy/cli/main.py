@@ -120,6 +120,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "completion": "Print the completion script for a shell.",
     },
 }
+# Commands that end or remove what the user may still need.
+ENDING = frozenset({"stop", "rm", "down", "gc", "unserve"})
 # Modules that hold several commands of one noun. A command whose name the module does not have is
 # the function `NAME_command`.
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -236,8 +238,7 @@ class LazyGroup(click.Group):
             from cavvy.cli.view.synonyms import find_advice
 
             advice = find_advice(args[0])
-            close = get_close_matches(args[0], COMMANDS, n=1)
-            likely = f"did you mean `cavvy {close[0]}`?" if close else ""
+            likely = _guess(get_close_matches(args[0], COMMANDS, n=2))
             hint = advice or likely or _advise_run(args) or "`cavvy --help` lists the commands"
             raise CommandFailure(f"no command {args[0]!r}", hint, 2)
         return super().resolve_command(ctx, args)
@@ -247,6 +248,16 @@ class LazyGroup(click.Group):
         for title, names in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(longest), text) for name, text in names.items()])
+
+
+def _guess(close: Sequence[str]) -> str:
+    """Return the hint that names the commands that a misspelled word is close to. One that ends or
+    removes something is named last, with what it does, and never alone."""
+    safe = [f"`cavvy {name}`" for name in close if name not in ENDING]
+    ending = [f"`cavvy {name}` ({COMMANDS[name].rstrip('.')})" for name in close if name in ENDING]
+    if ending and not safe:
+        return f"`cavvy --help` lists the commands; the nearest is {ending[0]}"
+    return f"did you mean {' or '.join([*safe[:1], *ending[:1]])}?" if safe else ""
 
 
 def _choose_context(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 # Unknown commands -> the replacement that the error message suggests.
 _ADVICE = {
-    "launch apply submit create": "`cavvy run TASK.YAML` runs a task; with --machine NAME, the "
-    "machine is kept for later jobs",
-    "jobs runs list ls": "`cavvy ps` lists jobs",
+    "launch apply submit create sbatch srun qsub": "`cavvy run TASK.YAML` runs a task; with "
+    "--machine NAME, the machine is kept for later jobs",
+    "jobs runs list ls squeue qstat sacct": "`cavvy ps` lists jobs",
     "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
-    "kill cancel terminate abort": "`cavvy stop NAME` stops a job",
+    "kill cancel terminate abort scancel qdel": "`cavvy stop NAME` stops a job",
     "delete remove prune": "`cavvy rm NAME` removes a job that has ended; to stop a job first, "
     "use `cavvy stop NAME`",
     "show-gpus gpus offer instances": "`cavvy offers --accelerators` lists accelerators and prices",
@@ -30,11 +30,13 @@ _ADVICE = {
     "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets a secret",
     "cron schedule": "`cavvy schedules` lists jobs that repeat",
     "api daemon": "`cavvy server status` shows the server",
-    "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy machines` lists "
-    "named machines, `cavvy join` adds a machine",
+    "fleet fleets cluster clusters node sinfo pbsnodes": "`cavvy nodes` lists nodes, "
+    "`cavvy machines` lists named machines, `cavvy join` adds a machine",
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
     "config setup": "`cavvy check` shows which providers are configured",
     "autostop idle extend": "`cavvy machines keep NAME 1h` sets how long a machine waits for work",
+    "kubectl": "`cavvy run TASK.YAML` runs a task, `cavvy ps` lists jobs, `cavvy status NAME` "
+    "shows one, `cavvy logs -f NAME` follows its log",
     "version": "`cavvy --version` prints the version",
     "help man": "`cavvy COMMAND --help` describes a command",
     "machine": "`cavvy machines` lists machines that are kept between jobs",
