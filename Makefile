@@ -11,8 +11,11 @@ setup: ## make .venv with the cavvy command in it; EXTRAS=aws,sim adds what thes
 setup-dev:
 	@scripts/setup.sh dev
 
-demo: setup ## plan eight H100 on spot; train a small CNN here, lose the node, resume, read the bill
+demo: setup ## plan eight H100 on spot; train here, lose the machine, resume, read the bill, in a minute
 	@scripts/demo.sh
+
+demo-train: setup ## the same with PyTorch, which the task installs first
+	@DEMO_TASK=examples/digits/task.yaml scripts/demo.sh
 
 demo-serve: setup ## serve requests here: cold start, scale-up, a killed replica, a canary that is rolled back, the bill
 	@scripts/demo_serve.sh
@@ -87,5 +90,5 @@ bars: setup-dev ## measure the bars of commands, server and submissions, in one 
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo demo-serve demo-edge test test-changed test-servers soak check scenarios docs picture bars bench clean
+.PHONY: help setup setup-dev demo demo-train demo-serve demo-edge test test-changed test-servers soak check scenarios docs picture bars bench clean
 .PHONY: test-lowest format coverage hooks site site-serve lock changelog dist

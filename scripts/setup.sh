@@ -20,6 +20,11 @@ is_made "$group" || is_made dev || missing=1  # what tests need holds what users
 for extra in "${extras[@]}"; do is_made "extra-$extra" || missing=1; done
 if [ $missing = 0 ]; then exit 0; fi
 
+# On a terminal one line, which shows what is being done; elsewhere a line at the begin.
+tell() { if [ -t 1 ]; then printf '\r%s\e[K' "$1"; fi; }
+say() { if [ -t 1 ]; then tell "$1"; else echo "$1"; fi; }
+clear_line() { if [ -t 1 ]; then printf '\r\e[K'; fi; }
+
 python=${PYTHON:-}
 for candidate in python3 python3.13 python3.12 python3.11; do
     [ -n "$python" ] && break
@@ -42,15 +47,27 @@ if [ ! -x .venv/bin/python ]; then
             exit 1
         fi
     fi
-    echo "setup: making .venv with $("$python" --version)"
+    say "setup: making .venv with $("$python" --version)"
     "$python" -m venv .venv
     .venv/bin/python -m pip uninstall -qq --disable-pip-version-check --yes setuptools  # 4 MB that nothing needs
 fi
 what="cavvy and what it needs"
 [ "$group" = dev ] && what="$what, with what tests and checks need"
 [ ${#extras[@]} -gt 0 ] && what="$what, with ${extras[*]}"
-echo "setup: installing $what"
-pip() { .venv/bin/python -m pip "$1" --quiet --disable-pip-version-check "${@:2}"; }
+say "setup: installing $what"
+# What pip prints goes into a file; it is shown if pip fails.
+pip() {
+    local code=0
+    .venv/bin/python -m pip "$1" --quiet --disable-pip-version-check "${@:2}" >.venv/.setup-log 2>&1 || code=$?
+    [ $code = 0 ] || { clear_line; cat .venv/.setup-log >&2; }
+    return $code
+}
+ticker=
+trap '[ -z "$ticker" ] || kill "$ticker" 2>/dev/null || true' EXIT
+if [ -t 1 ]; then
+    while sleep 0.5; do tell "setup: installing $what ($(du -sm .venv 2>/dev/null | cut -f1) MB, $SECONDS s)"; done &
+    ticker=$!
+fi
 lock=base
 [ "$group" = dev ] && lock=dev
 # The lock file is complete. Without --no-deps, pip 23 takes the newest release for a dependency with extras,
@@ -70,4 +87,6 @@ fi
 # pytest rewrites the asserts of its plugins, 270 files, in each process that may not cache the result.
 if [ "$group" = dev ]; then env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest --version --version >/dev/null; fi
 for made in "$group" "${extras[@]/#/extra-}"; do echo "$sum" >".venv/.setup-$made"; done
-echo "setup: done; try: .venv/bin/cavvy --help"
+if [ -n "$ticker" ]; then kill "$ticker"; wait "$ticker" 2>/dev/null || true; fi
+clear_line
+echo "setup: done in $SECONDS s; try: .venv/bin/cavvy --help"

@@ -1,7 +1,7 @@
 """Makes docs/img/demo.svg, the README's picture, from a real run of the demo in a new terminal.
 
 Run it by hand if the demo looks different: `.venv/bin/python scripts/docs/picture.py`. The run
-starts without any state, so it includes the installation of torch. The picture shows the terminal
+starts without any state, so it includes the task's setup. The picture shows the terminal
 from `cavvy run` to the bill, without edits.
 """
 
@@ -14,6 +14,8 @@ import sys
 import termios
 from fcntl import ioctl
 from io import StringIO
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +25,7 @@ from rich.text import Text
 _ROOT = Path(__file__).resolve().parents[2]
 _PICTURE = _ROOT / "docs" / "img" / "demo.svg"
 _COLUMNS, _ROWS = 100, 50
-_EPOCHS = 15
+_EPOCHS = 180
 _CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 # The template of `rich`, without a font from the network.
 _TEMPLATE = """\
@@ -89,7 +91,7 @@ def _record(command: list[str]) -> tuple[int, str]:
 def _screen(output: str) -> list[Text]:
     """The final lines of a terminal with their colors. Supports only escape codes that the demo
     uses."""
-    lines: list[dict[int, str]] = [{}]
+    lines: list[dict[int, tuple[str, str]]] = [{}]
     row = column = at = 0
     style = ""
     while at < len(output):
@@ -113,13 +115,18 @@ def _screen(output: str) -> list[Text]:
             row += 1
             lines += [{}] * 0 if row < len(lines) else [{}]
         elif char.isprintable():
-            lines[row][column] = f"{style}{char}\x1b[0m" if style else char
+            lines[row][column] = style, char
             column += 1
-    wide = [range(max(line, default=-1) + 1) for line in lines]
-    return [
-        Text.from_ansi("".join(line.get(n, " ") for n in each))
-        for line, each in zip(lines, wide, strict=True)
-    ]
+    return [Text.from_ansi(_join(line)) for line in lines]
+
+
+def _join(line: dict[int, tuple[str, str]]) -> str:
+    """The cells of a line as text, with a code where the style changes: words stay whole, so that
+    a search finds them in the picture."""
+    cells = [line.get(column, ("", " ")) for column in range(max(line, default=-1) + 1)]
+    groups = groupby(cells, key=itemgetter(0))
+    texts = ((style, "".join(char for _, char in group)) for style, group in groups)
+    return "".join(f"{style}{text}\x1b[0m" if style else text for style, text in texts)
 
 
 def _draw(lines: list[Text]) -> str:
