@@ -4,6 +4,7 @@ with the same contents is built only once.
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -166,8 +167,9 @@ def _build(
             dockerfile.write_text(recipe.text, encoding="utf-8")
         else:
             own = task.image_build
-            folder = context / own.path
-            dockerfile, options = folder / own.dockerfile, _build_options(own)
+            folder = _find_inside(context, own.path)
+            dockerfile = _find_inside(context, f"{own.path}/{own.dockerfile}")
+            options = _build_options(own)
             if not dockerfile.is_file():
                 raise CommandFailure(
                     f"there is no {own.dockerfile} in {own.path} of the working folder", exit_code=2
@@ -191,10 +193,43 @@ def _write_context(
         if entry.link is not None:
             path.symlink_to(entry.link)
         else:
-            shutil.copyfile(snapshot.folder / entry.path, path)
+            _copy_plain(snapshot.folder / entry.path, path)
             path.chmod(entry.mode)
     for file, content in recipe.files.items():
-        (context / file).write_text(content, encoding="utf-8")
+        path = context / file
+        if path.is_dir() and not path.is_symlink():
+            raise CommandFailure(f"the working folder has a folder {file}", "rename it", 2)
+        path.unlink(missing_ok=True)  # a link of the working folder could lead out of it
+        with path.open("x", encoding="utf-8") as made:
+            made.write(content)
+
+
+def _copy_plain(source: Path, target: Path) -> None:
+    """Copy a file, and not what a link leads to that has taken its place. Raises CommandFailure."""
+    try:
+        with open(source, "rb", opener=_open_plain) as file, target.open("xb") as made:
+            shutil.copyfileobj(file, made)
+    except OSError as error:
+        raise CommandFailure(f"{source} cannot be read: {error.strerror}") from error
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _find_inside(context: Path, path: str) -> Path:
+    """Return a path of the copied working folder, without links. What a link or `..` leads to
+    outside of it would be sent to the engine. Raises CommandFailure.
+    """
+    try:
+        found = (context / path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a NUL character
+        raise CommandFailure(f"{path} cannot be read: {error}", exit_code=2) from error
+    if not found.is_relative_to(context.resolve()):
+        raise CommandFailure(
+            f"{path} leads out of the working folder", "copy what the image needs into it", 2
+        )
+    return found
 
 
 def _build_options(build: "ImageBuild") -> list[str]:
