@@ -36,15 +36,18 @@ from cavvy.control.decide.requests import can_retry
 from cavvy.control.fair_queue import QueuePlace
 from cavvy.control.job_service import TooLate
 from cavvy.costs.metering import total
+from cavvy.costs.running import charge_to_now, list_unwritten
 from cavvy.domain.accounts import Permission
 from cavvy.domain.arrays import StoredArray, find_phase
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.ledger import EnergyUse
 from cavvy.domain.retention import JOBS_SETTING, RemovedJob
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.planner.placements import Placement
 from cavvy.spec.problems import nearest
-from cavvy.store.base import ProjectFilter, RowNotFound, is_visible
+from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound, is_visible
 from cavvy.store.job_search import JobOrder, JobSearch
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
@@ -299,7 +302,7 @@ async def search(
         limit=limit,
     )
     found = await app_state.store.search_jobs(wanted, app_state.now())
-    page = wire.JobPage(jobs=[views.job_row(job) for job in found.jobs], cursor=None)
+    page = wire.JobPage(jobs=await _list_rows(app_state, found.jobs), cursor=None)
     page = await _add_places(request, app_state, page)
     return wire.JobMatches(jobs=page.jobs, total=found.total)
 
@@ -314,7 +317,7 @@ async def _page(
     arrays: bool,
 ) -> wire.JobPage:
     page = await app_state.store.list_jobs(project, phases or (), cursor, limit, arrays=arrays)
-    rows = [views.job_row(job) for job in page.jobs]
+    rows = await _list_rows(app_state, page.jobs)
     if not arrays:
         return wire.JobPage(jobs=rows, cursor=page.cursor)
     # The IDs of arrays and jobs sort together by the time of submission. Rows below `end` belong to
@@ -348,7 +351,8 @@ async def get(
     ]
     waits = _waits_in_line(job, app_state.now())
     queue = await _find_queue_fields(request, app_state, [job.id] if waits else [])
-    spent = total(await app_state.store.charges(job.id))
+    charges = await app_state.store.charges(job.id)
+    spent = total(charge_to_now([each for each, _ in attempts], charges, app_state.now()))
     energy = await _read_energy(app_state, [attempt for attempt, _ in attempts])
     return views.job_detail(job, attempts, spent, queue.get(job.id, {}), energy)
 
@@ -401,10 +405,11 @@ async def cost(app_state: AppState, project: ProjectPath, name: JobPath) -> wire
     """Get a job's cost and its time by phase."""
     job = await find_job(app_state, project, name)
     attempts = await app_state.store.attempts(job.id)
-    charges = await app_state.store.charges(job.id)
+    now = app_state.now()
+    charges = charge_to_now(attempts, await app_state.store.charges(job.id), now)
     nodes = [node for each in attempts for node in await app_state.store.nodes(each.id)]
     energy = await _read_energy(app_state, attempts)
-    return views.cost_view(job, attempts, nodes, charges, app_state.now(), energy)
+    return views.cost_view(job, attempts, nodes, charges, now, energy)
 
 
 @router.get(
@@ -658,7 +663,18 @@ def _waits_in_line(job: JobRecord, now: datetime) -> bool:
     return job.phase is JobPhase.QUEUED and not elsewhere and not early
 
 
+async def _list_rows(app_state: AppState, jobs: Sequence[JobSummary]) -> list[wire.JobListing]:
+    """Return the jobs with what they have spent by now."""
+    live = {job.project for job in jobs if job.attempt and job.phase not in JOB_ENDS}
+    attempts = await app_state.store.open_attempts(list(live)) if live else ()
+    rates = await app_state.store.budgets.charged_rates() if attempts else {}
+    more = list_unwritten(attempts, rates, app_state.now())
+    spent = [job.spent + more.get(job.id, Money()) for job in jobs]
+    return [views.job_row(replace(job, spent=each)) for job, each in zip(jobs, spent, strict=True)]
+
+
 async def _row(app_state: AppState, job: JobRecord) -> wire.JobListing:
     attempts = await app_state.store.attempts(job.id)
-    spent = total(await app_state.store.charges(job.id))
+    charges = await app_state.store.charges(job.id)
+    spent = total(charge_to_now(attempts, charges, app_state.now()))
     return views.changed_row(job, attempts, spent)

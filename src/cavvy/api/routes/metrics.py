@@ -9,7 +9,7 @@ removes records of the audit log.
 import asyncio
 import os
 from asyncio import to_thread
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -32,6 +32,7 @@ from cavvy.control.budgets import read_parents, sum_budget
 from cavvy.control.retention import read_begin
 from cavvy.control.serving.requests import ServiceStatus
 from cavvy.costs.energy import weigh_energy
+from cavvy.costs.running import list_unwritten
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.authorization import Principal, Verdict, decide, list_visible
@@ -196,15 +197,30 @@ def _add_node(figures: Figures, attempt: Attempt, node: Node, job: str) -> None:
                 figures.add(name, text, value, gpu=number, **model)
 
 
+async def _sum_running(app_state: AppState, projects: ProjectFilter) -> dict[tuple[str, str], int]:
+    """Return the micro-dollars of running nodes that the ledger does not have yet, by project and
+    provider."""
+    found, now = defaultdict[tuple[str, str], int](int), app_state.now()
+    jobs = {each.job_id: each for each in await app_state.store.open_attempts(projects)}
+    rates = await app_state.store.budgets.charged_rates() if jobs else {}
+    for job_id, more in list_unwritten(jobs.values(), rates, now).items():
+        if more.micros:
+            found[jobs[job_id].project, jobs[job_id].offer.provider] += more.micros
+    return found
+
+
 async def _add_money(figures: Figures, app_state: AppState, projects: ProjectFilter) -> None:
     store, which = app_state.store, LedgerFilter(projects=projects)
+    sums = await _sum_running(app_state, projects)
     for row in await store.sum_ledger(which, ("project", "provider")):
+        sums[row.groups["project"], row.groups["provider"]] += row.amount.micros
+    for (project, provider), micros in sums.items():
         figures.add(
             "cavvy_spent_dollars",
-            "The sum of the ledger. Corrections may lower it.",
-            row.amount.micros / MICROS_PER_USD,
-            project=row.groups["project"],
-            provider=row.groups["provider"],
+            "The sum of the ledger, and what running nodes cost since. Corrections may lower it.",
+            micros / MICROS_PER_USD,
+            project=project,
+            provider=provider,
         )
     energies = await store.meters.sum_energy(which, ("project", "provider"))
     for (project, provider), measured in energies.items():
