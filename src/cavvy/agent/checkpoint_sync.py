@@ -1,7 +1,8 @@
 """Uploads checkpoints to the control plane when the checkpoint folder is not on shared storage.
 
 The folder is checked every few seconds while the work runs. A separate process uploads the changes
-once the folder has stayed unchanged between two checks. Only one upload runs at a time. A
+once the folder has stayed unchanged between two checks, or has changed for half the checkpoint
+interval; then the process uploads what the work has finished. Only one upload runs at a time. A
 checkpoint is complete, and is reported, once the control plane has all of its files.
 """
 
@@ -12,6 +13,7 @@ import time
 from .control_client import complain
 from .outbox import file_time_text
 from .sidecar import SidecarPlace, SidecarProcess
+from .work.checkpoint_choice import find_writers
 from .work.checkpoint_files import (
     SHORTEST_S,
     fingerprint,
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from .work.checkpoint_files import FileEntry
 
 LOOK_S = 3.0
+PATIENCE_S = 30.0  # maximum seconds of constant changes before an upload of what is finished
+HANDLED_NS = 500_000_000  # work that still writes so long after a signal has a handler
+SETTLE_S = 1.0  # maximum seconds between the two looks of an upload
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
 RESTLESS_S = 300.0  # seconds of constant changes after which the user is warned
 # consecutive failed uploads after which the user is warned about a file that changes constantly
@@ -52,6 +57,13 @@ class CheckpointSync(SidecarProcess):
     ) -> None:
         super().__init__(place, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder, self._given = folder, given
+        self._patience_s = min(PATIENCE_S, every_s / 2 if every_s else PATIENCE_S)
+        self._settle_s = min(SETTLE_S, self._every_s / 4)
+        self._cut_ns = 0  # when the work was killed by a signal
+        self._opened: list[int] = []  # inodes that the work had open before it got SIGTERM
+        self._handled_ns = 0  # a write after this time shows that the work handles the signal
+        self._torn: frozenset[int] = frozenset()
+        self._told_unnamed = False
         # whether the user was warned that the folder is a link to another place
         self._told_unlisted = False
         found = self._list()
@@ -67,6 +79,8 @@ class CheckpointSync(SidecarProcess):
         self._trouble = ""  # why the last upload failed: "silent" or "failed"; "" if it succeeded
         self._number: object = None
         self._tries = 0
+        self._is_last = False  # whether the running upload began after the work's end
+        self._is_over = False  # whether all that the ended work has finished is uploaded
 
     def hurry(self) -> None:
         """Check the folder more often, because the node will be reclaimed soon."""
@@ -91,6 +105,22 @@ class CheckpointSync(SidecarProcess):
         elif not still:
             self._look_for_rest()
 
+    def note_writers(self) -> None:
+        """Take note of the files that the work has open, before it gets a signal."""
+        writers = find_writers({entry.inode for entry in self._list()})
+        self._handled_ns = time.time_ns() + HANDLED_NS
+        self._opened = [inode for inode, appends in writers.items() if not appends]
+
+    def cut(self, *, killed: bool, failed: bool) -> None:
+        """Take note of how the work ended just now. If another process `killed` it, what it was
+        writing is not whole. If it `failed` after a signal of the agent, the files that were open
+        then are not whole, except files that the work wrote to long after the signal.
+        """
+        self._cut_ns = time.time_ns() if killed else 0
+        if failed and self._opened:
+            late = {each.inode for each in self._list() if each.mtime_ns > self._handled_ns}
+            self._torn = frozenset(self._opened) - late
+
     def _list(self) -> list[FileEntry]:
         """Return the files of the checkpoint folder, or [] if the folder cannot be listed."""
         try:
@@ -104,11 +134,13 @@ class CheckpointSync(SidecarProcess):
     def _look_for_rest(self) -> None:
         now = time.monotonic()
         self._restless_since = self._restless_since or now
+        if now - self._restless_since >= self._patience_s and self._process is None:
+            self._start()
         if now - self._restless_since > RESTLESS_S and not self._told_restless:
             self._told_restless = True
             self._warn(
-                "files in the checkpoint folder change constantly, so the folder cannot be "
-                "uploaded; write files that change all the time, such as logs, to another folder"
+                "files in the checkpoint folder change constantly, and none of them was finished; "
+                "write a new file and rename it when it is complete"
             )
 
     def _refuse(self) -> None:
@@ -120,9 +152,12 @@ class CheckpointSync(SidecarProcess):
         )
 
     def _start(self) -> None:
-        self._restless_since, self._result = 0.0, {}
+        self._result = {}
         copy_first = self._voids > 0 and self._done is None
         since, began, quiet = self._newest_ns, self._began_ns, self._trouble == "silent"
+        settle_s = self._settle_s if self._done is None else 0.0
+        cut_ns, torn = self._cut_ns, self._torn
+        self._is_last = self._done is not None
         why = self._run(
             lambda: hand_over(
                 self._config,
@@ -132,6 +167,9 @@ class CheckpointSync(SidecarProcess):
                 began_ns=began,
                 quiet=quiet,
                 given=self._given,
+                settle_s=settle_s,
+                cut_ns=cut_ns,
+                torn=torn,
             ),
         )
         if why:
@@ -158,6 +196,8 @@ class CheckpointSync(SidecarProcess):
             self._warn(f"no more checkpoints will be uploaded: {self._result['reason']}")
         elif state in ("silent", "failed"):
             self._not_now(state, str(self._result["reason"]))
+        elif state == "same":
+            self._is_over = self._is_last
         elif state == "void":
             self._voids += 1
             if self._voids == VOIDS:
@@ -179,7 +219,14 @@ class CheckpointSync(SidecarProcess):
 
     def _saved(self, result: dict[str, Any]) -> None:
         self._safe, self._voids, self._number = str(result["print"]), 0, result["number"]
-        self._trouble = ""
+        self._trouble, self._restless_since = "", 0.0
+        self._is_over = self._is_last
+        if result.get("unnamed") and not self._told_unnamed:
+            self._told_unnamed = True
+            self._warn(
+                f"the checkpoint is safe without {result['unnamed']}: the file's name or the "
+                "link's target is not UTF-8; rename the file"
+            )
         self.seconds = float(str(result["seconds"]))
         fields = {name: result[name] for name in ("number", "files", "bytes", "sent", "seconds")}
         self._newest_ns = int(str(result["newest_ns"]))
@@ -189,7 +236,7 @@ class CheckpointSync(SidecarProcess):
 
     def _finish(self, done: Callable[[], None]) -> None:
         found = fingerprint(self._list())
-        if not found or found == self._safe or self._config.rank > 0:
+        if not found or found == self._safe or self._is_over or self._config.rank > 0:
             done()
         elif self._off or self._tries == LAST_TRIES:
             last = (

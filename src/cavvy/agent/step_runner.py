@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         def ran(self, code: int, oom_kills: int) -> None: ...
 
 
+SIGNALLED = 128  # exit code of a program that a signal ended, without the signal's number
 PHASE_S = 0.1  # seconds between checks of a container's phase
 GROUP_PREFIX = "cavvy-"
 # the first words of lines that report an event
@@ -69,6 +70,8 @@ class StepRunner:
         self._oom_kills = 0
         self.gpu_excess = ""  # why the work was killed, if it used more GPU memory than its share
         self._asked = False  # whether the step's first process received SIGTERM before it ended
+        self._was_killed = False  # whether the agent sent SIGKILL to the work
+        self._was_asked = False  # whether the agent sent SIGTERM to the work
         self.interrupted = False  # whether the task itself received SIGTERM before it ended
         self._watch: WorkMonitor | None = None  # set while the task itself runs
         self._running = False  # whether the owner was notified that the task runs
@@ -91,6 +94,9 @@ class StepRunner:
     def ask(self) -> None:
         """Send SIGTERM to the current step's processes."""
         if self.process is not None:
+            if self.checkpoint_sync is not None and not self._was_asked:
+                self.checkpoint_sync.note_writers()
+            self._was_asked = True
             self.process.ask()
         elif self._mounts is not None and not self._mounts.ready:
             self._mounts.kill()
@@ -99,6 +105,9 @@ class StepRunner:
         """Send SIGKILL to the current step's processes. Unless `save` is set, also kill the
         uploads."""
         if self.process is not None:
+            if self.checkpoint_sync is not None and not self._was_killed:
+                self.checkpoint_sync.note_writers()
+            self._was_killed = True
             self.process.kill()
         if not save:
             for each in self._rescuers():
@@ -517,6 +526,9 @@ class StepRunner:
         if self.checkpoint_sync is None:
             self._send_rest()
         else:
+            code = self._task_code or 0
+            by_other = code > SIGNALLED and not (self._was_asked or self._was_killed)
+            self.checkpoint_sync.cut(killed=by_other, failed=code != 0)
             self.checkpoint_sync.finish(self._send_rest)
 
     def _send_rest(self) -> None:

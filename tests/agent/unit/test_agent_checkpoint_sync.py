@@ -63,7 +63,7 @@ def test_a_folder_that_changes_between_looks_waits(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_what_changes_while_it_is_opened_is_void(
+def test_what_begins_while_the_files_are_opened_waits_for_the_next_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_calm_folder(tmp_path, monkeypatch)
@@ -84,7 +84,7 @@ def test_what_changes_while_it_is_opened_is_void(
         make_config(tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0
     )
     said = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert (said["state"], sent) == ("void", [])
+    assert (said["state"], said["files"], said["print"], sent) == ("saved", 1, "", [True])
 
 
 @pytest.mark.parametrize(("copies", "told"), [(True, "preempted"), (False, "exit")])
@@ -241,7 +241,7 @@ def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
     plain = os.open
     for error, told in (
         (PermissionError(13, "Permission denied"), "failed"),
-        (FileNotFoundError(2, "gone"), "void"),
+        (FileNotFoundError(2, "gone"), "same"),
     ):
 
         def refuse(path: Any, *more: Any, error: OSError = error, **named: Any) -> int:

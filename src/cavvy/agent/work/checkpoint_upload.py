@@ -3,9 +3,9 @@ block.
 
 The upload runs in a separate process during the work. The process reports its result as a line of
 JSON with the key `state`. The states `saved` and `refused` are final. After the other states, the
-upload must be repeated: `void` (the work changed a file), `silent` (the bucket does not respond) or
-`failed` (an error on this node). Earlier lines (`full` or `waits`) report what the upload is
-waiting for.
+upload must be repeated: `void` (the work changed a file), `same` (the work has finished nothing
+new), `silent` (the bucket does not respond) or `failed` (an error on this node). Earlier lines
+(`full` or `waits`) report what the upload is waiting for.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ..http_client import (
 )
 from ..outbox import time_text
 from .blobs import fetch_to
+from .checkpoint_choice import LookResult, choose_files, find_writers
 from .checkpoint_files import (
     NEWEST_NS,
     FileEntry,
@@ -86,32 +87,40 @@ def hand_over(
     began_ns: int,
     quiet: bool = False,
     given: list[str] | None = None,
+    settle_s: float = 0.0,
+    cut_ns: int = 0,
+    torn: frozenset[int] = frozenset(),
 ) -> int:
-    """Upload the files that the control plane does not have, commit the checkpoint, and report the
-    result.
+    """Upload the finished files that the control plane does not have, commit the checkpoint, and
+    report the result.
 
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
     started. `quiet`: do not report waits for the bucket. `copy_first`: first copy the files on this
     disk and upload the copies, because the work changes the files during each upload. `given`: see
-    `list_checkpoint`.
+    `list_checkpoint`. `settle_s`: seconds between two looks at the files. `cut_ns`: when the work
+    was killed, or 0. `torn`: inodes that the work had open when SIGTERM ended it.
     """
     os.nice(10)
     raise_limit()
     began = time.monotonic()
     try:
-        entries = list_checkpoint(config, folder, given)
+        listed = list_checkpoint(config, folder, given)
+        entries, unnamed = split_names(listed)
         tell = None if quiet else tell_waiting
-        saving = CheckpointUpload(config, folder, entries, tell, given=given)
-        if list_checkpoint(config, folder, given) != entries:
-            raise FileChanged("the folder")
-        result = _send_checkpoint(saving, copy_first=copy_first)
+        saving = CheckpointUpload(config, folder, entries, tell, given=given, may_vanish=True)
+        time.sleep(settle_s)
+        second = split_names(list_checkpoint(config, folder, given))[0]
+        is_all = saving.choose(second, cut_ns, torn)
+        entries = saving.entries
+        result = _send_checkpoint(saving, copy_first=copy_first or not is_all)
         result.update(
             {
-                "files": len(entries),
-                "bytes": sum(entry.size for entry in entries),
+                "files": saving.count,
+                "bytes": saving.size,
                 "newest_ns": newest(entries),
                 "wrote_s": round(written(folder, entries, since_ns, began_ns)[1], 3),
-                "print": fingerprint(entries),
+                "print": fingerprint(listed) if is_all else "",
+                "unnamed": unnamed,
                 "seconds": round(time.monotonic() - began, 3),
             }
         )
@@ -128,8 +137,22 @@ def _send_checkpoint(saving: CheckpointUpload, *, copy_first: bool) -> dict[str,
     if copy_first:
         saving.copy()
     saving.hash()
+    if saving.is_same():
+        return {"state": "same"}
     number, sent = saving.send()
+    saving.remember()
     return {"state": "saved", "number": number, "sent": sent}
+
+
+def rows_of(config: AgentConfig) -> str:
+    """Return the file that lists the files of the newest checkpoint of this node."""
+    return config.private + "/checkpoint.json"
+
+
+def read_rows(config: AgentConfig) -> list[dict[str, object]]:
+    """Return the files of the newest checkpoint that this node has restored or uploaded."""
+    found = read_known(rows_of(config)).get("files", [])
+    return [row for row in found if isinstance(row, dict)]
 
 
 def copies_of(config: AgentConfig) -> str:
@@ -144,7 +167,8 @@ def tell_waiting(text: str) -> None:
 
 class CheckpointUpload:
     """Uploads the files `entries` of the checkpoint folder. Keeps the files open, so that this
-    process can read their content even after the work has replaced or removed them.
+    process can read their content even after the work has replaced or removed them. If `may_vanish`
+    is set, files that the work removed before they were opened are left out by `choose`.
     """
 
     def __init__(
@@ -155,6 +179,7 @@ class CheckpointUpload:
         tell: Tell | None = None,
         *,
         given: list[str] | None = None,
+        may_vanish: bool = False,
     ) -> None:
         self._config = config
         self._tell = tell
@@ -166,15 +191,87 @@ class CheckpointUpload:
         self._known_path = config.private + "/hashes.json"
         self._known = read_known(self._known_path)  # path -> [size, time, inode, hash]
         self._copies = copies_of(config)
+        self._growing: frozenset[str] = frozenset()
+        self._kept: list[dict[str, object]] = []
+        self._lost: set[str] = set()  # files that the work removed before they were opened
         check_names(entries)
         for entry in entries:
             try:
                 if not entry.link:
                     self._open[entry.path] = self._open_entry(entry)
+            except FileChanged:
+                if not may_vanish:
+                    raise
+                self._lost.add(entry.path)
             except OSError:
                 # This process may open no more files. The remaining files are opened and checked
                 # when they are read.
                 break
+
+    @property
+    def entries(self) -> list[FileEntry]:
+        """The files of the folder that are uploaded."""
+        return self._entries
+
+    @property
+    def count(self) -> int:
+        """The number of the checkpoint's files."""
+        return len(self._entries) + len(self._kept)
+
+    @property
+    def size(self) -> int:
+        """The size of the checkpoint's files."""
+        kept = sum(int(str(row.get("size", 0))) for row in self._kept)
+        return kept + sum(int(entry.size) for entry in self._entries)
+
+    def choose(
+        self, second: list[FileEntry], cut_ns: int = 0, torn: frozenset[int] = frozenset()
+    ) -> bool:
+        """Restrict the upload to the files that are whole, as a second list of the folder shows.
+        Return whether these are all files."""
+        look = LookResult(
+            self._entries,
+            second,
+            find_status=self._find_status,
+            writers=find_writers({entry.inode for entry in self._entries}),
+            before=read_rows(self._config),
+            extends=self._extends,
+            cut_ns=cut_ns,
+            torn=torn,
+        )
+        choice = choose_files(look)
+        self._entries, self._growing, self._kept = choice.taken, choice.growing, choice.kept
+        return choice.is_all and second == self._entries
+
+    def _find_status(self, entry: FileEntry) -> os.stat_result | None:
+        if entry.path in self._lost:
+            return None
+        try:
+            return os.fstat(self.get_file(entry))
+        except FileChanged:
+            return None
+
+    def _extends(self, entry: FileEntry, row: dict[str, object]) -> bool:
+        """Return whether the file begins with its version `row` of the newest checkpoint."""
+        size = int(str(row["size"]))
+        if not 0 < size <= entry.size:
+            return False
+        found, reader = hashlib.sha256(), UploadBody(self, entry, 0, size)
+        try:
+            while data := reader.read(CHUNK):
+                found.update(data)
+        except FileChanged:
+            return False
+        return found.hexdigest() == row["sha256"]
+
+    def is_same(self) -> bool:
+        """Return whether the files are those of the newest checkpoint, or none."""
+        rows = self._list_rows()
+        return not rows or rows == read_rows(self._config)
+
+    def remember(self) -> None:
+        """Store the list of files of the checkpoint that was committed just now."""
+        write_rows(self._config, self._list_rows())
 
     def copy(self) -> None:
         """Copy the files that the server might lack, so that the upload reads the copies instead of
@@ -187,6 +284,9 @@ class CheckpointUpload:
                 continue
             copy_open(self.get_file(entry), str(count), folder=folder)
             self._check(entry)
+            if entry.path in self._growing:
+                os.truncate(f"{self._copies}/{count}", entry.size)
+                os.utime(f"{self._copies}/{count}", ns=(entry.mtime_ns,) * 2)
             os.close(self._open[entry.path])
             self._open[entry.path] = open_below(folder, str(count), os.O_RDONLY)
         os.close(folder)
@@ -199,7 +299,7 @@ class CheckpointUpload:
                 continue
             name = self._get_known(entry) or self._hash(entry)
             self._names[entry.path] = name
-            if entry.mtime_ns < time.time_ns() - RACY_NS:
+            if entry.mtime_ns < time.time_ns() - RACY_NS and entry.path not in self._growing:
                 kept[entry.path] = [*entry[1:4], name]
         try:
             write_whole(self._known_path, json.dumps(kept))
@@ -284,7 +384,11 @@ class CheckpointUpload:
 
     def describe(self) -> dict[str, object]:
         """Return the body of a commit request: the hashed files and the time of the newest file."""
-        files: list[dict[str, object]] = []
+        made_at = time_text(newest(self._entries) / 1e9 if self._entries else time.time())
+        return {"made_at": made_at, "files": self._list_rows()}
+
+    def _list_rows(self) -> list[dict[str, object]]:
+        files: list[dict[str, object]] = [*self._kept]
         for path, size, mtime, _, mode, link in self._entries:
             if link:
                 files.append({"path": path, "link": link})
@@ -294,7 +398,7 @@ class CheckpointUpload:
                 files.append(
                     {"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime}
                 )
-        return {"made_at": time_text(newest(self._entries) / 1e9), "files": files}
+        return sorted(files, key=lambda row: str(row["path"]))
 
     def _commit(self) -> bytes:
         nonce = read_text(self._config.private + "/claim")
@@ -346,6 +450,8 @@ class CheckpointUpload:
         """Raise FileChanged if the open file differs from its entry in the listing."""
         if entry.path in self._open:
             seen = os.fstat(self._open[entry.path])
+            if entry.path in self._growing and seen.st_size >= entry.size:
+                return
             if (seen.st_size, seen.st_mtime_ns) != (entry.size, entry.mtime_ns):
                 raise FileChanged(entry.path)
 
@@ -412,6 +518,7 @@ def restore(
             "checkpoint"
         ]
         if found is None or found["attempt"] <= later_than:
+            write_rows(config, [])
             return ""
         try:
             fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
@@ -460,6 +567,25 @@ def fetch(
         os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
     remove_tree(folder)
     os.rename(fresh, folder)
+    write_rows(config, sorted(files, key=lambda row: str(row["path"])))
+
+
+def write_rows(config: AgentConfig, rows: list[dict[str, object]]) -> None:
+    """Store the list of files of this node's newest checkpoint."""
+    write_whole(rows_of(config), json.dumps({"files": rows}))
+
+
+def split_names(entries: list[FileEntry]) -> tuple[list[FileEntry], str]:
+    """Return the entries whose name and target are UTF-8, and the first other name, or "". The
+    control plane cannot store other names."""
+    fit, other = [], ""
+    for entry in entries:
+        try:
+            check_names([entry])
+            fit.append(entry)
+        except OSError:
+            other = other or repr(entry.path)
+    return fit, other
 
 
 def check_names(entries: list[FileEntry]) -> None:

@@ -172,7 +172,12 @@ def check_header_value(value: str) -> str:
 def inner_path(text: str) -> str:
     """Check and normalize a path within the working folder. Raises WrongValue."""
     path = filled(text).strip().rstrip("/") or "/"
-    parts = [part for part in path.split("/") if part not in ("", ".")]
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
     if path.startswith(("/", "~")):
         wrong, hint = "is not within the working folder", "write a relative path"
     elif ".." in parts:
