@@ -32,6 +32,7 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LOOK_MS = 50  # how often is looked whether what got SIGTERM first has ended
+LATE_LOOKS = 10  # after so many looks, handlers are searched for that were installed meanwhile
 AFTER_MS = 2000  # how long after this the rest is left alone
 LINUX = os.uname().sysname == "Linux"
 # Signals whose default action programs expect. The agent may have inherited a different action.
@@ -153,6 +154,7 @@ class Reaper:
         # what got SIGTERM first, until it has ended, and for a while after it
         self._targets: Targets | None = None
         self._looks_left = AFTER_MS // LOOK_MS
+        self._looks = 0  # while it runs
 
     def run(self) -> None:
         poll = select.poll()
@@ -199,7 +201,10 @@ class Reaper:
         except OSError:
             self._killing = True  # the agent has died
         if self._asked:
-            self._signal_rest(signal.SIGTERM)
+            # a program that got the signal may still save, with its helpers
+            busy = set(self._targets.list_running() if self._targets is not None else ())
+            for pid in {*descendants(os.getpid())} - busy - {*descendants(*busy)}:
+                _signal(pid, signal.SIGTERM)
         elif not self._leaves:
             self._killing = True
 
@@ -237,7 +242,13 @@ class Reaper:
         """When what got SIGTERM first has ended, end the shells that were stopped, and soon after
         this what is left, such as a launcher that has not noticed the end of its ranks."""
         targets = self._targets
-        if targets is None or not targets.have_ended():
+        if targets is None:
+            return
+        if not targets.have_ended():
+            self._looks += 1
+            if self._looks % LATE_LOOKS == 0 and self._alive:
+                for pid in targets.add_late(choose(self._work, list_children())):
+                    _signal(pid, signal.SIGTERM)
             return
         alive = {self._work, *descendants(os.getpid())}
         for pid in {*targets.held} & alive:

@@ -10,12 +10,15 @@ workers are children of a process that has one. /proc/PID/status says which proc
   is stopped (SIGSTOP), so that it does not go on with its next command when its program has ended.
 * A process with a handler gets the signal, and the processes below it do not.
 * A shell with a trap gets the signal, and so do the processes below it, because a shell runs its
-  trap only after its command has ended.
+  trap only after its command has ended. What a shell has started in the background is left to its
+  trap, except what the shell of the task has started, whose trap is the agent's.
 * A launcher ends its ranks by itself, after a time of its own: torchrun after 30 s, mpirun after a
-  second. So its ranks get the signal instead, if one of them has a handler.
+  second. So its ranks get the signal instead, if one of them has a handler. A process is also a
+  launcher if it has told processes below it their ranks, the first one included.
+* The data workers of PyTorch do not count: they have a handler even if their program has none.
 * If only shells and launchers have a handler, every process gets the signal.
 
-What got no signal gets it as soon as what got it has ended.
+What got no signal gets it when it installs a handler, or as soon as what got it has ended.
 """
 
 from __future__ import annotations
@@ -24,12 +27,20 @@ import os
 import signal
 
 from ..disk import read_process
+from .environment import SHELL_LINE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _TERM = 1 << (signal.SIGTERM - 1)
+_INT = 1 << (signal.SIGINT - 1)  # a script's shell lets its background commands ignore it
+# PyTorch's data workers handle these signals, but not the others of Python's faulthandler.
+_WORKER = sum(1 << (each - 1) for each in (signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV))
+_FAULTS = sum(1 << (each - 1) for each in (signal.SIGABRT, signal.SIGILL))
+# The variables by which launchers tell a process its rank on this node, or in all.
+_LOCAL = b"LOCAL_RANK"
+_RANKS = (_LOCAL, b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
 SHELLS = ("sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "fish")
 # Programs that start others, and end them in less than the time that these have. `timeout` signals
 # its whole process group.
@@ -47,18 +58,39 @@ _WORDS = 6  # of a command line; a launcher is among the first: `python -u -m to
 
 class Targets:
     """What gets SIGTERM at once (`first`), which shells are stopped (`held`), and what gets SIGTERM
-    when all of `first` that are no shells have ended (`left`)."""
+    when the `programs` among the first have ended (`left`)."""
 
-    def __init__(self, first: list[int], held: list[int], left: list[int]) -> None:
+    def __init__(
+        self, first: list[int], held: list[int], left: list[int], programs: list[int]
+    ) -> None:
         self.first = first
         self.held = held
         self.left = left
         # a process ID can be used again, so each is kept with the time of its start
-        self._awaited = {pid: _started(pid) for pid in first if not is_shell(pid)}
+        self._awaited = {pid: _started(pid) for pid in programs}
+        self.programs = programs
+        self._known = {pid: _started(pid) for pid in left}
+
+    def add_late(self, found: Targets | None) -> list[int]:
+        """Return the processes that were there at first, and have a handler only now."""
+        new = [
+            pid
+            for pid in (found.first if found else ())
+            if pid not in self.first and self._known.get(pid) == _started(pid) != b""
+        ]
+        self.first += new
+        self._awaited |= {
+            pid: self._known[pid] for pid in new if found is not None and pid in found.programs
+        }
+        return new
+
+    def list_running(self) -> list[int]:
+        """Return the processes that were signalled first and still run."""
+        return [pid for pid, began in self._awaited.items() if _started(pid) == began != b""]
 
     def have_ended(self) -> bool:
-        """Whether every process that was signalled first has ended, except shells."""
-        return all(_started(pid) != began for pid, began in self._awaited.items())
+        """Whether every program that was signalled first has ended."""
+        return not self.list_running()
 
 
 def choose(root: int, children: dict[int, list[int]]) -> Targets | None:
@@ -67,27 +99,43 @@ def choose(root: int, children: dict[int, list[int]]) -> Targets | None:
     process to those of its children.
     """
     first, held = _walk(root, children)
-    if not any(not is_shell(pid) and not is_launcher(pid) for pid in first):
+    programs = [pid for pid in first if _is_program(pid, children)]
+    if not programs:
         return None
     everything = [root, *_below(root, children)]
     rest = [pid for pid in everything if pid not in first]
-    return Targets(first, held, rest)
+    return Targets(first, held, rest, programs)
+
+
+def _is_program(pid: int, children: dict[int, list[int]]) -> bool:
+    """Whether what handles the signal in this process is the user's: no shell, unless its trap is
+    in charge of a program in the background, and no launcher."""
+    if is_shell(pid):
+        below = children.get(pid, [])
+        return not _is_own_shell(pid) and any(
+            _ignores(each, _INT) and catches(each) for each in below
+        )
+    return not is_launcher(pid) and not has_ranks(pid, children)
 
 
 def _walk(pid: int, children: dict[int, list[int]]) -> tuple[list[int], list[int]]:
     """Return the processes to signal in this tree, and the shells to stop."""
     caught = catches(pid)
-    if caught and not is_shell(pid) and not is_launcher(pid):
+    shell = is_shell(pid)
+    if caught and not shell and not is_launcher(pid) and not has_ranks(pid, children):
         return [pid], []
     first: list[int] = []
     held: list[int] = []
+    traps = caught and shell and not _is_own_shell(pid) and not _ignores(pid, _INT)
     for child in children.get(pid, []):
+        if traps and _ignores(child, _INT):
+            continue
         more, stopped = _walk(child, children)
         first += more
         held += stopped
-    if caught and (is_shell(pid) or not first):
+    if caught and (shell or not first):
         return [pid, *first], held
-    if first and is_shell(pid):
+    if first and shell:
         held.append(pid)
     return first, held
 
@@ -101,13 +149,45 @@ def _below(root: int, children: dict[int, list[int]]) -> Iterable[int]:
 
 
 def catches(pid: int) -> bool:
-    """Whether the process has a handler for SIGTERM."""
+    """Whether the process has a handler for SIGTERM, and is no data worker of PyTorch."""
+    caught = _read_mask(pid, b"SigCgt:")
+    helps = caught & _WORKER == _WORKER and not caught & _FAULTS
+    return bool(caught & _TERM) and not helps
+
+
+def _ignores(pid: int, signals: int) -> bool:
+    return bool(_read_mask(pid, b"SigIgn:") & signals)
+
+
+def _read_mask(pid: int, name: bytes) -> int:
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            line = next((each for each in file if each.startswith(b"SigCgt:")), b"")
+            line = next((each for each in file if each.startswith(name)), b"")
     except OSError:
-        return False
-    return bool(int(line.split()[1], 16) & _TERM) if line else False
+        return 0
+    return int(line.split()[1], 16) if line else 0
+
+
+def has_ranks(pid: int, children: dict[int, list[int]]) -> bool:
+    """Whether the process has told processes below it their ranks. If they lack the first one, the
+    process is this one itself, as with Lightning."""
+    own = _read_ranks(pid)
+    told = {each for below in _below(pid, children) for each in _read_ranks(below)} - own
+    local = {each for each in told if each.startswith(_LOCAL + b"=")}
+    return bool(told - local) or _LOCAL + b"=0" in local
+
+
+def _read_ranks(pid: int) -> set[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return {each for each in file.read().split(b"\0") if each.partition(b"=")[0] in _RANKS}
+    except OSError:
+        return set()  # a process of another user
+
+
+def _is_own_shell(pid: int) -> bool:
+    """Whether this is the shell that runs the task's commands, whose trap is the agent's."""
+    return SHELL_LINE in _read_words(pid)
 
 
 def is_shell(pid: int) -> bool:
@@ -119,11 +199,7 @@ def is_shell(pid: int) -> bool:
 
 def is_launcher(pid: int) -> bool:
     """Whether the program, or the script or module that an interpreter runs, is a launcher."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(4096).decode(errors="replace").split("\0")[:_WORDS]
-    except OSError:
-        return False
+    words = _read_words(pid)[:_WORDS]
     if not words or not words[0]:
         return False
     if os.path.basename(words[0]) in LAUNCHERS:
@@ -134,6 +210,15 @@ def is_launcher(pid: int) -> bool:
         if not word.startswith("-"):  # the script of an interpreter
             return os.path.basename(word) in LAUNCHERS
     return False
+
+
+def _read_words(pid: int) -> list[str]:
+    """Return the command line of a process."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(4096).decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def _started(pid: int) -> bytes:

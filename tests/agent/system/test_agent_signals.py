@@ -1,0 +1,136 @@
+"""Which processes of the work get SIGTERM first: the program that handles it, while its helpers go
+on serving it.
+"""
+
+import sys
+
+import pytest
+from tests.system.agent_server import make_rig
+from tests.waits import PATIENCE_S
+
+pytestmark = pytest.mark.system
+# A program whose data workers have no handler, as those of a DataLoader; it needs them to save.
+TRAIN = """\
+import multiprocessing, os, signal, sys, time
+def feed(queue):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        queue.put(1)
+heard = []
+if __name__ == "__main__":
+    queue = multiprocessing.Queue(2)
+    for _ in range(2):
+        multiprocessing.Process(target=feed, args=(queue,), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    print("ready", flush=True)
+    while not heard:
+        queue.get(timeout=60)
+        time.sleep(0.01)
+    for _ in range(50):
+        queue.get(timeout=60)
+    time.sleep(0.5)
+    print("saved", len(heard), flush=True)
+"""
+# Starts two ranks, and kills them as soon as it gets the signal itself, as launchers do after a
+# time limit.
+LAUNCHER = """\
+import os, signal, subprocess, sys
+ranks = [
+    subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, "LOCAL_RANK": str(rank)})
+    for rank in range(2)
+]
+signal.signal(signal.SIGTERM, lambda *_: [each.kill() for each in ranks])
+print("launched", flush=True)
+sys.exit(max(each.wait() for each in ranks))
+"""
+FILES = "cat >train.py <<'END'\n" + TRAIN + "END\ncat >launcher.py <<'END'\n" + LAUNCHER + "END\n"
+WAYS = {
+    "exec": "exec python3 train.py",
+    "plain": "python3 train.py; echo end",
+    "in a line": "echo begin && nice python3 train.py | cat",
+    "in a script": "echo 'python3 train.py; echo end' >x.sh; sh x.sh",
+    "with a trap": "echo 'trap \"echo trapped\" TERM; python3 train.py; :' >x.sh; bash x.sh",
+    "passed on": (
+        "echo 'python3 train.py & p=$!; trap \"kill $p; wait $p\" TERM; wait $p' >x.sh; bash x.sh"
+    ),
+    "a trap for the end": (
+        "echo 'trap \"echo over\" EXIT; python3 train.py; :' >x.sh; bash x.sh; echo end"
+    ),
+    "timeout": "timeout 600 python3 train.py",
+    "from Python": 'python3 -c \'import subprocess; subprocess.call(["python3", "train.py"])\'',
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("kind", ["notice", "stop"])
+def test_a_program_saves_while_its_helpers_serve_it(how: str, kind: str) -> None:
+    with make_rig(run=FILES + WAYS[how]) as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give(kind, 60)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert "saved 1\n" in rig.output(), rig.output()
+
+
+def test_the_ranks_of_a_launcher_get_the_signal_in_its_place() -> None:
+    with make_rig(run=FILES + "python3 launcher.py train.py; echo end") as rig:
+        rig.launch()
+        rig.until(lambda: rig.output().count("ready") == 2)
+        rig.stub.give("notice", 60)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.output().count("saved 1\n") == 2, rig.output()
+        assert rig.output().endswith("end\n")
+
+
+def test_a_program_without_a_handler_ends_at_once_with_its_helpers() -> None:
+    with make_rig(run="echo ready; sleep 600 & sleep 600 | cat") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.exited()["outcome"] == "preempted"
+
+
+def test_helpers_without_a_handler_end_after_the_program() -> None:
+    with make_rig(run=FILES + "sleep 600 & python3 train.py; wait") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert "saved 1\n" in rig.output(), rig.output()
+
+
+def test_a_handler_that_is_installed_late_is_called_beside_one_that_is_in_use() -> None:
+    late = (
+        "python3 -uS -c 'import os, signal, time\n"
+        'while not os.path.exists("asked"): time.sleep(0.01)\n'
+        'signal.signal(15, lambda *_: (print("late"), os._exit(0)))\n'
+        "time.sleep(600)' &\n"
+    )
+    early = FILES.replace("for _ in range(50)", "open('asked', 'w')\n    for _ in range(500)")
+    early = early.replace("time.sleep(0.5)", "time.sleep(2)")
+    with make_rig(run=early + late + "python3 train.py; wait") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert {"late", "saved 1"} <= {*rig.output().splitlines()}
+
+
+def test_the_workers_of_pytorch_are_no_program_that_handles_the_signal() -> None:
+    """They handle SIGTERM, even those of a program that does not."""
+    pytest.importorskip("torch")
+    run = (
+        "python3 -uc 'import torch, time\n"
+        "from torch.utils.data import DataLoader\n"
+        "while True:\n"
+        "    for batch in DataLoader(torch.zeros(1000, 1), num_workers=2):\n"
+        '        print("ready"); time.sleep(0.01)\''
+    ).replace("python3", sys.executable)
+    with make_rig(run=run) as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.exited()["outcome"] == "preempted"
+        assert "Error" not in rig.output()
