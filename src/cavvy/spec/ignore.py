@@ -2,22 +2,20 @@
 available; otherwise this module applies git's rules.
 """
 
+import errno
 import os
-import re
 import stat
 from codecs import BOM_UTF8
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cavvy.spec.ignore_pattern import IgnorePattern, read_pattern
 from cavvy.spec.repository import open_repository
 
-if TYPE_CHECKING:
-    from pathspec.pattern import RegexPattern
-
 OWN_FILE = ".cavvyignore"
+# Larger ignore files are no one's work, and each file of a folder is compared with all patterns.
+_MOST_BYTES, _MOST_PATTERNS = 1 << 20, 10_000
 RULE_FILES = (".gitignore", OWN_FILE)
 # Folders that are never copied: git's own files, and files that programs create again when they
 # need them.
@@ -99,7 +97,7 @@ def _find_closed(folder: Path) -> OSError | None:
 
 
 # pairs of a folder with a pattern file and the patterns in it, outermost folder first
-Rules = tuple[tuple[str, list["RegexPattern"]], ...]
+Rules = tuple[tuple[str, list[IgnorePattern]], ...]
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
@@ -126,13 +124,17 @@ def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterat
 
 def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
     names = RULE_FILES if git_rules else (OWN_FILE,)
-    found: list[tuple[str, list[RegexPattern]]] = []
+    found: list[tuple[str, list[IgnorePattern]]] = []
     for name in names:
         content = _read_rules(folder / inside / name)
         if content is None:
             continue
         lines = content.removeprefix(BOM_UTF8).decode(errors="surrogateescape").split("\n")
-        found.append((inside, [each for line in lines for each in _read_pattern(line)]))
+        patterns = [each for line in lines if (each := read_pattern(line)) is not None]
+        if len(patterns) > _MOST_PATTERNS:
+            told = f"it has more than {_MOST_PATTERNS:,} patterns"
+            raise OSError(errno.EFBIG, told, str(folder / inside / name))
+        found.append((inside, patterns))
     return tuple(found)
 
 
@@ -142,22 +144,12 @@ def _read_rules(path: Path) -> bytes | None:
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+            told = os.fstat(file.fileno())
+            if stat.S_ISREG(told.st_mode) and told.st_size > _MOST_BYTES:
+                raise OSError(errno.EFBIG, "it has more than 1 MiB", str(path))
+            return file.read(_MOST_BYTES) if stat.S_ISREG(told.st_mode) else None
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
-
-
-def _read_pattern(line: str) -> "Iterator[RegexPattern]":
-    """Yield the pattern of a line. As in git, an invalid pattern such as `a\\` or `[z-a]` matches
-    nothing.
-    """
-    from pathspec import GitIgnoreSpec
-
-    # In git, `a/**/` matches every folder within `a`; pathspec would match `a` itself.
-    line = line.removesuffix("\r")
-    line = f"{line}*/" if line.endswith("/**/") else line
-    with suppress(ValueError, re.error):
-        yield from GitIgnoreSpec.from_lines([line]).patterns
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
@@ -166,27 +158,10 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
     of these files decides.
     """
     for base, patterns in reversed(rules):
-        name = path[len(base) :] + ("/" if is_folder else "")
+        name = path[len(base) :]
         for pattern in reversed(patterns):
-            if pattern.include is not None and _names(pattern, name):
+            if pattern.names(name, is_folder=is_folder):
                 return pattern.include
-    return False
-
-
-def _names(pattern: "RegexPattern", name: str) -> bool:
-    """Return whether a pattern matches this file or folder itself, and not only one of its parent
-    folders. The name of a folder ends with a slash.
-
-    The caller checks each folder before the contents of the folder, as git does. The match function
-    of pathspec cannot be used, because it also tests the parent folders.
-    """
-    for match in pattern.regex.finditer(name) if pattern.regex else ():
-        # `ps_d` is pathspec's group for the slash after a folder's name. A pattern without this
-        # group, such as `a/**`, matches the contents of a folder but not the folder.
-        if "ps_d" not in match.groupdict():
-            return not (name.endswith("/") and match.end() == len(name))
-        if match.start("ps_d") in (-1, len(name) - 1):
-            return True
     return False
 
 

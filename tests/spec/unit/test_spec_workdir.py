@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,13 +167,29 @@ PATTERNS = st.builds(
     lambda bang, slash, body, end: bang + slash + body + end,
     st.sampled_from(["", "", "!"]),
     st.sampled_from(["", "", "/"]),
-    st.sampled_from(["a", "b", "*.log", "d", "a/b", "**/d", "a/**", "*", "b/c.log", "[ab]", "?"]),
+    st.sampled_from(
+        [
+            *("a", "b", "*.log", "d", "a/b", "**/d", "a/**", "*", "b/c.log", "[ab]", "?", "**"),
+            *(
+                "a/**/d",
+                "**/a/**/b",
+                "*/d",
+                "a/*/*",
+                "**a/*g",
+                "[!a]",
+                "[^a-c]",
+                "[]a]",
+                "[[:alpha:]]",
+            ),
+            *("\\a", "a\\/b", "c?l*g", "*.*o*", "[a", "[b-", "a**b", "a/**/**/b", "/**/d", "a "),
+        ]
+    ),
     st.sampled_from(["", "", "/"]),
 )
 TREES = st.dictionaries(PATHS, st.just("x"), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TREES, st.lists(PATTERNS, max_size=4), st.lists(PATTERNS, max_size=3))
 @example(
     {"a/c.log/a": "x"}, ["*.log", "!a"], []
@@ -463,3 +481,34 @@ def test_cavvys_own_state_is_never_part_of_a_folder(tmp_path: Path) -> None:
     assert freeze(tmp_path / "home" / "logs", state=tmp_path / "home").notes == ()
     with pytest.raises(FreezeError, match="own folder for state"):
         freeze(tmp_path / "home", state=tmp_path / "home")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("*a" * 60 + "b", "a*" * 60 + "c", "[a-z]*" * 40 + "!", "*" * 4000 + "b", "?*" * 60 + "!"),
+        *("**/a/" * 60 + "b", "a/**/" * 60 + "b", "**/*a*a*a*a/" * 30 + "b", "**/" * 900 + "b"),
+        *("/**" * 900, "\\a*" * 60 + "b", "[" * 9000, "[a-" * 3000, "!" * 9000, "\\" * 9001),
+        *("*a*a*a*a*a*a*a/**/*a*a*a*a*a*a*a/**/" * 9 + "b", "[[:alpha:]]*" * 60 + "1"),
+    ],
+)
+def test_no_pattern_takes_long(tmp_path: Path, line: str) -> None:
+    """A cloned folder may have any ignore file. The limit is one of CPU time, in a process of its
+    own, and a thousand times what the walk needs."""
+    deep = tmp_path / "/".join(["a"] * 100)
+    deep.mkdir(parents=True)
+    for path in (tmp_path / ("a" * 250), deep / ("a" * 250)):
+        path.write_text("x")
+    (tmp_path / ".cavvyignore").write_text(f"{line}\n")
+    program = (
+        "import resource, sys; from pathlib import Path; from cavvy.spec.ignore import list_files; "
+        "resource.setrlimit(resource.RLIMIT_CPU, (60, 60)); list_files(Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("text", ["a\n" * 10_001, "#" * (1 << 20) + "x"])
+def test_a_huge_ignore_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".cavvyignore").write_text(text)
+    with pytest.raises(FreezeError, match=r"\.cavvyignore: it has more than"):
+        freeze(tmp_path)
