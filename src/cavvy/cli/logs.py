@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import JOBS_LISTING, complete_jobs, job_argument, since_option
+from cavvy.cli.reach.arguments import (
+    JOBS_LISTING,
+    any_job_argument,
+    complete_jobs,
+    job_argument,
+    since_option,
+)
+from cavvy.cli.reach.newest import find_newest
 from cavvy.cli.reach.session import (
     FOLLOW_PATIENCE_S,
     PATIENCE_S,
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @click.command("logs")
-@job_argument
+@any_job_argument
 @project_option
 @click.option(
     "-f", "--follow", "following", is_flag=True, help="Follow the log until the job ends."
@@ -56,7 +63,7 @@ if TYPE_CHECKING:
     help="Pass all escape sequences on to the terminal, not only those of colours.",
 )
 def command(
-    name: str,
+    name: str | None,
     project: str,
     following: bool,
     rank: int,
@@ -68,6 +75,8 @@ def command(
 ) -> None:
     """Print or follow the log of a job, or the logs of all jobs of an array. Logs are kept after
     the nodes are removed.
+
+    Without NAME, this is the newest job of the task in the current folder.
 
     --since and --timestamps use the local time at which the server received a line. A terminal
     gets only the colours of a log, and no other escape sequences; pipes and files get all bytes.
@@ -96,6 +105,7 @@ def command(
         return _read_log(request, tail, following=following, stamped=timestamps)
 
     with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
+        name = name or find_newest(client, project, "logs")
         try:
             if following and plain:
                 follow(client, project, name)

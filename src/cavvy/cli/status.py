@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from msgspec.json import decode, encode
 
-from cavvy.cli.reach.arguments import job_argument
+from cavvy.cli.reach.arguments import any_job_argument
 from cavvy.cli.reach.arrays import array_instead
+from cavvy.cli.reach.newest import find_newest
 from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.reach.waiting import show_repeatedly, watch_option
 from cavvy.cli.view import formatting
@@ -45,18 +46,24 @@ class ShownJob(NamedTuple):
 
 
 @click.command("status")
-@job_argument
+@any_job_argument
 @project_option
 @watch_option
 @json_option
-def command(name: str, project: str, watch: bool, output: str) -> None:
-    """Show one job: phase, placement, attempts, reasons, position in the queue, or an array."""
+def command(name: str | None, project: str, watch: bool, output: str) -> None:
+    """Show one job: phase, placement, attempts, reasons, position in the queue, or an array.
+
+    Without NAME, this is the newest job of the task in the current folder.
+    """
+
+    chosen = [name] if name else []  # without a name, it is looked for once
 
     def read(client: "ApiClient") -> "ShownJob | ArrayDetail":
+        chosen[:] = chosen or [find_newest(client, project, "status")]
         try:
-            job = client.job(project, name, session=True)
+            job = client.job(project, chosen[0], session=True)
         except ApiError as error:
-            return array_instead(client, project, name, error)
+            return array_instead(client, project, chosen[0], error)
         planned = job.plan_state is not None and job.ended_at is None
         forecast = client.forecast(project, job.id) if planned else None
         return ShownJob(job, forecast, _estimate_left(client, job))

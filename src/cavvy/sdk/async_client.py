@@ -242,6 +242,8 @@ class AsyncClient:
         )
         return AsyncJob(job, self._threads)
 
+    run = submit  # the name of the command
+
     async def submit_array(
         self,
         task: Task,

@@ -131,6 +131,8 @@ class Client:
             detail = connection.job(made.project, made.id)
         return Job(self._connections, read_detail(detail), notes)
 
+    run = submit  # the name of the command
+
     def submit_array(
         self,
         task: Task,

@@ -727,7 +727,7 @@ def test_an_unknown_command_names_its_neighbour() -> None:
         ("machines ls -x", "there is no option -x", "`cavvy machines --help`"),
         ("estimate no.py", "TRAIN.PY: file 'no.py' does not exist", "`cavvy estimate --help`"),
         ("estimate -m no", "TRAIN.PY: there is no module 'no'", "`cavvy estimate --help`"),
-        ("status", "NAME is missing", "`cavvy ps` lists jobs; `cavvy status --help` shows"),
+        ("events", "NAME is missing", "`cavvy ps` lists jobs; `cavvy events --help` shows"),
         ("machines stop", "NAME is missing", "`cavvy machines` lists machines; "),
         ("call", "NAME is missing", "`cavvy services` lists services; "),
     ],

@@ -148,6 +148,10 @@ def _name_argument(listing: str, complete: Callable[..., list[str]]) -> Callable
 job_argument = _name_argument(JOBS_LISTING, complete_jobs)
 
 
+# for commands that find the newest job of the folder's task if no name is given
+any_job_argument = click.argument("name", required=False, shell_complete=complete_jobs)
+
+
 machine_argument = _name_argument("`cavvy machines` lists machines", complete_machines)
 
 

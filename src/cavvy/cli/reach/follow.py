@@ -9,7 +9,7 @@ from functools import partial
 from queue import Empty, Queue
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import click
 
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import EventView, JobDetail
 
-    Item = tuple[int, bytes] | EventView | CommandFailure | None
+    Item: TypeAlias = "LogPart | EventView | CommandFailure | None"
 
 _LOOK_S = 0.5  # seconds between two reads of the job's progress
 _STALL_S = 5.0  # seconds without news after which the server is asked whether it has a problem
 _BILL_S = 2.0  # maximum seconds that the summary waits for the final bill
 _AHEAD = 16  # maximum number of items that are read ahead of a slow terminal
+_HELD_S = 5.0  # maximum seconds for which output waits for the event with which its attempt began
+_SETUP_HELD_S = 1.0  # the same limit in seconds, after the attempt's setup has begun
+_BEFORE = frozenset({"queued", "placed", "claimed", "setup"})  # events before `running`
 _DETACHED = 130  # the exit code that shells report for an interrupt
 
 
@@ -121,7 +124,9 @@ def _show(
     """
     queue, open_sources = _read_ahead(client, job, after, first)
     looked, asked, told = 0.0, monotonic(), ""
+    order = _Order(screen)
     while open_sources:
+        order.look()
         if monotonic() - looked > _LOOK_S:
             screen.job(client.job(job.project, job.id))
             looked = monotonic()
@@ -137,13 +142,73 @@ def _show(
                 open_sources -= 1
             case CommandFailure():
                 raise item
-            case (rank, data):
-                screen.log(rank, data)
+            case LogPart():
+                order.log(item)
             case event:
-                screen.event(event)
+                order.event(event)
                 looked = 0.0
                 if only_start and event.kind == "running" and event.rank is None:
                     return
+    order.end()
+
+
+class LogPart(NamedTuple):
+    """A part of the log of one rank in one attempt."""
+
+    rank: int
+    attempt: int
+    data: bytes
+
+
+class _Order:
+    """Shows the log and the events in the order in which they happened. Both arrive by different
+    ways, so the first output of an attempt may arrive before the event that says that it runs.
+    """
+
+    def __init__(self, screen: "FollowScreen") -> None:
+        self._screen = screen
+        self._open = 0  # the newest attempt whose output is shown at once
+        self._setup = 0  # the newest attempt whose setup has begun
+        self._held: list[tuple[float, LogPart]] = []
+
+    def log(self, part: LogPart) -> None:
+        if part.attempt <= self._open:
+            self._screen.log(part.rank, part.data)
+        else:
+            self._held.append((monotonic(), part))
+
+    def event(self, event: "EventView") -> None:
+        attempt = event.attempt or 0
+        if event.kind == "setup":
+            self._setup = max(self._setup, attempt)
+        if event.kind in _BEFORE:
+            self._screen.event(event)
+        elif event.kind == "running":
+            self._screen.event(event)
+            self._release(attempt)
+        else:  # for example the end of an attempt: its output stands before it
+            self._release(attempt)
+            self._screen.event(event)
+
+    def look(self) -> None:
+        """Show output whose event does not come: an agent may say late that the work runs."""
+        if not self._held:
+            return
+        since, part = self._held[0]
+        if monotonic() - since > (_SETUP_HELD_S if part.attempt <= self._setup else _HELD_S):
+            self._release(part.attempt)
+
+    def end(self) -> None:
+        self._release(max((part.attempt for _, part in self._held), default=0))
+
+    def _release(self, attempt: int) -> None:
+        self._open = max(self._open, attempt)
+        held, self._held = self._held, []
+        for since, part in held:
+            if part.attempt <= self._open:
+                self._screen.log(part.rank, part.data)
+            else:
+                self._held.append((since, part))
 
 
 def _tell_problem(client: "ApiClient", told: str) -> str:
@@ -168,7 +233,7 @@ def _read_ahead(
         with client.sibling() as own:
             for chunk in own.log_chunks(job.project, job.id, rank=rank, first=first, follow=True):
                 if chunk.data:
-                    yield rank, chunk.data
+                    yield LogPart(rank, chunk.attempt, chunk.data)
 
     def read_events() -> Iterator["Item"]:
         with client.sibling() as own:

@@ -31,6 +31,8 @@ _LONGEST = 1 << 20
 _LONGEST_TEXT = 40  # maximum width of the bar itself, in characters
 _SHORTEST = 6  # minimum width in characters; a narrower bar is not drawn
 _NAME = 24
+_QUIET_S = 120  # seconds without output after which the line says so
+_USES = {"cpu_percent": "cpu", "gpu_percent": "gpu"}
 _PROGRESS = 'CAVVY_PROGRESS {"'  # the start of a line whose values the bar shows
 _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 _SHOWN = 4096  # maximum characters of an unfinished line that are shown
@@ -187,6 +189,7 @@ class _LiveView:
         self._story = JobStory(self._several)
 
     def log(self, rank: int, data: bytes) -> None:
+        self._below.bar.heard()
         finished = self._ranks.setdefault(rank, RedrawnLines()).take(data)
         self._below.unfinished = [
             self._texts(each, lines.unfinished()) for each, lines in sorted(self._ranks.items())
@@ -261,6 +264,7 @@ class ProgressBar:
         from rich.spinner import Spinner
 
         self._spinner = Spinner("dots")
+        self._quiet_since = monotonic()
         self._name = job.name if len(job.name) <= _NAME else job.name[: _NAME - 1] + "…"
         self.show(job)
 
@@ -273,6 +277,33 @@ class ProgressBar:
             self._part = min(1.0, max(0.0, done / total))
         self._text = _text(job, progress)
         self._phase = job.phase
+        self._since, self._spent = job.since, job.spent_micros
+        self._use = _use_text(job)
+        self._quiet_since = (
+            max(self._quiet_since, monotonic()) if self._phase != "running" else (self._quiet_since)
+        )
+
+    def heard(self) -> None:
+        """The task has written something."""
+        self._quiet_since = monotonic()
+
+    def _figures(self) -> str:
+        """Return the texts of the line: how long and for how much money the phase lasts, and what a
+        task that says nothing does."""
+        parts = [self._text] if self._text else []
+        if self._phase not in formatting.ENDED:
+            lasted = max(0.0, (datetime.now(UTC) - self._since).total_seconds())
+            clock = [formatting.show_seconds(int(lasted))]
+            clock += [formatting.show_money(self._spent)] if self._spent else []
+            quiet = monotonic() - self._quiet_since
+            if self._phase == "running":
+                clock += [self._use] if self._use else []
+                if quiet >= _QUIET_S:
+                    length = formatting.show_seconds(int(quiet) // 60 * 60)
+                    clock.append(f"no output for {length}")
+            tells = self._part is not None or self._phase != "running"
+            parts = [*parts, *clock] if tells else [*clock, *parts]
+        return "  ".join(parts)
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         from rich.text import Text
@@ -286,7 +317,10 @@ class ProgressBar:
         )
         if self._phase not in ("running", "done") or self._part is None:
             line.append(f" {self._phase}", style=color)
-        figures = Text(f"  {self._text}" if self._text else "")
+        text = self._figures()
+        if self._part is not None and room - line.cell_len - len(text) - 4 < _SHORTEST:
+            text = self._text  # the bar says more than the time
+        figures = Text(f"  {text}" if text else "")
         width = min(_LONGEST_TEXT, room - line.cell_len - figures.cell_len - 2)
         if self._part is not None and width >= _SHORTEST:
             line.append("  ")
@@ -294,6 +328,16 @@ class ProgressBar:
         line.append_text(figures)
         line.truncate(room, overflow="ellipsis")
         yield line
+
+
+def _use_text(job: "JobDetail") -> str:
+    """Return the use of CPUs and GPUs on the busiest node, such as "cpu 97 %, gpu 0 %"."""
+    nodes = [node.telemetry for attempt in job.attempts[-1:] for node in attempt.nodes]
+    parts = []
+    for name, title in _USES.items():
+        if values := [each[name] for each in nodes if name in each]:
+            parts.append(f"{title} {max(values):.0f} %")
+    return ", ".join(parts)
 
 
 def _drawn(part: float, width: int, console: "Console", options: "ConsoleOptions") -> "Text":
