@@ -126,6 +126,8 @@ class AppState(Struct, kw_only=True):
     node_pins: tuple[str, str] = ("", "")
     listen: str | None = None  # the address for users; None: only the Unix socket
     idle_s: Callable[[], float] = field(default=lambda: 0.0)
+    # returns the calls in threads of the server that have not ended in time
+    long_threads: Callable[[], list[str]] = field(default=list)
     snapshots: set[tuple[str, str]] = field(
         default_factory=set
     )  # (project, hash) of the working-folder snapshots whose blobs are known to be complete

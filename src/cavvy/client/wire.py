@@ -802,4 +802,5 @@ class ServerView(Answer, frozen=True, kw_only=True):
     keep_jobs_days: int | None = None
     keep_audit_days: int | None = None
     removes_old_from: datetime | None = None
+    long_threads: list[str] = []  # calls in threads of the server that have not ended in time
     problem: str = ""

@@ -7,7 +7,6 @@ or why the start failed.
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import gc
 import logging
@@ -16,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +33,7 @@ from cavvy.client.state import (
     write_server,
 )
 from cavvy.server.state_dir import LogFile, StateDir, StateDirBusy, StateDirError, home_error
+from cavvy.server.threads import describe_long, end_threads, open_threads, tell_long
 
 if TYPE_CHECKING:
     import socket
@@ -52,6 +52,7 @@ _TELL_S = 1.0
 _OPEN_FILES = 65_536  # as in the systemd unit; 2,000 nodes need two connections each
 _BUCKET_THREADS = 64
 _MIB = 1024 * 1024
+_left = threading.Event()  # set if threads of the server do not end
 _log = logging.getLogger("cavvy.server")
 
 
@@ -84,7 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     again = _serve(home, configured, word)
     if again:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "cavvy.server.embedded", *waits])
-    return 0 if word.said_ready else 1
+    code = 0 if word.said_ready else 1
+    if _left.is_set():  # Python would wait for them
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def _load_modules() -> None:
@@ -108,8 +113,7 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
     started = threading.Event()
     threading.Thread(target=_tell_of_migration, args=(home, started), daemon=True).start()
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_ServerRun(home, configured, word, started).run())
+        return _run(_ServerRun(home, configured, word, started), uvloop.new_event_loop)
     except (StateDirError, settings.SettingsError, StoreError, OSError) as error:
         if not word.said_ready and is_full(home.path) and Reserve(Path(home.path)).give_up():
             return _serve(home, configured, word)
@@ -123,6 +127,19 @@ def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool
     finally:
         started.set()
     return False
+
+
+def _run(server: "_ServerRun", make_loop: Callable[[], asyncio.AbstractEventLoop]) -> bool:
+    """Run the server until it stops. A thread that does not end then does not keep the process."""
+    runner = asyncio.Runner(loop_factory=make_loop)
+    try:
+        return runner.run(server.run())
+    finally:
+        if end_threads():
+            runner.close()
+        else:
+            _left.set()
+        _log.info("stopped")
 
 
 def _tell_of_migration(home: StateDir, ended: threading.Event) -> None:
@@ -182,6 +199,7 @@ class _ServerRun:
     async def run(self) -> bool:
         """Serve until stopped. Returns True if the server must restart immediately."""
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(open_threads())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         listener, address = self._home.listen()
@@ -198,7 +216,6 @@ class _ServerRun:
         finally:
             listener.close()
             self._home.forget(served=served)
-        _log.info("stopped")
         return again
 
     async def _work(
@@ -268,8 +285,7 @@ class _ServerRun:
         bucket = choose_bucket(self._home, self._settings, url)
         if bucket is not None:
             # each request to the bucket keeps a thread waiting
-            threads = concurrent.futures.ThreadPoolExecutor(_BUCKET_THREADS, "files")
-            asyncio.get_running_loop().set_default_executor(threads)
+            asyncio.get_running_loop().set_default_executor(open_threads(_BUCKET_THREADS))
             await join_bucket(bucket, url, self._home, self._settings)
         return bucket
 
@@ -357,6 +373,7 @@ class _ServerRun:
                 min(_CHORES_S, max(0.2, idle_stop_s / 4)) if idle_stop_s else _CHORES_S
             )
             open_files.look()
+            tell_long()
             if log_file.rotate():
                 _log.info("started a new log file")
             if not app_state.control_plane.running:
@@ -413,6 +430,7 @@ def _make_apps(app_state: "AppState", token: str) -> "tuple[AuthMiddleware, Audi
 
     auth = AuthMiddleware(make_app(app_state), token, app_state)
     app_state.idle_s = lambda: auth.idle_s
+    app_state.long_threads = describe_long
     return auth, AuditMiddleware(auth, app_state)
 
 

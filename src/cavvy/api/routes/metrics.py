@@ -343,6 +343,7 @@ async def server(app_state: AppState, principal: Principal) -> wire.ServerView:
         keep_jobs_days=app_state.settings.whole(JOBS_SETTING),
         keep_audit_days=app_state.settings.whole(AUDIT_SETTING),
         removes_old_from=await read_begin(app_state.store, app_state.now()),
+        long_threads=app_state.long_threads() if inside else [],
         problem=await asyncio.to_thread(_find_problem, app_state, inside),
     )
 

@@ -88,7 +88,7 @@ def find_stuck(view: AttemptSnapshot, now: datetime) -> Finding | None:
 
 def _look_after(view: AttemptSnapshot) -> timedelta | None:
     """Return after which silence the ranks are asked where they are, or None for never: services
-    and sessions are silent while nobody uses them."""
+    and sessions are silent while they are not used."""
     task = view.job.task
     if task.limits.stuck is None and (task.service is not None or task.session):
         return None
