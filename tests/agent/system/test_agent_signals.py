@@ -134,3 +134,38 @@ def test_the_workers_of_pytorch_are_no_program_that_handles_the_signal() -> None
         assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
         assert rig.exited()["outcome"] == "preempted"
         assert "Error" not in rig.output()
+
+
+def test_the_ranks_of_torchrun_save_for_longer_than_it_would_wait() -> None:
+    """It ends its ranks 30 s after it has got SIGTERM itself."""
+    pytest.importorskip("torch")
+    ranks = """\
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+heard = []
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    for batch in DataLoader(torch.zeros(10**6, 1), num_workers=1):
+        mark = torch.tensor(len(heard))
+        dist.all_reduce(mark)
+        if mark:
+            break
+        print("ready" + os.environ["RANK"], flush=True)
+        time.sleep(0.05)
+    if dist.get_rank() == 0:
+        time.sleep(33)
+        print("saved", len(heard), flush=True)
+    dist.barrier()
+"""
+    run = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 ranks.py"
+    with make_rig(run=f"cat >ranks.py <<'END'\n{ranks}END\n{run}") as rig:
+        rig.launch()
+        rig.until(lambda: {"ready0", "ready1"} <= {*rig.output().splitlines()})
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S + 33) == 0, rig.said()
+        assert "saved 1\n" in rig.output(), rig.output()
+        exited = rig.exited()
+        assert (exited["outcome"], exited["exit_code"]) == ("preempted", 0)
