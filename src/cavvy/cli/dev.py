@@ -25,7 +25,7 @@ from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
 
     from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client import ApiClient
@@ -348,7 +348,30 @@ def _follow_devcontainer(container: "DevContainer", options: "ReadOptions") -> "
     if starts and container.needs_gpu and "gpu" not in overrides.get("resources", {}):
         hint = "name one, such as --gpu A10; `cavvy offers` lists them"
         raise CommandFailure(f"{container.file}: `hostRequirements.gpu` needs a GPU", hint, 2)
-    return replace(options, text=json.dumps(container.task), dialect="cavvy")
+    _agree_to_variables(container, overrides.get("env", {}))
+    # the folder around the file, which the file cannot change
+    overrides.setdefault("workdir", container.task["workdir"])
+    text = json.dumps(container.task)
+    return replace(options, text=text, dialect="cavvy", overrides=json.dumps(overrides))
+
+
+def _agree_to_variables(container: "DevContainer", named: "Mapping[str, str]") -> None:
+    """Ask before values of this machine's variables leave it, except of those that the command line
+    has `named`: a file that was cloned may name any token. Raises CommandFailure without a
+    terminal.
+    """
+    from cavvy.cli.task.submission import may_ask
+
+    taken = [each for each in container.taken if each not in named]
+    if not taken:
+        return
+    told = f"{container.file} takes the values of variables of this machine: {', '.join(taken)}"
+    if not may_ask():
+        options = " ".join(f"--env {each}" for each in taken)
+        hint = f"if the session may have them, name them: {options}; --yes does not agree to it"
+        raise CommandFailure(f"{told}; nothing was sent", hint, 2)
+    click.echo(escape_controls(told), err=True)
+    click.confirm("send them to the session?", abort=True, err=True)
 
 
 def _read_session(

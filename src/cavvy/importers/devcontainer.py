@@ -84,6 +84,7 @@ class DevContainer(Struct, frozen=True, kw_only=True):
     extensions: tuple[str, ...] = ()  # identifiers of VS Code's extensions
     needs_gpu: bool = False
     kept: tuple[KeptKey, ...] = ()
+    taken: tuple[str, ...] = ()  # variables of this machine whose values the task contains
 
 
 def read_file(path: Path, environ: Mapping[str, str]) -> DevContainer:
@@ -131,6 +132,7 @@ class _DevcontainerReader:
     ) -> None:
         self._path, self._root, self._notes = path, root, notes
         self._kept, self._environ = TranslationNotes(), environ
+        self._taken = set[str]()
         folder = path.resolve().parent
         while folder.name == _FOLDER or folder.parent.name == _FOLDER:
             folder = folder.parent
@@ -169,6 +171,7 @@ class _DevcontainerReader:
             extensions=extensions,
             needs_gpu=needs_gpu,
             kept=self._kept.list_kept(),
+            taken=tuple(sorted(self._taken)),
         )
 
     # Values
@@ -373,6 +376,7 @@ class _DevcontainerReader:
                 return values.get(kind, found[0])
             if kind in ("localEnv", "env"):
                 if variable in self._environ:
+                    self._taken.add(variable)
                     self._note(key, f"contains the value of this machine's variable {variable}")
                 return self._environ.get(variable, default or "")
             if kind != "containerEnv":

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.cli import dev
+from cavvy.cli.task import submission
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.importers import read_devcontainer
 from cavvy.importers.devcontainer import DevContainer
@@ -174,3 +176,25 @@ def test_a_needed_gpu_must_be_named(tmp_path: Path) -> None:
     resumed = dev.command.make_context("dev", ["resume", "--no-devcontainer"])
     with resumed:  # has its GPU; an option would ask for another place
         assert dev._follow_devcontainer(found, ReadOptions()).text is not None
+
+
+def test_variables_of_this_machine_leave_it_only_if_the_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """{"image": "x", "containerEnv": {"A": "${localEnv:TOKEN}", "B": "${localEnv:NONE:b}"},
+               "remoteEnv": {"C": "${env:OTHER}"}}"""
+    found = read(tmp_path, text, TOKEN="secret", OTHER="other", UNUSED="u")
+    assert found.taken == ("OTHER", "TOKEN")
+    monkeypatch.setattr(submission, "may_ask", lambda: False)
+    with pytest.raises(CommandFailure, match="OTHER, TOKEN; nothing was sent") as refused:
+        dev._follow_devcontainer(found, ReadOptions())
+    assert "--env OTHER --env TOKEN" in refused.value.hint
+    named = ReadOptions(overrides='{"env": {"TOKEN": "secret", "OTHER": "other"}}')
+    followed = json.loads(dev._follow_devcontainer(found, named).overrides)
+    assert followed["workdir"] == str(tmp_path), "the file does not choose the folder"
+
+    asked: list[str] = []
+    monkeypatch.setattr(submission, "may_ask", lambda: True)
+    monkeypatch.setattr(click, "confirm", lambda text, **_: asked.append(text))
+    dev._follow_devcontainer(found, ReadOptions())
+    assert asked == ["send them to the session?"]
