@@ -407,6 +407,8 @@ class FakeClient:
     def ask(self, target: str, kind: Any, body: Any = None, *, method: str = "") -> Any:
         if "/arrays/" in target:
             raise ApiError("job-not-found", "project default has no array", "", 404)
+        if "/services/" in target:
+            raise ApiError("service-not-found", "project default has no service", "", 404)
         assert target.startswith("/v1/services"), target
         return self.served
 

@@ -37,9 +37,9 @@ from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client import ApiClient, LogChunk
-    from cavvy.client.array_wire import ArrayMemberView
-    from cavvy.client.wire import EventView, JobDetail
+    from cavvy.cli.reach.arrays import LoggedJob, LogReader
+    from cavvy.client import ApiClient, ApiError, LogChunk
+    from cavvy.client.wire import EventView
 
 
 @click.command("logs")
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     "-f", "--follow", "following", is_flag=True, help="Follow the log until the job ends."
 )
 @rank_option
+@count_option("--replica", help="Print only the log of this replica of a service.")
 @count_option("--attempt", help="Print only the log of this attempt; the default is all attempts.")
 @count_option("-n", "--tail", least=0, help="Print only the last N lines.")
 @since_option
@@ -67,31 +68,36 @@ def command(
     project: str,
     following: bool,
     rank: int,
+    replica: int | None,
     attempt: int | None,
     tail: int | None,
     since: datetime | None,
     timestamps: bool,
     raw: bool,
 ) -> None:
-    """Print or follow the log of a job, or the logs of all jobs of an array. Logs are kept after
-    the nodes are removed.
+    """Print or follow the log of a job, or the logs of all jobs of an array or replicas of a
+    service. Logs are kept after the nodes are removed.
 
     Without NAME, this is the newest job of the task in the current folder.
 
     --since and --timestamps use the local time at which the server received a line. A terminal
     gets only the colours of a log, and no other escape sequences; pipes and files get all bytes.
     """
-    from cavvy.cli.reach.arrays import array_instead, follow_logs, print_logs
+    from cavvy.cli.reach.arrays import LogReader
     from cavvy.cli.reach.follow import follow
     from cavvy.client import ApiError
 
     if since and tail is not None:
         raise click.UsageError("--since and --tail cannot be used together")
+    if replica is not None:
+        if name is None:
+            raise click.UsageError("--replica needs the name of a service")
+        name = f"{name}.{replica}"
     plain = (
         tail is None and attempt is None and rank == 0 and since is None and not (timestamps or raw)
     )
 
-    def read(client: "ApiClient", job: "JobDetail | ArrayMemberView") -> Iterator[bytes]:
+    def read(client: "ApiClient", job: "LoggedJob") -> Iterator[bytes]:
         newest = job.attempt or None if tail is not None else None
         request = partial(
             client.log_chunks,
@@ -111,14 +117,54 @@ def command(
                 follow(client, project, name)
             job = client.job(project, name, session=True)
         except ApiError as error:
-            array = array_instead(client, project, name, error)
-            if following:
-                follow_logs(client, project, array, read, raw=raw)
-            print_logs(client, array, read, raw=raw)
+            logs = LogReader(read, raw)
+            _show_several(client, project, name, error, logs, following=following)
             return
         output = JobOutput(raw=raw)
         for data in read(client, job):
             output.write(data)
+
+
+def _show_several(
+    client: "ApiClient",
+    project: str,
+    name: str,
+    error: "ApiError",
+    logs: "LogReader",
+    *,
+    following: bool,
+) -> None:
+    """Print the logs of an array or of a service, because there is no job with this name."""
+    from cavvy.cli.reach.arrays import (
+        exit_code_of,
+        find_array,
+        follow_logs,
+        group_logs,
+        print_logs,
+    )
+    from cavvy.cli.reach.services import ReplicaLogs, service_instead
+    from cavvy.client.array_wire import read_array
+
+    array = find_array(client, project, name) if error.code == "job-not-found" else None
+    if array is None:
+        replicas = ReplicaLogs(client, service_instead(client, project, name, error))
+        if not following:
+            print_logs(client, replicas.look(), logs)
+            return
+        follow_logs(client, project, replicas.look(), replicas.look_again, logs)
+        return
+    if not following:
+        print_logs(client, group_logs(array), logs)
+        return
+    array_id = array.array.id
+    jobs = follow_logs(
+        client,
+        project,
+        group_logs(array),
+        lambda: group_logs(read_array(client, project, array_id)),
+        logs,
+    )
+    sys.exit(exit_code_of(jobs))
 
 
 def _read_log(

@@ -4,12 +4,12 @@ services.
 
 import getpass
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.arguments import complete_services, needless_yes_option
+from cavvy.cli.reach.services import wait_for_end
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import task_options
@@ -17,7 +17,6 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
-    from cavvy.client import ApiClient
     from cavvy.client.service_wire import ServedView
     from cavvy.task_files import ReadOptions
 
@@ -105,10 +104,6 @@ def _show(found: "ServedView", output: str) -> None:
         click.echo(f"webhook {hook.name}: {describe_webhook(hook)}")
 
 
-_LOOK_AGAIN_S = 0.2
-_QUIET_S = 5  # seconds of waiting before a message names the reason
-
-
 @click.command("unserve")
 @click.argument("names", nargs=-1, shell_complete=complete_services)
 @project_option
@@ -137,26 +132,7 @@ def unserve_command(names: tuple[str, ...], project: str, everything: bool, no_w
             end_service(client, project, name)
         for name in names:
             if not no_wait:
-                _wait(client, project, name)
+                wait_for_end(client, project, name)
             click.echo(f"service {name} {'ends' if no_wait else 'has ended'}")
         if not names:
             click.echo(f"project {project} has no services")
-
-
-def _wait(client: "ApiClient", project: str, name: str) -> None:
-    """Wait until a service no longer exists."""
-    from cavvy.client import ApiError
-    from cavvy.client.service_wire import find_service
-
-    told = time.monotonic() + _QUIET_S
-    while True:
-        try:
-            find_service(client, project, name)
-        except ApiError as error:
-            if error.code != "service-not-found":
-                raise
-            return
-        if time.monotonic() > told:
-            click.echo(f"waiting until the requests of {name} are answered", err=True)
-            told = float("inf")
-        time.sleep(_LOOK_AGAIN_S)

@@ -65,6 +65,11 @@ def show(name: str, project: str, output: str) -> None:
 
     with session() as client:
         found = service_wire.find_service(client, project, name)
+    show_service(found, output)
+
+
+def show_service(found: "service_wire.ServedView", output: str) -> None:
+    """Print the page of a service."""
     if output == "json":
         from msgspec import to_builtins
 

@@ -8,10 +8,12 @@ import click
 from msgspec.json import decode, encode
 
 from cavvy.cli.reach.arguments import any_job_argument
-from cavvy.cli.reach.arrays import array_instead
+from cavvy.cli.reach.arrays import find_array
 from cavvy.cli.reach.newest import find_newest
+from cavvy.cli.reach.services import service_instead
 from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.reach.waiting import show_repeatedly, watch_option
+from cavvy.cli.services import show_service
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out, text_out
 from cavvy.client.errors import ApiError
@@ -29,6 +31,7 @@ from cavvy.domain.units import format_duration, format_measure
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import ForecastView, JobDetail
 
 _STILL_TOLD_S = 60
@@ -51,28 +54,35 @@ class ShownJob(NamedTuple):
 @watch_option
 @json_option
 def command(name: str | None, project: str, watch: bool, output: str) -> None:
-    """Show one job: phase, placement, attempts, reasons, position in the queue, or an array.
+    """Show one job: phase, placement, attempts, reasons, position in the queue; or an array, or a
+    service as `cavvy services show` does.
 
     Without NAME, this is the newest job of the task in the current folder.
     """
 
     chosen = [name] if name else []  # without a name, it is looked for once
 
-    def read(client: "ApiClient") -> "ShownJob | ArrayDetail":
+    def read(client: "ApiClient") -> "ShownJob | ArrayDetail | ServedView":
         chosen[:] = chosen or [find_newest(client, project, "status")]
         try:
             job = client.job(project, chosen[0], session=True)
         except ApiError as error:
-            return array_instead(client, project, chosen[0], error)
+            if error.code == "job-not-found" and (array := find_array(client, project, chosen[0])):
+                return array
+            return service_instead(client, project, chosen[0], error)
         planned = job.plan_state is not None and job.ended_at is None
         forecast = client.forecast(project, job.id) if planned else None
         return ShownJob(job, forecast, _estimate_left(client, job))
 
-    def show(found: "ShownJob | ArrayDetail") -> None:
+    def show(found: "ShownJob | ArrayDetail | ServedView") -> None:
+        from cavvy.client.array_wire import ArrayDetail
+
         if isinstance(found, ShownJob):
             _show(found, output)
-        else:
+        elif isinstance(found, ArrayDetail):
             _show_array(found, output)
+        else:
+            show_service(found, output)
 
     show_repeatedly(read, show, watch, output)
 

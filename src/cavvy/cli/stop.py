@@ -2,12 +2,14 @@
 checkpoints, and rehearse failures such as a preemption.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs, job_argument, needless_yes_option
 from cavvy.cli.reach.arrays import array_instead, find_array, follow_array
+from cavvy.cli.reach.services import service_instead, wait_for_end
 from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.formatting import ENDED, UNFINISHED, show_size
@@ -17,6 +19,7 @@ from cavvy.cli.view.numbers import read_length
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.service_wire import ServedView
 
 
 @click.command("stop")
@@ -26,16 +29,21 @@ if TYPE_CHECKING:
 @click.option("--wait/--no-wait", default=True, help="Wait until the jobs have ended.")
 @needless_yes_option
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
-    """Stop jobs, or all jobs of an array. Each job gets its grace period to save its work; then its
-    nodes are released.
+    """Stop jobs, all jobs of an array, or a service. Each job gets its grace period to save its
+    work; then its nodes are released.
 
-    A service starts a new replica when it needs one. `cavvy unserve` ends services.
+    A service ends as with `cavvy unserve`. If only one of its replicas is stopped, it starts a new
+    one when it needs one.
     """
 
     if bool(names) == everything:
         raise CommandFailure(
             "expected either names of jobs or --all", "`cavvy ps` lists jobs", exit_code=2
         )
+    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.service_wire import ServedView, end_service
+
+    services: list[str] = []
     with session() as client:
         if everything:
             rows = list_jobs(client, project, UNFINISHED, arrays=True)[0]
@@ -44,7 +52,10 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         else:
             found = [_find(client, project, name) for name in names]
             ids = [each for each in found if isinstance(each, str)]
-            arrays = [each.array.id for each in found if not isinstance(each, str)]
+            arrays = [each.array.id for each in found if isinstance(each, ArrayDetail)]
+            services = [each.name for each in found if isinstance(each, ServedView)]
+        for service in services:
+            end_service(client, project, service)
         for array_id in arrays:
             _stop_array(client, project, array_id, wait=wait)
         # Each job is stopped by its ID. If a request with a name were sent again, it could stop the
@@ -57,7 +68,11 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
                 _wait(client, project, job.id)
             else:
                 click.echo(f"{job.name}: stopping")
-        if not ids and not arrays:
+        for service in services:
+            if wait:
+                wait_for_end(client, project, service)
+            click.echo(f"service {service} {'has ended' if wait else 'ends'}")
+        if not (ids or arrays or services):
             click.echo(f"project {project} has no unfinished jobs")
         _tell_services(client, project, None if everything else ids)
 
@@ -92,9 +107,9 @@ def _stop_array(client: "ApiClient", project: str, array_id: str, *, wait: bool)
     click.echo(f"{array.name}: {array.reason}")
 
 
-def _find(client: "ApiClient", project: str, name: str) -> "str | ArrayDetail":
-    """Return the ID of a job, or an array. If `name` is a machine and neither of them, raises a
-    CommandFailure that shows the command to stop the machine.
+def _find(client: "ApiClient", project: str, name: str) -> "str | ArrayDetail | ServedView":
+    """Return the ID of a job, an array or a service. If `name` is a machine and none of them,
+    raises a CommandFailure that shows the command to stop the machine.
     """
     from cavvy.client import ApiError
 
@@ -103,6 +118,8 @@ def _find(client: "ApiClient", project: str, name: str) -> "str | ArrayDetail":
     except ApiError as error:
         if error.code == "job-not-found" and (array := find_array(client, project, name)):
             return array
+        with suppress(ApiError):
+            return service_instead(client, project, name, error)
         machines = client.machines(project) if error.code == "job-not-found" else []
         if not any(each.name == name for each in machines):
             raise

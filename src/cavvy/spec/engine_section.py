@@ -231,7 +231,9 @@ def _place_model(source: str) -> tuple[str, str, str]:
     """
     scheme, _, place = source.partition("://")
     if scheme not in ("hf", "s3", "gs", "az"):
-        return source, source, ""
+        is_path = source.startswith(("./", "../", "/", "~"))
+        last = source.rstrip("/").rpartition("/")[2] if is_path else source
+        return source, source if last in ("", ".", "..", "~") else last, ""
     found = _REPOSITORY.fullmatch(place) if scheme == "hf" else None
     if found is not None:
         file = (found[3] or "/").rpartition("/")[2]

@@ -78,6 +78,18 @@ def find_gateway(user: User) -> int:
     return pid
 
 
+def check_verbs(user: User) -> None:
+    """The commands of jobs take the name of a service."""
+    logs = user.output("logs", "hello")
+    assert {"hello.1: listening", "hello.2: listening"} <= {
+        each.partition(" on ")[0] for each in logs.splitlines()
+    }
+    assert user.output("logs", "hello", "--replica", "1").startswith("listening")
+    page = user.output("status", "hello")
+    assert page.partition("\n")[0] == user.output("services", "show", "hello").partition("\n")[0]
+    assert user.json("status", "hello")["name"] == "hello"
+
+
 def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     shutil.copytree(EXAMPLE, user.work, dirs_exist_ok=True)
     user.settings("[providers.local]\nprice_usd_hr = 3.6\n")
@@ -93,6 +105,7 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     wait_until(lambda: read_service(user).ready > 1)
     with urlopen(url, timeout=START_S) as answer:
         assert int(answer.headers["Cavvy-Price-Micros"]) >= 0
+    check_verbs(user)
     programs = [pid for pid in user.worked() if b"hello.py" in read_command(pid)]
     os.kill(programs[0], signal.SIGKILL)
     assert [call(url) for _ in range(10)] == [200] * 10, "the others answer"
@@ -153,7 +166,7 @@ def test_two_programs_do_not_share_a_port_of_the_servers_machine(user: User) -> 
     wait_until(lambda: find_second().problem or find_second().ready)
     assert "is used by a replica of first" in find_second().problem
     assert (find_second().ready, find_second().replicas) == (0, [])
-    user.cli("unserve", "first")
+    assert "service first has ended" in user.output("stop", "first")
     wait_until(lambda: find_second().ready)
     assert find_second().problem == ""
     (user.work / "third.yaml").write_text((user.work / "second.yaml").read_text())

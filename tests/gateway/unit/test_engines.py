@@ -39,6 +39,30 @@ def test_a_command_has_only_options_of_the_engine(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("./tiny", "tiny"),
+        ("./models/tiny/", "tiny"),
+        ("../tiny.gguf", "tiny.gguf"),
+        ("/data/tiny", "tiny"),
+        ("org/tiny", "org/tiny"),
+        ("..", ".."),
+    ],
+)
+def test_a_model_of_a_folder_is_served_by_the_folders_name(model: str, name: str) -> None:
+    text = FILE.replace("org/tiny", model) % "vllm"
+    (task,) = parse_file(text).tasks
+    assert task.service is not None
+    assert task.service.models == (name,)
+    assert f" vllm serve {model} " in task.run
+    assert f" --served-model-name {name} " in task.run
+    (task,) = parse_file(f"{text}  models: mine\n").tasks
+    assert task.service is not None
+    assert task.service.models == ("mine",)
+    assert " --served-model-name mine " in task.run
+
+
+@pytest.mark.parametrize(
     ("name", "flag"), [("vllm", "enable-prompt-tokens-details"), ("sglang", "enable-cache-report")]
 )
 def test_an_engine_states_cached_tokens_unless_the_task_says_otherwise(

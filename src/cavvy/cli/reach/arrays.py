@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import Empty, Queue
 from threading import Thread
 from time import monotonic
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 
@@ -22,9 +22,10 @@ from cavvy.cli.view.job_output import show_whole
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError
     from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
-    from cavvy.client.wire import Submitted
+    from cavvy.client.wire import JobDetail, Submitted
 
-    ReadLog = Callable[[ApiClient, ArrayMemberView], Iterator[bytes]]
+    LoggedJob = ArrayMemberView | JobDetail
+    ReadLog = Callable[[ApiClient, LoggedJob], Iterator[bytes]]
 
 
 _SHOWN = 10  # failed jobs that are named
@@ -32,6 +33,27 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 
 STREAMS = 16  # logs that are read at the same time, each with its own connection
 _LOOK_S = 1.0  # seconds between two reads of the array
+
+
+class LogGroup(NamedTuple):
+    """Jobs whose logs are read together: those of an array, or the replicas of a service. `reason`
+    says how they fare, and `ended` whether no further job can come."""
+
+    name: str
+    reason: str
+    jobs: "Sequence[LoggedJob]"
+    ended: bool
+
+
+class LogReader(NamedTuple):
+    """How a job's log is read, and whether a terminal gets its escape sequences."""
+
+    read: "ReadLog"
+    raw: bool
+
+
+def group_logs(array: "ArrayDetail") -> LogGroup:
+    return LogGroup(array.array.name, array.array.reason, array.jobs, ended=True)
 
 
 def find_array(client: "ApiClient", project: str, name: str) -> "ArrayDetail | None":
@@ -109,7 +131,7 @@ def end_array(jobs: "Sequence[ArrayMemberView]") -> NoReturn:
     sys.exit(exit_code_of(jobs))
 
 
-def exit_code_of(jobs: "Sequence[ArrayMemberView]") -> int:
+def exit_code_of(jobs: "Sequence[LoggedJob]") -> int:
     """Return 0 if all jobs succeeded, and otherwise the exit code of the first that did not."""
     return next((job.exit_code or 1 for job in jobs if job.phase != "done"), 0)
 
@@ -205,52 +227,49 @@ def say_saved(jobs: "Sequence[ArrayMemberView]") -> str:
     return f"{told}, which saved about {format_usd(Money(saved))}" if saved else told
 
 
-def print_logs(
-    client: "ApiClient", found: "ArrayDetail", read: "ReadLog", *, raw: bool = False
-) -> None:
+def print_logs(client: "ApiClient", found: LogGroup, logs: LogReader) -> None:
     """Print the logs one after the other."""
     for job in found.jobs:
         if job.attempt:
-            _write(job.name, b"".join(read(client, job)), raw=raw)
+            _write(job.name, b"".join(logs.read(client, job)), raw=logs.raw)
 
 
 def follow_logs(
-    client: "ApiClient", project: str, found: "ArrayDetail", read: "ReadLog", *, raw: bool = False
-) -> None:
-    """Print the logs as they arrive, until all jobs have ended, and exit with the exit code of the
-    first job that did not succeed. The next log is read when one of `STREAMS` logs has ended.
+    client: "ApiClient",
+    project: str,
+    found: LogGroup,
+    look: "Callable[[], LogGroup]",
+    logs: LogReader,
+) -> "Sequence[LoggedJob]":
+    """Print the logs as they arrive, until all jobs have ended, and return the jobs. The next log
+    is read when one of `STREAMS` logs has ended. `look` returns the jobs as they are now.
     """
-    with leave_running(project, found.array.name):
-        jobs = _Streams(client, project, found, read, raw).show()
-    sys.exit(exit_code_of(jobs))
+    with leave_running(project, found.name):
+        return _Streams(client, found, look, logs).show()
 
 
 class _Streams:
     def __init__(
         self,
         client: "ApiClient",
-        project: str,
-        found: "ArrayDetail",
-        read: "ReadLog",
-        raw: bool,
+        found: LogGroup,
+        look: "Callable[[], LogGroup]",
+        logs: LogReader,
     ) -> None:
-        self._raw = raw
-        self._client, self._project, self._found, self._read = client, project, found, read
+        self._client, self._found, self._look, self._logs = client, found, look, logs
         self._queue: Queue[tuple[str, bytes | CommandFailure | None]] = Queue(STREAMS)
         self._begun: set[str] = set()
         self._lines: dict[str, bytes] = {}  # the begin of the last line of each log that is read
         self._told = ""
 
-    def show(self) -> "list[ArrayMemberView]":
-        """Print the logs until all have ended, and return the jobs of the array."""
-        from cavvy.client.array_wire import read_array
-
+    def show(self) -> "Sequence[LoggedJob]":
+        """Print the logs until all have ended, and return the jobs."""
         looked = monotonic()
         while not self._begin():
             with suppress(Empty):
                 self._take(*self._queue.get(timeout=_LOOK_S))
             if monotonic() - looked >= _LOOK_S:
-                self._found = read_array(self._client, self._project, self._found.array.id)
+                self._found = self._look()
                 looked = monotonic()
         return self._found.jobs
 
@@ -263,31 +282,32 @@ class _Streams:
             Thread(target=self._pump, args=(job,), daemon=True).start()
         running = [job for job in jobs[STREAMS:] if job.phase not in ENDED]
         self._tell(f"follows {STREAMS} logs at a time; others come later" if running else "")
-        return not self._lines and all(job.phase in ENDED for job in self._found.jobs)
+        done = self._found.ended and all(job.phase in ENDED for job in self._found.jobs)
+        return done and not self._lines
 
     def _tell(self, text: str) -> None:
-        counts = self._found.array.reason
+        counts = self._found.reason
         said = "; ".join(each for each in (counts, text) if each)
         if said != self._told:
-            click.echo(f"{self._found.array.name}: {said}", err=True)
+            click.echo(f"{self._found.name}: {said}", err=True)
             self._told = said
 
     def _take(self, name: str, item: bytes | CommandFailure | None) -> None:
         if isinstance(item, CommandFailure):
             raise item
         if item is None:
-            _write(name, self._lines.pop(name), raw=self._raw)
+            _write(name, self._lines.pop(name), raw=self._logs.raw)
             return
         lines, newline, rest = (self._lines[name] + item).rpartition(b"\n")
         self._lines[name] = rest
-        _write(name, lines + newline, raw=self._raw)
+        _write(name, lines + newline, raw=self._logs.raw)
 
-    def _pump(self, job: "ArrayMemberView") -> None:
+    def _pump(self, job: "LoggedJob") -> None:
         from cavvy.client import ApiError
 
         try:
             with self._client.sibling() as own:
-                for data in self._read(own, job):
+                for data in self._logs.read(own, job):
                     self._queue.put((job.name, data))
         except ApiError as error:
             self._queue.put((job.name, make_failure(error)))
