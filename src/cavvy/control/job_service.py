@@ -280,7 +280,7 @@ class JobService:
 
         def retry(job: JobRecord) -> RowChanges | None:
             removing = job.removing or job.id in self._removing
-            refused = object_to_retry(replace(job, removing=removing))
+            refused = object_to_retry(replace(job, removing=removing), now)
             return None if refused else retry_job(job, now, account)
 
         await self._change_all(wanted, retry, self._store.commit)
@@ -433,7 +433,7 @@ class JobService:
 
         async def retry(job: JobRecord) -> JobRecord:
             removing = job.removing or job.id in self._removing
-            if objection := object_to_retry(replace(job, removing=removing)):
+            if objection := object_to_retry(replace(job, removing=removing), self._clock.now()):
                 raise TooLate(*objection)
             if job.after:
                 phases = await self._store.dependencies.phases(job.after)

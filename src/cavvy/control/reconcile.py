@@ -9,6 +9,7 @@ package `decide` makes the decisions; `gang_operator.py` calls the providers.
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from cavvy.control.agents.checkpoints import find_sources
 from cavvy.control.agents.deposits import Deposits
 from cavvy.control.agents.sessions import AgentSessions, lease_paid_by
 from cavvy.control.agents.uploads import UnfinishedUploads
@@ -41,7 +42,14 @@ from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.unit_of_work import UnitOfWork, make_write
 from cavvy.control.warm_pool import WarmPool
 from cavvy.control.worklist import QUEUE
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord
+from cavvy.domain.jobs import (
+    JOB_ENDS,
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    JobPhase,
+    JobRecord,
+)
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import HourlyRate, Money
@@ -51,6 +59,7 @@ from cavvy.store.base import RowNotFound, StaleVersion
 UPLOADS = "uploads"  # the worklist's key for aborting the uploads of ended attempts
 HOSTS = "hosts"  # the worklist's key for publishing shared hosts
 _LONGEST = timedelta(days=1)  # maximum time between two passes of a job
+_READS = timedelta(minutes=2)  # maximum time in which work reads its checkpoint
 _STEPS = 50  # maximum steps of one pass; the next pass takes further steps
 _AT_ONCE = timedelta(0)
 _REMEMBERED = 4096  # ends of jobs after which other jobs need no second check
@@ -245,9 +254,23 @@ class JobReconciler:
             rate=rate,
             allowance=allowance,
             ran=uow.rows.ran(now),
+            fallback=await self._find_fallback(uow.job, own, now),
             standby=bool(uow.rows.standbys),
             awaits_end=own is not None and self._out.pool.reports_cancelled(own.offer.account),
         )
+
+    async def _find_fallback(
+        self, job: JobRecord, own: Attempt | None, now: datetime
+    ) -> tuple[int, int] | None:
+        """Return the checkpoint from which an attempt started that failed soon, and the one before,
+        if both are stored."""
+        if own is None or own.outcome is not AttemptOutcome.EXIT or own.number != job.attempt:
+            return None
+        since = own.running_at or own.created_at
+        if own.checkpoint_at is not None or (own.ended_at or now) - since > _READS:
+            return None
+        saved = find_sources(await self._store.checkpoints(job.id), job, own.number)
+        return (saved[0].number, saved[1].number) if len(saved) > 1 else None
 
     def _bound_leases(
         self,

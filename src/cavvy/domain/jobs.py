@@ -270,6 +270,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     )
     # number of failures and moves so far, by kind
     retries: dict[str, int] = field(default_factory=dict)
+    # numbers of checkpoints from which no attempt starts any more, because work failed to read them
+    skipped_checkpoints: tuple[int, ...] = ()
     avoid: dict[str, datetime] = field(
         default_factory=dict
     )  # for each failed offer or shared host: when its cooldown ends

@@ -11,6 +11,7 @@ from tests.records import make_attempt_record
 
 from cavvy.control.decide import job as j
 from cavvy.control.decide.job import JobSnapshot, decide_job
+from cavvy.control.decide.transitions import requeue_job
 from cavvy.domain.jobs import (
     JOB_ENDS,
     JOB_MOVES,
@@ -73,6 +74,34 @@ def ended(outcome: AttemptOutcome, **more: object) -> JobSnapshot:
 def turned(action: j.Action) -> tuple[JobPhase, int | None]:
     assert isinstance(action, j.AdvanceJob)
     return action.phase, action.exit_code
+
+
+def test_work_that_fails_while_it_reads_its_checkpoint_gets_the_one_before() -> None:
+    failed = ended(AttemptOutcome.EXIT, exit_code=1)
+    action = decide_job(replace(failed, fallback=(2, 1)), T0)
+    assert isinstance(action, j.RequeueJob)
+    assert (action.kind, action.skip) == ("checkpoint", 2)
+    assert "checkpoint 2" in action.reason
+    assert "checkpoint 1 is used" in action.reason
+    again = requeue_job(failed.job, failed.attempt, action, "", T0).job
+    assert again is not None
+    assert again.skipped_checkpoints == (2,)
+    assert turned(decide_job(failed, T0)) == (JobPhase.FAILED, 1), "no older one is stored"
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_losses_of_nodes_count_anew_when_an_attempt_has_saved(saved: bool) -> None:
+    lost = ended(AttemptOutcome.NODE, retry=RetryPolicy(node=3), retries={"node": 3})
+    assert lost.attempt is not None
+    attempt = replace(lost.attempt, checkpoint_at=T0 if saved else None)
+    action = decide_job(replace(lost, attempt=attempt), T0)
+    if not saved:
+        assert turned(action) == (JobPhase.FAILED, None)
+        return
+    assert isinstance(action, j.RequeueJob)
+    again = requeue_job(lost.job, attempt, action, "", T0).job
+    assert again is not None
+    assert again.retries == {"node": 1}
 
 
 def test_it_runs_when_its_attempt_does() -> None:

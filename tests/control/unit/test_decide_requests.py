@@ -132,15 +132,27 @@ def test_gangs_that_are_kept_end_now() -> None:
 
 
 def test_only_what_failed_or_was_stopped_is_retried() -> None:
-    assert object_to_retry(replace(JOB, phase=JobPhase.FAILED)) is None
-    assert object_to_retry(replace(JOB, phase=JobPhase.STOPPED)) is None
+    assert object_to_retry(replace(JOB, phase=JobPhase.FAILED), NOW) is None
+    assert object_to_retry(replace(JOB, phase=JobPhase.STOPPED), NOW) is None
     for phase, hint in (
         (JobPhase.DONE, "use `cavvy rerun` to submit the job again"),
         (JobPhase.RUNNING, "the job has not ended"),
     ):
-        objection = object_to_retry(replace(JOB, phase=phase))
+        objection = object_to_retry(replace(JOB, phase=phase), NOW)
         assert objection is not None
         assert objection[1] == hint
+
+
+def test_a_job_whose_limit_would_end_it_at_once_is_not_retried() -> None:
+    failed = replace(JOB, phase=JobPhase.FAILED, stop_cause=StopCause.DURATION)
+    limited = replace(failed, task=replace(JOB.task, limits=JobLimits(duration=HOUR)))
+    late = replace(failed, task=replace(JOB.task, limits=JobLimits(deadline=NOW)))
+    for job, limit in ((limited, "limits.duration"), (late, "limits.deadline")):
+        objection = object_to_retry(job, NOW)
+        assert objection is not None
+        assert limit in objection[1]
+    assert object_to_retry(late, NOW - HOUR) is None
+    assert object_to_retry(replace(limited, stop_cause=None), NOW) is None
 
 
 def test_a_retry_starts_counting_anew_and_waits_for_no_time_that_is_over() -> None:

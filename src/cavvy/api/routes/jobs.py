@@ -507,7 +507,7 @@ async def retry(
         if job.phase is JobPhase.DONE:
             hint = f"run the job again as a new job with `cavvy rerun {named(job)}`"
             raise ApiProblem("job-done", str(error), hint) from error
-        if job.after:
+        if job.after or can_retry(job):
             raise ApiProblem("conflict", str(error), error.hint) from error
         hint = f"wait for the job, or stop it with `cavvy stop {named(job)}`"
         raise ApiProblem("job-not-ended", str(error), hint) from error

@@ -160,7 +160,8 @@ class Checkpoints:
         bucket_checkpoints = await self.bucket_checkpoints(gang)
         if not saved or (self._folders is None and bucket_checkpoints is None):
             return None
-        chosen = next((each for each in saved if each.attempt < attempt.number), saved[0])
+        job = await self._store.job(attempt.job_id)
+        chosen = next(iter(find_sources(saved, job, attempt.number)), saved[0])
         if bucket_checkpoints is not None:
             return chosen, await in_thread(bucket_checkpoints.read, chosen.manifest)
         assert self._folders is not None
@@ -450,10 +451,11 @@ class Checkpoints:
         if user >= attempt.number:
             return
         saved = await self._store.checkpoints(job.id)
-        if saved and saved[0].attempt > user:
-            files = await asyncio.to_thread(folders.read, job.project, job.id, saved[0].manifest)
+        if sources := [each for each in find_sources(saved, job) if each.attempt > user]:
+            newest = sources[0]
+            files = await asyncio.to_thread(folders.read, job.project, job.id, newest.manifest)
             await asyncio.to_thread(folders.lay_out, job.project, job.id, files)
-            await self._tell(attempt, saved[0], f"the upload of attempt {saved[0].attempt}")
+            await self._tell(attempt, newest, f"the upload of attempt {newest.attempt}")
         await asyncio.to_thread(folders.lend, job.project, job.id, attempt.number)
 
     async def _tell(self, attempt: Attempt, saved: SavedCheckpoint, what: str) -> None:
@@ -462,6 +464,19 @@ class Checkpoints:
 
     def _event(self, attempt: Attempt, kind: str, text: str) -> Event:
         return make_attempt_event(attempt, self._clock.now(), kind, text)
+
+
+def find_sources(
+    saved: Sequence[SavedCheckpoint], job: JobRecord, attempt: int | None = None
+) -> list[SavedCheckpoint]:
+    """Return the checkpoints from which the attempt may start, the newest first: those of earlier
+    attempts that no work has failed to read."""
+    return [
+        each
+        for each in saved
+        if each.number not in job.skipped_checkpoints
+        and (attempt is None or each.attempt < attempt)
+    ]
 
 
 def _is_spot(attempt: Attempt) -> bool:

@@ -23,6 +23,9 @@ class JobSnapshot(Struct, frozen=True, kw_only=True):
     spent: Money  # spent by all attempts until now, minimum charges included
     rate: HourlyRate  # hourly rate of all nodes of this job
     ran: timedelta = timedelta(0)  # total running time of all attempts
+    # the checkpoint from which the latest attempt started, and the one before, if the attempt ended
+    # soon after its start and saved nothing
+    fallback: tuple[int, int] | None = None
     standby: bool = False  # whether a standby gang can take over
     # whether the server must wait for the gang's end to know if a person cancelled it at the
     # provider
@@ -46,6 +49,8 @@ class RequeueJob(Struct, frozen=True, kw_only=True):
     by_rules: bool = False  # whether the task's `retry` limits retries of this kind
     delay: timedelta = timedelta(0)
     avoid: timedelta = timedelta(0)  # the cooldown of the failed offer
+    anew: bool = False  # whether earlier failures of this kind no longer count
+    skip: int | None = None  # the checkpoint that the next attempt must not start from
 
     @property
     def text(self) -> str:
@@ -151,7 +156,9 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
         case AttemptOutcome.LIMIT:
             return _limited(job, attempt)
         case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
-            return _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
+            return _read_older(view, attempt) or _again_or_fail(
+                view, attempt, "exit", _tries_of(job, attempt.exit_code)
+            )
         case AttemptOutcome.STOPPED:
             return AdvanceJob(
                 phase=JobPhase.STOPPED, reason=attempt.reason, exit_code=attempt.exit_code
@@ -174,6 +181,19 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
             )
         case AttemptOutcome.NODE | AttemptOutcome.TIMEOUT | None:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
+
+
+def _read_older(view: JobSnapshot, attempt: Attempt) -> RequeueJob | None:
+    """Let the next attempt start from an older checkpoint if this attempt failed while it read the
+    newest one."""
+    if view.fallback is None or attempt.outcome is not AttemptOutcome.EXIT or not attempt.exit_code:
+        return None
+    newest, older = view.fallback
+    reason = (
+        f"{attempt.reason}, soon after it had started from checkpoint {newest}, which may be "
+        f"damaged: checkpoint {older} is used instead"
+    )
+    return RequeueJob(kind="checkpoint", reason=reason, skip=newest)
 
 
 def _limited(job: JobRecord, attempt: Attempt) -> AdvanceJob:
@@ -216,12 +236,16 @@ def _again_or_fail(
     avoid: timedelta = timedelta(0),
 ) -> Action:
     job = view.job
-    used = job.retries.get(kind, 0)
+    # a node that was lost after a checkpoint has cost no progress, so the count begins again
+    anew = kind == "node" and attempt.checkpoint_at is not None
+    used = 0 if anew else job.retries.get(kind, 0)
     if allowed is not None and used >= allowed:
         tries = f" (tried {used + 1} times)" if used else ""
         return _failed(attempt, f"{attempt.reason}{tries}")
     delay = min(LONGEST_DELAY, job.task.retry.delay * (1 << min(used, 16)))
-    return RequeueJob(kind=kind, reason=attempt.reason, by_rules=True, delay=delay, avoid=avoid)
+    return RequeueJob(
+        kind=kind, reason=attempt.reason, by_rules=True, delay=delay, avoid=avoid, anew=anew
+    )
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.schedule import find_hold, say_next, say_waiting
 from cavvy.control.decide.transitions import deliveries_of, turn_job
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
+from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 
 _LIVE = frozenset({AttemptPhase.LAUNCHING, AttemptPhase.BOOTING, AttemptPhase.RUNNING})
@@ -82,18 +84,32 @@ def can_retry(job: JobRecord) -> bool:
     return job.phase in RETRIED or (job.phase is JobPhase.DONE and job.task.session)
 
 
-def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
+def object_to_retry(job: JobRecord, now: datetime) -> tuple[str, str] | None:
     """Return the reason why the job cannot be retried, with a hint for the user. The result is None
     if the job can be retried."""
     if job.removing:
         return f"job {job.name} is being removed", f"`cavvy rm {job.name}` completes the removal"
     if can_retry(job):
-        return None
+        return _object_to_limit(job, now)
     done = job.phase is JobPhase.DONE
     return (
         f"job {job.name} is {job.phase}; only failed and stopped jobs can be retried",
         "use `cavvy rerun` to submit the job again" if done else "the job has not ended",
     )
+
+
+def _object_to_limit(job: JobRecord, now: datetime) -> tuple[str, str] | None:
+    """Return the limit that would end the job at once if it were retried, with a hint."""
+    deadline, duration = deadline_of(job), job.task.limits.duration
+    if deadline is not None and deadline <= now:
+        limit = f"its deadline has passed ({deadline:%Y-%m-%d %H:%M:%S} UTC)"
+        hint = "set a later `limits.deadline` in the task file"
+    elif duration is not None and job.stop_cause is StopCause.DURATION:
+        limit = f"it has run for its `limits.duration`, {format_duration(duration)}"
+        hint = "set a longer `limits.duration` in the task file"
+    else:
+        return None
+    return f"job {job.name} cannot be retried: {limit}", f"{hint}, and submit it with `cavvy run`"
 
 
 def retry_job(

@@ -102,13 +102,16 @@ def requeue_job(
     avoid = drop_past(job.avoid, now)
     if failed:
         avoid[failed] = now + action.avoid
+    skipped = () if action.skip is None else (action.skip,)
+    counted = replace(job, retries={**job.retries, action.kind: 0}) if action.anew else job
     changed = replace(
         job,
         phase=JobPhase.QUEUED,
         since=now,
         reason=action.text,
         setback=action.reason,
-        retries=count_retry(job, action.kind),
+        retries=count_retry(counted, action.kind),
+        skipped_checkpoints=(*job.skipped_checkpoints, *skipped),
         avoid=avoid,
         standbys=(),
         not_before=now + action.delay if action.delay else None,
