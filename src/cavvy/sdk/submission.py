@@ -150,8 +150,10 @@ def _check_folders(
     """Raise FreezeError for a folder that the task file may have chosen against the user."""
     from cavvy.spec.sent_folders import find_doubtful, is_named
 
-    named = is_named(loaded.overrides, loaded.source.own_folder)
-    for each in find_doubtful(parts, loaded.folder, snapshot, named=named):
+    own = loaded.source.own_folder
+    named = is_named(loaded.overrides, own)
+    found = find_doubtful(parts, loaded.folder, snapshot, named=named, own=bool(own))
+    for each in found:
         raise FreezeError(
             f"the local folder {each.real} of the task ({each.files:,} files, {each.size:,} bytes) "
             f"{each.why}; nothing was sent",

@@ -47,11 +47,17 @@ def is_named(overrides: str, own_folder: str) -> bool:
 
 
 def find_doubtful(
-    parts: Mapping[str, Path], folder: Path, snapshot: FolderSnapshot, *, named: bool = False
+    parts: Mapping[str, Path],
+    folder: Path,
+    snapshot: FolderSnapshot,
+    *,
+    named: bool = False,
+    own: bool = False,
 ) -> list[DoubtfulFolder]:
     """Return those of the `parts` of a task that need a question. `folder` is that of the task's
     file, and `snapshot` has the files of the parts, in their order. If the user has `named` the
-    working folder, it needs none.
+    working folder, it needs none. A working folder that the file does not name is Cavvy's `own`
+    choice between the file's folder and the current one: it is asked for if it has credentials.
     """
     top, found = find_top(folder), list[DoubtfulFolder]()
     for (inside, path), part in zip(parts.items(), snapshot.parts or (snapshot,), strict=True):
@@ -62,7 +68,7 @@ def find_doubtful(
         secret = next((each.path for each in files if _is_secret(below / each.path)), None)
         if secret is not None:
             why = f"contains credentials, such as {secret}"
-        elif not inside and not real.is_relative_to(top):
+        elif not inside and not own and not real.is_relative_to(top):
             why = f"is outside of {top}, to which the task file belongs"
         else:
             continue

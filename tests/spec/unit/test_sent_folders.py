@@ -101,3 +101,19 @@ def test_a_repository_of_the_home_folder_gives_no_right_to_it(repository: Path) 
     (loose / "tasks").mkdir(parents=True)
     with pytest.raises(CommandFailure, match="outside of"):
         find(loose, "workdir: ../../private\nrun: x\n")
+
+
+def test_the_current_folder_above_a_file_without_a_working_folder_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "train.py").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    assert find_folder(tmp_path) == tmp_path
+    find(tmp_path, "run: python train.py\n")
+
+
+def find_folder(folder: Path) -> Path:
+    (folder / "tasks" / "a.yaml").write_text("run: python train.py\n")
+    loaded = load_task("tasks/a.yaml", {})
+    return find_parts(loaded.task, loaded.source, loaded.folder)[""].resolve()

@@ -193,8 +193,10 @@ def _agree_to_folders(
     from cavvy.domain.units import format_count
     from cavvy.spec.sent_folders import find_doubtful, is_named
 
-    named = is_named(loaded.overrides, loaded.source.own_folder)
-    for each in find_doubtful(parts, loaded.folder, snapshot, named=named):
+    own = loaded.source.own_folder
+    named = is_named(loaded.overrides, own)
+    found = find_doubtful(parts, loaded.folder, snapshot, named=named, own=bool(own))
+    for each in found:
         if each.real in agreed:
             continue
         what = "working folder" if each.is_workdir else "task's file or folder"
