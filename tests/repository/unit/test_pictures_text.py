@@ -28,7 +28,8 @@ def read_lines(svg: str) -> list[str]:
 def find_wrong(svg: str) -> list[str]:
     """The lines after a prompt that call no command of the product."""
     called = re.compile(r"\$cavvy(" + "|".join(COMMANDS) + ")")
-    return [line for line in read_lines(svg) if line.startswith("$") and not called.match(line)]
+    prompts = (line for line in read_lines(svg) if re.match(r"\$[^\d.]", line))  # not of money
+    return [line for line in prompts if not called.match(line)]
 
 
 def test_letters_are_joined_to_the_line_that_a_reader_sees() -> None:
