@@ -1,4 +1,4 @@
-"""The README's quick tour, tutorials and guides do what they show: their commands are read from the
+"""Tutorials and guides do what they show: their commands are read from the
 pages and run.
 
 A block marked `yaml`, `python` or `toml` whose first line is a comment with a file name is written
@@ -29,7 +29,7 @@ from cavvy.client import connect
 from cavvy.store.snapshot.choose import SHIPPED
 
 pytestmark = pytest.mark.system
-REAL = "README.md"  # its commands are started as users start them, those of other pages by forks
+REAL = "docs/tutorials/quick-tour.md"  # its commands are started as users start them, those of other pages by forks
 # With a server of its own, as the page stops it, or begins where there is none.
 TOURS = (
     REAL,

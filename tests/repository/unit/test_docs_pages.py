@@ -209,7 +209,12 @@ def test_code_blocks_have_one_command_on_each_line() -> None:
     assert [line.split()[:2] for line in first[1].splitlines()] == [
         ["make", "demo"],
         ["make", "test"],
+        ["make", "setup"],
     ]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 700
 
 
 @pytest.mark.parametrize(
