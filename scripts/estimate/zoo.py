@@ -46,12 +46,25 @@ LLAMA = {
 }
 
 
+PIXELS, TOKENS = 224, {"gpt2": 1024, "llama": 2048}  # of a sample
+
+
+def count_tokens(name: str) -> int:
+    return BERT[name][3] if name in BERT else TOKENS[name.partition("-")[0]]
+
+
+def describe_sample(name: str) -> str:
+    if name in VISION:
+        return f"image of {PIXELS} x {PIXELS} pixels"
+    return f"sequence of {count_tokens(name):,} tokens"
+
+
 def make_vision(name: str, batch: int, checkpointing: bool) -> tuple[Any, Callable[[], Any]]:
     import torch
     import torchvision
 
     model = getattr(torchvision.models, name)()
-    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+    images, labels = torch.randn(batch, 3, PIXELS, PIXELS), torch.randint(0, 1000, (batch,))
     return model, lambda: torch.nn.functional.cross_entropy(model(images), labels)
 
 
@@ -61,12 +74,9 @@ def make_text(name: str, batch: int, checkpointing: bool) -> tuple[Any, Callable
 
     if name in GPT2:
         width, layers, heads = GPT2[name]
-        tokens, model = (
-            1024,
-            hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=width, n_layer=layers, n_head=heads)),
-        )
+        model = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=width, n_layer=layers, n_head=heads))
     elif name in BERT:
-        width, layers, heads, tokens = BERT[name]
+        width, layers, heads, _ = BERT[name]
         config = hf.BertConfig(
             hidden_size=width,
             num_hidden_layers=layers,
@@ -85,11 +95,11 @@ def make_text(name: str, batch: int, checkpointing: bool) -> tuple[Any, Callable
             intermediate_size=inner,
             tie_word_embeddings=tied,
         )
-        tokens, model = 2048, hf.LlamaForCausalLM(config)
+        model = hf.LlamaForCausalLM(config)
     model.train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    words = torch.randint(0, 1000, (batch, tokens))
+    words = torch.randint(0, 1000, (batch, count_tokens(name)))
     more = {} if name in BERT else {"use_cache": False}
     return model, lambda: model(input_ids=words, labels=words, **more).loss
 
@@ -119,7 +129,7 @@ def main() -> None:
             make = make_vision if name in VISION else make_text
             model, step = make(name, batch, checkpointing)
             profile = trace_step(model, step, batch=batch, precision=precision, name=name)
-        profile["checkpointing"] = checkpointing
+        profile |= {"checkpointing": checkpointing, "sample": describe_sample(name)}
         lines.append(json.dumps(profile, separators=(",", ":")))
         print(
             name,

@@ -34,8 +34,14 @@ class _Command(click.Command):
             raise click.UsageError(f"{error.format_message()} {hint}", ctx) from error
 
 
+def _say_model(name: str) -> str:
+    from cavvy.cli.task.profiles import say_model
+
+    return say_model(name)
+
+
 @click.command("estimate", cls=_Command)
-@script_argument(required=False)
+@script_argument(required=False, explain=_say_model)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS...]")
 @click.option(
     "--model",
@@ -213,7 +219,8 @@ def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], ou
     )
     if output == "json":
         batch = run.batch or profile.batch
-        about = {"profile": profile.name, "batch": batch, "assumed": profile.assumed}
+        about = {"profile": profile.name, "batch": batch, "sample": profile.sample or None}
+        about |= {"assumed": profile.assumed}
         json_out({**about, "estimates": found})
         return
     is_table = output == "table"
@@ -254,7 +261,9 @@ def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates
 
 def _title(profile: "WorkProfile", run: "StepSettings") -> str:
     batch, precision = run.batch or profile.batch, run.precision or profile.precision
-    title = f"{profile.name}: batch {batch}, {precision}, {run.optimizer or profile.optimizer}"
+    each = f" x {profile.sample}" if profile.sample else ""
+    title = f"{profile.name}: batch {batch}{each}, {precision}"
+    title += f", {run.optimizer or profile.optimizer}"
     title += f", {profile.parameters / 1e6:,.1f} M parameters"
     if run.accelerators > 1:
         title += f", {run.accelerators} per node, {'sharded' if run.shard else 'replicated'} state"
@@ -274,6 +283,11 @@ def _notes(
         f"{_describe_error(found, profile, run)} `cavvy bench` measures the speed.",
         err=True,
     )
+    if profile.sample:
+        click.echo(
+            f"Each sample is a {profile.sample}; the estimate of a script uses its own samples.",
+            err=True,
+        )
     for each in assumed[:_ASSUMED]:
         click.echo(f"assumed: {each}, because a trace contains no data values", err=True)
     if len(assumed) > _ASSUMED:

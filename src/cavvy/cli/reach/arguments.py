@@ -4,6 +4,7 @@ training scripts.
 Options and cells for the limits of tokens, which `cavvy token` and `cavvy trust` share.
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -220,10 +221,20 @@ needless_yes_option = click.option(
 )
 
 
-def script_argument(*, required: bool = True) -> Callable[[CommandFunction], CommandFunction]:
+def script_argument(
+    *, required: bool = True, explain: Callable[[str], str] | None = None
+) -> Callable[[CommandFunction], CommandFunction]:
     """Return a decorator that adds the argument `script` and the option `-m`. With `-m`, the value
-    of `script` is `-m package.module`.
+    of `script` is `-m package.module`. `explain` returns a hint for a value that is no file, or "".
     """
+
+    def read(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        is_module = bool(context.params.get("is_module"))
+        if explain and value and not is_module and not os.path.exists(value):
+            hint = "" if value.endswith(".py") else explain(value)
+            if hint:
+                raise CommandFailure(f"there is no file {value!r}", hint, exit_code=2)
+        return _read(context, parameter, value)
 
     def add(command: CommandFunction) -> CommandFunction:
         metavar = "TRAIN.PY" if required else "[TRAIN.PY]"
@@ -232,7 +243,7 @@ def script_argument(*, required: bool = True) -> Callable[[CommandFunction], Com
             required=required,
             metavar=metavar,
             type=click.Path(),
-            callback=_read,
+            callback=read,
         )(command)
         return click.option(
             "-m",
@@ -286,7 +297,6 @@ def explain_relative_import(command: str, error: str) -> str:
 
 
 def _can_import(name: str) -> bool:
-    import os
     import sys
     from importlib.machinery import PathFinder
 

@@ -12,6 +12,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from cavvy.cli.reach.arguments import explain_relative_import, list_words
+from cavvy.cli.task.model_names import say_suggestion
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 from cavvy.packages import extra_command, install_command
@@ -35,16 +36,8 @@ def list_models() -> list[str]:
 def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
     """Return the built-in profile of a model. Raises CommandFailure."""
     wide = "fp32" if precision in ("fp32", "tf32") else "bf16"
-    names = list_models()
-    if name not in names:
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, names, n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else f"built-in profiles: {', '.join(names)}; or pass a script"
-        )
+    if name not in list_models():
+        hint = say_model(name) or f"built-in profiles: {', '.join(list_models())}; or pass a script"
         raise CommandFailure(f"there is no built-in profile of {name!r}", hint, exit_code=2)
     for each in _zoo():
         if (each["name"], each["precision"], each["checkpointing"]) == (name, wide, checkpointing):
@@ -54,6 +47,11 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
         "pass a script instead",
         exit_code=2,
     )
+
+
+def say_model(name: str) -> str:
+    """Return a hint with the built-in model that is nearest to a name, or "" if none is similar."""
+    return say_suggestion(name, {str(each["name"]): int(each["parameters"]) for each in _zoo()})
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

@@ -109,6 +109,9 @@ class WorkProfile(Struct, frozen=True, kw_only=True):
     # text states the line of code and the assumed number.
     assumed: tuple[str, ...] = ()
 
+    # what one sample is, such as "sequence of 2,048 tokens"; "" if it is not known
+    sample: str = ""
+
     @property
     def flops(self) -> float:
         """FLOPs of one micro-batch."""
@@ -140,6 +143,7 @@ def read_profile(data: object) -> WorkProfile:
             optimizer_bytes=_number(memory["optimizer"]) if "optimizer" in memory else None,
             collectives=tuple(_collective(each) for each in data.get("collectives", ())),
             assumed=tuple(_text(each, "assumed") for each in data.get("assumed", ())),
+            sample=_text(data.get("sample", ""), "sample"),
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ProfileError(f"the work profile is incomplete: {error!r}") from error
