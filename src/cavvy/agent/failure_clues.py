@@ -123,6 +123,8 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
         return _explain_module(name, work, path, empty)
     if found := _NO_COMMAND.search(end):
         return _explain_command((found[1] or found[2]).decode(), work, path)
+    if unsaved := _explain_checkpoint(end, work, folder):
+        return unsaved
     if outside := _explain_outside(end, folder):
         return outside
     if empty and _NO_FILE.search(end):
@@ -146,6 +148,24 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
 def _list_missing(end: bytes) -> list[str]:
     """Return the files that the output says are missing."""
     return [(a or b).decode(errors="replace").strip() for a, b in _MISSING_FILE.findall(end)]
+
+
+def _explain_checkpoint(end: bytes, work: WorkConfig, folder: str) -> str:
+    """Return that the last missing file is one of the checkpoint folder, to which no submitted file
+    belongs."""
+    name = (_list_missing(end) or [""])[-1]
+    if not folder or not name or work.checkpoint is None:
+        return ""
+    path, own = os.path.join(folder, name), os.path.join(folder, work.checkpoint.path)
+    for top in filter(None, (own, work.checkpoint.storage)):
+        inside = os.path.relpath(path, top)
+        if not inside.startswith("..") and not os.path.exists(path):
+            return (
+                f"the checkpoint folder {work.checkpoint.path} has no {inside}: no attempt has "
+                "saved this file, or the program was ended while it saved; `cavvy events` shows "
+                "from which checkpoint the attempt started"
+            )
+    return ""
 
 
 def _explain_outside(end: bytes, folder: str) -> str:

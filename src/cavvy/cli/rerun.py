@@ -76,10 +76,21 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
 @job_argument
 @project_option
 @resource_options
+@click.option(
+    "--checkpoint",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Resume from the stored checkpoint with this number; `cavvy events` lists the numbers.",
+)
 @detach_option
 @yes_option
 def retry_command(
-    name: str, project: str, resources: dict[str, object], detach: bool, yes: bool
+    name: str,
+    project: str,
+    resources: dict[str, object],
+    checkpoint: int | None,
+    detach: bool,
+    yes: bool,
 ) -> None:
     """Queue an ended job again, or all failed and stopped jobs of an array. A job resumes from its
     newest checkpoint, elsewhere if options such as --provider replace its resources.
@@ -96,6 +107,9 @@ def retry_command(
             seen = client.events(project, name).last
         except ApiError as error:
             array_id = array_instead(client, project, name, error).array.id
+            if checkpoint is not None:
+                hint = f"retry one of its jobs, such as {name}.0, with --checkpoint"
+                raise CommandFailure("an array has no checkpoint", hint, 2) from error
             if resources:
                 hint = f"retry one of its jobs, such as {name}.0, or `cavvy rerun` the array"
                 raise CommandFailure("an array keeps its resources", hint, 2) from error
@@ -106,7 +120,10 @@ def retry_command(
                 raise SystemExit(exit_code_of(jobs)) from None
             return
         job = ask_consent(
-            yes, lambda consent: client.retry(project, name, resources=resources, consent=consent)
+            yes,
+            lambda consent: client.retry(
+                project, name, resources=resources, consent=consent, checkpoint=checkpoint
+            ),
         )
         why = find_wait(client, project, job.id) if detach else ""
         click.echo(f"{job.name}: {job.phase}{why and f', {why}'}")

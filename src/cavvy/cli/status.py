@@ -147,7 +147,19 @@ def _facts(found: "ShownJob") -> list[tuple[str, object]]:
     )
     facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
     facts += [("energy", describe_energy(job.energy))] if job.energy else []
-    return facts + _progress_facts(found) + _rank_facts(job)
+    return facts + _progress_facts(found) + _checkpoint_facts(job) + _rank_facts(job)
+
+
+def _checkpoint_facts(job: "JobDetail") -> list[tuple[str, object]]:
+    """Return how old the newest safe checkpoint of an unfinished job is."""
+    task = decode(job.task)
+    if job.phase in formatting.ENDED or not isinstance(task, dict) or not task.get("checkpoint"):
+        return []
+    saved = [each.checkpoint_at for each in job.attempts if each.checkpoint_at is not None]
+    if not saved and not job.attempts:
+        return []
+    text = formatting.show_ago(max(saved)) if saved else "none yet"
+    return [("checkpoint", f"newest safe checkpoint: {text}")]
 
 
 def _queue_facts(job: "JobDetail") -> list[tuple[str, object]]:

@@ -24,8 +24,9 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 73  # increases with every change to the routes
+REVISION = 74  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
+_CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 
 _T = TypeVar("_T")
 _TRIES = 4  # minimum number of tries of a request
@@ -384,16 +385,20 @@ class ApiClient:
         *,
         resources: Mapping[str, object] | None = None,
         consent: bool = False,
+        checkpoint: int | None = None,
     ) -> wire.JobListing:
         """Queue a failed or stopped job again. `resources` replace keys of its task's `resources`.
+        The job resumes from the stored checkpoint with the number `checkpoint`, or from its newest.
         Raises ApiError `job-not-ended`, `job-done` and, if there are such resources,
         `invalid-task`, `no-offer`, `machine-unfit`, `policy-refused`, `consent-needed`, and
         `server-too-old` instead of starting the job in its old place.
         """
         if resources:
             require_revision(self.call, _MOVES, "the resources that replace those of the job")
+        if checkpoint is not None:
+            require_revision(self.call, _CHOOSES, "the checkpoint from which the job resumes")
         given = Raw(encode(resources)) if resources else UNSET
-        ask = wire.RetryAsk(resources=given, consent=consent)
+        ask = wire.RetryAsk(resources=given, consent=consent, checkpoint=checkpoint)
         target = job_path(project, name) + "/retry"
         return self.ask(target, wire.JobListing, ask, retry=False)
 

@@ -554,11 +554,13 @@ class JobRemoved(Answer, frozen=True, kw_only=True):
 class RetryAsk(Ask, frozen=True, kw_only=True):
     """Queues an ended job again. `resources` is a JSON object with keys of the section `resources`
     of a task file, which replace those of the job: the job then runs elsewhere, from its newest
-    checkpoint. `consent` allows offers that cost money for these resources.
+    checkpoint. `consent` allows offers that cost money for these resources. `checkpoint` is the
+    number of the stored checkpoint from which the job continues, instead of the newest one.
     """
 
     resources: Raw | UnsetType = UNSET
     consent: bool = False
+    checkpoint: int | None = None
 
 
 class DrillAsk(Ask, frozen=True, kw_only=True):

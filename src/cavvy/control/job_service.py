@@ -39,7 +39,7 @@ from cavvy.control.decide.schedule import EPOCH, spell_id
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.arrays import StoredArray, describe_counts, is_array, list_indices
-from cavvy.domain.checkpoints import RemovedCheckpoints
+from cavvy.domain.checkpoints import RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import Delivery, TaskSpec
@@ -129,6 +129,19 @@ class TaskSubmission(Struct, frozen=True, kw_only=True):
     consented: bool = False
     ceiling: Money | None = None
     group: str | None = None  # the ID of the group that the job joins
+
+
+def skip_newer(job: JobRecord, saved: Sequence[SavedCheckpoint], number: int) -> JobRecord:
+    """Let the job resume from the stored checkpoint with this number. Raises TooLate."""
+    stored = [each.number for each in saved]
+    if number not in stored:
+        text = f"job {job.name} has no stored checkpoint {number}"
+        kept = (
+            ", ".join(map(str, sorted(stored))) or "none; files in a shared folder have no number"
+        )
+        raise TooLate(text, f"stored checkpoints: {kept}")
+    newer = tuple(other for other in stored if other > number)
+    return replace(job, skipped_checkpoints=newer)
 
 
 class JobService:
@@ -424,10 +437,16 @@ class JobService:
         return await self._on_job(project, name, stop)
 
     async def retry(
-        self, project: str, name: str, account: str = "", moved: JobRecord | None = None
+        self,
+        project: str,
+        name: str,
+        account: str = "",
+        moved: JobRecord | None = None,
+        checkpoint: int | None = None,
     ) -> JobRecord:
         """Queue a failed or stopped job again, with its retry counts reset, as a job of the account
-        that requests this. If `moved` is given, the job gets its resources and its consent. Raises
+        that requests this. If `moved` is given, the job gets its resources and its consent. The job
+        resumes from the stored checkpoint with the number `checkpoint`, or from its newest. Raises
         RowNotFound, TooLate.
         """
 
@@ -442,6 +461,8 @@ class JobService:
                     raise TooLate(text, advise_retry(missed, phases))
             now = self._clock.now()
             await self._check_group(job, now)
+            if checkpoint is not None:
+                job = skip_newer(job, await self._store.checkpoints(job.id), checkpoint)
             changes = retry_job(job, now, account, moved=moved)
             written = await self._write(self._store.commit, job, changes)
             self._arrived()

@@ -64,6 +64,21 @@ def test_a_missing_file_outside_of_the_folder(output: str, tmp_path: Path) -> No
     assert "started in an empty folder" in explain(inside, folder=str(tmp_path))
 
 
+@pytest.mark.parametrize("start", ["ck/", "{folder}/ck/", "/shared/"])
+def test_a_missing_file_of_a_checkpoint_is_none_that_was_not_submitted(
+    tmp_path: Path, start: str
+) -> None:
+    path = start.replace("{folder}", str(tmp_path)) + "checkpoint-8/trainer_state.json"
+    told = explain(
+        f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'\n",
+        folder=str(tmp_path),
+        workdir={"snapshot": "0"},
+        checkpoint={"path": "ck", "storage": "/shared"},
+    )
+    assert told.startswith("the checkpoint folder ck has no checkpoint-8/trainer_state.json: ")
+    assert "ignore" not in told
+
+
 def test_a_missing_module_names_the_python_that_ran(tmp_path: Path) -> None:
     for name in ("python", "python3"):
         (tmp_path / name).write_text("")

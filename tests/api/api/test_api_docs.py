@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (73, "d4dbc8664d039bbc")
+ROUTES = (74, "97271efa7adea391")
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -85,6 +85,21 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
     ]
 
 
+def test_status_tells_how_old_the_newest_checkpoint_of_unfinished_work_is(
+    client: FakeClient,
+) -> None:
+    task = msgspec.Raw(b'{"checkpoint": {"path": "ck"}}')
+    tries = [make_attempt(1, checkpoint_at=at(5)), make_attempt(2)]
+    client.all_jobs["safe"] = make_job("safe", "running", task=task, attempts=tries)
+    client.all_jobs["new"] = make_job("new", "running", task=task, attempts=tries[1:])
+    client.all_jobs["over"] = make_job("over", "done", task=task, attempts=tries)
+    safe = " ".join(run("status", "safe").stdout.split())
+    assert "newest safe checkpoint: " in safe
+    assert "none yet" not in safe
+    assert "newest safe checkpoint: none yet" in run("status", "new").stdout
+    assert "safe checkpoint" not in run("status", "over").stdout
+
+
 def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
     plan_state = wire.PlanStateView(
         at=at(5), mode="spot", reason="spot is still available", placement="aws/eu/a/m:0/spot"

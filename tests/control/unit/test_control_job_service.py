@@ -4,11 +4,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.contract.store_suite import submit
+from tests.records import make_job_record
 
+from cavvy.control.agents.checkpoints import find_sources
 from cavvy.control.clock import WallClock
 from cavvy.control.deferred import Deferred
-from cavvy.control.job_service import JobIds, JobService, TooLate
-from cavvy.domain.checkpoints import RemovedCheckpoints
+from cavvy.control.job_service import JobIds, JobService, TooLate, skip_newer
+from cavvy.domain.checkpoints import RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.store.base import AtomicWrite, RowNotFound, StoreError, StoreFull, StoreUnusable
 from cavvy.store.open import MemoryStore
@@ -126,3 +128,28 @@ async def test_a_job_that_is_being_removed_cannot_be_retried() -> None:
     assert (await jobs.remove("p", "train"))[1] == RemovedCheckpoints(bytes=5)
     with pytest.raises(RowNotFound):
         await store.find_job("p", "train")
+
+
+def test_a_retry_names_the_stored_checkpoint_from_which_it_continues() -> None:
+    job = make_job_record(WallClock().now(), skipped_checkpoints=(2,))
+    saved = [
+        SavedCheckpoint(
+            job_id=job.id,
+            project=job.project,
+            number=number,
+            attempt=number,
+            manifest="",
+            files=1,
+            bytes=1,
+            made_at=job.since,
+            saved_at=job.since,
+        )
+        for number in (3, 2)
+    ]
+    assert [each.number for each in find_sources(saved, job)] == [3]
+    chosen = skip_newer(job, saved, 2)
+    assert [each.number for each in find_sources(saved, chosen)] == [2]
+    assert find_sources(saved, chosen, 2) == [], "only checkpoints of earlier attempts"
+    with pytest.raises(TooLate, match="has no stored checkpoint 1") as caught:
+        skip_newer(job, saved, 1)
+    assert caught.value.hint == "stored checkpoints: 2, 3"

@@ -498,7 +498,9 @@ async def retry(
     try:
         async with count_new(app_state, policies, found.user, new, what="retry"):
             moved = await move_job(app_state, found, ask) if new else None
-            return await _row(app_state, await jobs.retry(project, name, account, moved))
+            return await _row(
+                app_state, await jobs.retry(project, name, account, moved, ask.checkpoint)
+            )
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
         if job.removing:
