@@ -189,7 +189,9 @@ def _stop(home: str, server: ServerFile, patience: Patience) -> None:
 
             os.kill(server.pid, signal.SIGTERM)
     began = time.monotonic()
-    while server_holds_lock(home) and read_server(home) in (None, server):
+    while read_server(home) in (None, server) and (
+        server_holds_lock(home) or process_mark(server.pid) == server.process != ""
+    ):
         waited = time.monotonic() - began
         if waited > QUIET_S:
             patience.note_silence()
