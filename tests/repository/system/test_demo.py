@@ -27,5 +27,7 @@ def test_the_demo_ends_with_a_bill(tmp_path: Path) -> None:
     for said in ("In time", "preempted", "resumed at epoch", "resumed exactly", "same weights"):
         assert said.lower() in told.lower()
     assert "$3.60/h" in told.partition("$ cavvy cost digits")[2]
-    assert len(told.splitlines()) <= 60
+    # on a slow machine the command also says that it waits for its server
+    shown = [line for line in told.splitlines() if not line.startswith("cavvy: ")]
+    assert len(shown) <= 60
     assert not re.search(r"WARNING|Collecting|Downloading|Looking in|Ignored", told)
