@@ -77,9 +77,10 @@ MANIFEST = Manifest(
         isolation_setting(),
         flag(
             "hand_over_checkpoints",
-            "If `true`, complete checkpoints are uploaded to the server, as on a remote "
-            "machine, and a job killed during a save continues from the previous checkpoint. If "
-            "`false`, jobs write to the server's own folder and continue from the files there.",
+            "If `true`, what jobs have finished in their checkpoint folders is uploaded to the "
+            "server, as on a remote machine, and a job killed during a save continues from the "
+            "previous version of the file. If `false`, jobs write to the server's own folder and "
+            "continue from the files there, also from a file that a kill has cut short.",
         ),
     ),
 )
