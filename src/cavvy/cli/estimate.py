@@ -75,10 +75,11 @@ def _say_model(name: str) -> str:
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing (with --model only).")
 @count_option("--accumulate", help="Micro-batches per step.  [default: from the trace, or 1]")
 @count_option("--gpus", default=1, help="Accelerators per node.")
+@count_option("--nodes", default=1, help="Nodes that work together.")
 @click.option(
     "--fsdp",
     is_flag=True,
-    help="Shard parameters, gradients and optimizer state across the accelerators.",
+    help="Shard parameters, gradients and optimizer state across the accelerators of all nodes.",
 )
 @positive_option(
     "--samples",
@@ -137,6 +138,7 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
         math_attention=given["attention"] == "math",
         accumulate=given["accumulate"] or (data or {}).get("run", {}).get("accumulate", 1),
         accelerators=given["gpus"],
+        nodes=given["nodes"],
         shard=given["fsdp"],
     )
     if given["save"]:
@@ -195,7 +197,9 @@ def _save(path: str, data: dict[str, Any] | None, run: "StepSettings") -> None:
 
     if data is None:
         raise click.UsageError("--save needs a script; the profiles of --model are built in")
-    kept = {key: value for key, value in asdict(run).items() if key != "accelerators"}
+    kept = {
+        key: value for key, value in asdict(run).items() if key not in ("accelerators", "nodes")
+    }
     with open(path, "w") as file:
         json.dump({**data, "run": kept}, file)
     click.echo(f"wrote {path}; refer to it as `work.profile` in a task", err=True)
@@ -207,7 +211,7 @@ def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], ou
 
     prices, measured = _cheapest(given["gpus"]), measured_devices()
     found = [
-        _row(estimate_on(profile, device, run, measured), prices, given["samples"])
+        _row(estimate_on(profile, device, run, measured), prices, given["samples"], run.nodes)
         for device in _list_devices(given["only"], given["memory_mib"])
     ]
     found.sort(
@@ -265,8 +269,10 @@ def _title(profile: "WorkProfile", run: "StepSettings") -> str:
     title = f"{profile.name}: batch {batch}{each}, {precision}"
     title += f", {run.optimizer or profile.optimizer}"
     title += f", {profile.parameters / 1e6:,.1f} M parameters"
-    if run.accelerators > 1:
-        title += f", {run.accelerators} per node, {'sharded' if run.shard else 'replicated'} state"
+    if run.devices > 1:
+        nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
+        state = "sharded" if run.shard else "replicated"
+        title += f", {run.accelerators} per node{nodes}, {state} state"
     return title
 
 
@@ -348,12 +354,16 @@ def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
 
 
 def _row(
-    on: "DeviceEstimate", prices: "dict[tuple[str, int], Offer]", samples: float | None
+    on: "DeviceEstimate",
+    prices: "dict[tuple[str, int], Offer]",
+    samples: float | None,
+    nodes: int,
 ) -> dict[str, Any]:
+    """Return the values of a row, which are those of all nodes together."""
     offer = prices.get((on.device.name, on.device.memory_mib))
-    price = float(offer.rate.usd) if offer else None
-    lasts = samples / on.step.samples_per_s if samples else None
-    thousand = None if price is None else price / 3600 / on.step.samples_per_s * 1000
+    price, rate = float(offer.rate.usd) * nodes if offer else None, on.step.samples_per_s * nodes
+    lasts = samples / rate if samples else None
+    thousand = None if price is None else price / 3600 / rate * 1000
     return {
         "accelerator": on.device.name,
         "memory_mib": on.device.memory_mib,
@@ -363,7 +373,7 @@ def _row(
         "step_ms": round(on.step.total * 1e3, 3),
         "step_ms_low": round(on.step.total * 1e3 / on.spread, 3),
         "step_ms_high": round(on.step.total * 1e3 * on.spread, 3),
-        "samples_per_s": round(on.step.samples_per_s, 2),
+        "samples_per_s": round(rate, 2),
         "mfu": round(on.step.mfu, 4),
         "usd_hr": price,
         "offer": f"{offer.provider} {offer.instance_type}" if offer else None,

@@ -194,7 +194,7 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
 
     data = read_file(folder / work.profile)
     _check_measured(data, work.profile)
-    run = StepSettings(**data.get("run", {}))
+    run = replace(StepSettings(**data.get("run", {})), nodes=task.nodes)
     needs = task.resources.accelerators
     counts = [
         count

@@ -253,11 +253,21 @@ class StepSettings(Struct, frozen=True, kw_only=True):
     # whether attention runs without a fused kernel and therefore stores all scores
     math_attention: bool = False
     accumulate: int = 1
-    accelerators: int = 1
+    accelerators: int = 1  # on each node
     nodes: int = 1
-    # Whether parameters, gradients and optimizer state are sharded over all accelerators (FSDP).
-    # Otherwise each accelerator has a full copy.
+    # Whether parameters, gradients and optimizer state are sharded over the accelerators of all
+    # nodes (FSDP). Otherwise each accelerator has a full copy.
     shard: bool = False
+
+    @property
+    def devices(self) -> int:
+        """The number of accelerators of all nodes together."""
+        return self.accelerators * self.nodes
+
+    @property
+    def shards(self) -> int:
+        """The number of accelerators that share one copy of the state."""
+        return self.devices if self.shard else 1
 
 
 def optimizer_costs(profile: WorkProfile, run: StepSettings) -> tuple[float, float]:

@@ -91,7 +91,7 @@ class StepTime(Struct, frozen=True, kw_only=True):
     communication: float
     # the part of the device's time that is spent in matrix products, convolutions and attention
     arithmetic: float
-    samples_per_s: float  # samples per second of all accelerators together
+    samples_per_s: float  # samples per second of all accelerators of a node together
     mfu: float  # achieved FLOP/s as a share of the data sheet's peak
     # How far the kernels of the step are from measured ones, by `DeviceProfile.correct`: from 0 to
     # 3. It is 3 if no device was measured, or if the host limits the step.
@@ -132,10 +132,9 @@ def estimate_step(
             arithmetic += seconds
         if _is_grouped(kernel):
             alone += seconds
-    shards = run.accelerators if run.shard else 1
     _, moved = optimizer_costs(profile, run)
-    update = moved / shards / (bandwidth_of(device) * _UPDATE)
-    busy *= _SHARED if run.accelerators > 1 else 1.0
+    update = moved / run.shards / (bandwidth_of(device) * _UPDATE)
+    busy *= _SHARED if run.devices > 1 else 1.0
     device_s = busy * run.accumulate + update
     host_s = _host_time(profile, run, host_us)
     waited = _EXPOSED * _communication(profile, device, run)
@@ -250,7 +249,7 @@ def _communication(profile: WorkProfile, device: DeviceRates, run: StepSettings)
     """Return the seconds of ring collectives in one step. Gradients are reduced once per step. With
     sharding, parameters are also gathered twice per micro-batch.
     """
-    count = run.accelerators
+    count = run.devices
     link = device.link * _LINK_SHARE
     stated = sum(each.bytes * each.count for each in profile.collectives) / link
     if count < 2:

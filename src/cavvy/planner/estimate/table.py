@@ -39,8 +39,11 @@ KEPT_COMPILED = 0.15
 # A trace simulates these gaps (`cavvy.tracer.allocator`). Added are half of the largest tensor, for
 # which another order of requests may leave no block, this share of the memory in use, and
 # CONTEXT_MIB for the driver's context and loaded kernels. The three values were chosen such that
-# each measured step needs at least 2.5 % less (docs/reference/estimate.md).
+# each measured step needs at least 2.5 % less (docs/reference/estimate.md). Convolutions also work
+# in memory that no trace sees, whose size is the library's choice: for a step with convolutions,
+# the whole of the largest tensor is added.
 GAPS = 0.06
+LARGEST, LARGEST_CONV = 0.5, 1.0
 CONTEXT_MIB = 300
 # The gaps for profiles of earlier versions, as shares of the tensors of the step, and of parameters
 # and optimizer state, which are allocated only once.
@@ -199,7 +202,7 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     """
     batch = run.batch or profile.batch
     scale = batch / profile.batch
-    shards = run.accelerators if run.shard else 1
+    shards = run.shards
     parameters = profile.parameter_bytes / shards
     state, moved = (each / shards for each in optimizer_costs(profile, run))
     whole_gradients = profile.gradient_bytes / shards
@@ -227,15 +230,14 @@ def _gaps(profile: WorkProfile, run: StepSettings, held: float, dynamic: float) 
     if not profile.reserved:
         return held * STATE_MARGIN + dynamic * ROUNDING * MARGIN
     multiple = (run.batch or profile.batch) / profile.batch
-    rows = [(each.multiple, each.gaps + each.largest / 2) for each in profile.reserved]
+    share = LARGEST_CONV if any(each.kind == "conv" for each in profile.kernels) else LARGEST
+    rows = [(each.multiple, each.gaps + each.largest * share) for each in profile.reserved]
     below = [row for row in rows if row[0] <= multiple] or rows[:1]
     above = [row for row in rows if row[0] >= multiple] or rows[-1:]
     # The gaps of the nearest recorded batches grow in proportion to the batch, or less.
     found = [gaps * max(1.0, multiple / each) for each, gaps in (below[-1], above[0])]
     gaps = sum(found) / 2 / MIB
-    if run.shard and run.accelerators > 1:
-        gaps /= run.accelerators
-    return float(gaps + GAPS * (held + dynamic))
+    return float(gaps / run.shards + GAPS * (held + dynamic))
 
 
 def _passes(
@@ -328,7 +330,7 @@ def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
         found.append("attention that stores its scores")
     if (run.precision or profile.precision) == "fp8":
         found.append("fp8")
-    if run.accelerators > 1:
+    if run.devices > 1:
         found.append("more than one accelerator")
     return found
 
