@@ -154,3 +154,28 @@ def test_ranks_without_a_handler_are_left_to_their_launcher(state: Path, tmp_pat
     with running([sys.executable, launcher, sys.executable, "-c", rank], state) as process:
         wait_until(lambda: len(descendants(process.pid)) == 1)
         assert choose(process.pid, list_children()) is None
+
+
+# As the agent's function that waits for a container engine's client, which passes the signal on.
+WAITS_FOR_CLIENT = """
+import os, signal, subprocess
+from cavvy.agent.loop import EventLoop
+from cavvy.agent.work.process import WorkProcess
+from cavvy.agent.work.reaper import ChildCommand
+def call(channel):
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    client = subprocess.Popen(["/bin/sh", "-c", "echo ready; exec sleep 600"])
+    return client.wait() + 100
+loop, process = EventLoop(), None
+command = ChildCommand([], dict(os.environ), "/", call)
+process = WorkProcess(
+    loop, command, wrote=lambda _: process.ask(), heard=print, ended=print, gone=loop.stop
+)
+loop.run()
+"""
+
+
+def test_what_a_function_of_the_agent_waits_for_gets_the_signal() -> None:
+    command = [sys.executable, "-c", WAITS_FOR_CLIENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{100 - signal.SIGTERM}\n"

@@ -145,6 +145,9 @@ class Reaper:
         self._status_path = command.status_path
         self._cgroup = command.cgroup
         self._leaves = command.leaves
+        # A function of the agent waits for the program that it starts, such as a container engine's
+        # client, which gets SIGTERM too, whatever handler the function has.
+        self._passes = command.call is not None
         # whether the work's first process is not reaped yet; only then is its process ID valid
         self._alive = True
         self._asked = False  # whether the work was asked to end and is in its grace period
@@ -229,7 +232,7 @@ class Reaper:
 
     def _ask(self) -> None:
         """Send SIGTERM to what has a handler for it, or else to the work's process group."""
-        self._targets = choose(self._work, list_children())
+        self._targets = None if self._passes else choose(self._work, list_children())
         if self._targets is None:
             _signal_group(self._work, signal.SIGTERM)
             return
