@@ -87,7 +87,7 @@ class ResponseHolders:
 
     def add(self, response_id: str, replica: str, key_id: str = "") -> None:
         """Note the replica of a response. It stays with its first key: a replica that states the
-        ID of another response gives it to nobody."""
+        ID of another response gives it to no key."""
         former = self._known.get(response_id)
         made = replica, key_id if former is None else former[1]
         self._remember(response_id, made)
