@@ -2,6 +2,7 @@
 roles in the tree of projects, and the tokens with which they sign in.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -264,6 +265,33 @@ def unarchive_project(name: str) -> None:
     with _accounts() as accounts:
         accounts.unarchive_project(name)
     click.echo(f"project {name} is in use again")
+
+
+@project_command.command("use")
+@click.argument("name")
+def use_project(name: str) -> None:
+    """Make later commands use this project on the server that they use now.
+
+    --project names another for one command, and CAVVY_PROJECT for a shell. Without a choice,
+    commands use the project `default`, or your only project if you have no role in `default`.
+    """
+    from cavvy.client.contexts import read_contexts, used_context, write_contexts
+    from cavvy.client.state import default_home
+    from cavvy.client.usual_project import USUAL_PROJECT
+
+    with _accounts() as accounts:
+        known = {each.name for each in accounts.projects()}
+        if name not in known | {USUAL_PROJECT}:
+            raise CommandFailure(
+                f"you have no role in a project {name}",
+                f"your projects are {', '.join(sorted(known)) or 'none'}",
+            )
+        contexts = read_contexts(default_home())
+        server = used_context(contexts)
+        write_contexts(default_home(), contexts.with_project(server, name))
+    click.echo(f"commands on {server} use project {name} now")
+    if (chosen := os.environ.get("CAVVY_PROJECT")) and chosen != name:
+        click.echo(f"note: CAVVY_PROJECT is set to {chosen}, overriding this choice", err=True)
 
 
 @project_command.command("list")

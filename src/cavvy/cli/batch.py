@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cavvy.cli.reach.session import detach_option, named, session
+from cavvy.cli.reach.session import detach_option, named, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import task_options
 from cavvy.cli.view.failure import CommandFailure
@@ -73,7 +73,7 @@ def command(
     if all(each.inside != PROGRAM for each in loaded.source.local):
         hint = "add, for example, `batch: {input: rows.jsonl, output: /data/out, function: m:run}`"
         raise CommandFailure(f"{file} has no section `batch`", hint, exit_code=2)
-    project = project or loaded.task.project
+    project = task_project(project, loaded.task)
     with session() as client:
         job = submit_loaded(client, loaded, file, params, project, name, yes)
         if output == "json":

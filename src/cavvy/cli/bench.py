@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.reach.arguments import complete_gpus, providers_option
-from cavvy.cli.reach.session import named, session
+from cavvy.cli.reach.session import named, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.place_runs import (
     START_S,
@@ -115,7 +115,8 @@ def command(
                 _runs_out(found, output)
     silent = [run.job for run in found if run.rate is None]
     if silent:
-        hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
+        there = named(task_project(None, loaded.task), silent[0])
+        hint = f"`cavvy logs {there}` shows the job's output"
         raise CommandFailure("some accelerators or providers reported no progress", hint)
 
 
@@ -269,16 +270,16 @@ def _measure(
 ) -> MachineRun:
     from cavvy.cli.task.submission import make_origin, submit
 
-    task = loaded.task
-    origin = make_origin(client, task.project, loaded, text)
+    project = task_project(None, loaded.task)
+    origin = make_origin(client, project, loaded, text)
     job = submit(
-        client, text, path=file, params=params, project=task.project, origin=origin, consent=yes
+        client, text, path=file, params=params, project=project, origin=origin, consent=yes
     )
     click.echo(f"{job.name}: waiting for its first progress report", err=True)
     try:
-        seen, last = watch_reports(client, task.project, job.name, seconds)
+        seen, last = watch_reports(client, project, job.name, seconds)
     finally:
-        stop_measured(client, task.project, job.name, "measured by cavvy bench")
+        stop_measured(client, project, job.name, "measured by cavvy bench")
     machine, usd_hr = read_machine(last)
     rate = read_rate(seen, seconds)
     if rate is not None:

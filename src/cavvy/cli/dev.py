@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import click
 
-from cavvy.cli.reach.session import list_jobs, named, session
+from cavvy.cli.reach.session import list_jobs, named, session, task_project
 from cavvy.cli.reach.tunnel import wait_lost, with_kept_tunnel
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import TaskCommand, replace_command, task_options
@@ -200,7 +200,7 @@ def command(
     loaded = _read_session(file, params, options, ide, idle_gpu, home)
     name = loaded.task.machine or loaded.task.name
     with session() as client:
-        project = project or loaded.task.project
+        project = task_project(project, loaded.task)
         resources = json.loads(options.overrides or "{}").get("resources", {}) if home else None
         job, seen = _find_or_resume(client, loaded, project, name, resources, yes)
         if job is None:

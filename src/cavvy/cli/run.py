@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.session import detach_option, named, session
+from cavvy.cli.reach.session import detach_option, named, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_tasks, yes_option
 from cavvy.cli.task.options import TaskCommand, add_array, task_options
 from cavvy.cli.view.failure import CommandFailure
@@ -93,7 +93,7 @@ def command(
 
         serve_file(file, options, params, yes=yes, project=project, name=name, output=output)
         return
-    project = project or loaded.task.project
+    project = task_project(project, loaded.task)
     with session() as client:
         if others:
             graph = _make_graph([loaded, *others], file, params, project, name)

@@ -10,7 +10,7 @@ import click
 
 from cavvy.cli.reach.arguments import complete_services, needless_yes_option
 from cavvy.cli.reach.services import wait_for_end
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import project_option, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import task_options
 from cavvy.cli.view.failure import CommandFailure
@@ -68,7 +68,7 @@ def serve_file(
     from cavvy.domain.values import replace
 
     loaded = read_task(file, params, replace(options, serves=True), tells=True)
-    project, name = project or loaded.task.project, name or loaded.task.name
+    project, name = task_project(project, loaded.task), name or loaded.task.name
     with session() as client:
         origin = make_origin(client, project, loaded, loaded.text)
         ask_consent(

@@ -69,6 +69,7 @@ class ApiClient:
     """
 
     until: float | None = None  # in seconds of `time.monotonic`
+    before_change: Callable[[], None] | None = None  # called before each request that is no GET
 
     def __init__(
         self,
@@ -697,6 +698,8 @@ class ApiClient:
         `take` gets the status and the pieces of the body, if the status is 200 or 206.
         Raises ApiError.
         """
+        if self.before_change is not None and method != "GET":
+            self.before_change()
         every = {
             "Authorization": f"Bearer {self._token}",
             "Cavvy-Api": f"{API}.{REVISION}",

@@ -1,11 +1,12 @@
 """Contexts: the servers that this user signed in to. The file `contexts.json` in the state folder
-contains each server's address and token, and the name of the context that commands use.
+contains each server's address and token, the name of the context that commands use, and the
+project that was chosen on each server.
 
 `local` is the name of the embedded server of this machine, which needs no context.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.json import decode, encode, format
@@ -29,10 +30,13 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 class Contexts(Struct, frozen=True, kw_only=True):
-    """The contents of `contexts.json`. `current` is `local` or the name of a context."""
+    """The contents of `contexts.json`. `current` is `local` or the name of a context. `projects`
+    contains, by the name of a context, the project that `cavvy project use` chose.
+    """
 
     current: str = LOCAL
     contexts: Sequence[Context] = ()
+    projects: Mapping[str, str] = {}
 
     def find(self, name: str) -> Context | None:
         return next((each for each in self.contexts if each.name == name), None)
@@ -42,14 +46,31 @@ class Contexts(Struct, frozen=True, kw_only=True):
         same name.
         """
         others = [each for each in self.contexts if each.name != context.name]
-        return Contexts(current=context.name, contexts=[*others, context])
+        before = self.find(context.name)
+        moved = before is not None and before.address != context.address
+        return Contexts(
+            current=context.name,
+            contexts=[*others, context],
+            projects=self._projects_without(context.name) if moved else self.projects,
+        )
 
     def without(self, name: str) -> "Contexts":
         """Return a copy without the context of this name. If the removed context was current, the
         embedded server becomes current.
         """
         others = [each for each in self.contexts if each.name != name]
-        return Contexts(current=LOCAL if self.current == name else self.current, contexts=others)
+        return Contexts(
+            current=LOCAL if self.current == name else self.current,
+            contexts=others,
+            projects=self._projects_without(name),
+        )
+
+    def with_project(self, name: str, project: str) -> "Contexts":
+        """Return a copy in which commands use this project on the server of the context."""
+        return replace(self, projects={**self.projects, name: project})
+
+    def _projects_without(self, name: str) -> Mapping[str, str]:
+        return {each: project for each, project in self.projects.items() if each != name}
 
     def switched(self, name: str) -> "Contexts":
         """Return a copy in which the context of this name is current. Raises ApiError
@@ -97,13 +118,18 @@ def chosen_context(home: str) -> Context | None:
     current context. Returns None for the embedded server. Raises ApiError `context-unknown`.
     """
     contexts = read_contexts(home)
-    name = os.environ.get("CAVVY_CONTEXT") or contexts.current
+    name = used_context(contexts)
     if name == LOCAL:
         return None
     context = contexts.find(name)
     if context is None:
         raise _unknown(name, contexts)
     return context
+
+
+def used_context(contexts: Contexts) -> str:
+    """Return the name of the context that commands use."""
+    return os.environ.get("CAVVY_CONTEXT") or contexts.current
 
 
 def may_have_server(home: str) -> bool:

@@ -27,8 +27,9 @@ from cavvy.client.policy_wire import delete_policy, list_policies, put_policy
 from cavvy.client.queue_wire import read_shares
 from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.sdk.array import JobArray
-from cavvy.sdk.connections import Connections, default_project
+from cavvy.sdk.connections import Connections
 from cavvy.sdk.job import Job, TimeLimit
 from cavvy.sdk.operation import (
     HostReservation,
@@ -67,8 +68,9 @@ class Client:
     commands do. `Client(address, token=...)` uses the server at `address`. The address must begin
     with https://. The address may begin with http:// if the address is on this machine, such as the
     local end of an SSH tunnel. `project` is the project of the jobs. If `project` is not given,
-    `submit` uses the project that the task names, and other methods use CAVVY_PROJECT or else
-    `default`. `home` is the state folder; the default is CAVVY_HOME or ~/.cavvy.
+    `submit` uses the project that the task names, and otherwise, as other methods do,
+    CAVVY_PROJECT, the choice of `cavvy project use`, `default`, or the account's only project.
+    `home` is the state folder; the default is CAVVY_HOME or ~/.cavvy.
 
     Raises ServerUnavailable if the server cannot be reached, and CavvyError if the server refuses
     the token.
@@ -127,7 +129,7 @@ class Client:
         if after is not None:
             task = task.replace(after=list_after(after))
         with self._connections.use() as connection:
-            made, notes = submit_task(connection, task, options, self._home)
+            made, notes = submit_task(connection, task, options, self._home, self._choose)
             detail = connection.job(made.project, made.id)
         return Job(self._connections, read_detail(detail), notes)
 
@@ -169,7 +171,7 @@ class Client:
         )
         changed = task.replace(**given) if given else task  # type: ignore[arg-type]  # checked
         with self._connections.use() as connection:
-            made, _ = submit_task(connection, changed, options, self._home)
+            made, _ = submit_task(connection, changed, options, self._home, self._choose)
         return JobArray(self._connections, made.id, made.project, made.name)
 
     def map(
@@ -302,7 +304,7 @@ class Client:
         if isinstance(hosts, str):
             raise TypeError("hosts must be a list, not a string")
         ask = ReservationAsk(
-            project=self._choose(project),
+            project=project or "",
             user=user,
             name=name,
             nodes=list(hosts),
@@ -314,7 +316,8 @@ class Client:
             moves=drain,
         )
         with self._connections.use() as connection:
-            return read_reservation(add_reservation(connection, ask))
+            chosen = replace(ask, project=self._choose(project))
+            return read_reservation(add_reservation(connection, chosen))
 
     def remove_reservation(self, name: str) -> None:
         """Give what is reserved back."""
@@ -368,6 +371,6 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client of {self._connections.address or 'the embedded server'}>"
 
-    def _choose(self, project: str | None) -> str:
+    def _choose(self, project: str | None = None) -> str:
         check_texts(project=project)
-        return project or self._project or default_project()
+        return project or self._project or self._connections.default_project()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from cavvy import __version__
 from cavvy.client import API, ApiClient, ApiError, Patience, connect
 from cavvy.client.addresses import check_address
+from cavvy.client.state import default_home
+from cavvy.client.usual_project import find_chosen, find_own
 from cavvy.sdk.errors import CavvyError, public_errors
 
 # how many seconds a request is repeated while no server answers; the commands use the same value
@@ -42,6 +44,7 @@ class Connections:
         self._first: ApiClient | None = None
         self._idle: list[ApiClient] = []
         self._closed = False
+        self._project: str | None = None
 
     @contextmanager
     def use(self) -> Iterator[ApiClient]:
@@ -60,6 +63,18 @@ class Connections:
                 raise
             finally:
                 self._give_back(connection, whole)
+
+    def default_project(self) -> str:
+        """Return the project of a request that names none: CAVVY_PROJECT, or the one that `cavvy
+        project use` chose for this server, or the caller's own. Raises CavvyError.
+        """
+        if named := os.environ.get("CAVVY_PROJECT"):
+            return named
+        if self._project is None:
+            with self.use() as connection:
+                chosen = "" if self.address or self._home else find_chosen(default_home())
+                self._project = chosen or find_own(connection)
+        return self._project
 
     def close(self) -> None:
         with self._lock:
@@ -116,8 +131,3 @@ def _check_version(client: ApiClient) -> None:
             f"{server.version}), and this client has version {API} (cavvy {__version__})",
             "install the server's version of cavvy",
         )
-
-
-def default_project() -> str:
-    """Return the project that commands use: CAVVY_PROJECT or `default`."""
-    return os.environ.get("CAVVY_PROJECT") or "default"

@@ -3,7 +3,7 @@
 import getpass
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,6 +16,7 @@ from cavvy.client import make_key
 from cavvy.client.addresses import list_own_path
 from cavvy.client.blobs import upload
 from cavvy.client.state import default_home
+from cavvy.client.usual_project import USUAL_PROJECT
 from cavvy.domain.arrays import is_array
 from cavvy.domain.units import UnitError, parse_usd
 from cavvy.domain.values import replace
@@ -47,7 +48,11 @@ class SubmitOptions:
 
 
 def submit_task(
-    connection: "ApiClient", task: "Task", options: SubmitOptions, home: str | None
+    connection: "ApiClient",
+    task: "Task",
+    options: SubmitOptions,
+    home: str | None,
+    find_project: Callable[[], str],
 ) -> "tuple[Submitted, tuple[str, ...]]":
     """Queue the task. Returns the job, and remarks about the working folder, for example about
     files that were left out. Raises InvalidTask, ApiError, FreezeError, SettingsError.
@@ -56,7 +61,8 @@ def submit_task(
     _check(loaded)
     _check_array(loaded.task, wanted=options.array)
     ceiling_micros = _read_ceiling(options.max_cost)
-    project = options.project or loaded.task.project
+    named = options.project or loaded.task.project
+    project = find_project() if named == USUAL_PROJECT and not options.project else named
     origin, notes = _make_origin(connection, project, loaded, home, is_file=task.is_file)
     made = connection.submit(
         loaded.text,

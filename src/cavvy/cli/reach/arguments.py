@@ -90,11 +90,11 @@ def _complete(
     from cavvy.cli.reach.session import default_project
     from cavvy.client import ApiError, connect
 
-    project = ctx.params.get("project") or default_project()
     try:
+        project = ctx.params.get("project") or default_project()
         with connect(start=False, timeout_s=_TIMEOUT_S) as client:
             found = list_named(client, str(project))
-    except (ApiError, OSError):
+    except (ApiError, CommandFailure, OSError):
         return []
     return _matching((each.name for each in found), incomplete)
 

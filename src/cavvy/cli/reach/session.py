@@ -4,7 +4,6 @@ jobs.
 Lets a command clean up when SIGTERM or SIGHUP ends it.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -20,12 +19,13 @@ from cavvy.cli.view.numbers import count_option
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError, Patience
     from cavvy.client.wire import JobListing
+    from cavvy.domain.tasks import TaskSpec
 
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PAGE = 200
-USUAL_PROJECT = "default"  # the project of commands and tasks that name none
+USUAL_PROJECT = "default"  # as in `client.usual_project`, whose import would slow down commands
 PATIENCE_S = 120.0  # maximum seconds for which a command repeats a request if no server answers
 FOLLOW_PATIENCE_S = 600.0  # the same limit in seconds, for commands that follow a job
 # exit code (EX_UNAVAILABLE) if no server answered, so that the job's state is unknown
@@ -40,6 +40,7 @@ def session(*, patience_s: float = PATIENCE_S) -> Iterator["ApiClient"]:
     from cavvy.client import connect
 
     with failures(), connect(patience=make_patience(patience_s)) as client:
+        client.before_change = _say_project
         yield client
 
 
@@ -98,15 +99,69 @@ def _command() -> str:
     return context.command_path if context is not None else "cavvy"
 
 
+_FOUND = f"{__name__}.project"  # the key in a command's `meta`
+_SAID = f"{__name__}.said"  # set once the project of a command need not be named any more
+_ASKING_S = 15.0
+
+
 def default_project() -> str:
-    return os.environ.get("CAVVY_PROJECT", USUAL_PROJECT)
+    """Return the project of a command that names none; see `client.usual_project`. Raises
+    CommandFailure if the account has several projects and none was chosen.
+    """
+    context = click.get_current_context(silent=True)
+    meta = {} if context is None else context.meta
+    if _FOUND not in meta:
+        with failures():
+            meta[_FOUND] = _find_project()
+    return str(meta[_FOUND])
+
+
+def _find_project() -> str:
+    from cavvy.client.contexts import chosen_context
+    from cavvy.client.state import default_home
+    from cavvy.client.usual_project import find_chosen, find_own
+
+    if named := find_chosen(default_home()):
+        return named
+    context = chosen_context(default_home())
+    if context is None:
+        return USUAL_PROJECT
+    from cavvy.client.connection import open_context
+    from cavvy.client.errors import ApiError
+
+    try:
+        with open_context(context, timeout_s=_ASKING_S) as client:
+            return find_own(client)
+    except ApiError as error:
+        if error.code == "project-not-chosen":
+            raise
+        return USUAL_PROJECT  # the command itself reports that the server does not answer
+
+
+def _say_project() -> None:
+    """Name the project before the first change of a command that does not name it."""
+    context = click.get_current_context(silent=True)
+    found = None if context is None else context.meta.get(_FOUND)
+    if context is None or found in (None, USUAL_PROJECT) or _SAID in context.meta:
+        return
+    context.meta[_SAID] = True
+    if context.params.get("project") in (None, found):
+        print(f"project {found}", file=sys.stderr, flush=True)
+
+
+def task_project(project: str | None, task: "TaskSpec") -> str:
+    """Return the project of a task's job: the one that was given, or that the task names, or the
+    default project."""
+    if project or task.project != USUAL_PROJECT:
+        return project or task.project
+    return default_project()
 
 
 project_option = click.option(
     "-p",
     "--project",
     default=default_project,
-    show_default="CAVVY_PROJECT, or default",
+    show_default="CAVVY_PROJECT, or that of `cavvy project use`, or your only one",
     help="The project.",
 )
 
@@ -128,7 +183,11 @@ def named(project: str, name: str) -> str:
     """Return the arguments that name the job in a command line: the name, and -p if its project is
     not the default project.
     """
-    return name if project == default_project() else f"{name} -p {project}"
+    try:
+        usual = default_project()
+    except CommandFailure:
+        usual = ""
+    return name if project == usual else f"{name} -p {project}"
 
 
 def find_project_note(client: "ApiClient", project: str | None, undo: str) -> str:

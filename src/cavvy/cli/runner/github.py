@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from cavvy.cli.reach.session import session
+from cavvy.cli.reach.session import session, task_project
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.cli.view.numbers import count_option
@@ -201,7 +201,7 @@ def _read_task(
         hint = "add --yes to agree, or set limits.budget in the file"
         raise CommandFailure(f"{file}: {price}", hint, exit_code=2)
     task = loaded.task
-    return RunnerTask(label=task.name, file=file, own=own, project=project or task.project)
+    return RunnerTask(label=task.name, file=file, own=own, project=task_project(project, task))
 
 
 def _submit(

@@ -50,7 +50,7 @@ def measure_job(
     """Measure an accelerator of a provider in a job, and return its device profile. Raises
     CommandFailure.
     """
-    from cavvy.cli.reach.session import named
+    from cavvy.cli.reach.session import named, task_project
     from cavvy.cli.task.load import read_task
     from cavvy.cli.task.submission import make_origin, submit
 
@@ -59,7 +59,7 @@ def measure_job(
         file = Path(folder, "task.yaml")
         file.write_text(make_task(gpu, provider))
         loaded = read_task(str(file), {})
-        project = loaded.task.project
+        project = task_project(None, loaded.task)
         origin = make_origin(client, project, loaded, loaded.text)
         job = submit(
             client,

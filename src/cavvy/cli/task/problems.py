@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.providers import load_settings
-from cavvy.cli.reach.session import make_failure, make_patience
+from cavvy.cli.reach.session import make_failure, make_patience, task_project
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.client.state import default_home
@@ -273,7 +273,7 @@ def ask_server(
 
     return client.check_submission(
         text_with_rates(loaded.text, loaded.task, loaded.folder),
-        project=project or loaded.task.project,
+        project=task_project(project, loaded.task),
         path=file,
         params=params,
         origin=RunOrigin(
@@ -343,7 +343,7 @@ def _find_price(
         return ask_server(client, tasks[0], file, params, project).consent_needed
     from cavvy.cli.task.submission import GraphFile, check_graph
 
-    project = project or tasks[0].task.project
+    project = task_project(project, tasks[0].task)
     return check_graph(client, GraphFile(tasks=tasks, file=file, params=params, project=project))
 
 
