@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,8 @@ def running(command: list[str], state: Path) -> Iterator[subprocess.Popen[bytes]
     finally:
         for pid in descendants(process.pid):
             os.kill(pid, signal.SIGKILL)
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with the helpers of a program that has ended
         process.wait()
 
 

@@ -146,7 +146,7 @@ class Reaper:
         self._cgroup = command.cgroup
         self._leaves = command.leaves
         # A function of the agent waits for the program that it starts, such as a container engine's
-        # client, which gets SIGTERM too, whatever handler the function has.
+        # client, which gets SIGTERM too, also where the function has a handler.
         self._passes = command.call is not None
         # whether the work's first process is not reaped yet; only then is its process ID valid
         self._alive = True
