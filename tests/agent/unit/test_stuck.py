@@ -856,3 +856,16 @@ def test_ranks_that_stay_slower_than_others_are_told_once() -> None:
 )
 def test_the_main_thread_is_found_with_or_without_names(threads: list[dict[str, Any]]) -> None:
     assert stacks.find_main(threads, 7).get("main")
+
+
+def test_the_main_thread_of_a_pid_namespace_has_its_number_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stacks, "read_own_numbers", lambda pid: [7, 2])
+    found = stacks.find_main([{"os_thread_id": 9}, {"os_thread_id": 2, "main": True}], 7)
+    assert found.get("main")
+
+
+def test_a_process_has_its_own_number_in_each_namespace() -> None:
+    assert os.getpid() in stacks.read_own_numbers(os.getpid())
+    assert stacks.read_own_numbers(1 << 30) == []
