@@ -9,6 +9,7 @@ from cavvy.cli.reach.session import detach_option, named, project_option, sessio
 from cavvy.cli.task.load import param_option, read_params, yes_option
 from cavvy.cli.task.options import resource_options
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
@@ -78,7 +79,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
 @resource_options
 @click.option(
     "--checkpoint",
-    type=click.IntRange(min=1),
+    type=WholeRange(min=1),
     metavar="N",
     help="Resume from the stored checkpoint with this number; `cavvy events` lists the numbers.",
 )

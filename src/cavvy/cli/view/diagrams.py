@@ -7,6 +7,7 @@ from cavvy.catalog.accelerators import Precision, find_accelerator, list_acceler
 from cavvy.cli.view.drawing import Box, ChartPoint, draw_bars, draw_boxes, draw_matrix, draw_points
 from cavvy.costs.comparison import name_family, price_each
 from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.units import format_price
 
 _SHOWN = 14  # bars of a chart
 _COLUMNS = 8  # accelerators of the matrix of prices: those that most providers sell
@@ -72,7 +73,7 @@ def draw_costs(offers: Iterable[Offer]) -> str:
         lines = rows.setdefault(provider, {}).setdefault(accelerator, [])
         for purchase, offer in sorted(cell.items(), key=lambda item: [*kinds].index(item[0])):
             family = name_family(provider, offer.instance_type)
-            price = f"{kinds[purchase]}${price_each(offer):,.2f}"
+            price = f"{kinds[purchase]}{format_price(price_each(offer))}"
             source = _say_source(offer)
             note = f"{offer.instance_type} in {offer.region}, {price} an accelerator and hour; "
             if family not in {text for text, _ in lines}:
