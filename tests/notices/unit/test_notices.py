@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
@@ -182,16 +182,21 @@ def test_a_mail_server_that_never_ends_its_answer_keeps_no_thread(
 
     def serve(listener: socket.socket) -> None:
         line, _ = listener.accept()
-        with line, suppress(OSError):
-            while True:
-                line.sendall(b"220-one more line\r\n" * 100)
-        ended.set()
+        line.settimeout(0.1)
+        with line, suppress(ConnectionError):
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    line.send(b"220-one more line\r\n" * 100)
 
     with socket.create_server(("localhost", 0)) as listener:
         Thread(target=serve, args=(listener,), daemon=True).start()
         address = f"smtp://localhost:{listener.getsockname()[1]}/a@x.test?from=c@x.test"
         assert "did not accept" in deliver(NoticeChannel.EMAIL, address)
-        assert ended.wait(PATIENCE_S)
+        # each of the threads meets the others, so none of them still reads
+        met = Barrier(4)
+        for each in [notices._THREADS.submit(met.wait, PATIENCE_S) for _ in range(4)]:
+            each.result()
+        ended.set()
 
 
 @pytest.mark.parametrize(
