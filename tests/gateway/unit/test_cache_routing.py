@@ -109,6 +109,9 @@ def test_a_body_without_a_prompt_has_no_hashes(body: bytes) -> None:
     for length in (len(body), 10 * len(body) + 1):
         found = read_prompt(body, length)
         assert found is None or not found.blocks or b"messages" in body
+    prompt = json.dumps({"prompt": "a word " * 2000}).encode()
+    assert (found := read_prompt(prompt, len(prompt))) is not None
+    assert found.blocks, "a body with a prompt has some"
 
 
 def test_any_bytes_and_any_json_can_be_read() -> None:
@@ -116,6 +119,7 @@ def test_any_bytes_and_any_json_can_be_read() -> None:
     seed = json.dumps(
         {"model": "m", "messages": [SYSTEM, {"role": 1, "content": None, "x": [1.5]}, 3, FIRST]}
     ).encode()
+    assert read_prompt(seed, len(seed)) is not None
     for _ in range(3000):
         body = bytearray(seed)
         for _ in range(random.randrange(1, 6)):
