@@ -132,7 +132,7 @@ def follow_page(page: str, folder: Path, prepared: tuple[str, ...] = ()) -> None
     assert steps
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
     folder.mkdir()
-    (folder / "examples").symlink_to(ROOT / "examples")
+    shutil.copytree(ROOT / "examples", folder / "examples")  # a link would lead out of the folder
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
