@@ -111,7 +111,10 @@ class Offer(Struct, frozen=True, kw_only=True):
     `hosts` is above 1 if the node is one of several hosts that are rented together, such as the
     hosts of a TPU slice. The number of a gang's nodes is a multiple of `hosts`, and all amounts are
     for one host. `shared` means that several jobs share the host's devices; a job then holds only
-    the devices that it requests. `owned` means that the node is one of the user's own machines or
+    the devices that it requests. `payers` is the number of nodes of a gang that run on one
+    machine, which is paid once: each node pays its part until the last one ends. It is 0 in an
+    offer of such a machine, whose `rate` is for all nodes, until their number is known. `owned`
+    means that the node is one of the user's own machines or
     of an own cluster, and is not rented for the job. `by_user` means that the node runs as the Unix
     user of the job's user, so that it is not handed on to a job of another user. `service` is the
     cloud's Kubernetes service that runs the node, such as gke, or "".
@@ -143,6 +146,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     pool: str = ""
     hosts: int = 1
     shared: bool = False
+    payers: int = 1
     reserved: bool = False
     owned: bool = False
     by_user: bool = False

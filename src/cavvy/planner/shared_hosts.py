@@ -29,7 +29,8 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
     needs two devices could receive eight devices. The offers of a group of `hosts` are left out for
     a task with one node, because each host of the group has its own offers; for a task with several
     nodes, those are left out if the group has such an offer. If the task asks for a part of a GPU,
-    the offer is divided: it has the part's memory and price.
+    the offer is divided: it has the part's memory and price. An offer whose machine is
+    paid once for all nodes has the price of one of the task's nodes.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []
@@ -56,8 +57,16 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer], hosts: Sequence[Hos
     for _, group in groupby(
         sorted(shared, key=lambda offer: (*place(offer), offer.accelerator_count)), key=place
     ):
-        kept.append(divide(task, next(group)))
+        kept.append(divide(task, _price_node(task, next(group))))
     return kept
+
+
+def _price_node(task: TaskSpec, offer: Offer) -> Offer:
+    """Return the offer with the part of its price that each of the task's nodes pays if the machine
+    is paid once for all of them. Each part is rounded to a micro-dollar per hour."""
+    if offer.payers:
+        return offer
+    return replace(offer, payers=task.nodes, rate=offer.rate.divide(Fraction(1, task.nodes)))
 
 
 def divide(task: TaskSpec, offer: Offer) -> Offer:

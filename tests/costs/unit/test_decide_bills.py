@@ -625,3 +625,16 @@ def test_a_bill_may_differ_by_a_hundred_micro_dollars(off: int, verdict: BillVer
     for sign in (1, -1):
         billed = replace(charge(0, 5, 45), amount=Money(40_000 + sign * off))
         assert audit_bill(ended, seen, (billed,)).verdict is verdict
+
+
+def test_nodes_that_pay_one_machine_together_pay_until_the_last_one_ends() -> None:
+    offer = replace(OFFER, payers=2, rate=HourlyRate(1_800_000))  # 1000 a second together
+    shared = replace(ATTEMPT, offer=offer)
+    ended = gang(node(0, 0, 10), node(1, 0, 50), state=GangState.ENDED)
+    bill = close(after_look(NEW, ended, at(99)), attempt=shared)
+    assert [(each.rank, each.amount.micros) for each in bill.charges] == [(0, 25_000), (1, 25_000)]
+    looks = {shared.gang: after_look(NEW, gang(node(0, 0, 10), node(1, 0)), at(30))}
+    running = replace(shared, phase=AttemptPhase.RUNNING)
+    job = make_job_record(T0)
+    rows = JobRows(job=job, attempts={1: running}, nodes={})
+    assert spending(rows, (), looks, at(40)) == (Money(40_000), HourlyRate(3_600_000))

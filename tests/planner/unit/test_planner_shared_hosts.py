@@ -81,3 +81,12 @@ def test_a_host_that_does_not_answer_is_waited_for() -> None:
     assert fits_empty(
         CPU_TASK, make_offer(0), [Host(name="p/a", cpus=4, memory_mib=8192, ready=False)]
     )
+
+
+def test_nodes_on_one_machine_pay_its_price_once() -> None:
+    machine = replace(make_offer(0), payers=0, rate=HourlyRate(3_600_000))
+    for nodes, each in ((1, 3_600_000), (2, 1_800_000), (3, 1_200_000), (7, 514_286)):
+        (offer,) = smallest_shares(replace(CPU_TASK, nodes=nodes), [machine], ())
+        assert (offer.payers, offer.rate.micros_per_hour) == (nodes, each)
+    hosts = replace(machine, payers=1)  # a host of its own for each node
+    assert smallest_shares(replace(CPU_TASK, nodes=2), [hosts], ()) == [hosts]

@@ -59,6 +59,8 @@ def _rate_running(offer: Offer, told: GangSeen, now: datetime) -> HourlyRate:
     """Return the hourly rate of the gang's running nodes, including their disks and addresses."""
     machines = (*told.nodes, *told.rolled_back)
     alive = [node for node in machines if node.started_at and not node.ended_at]
+    if alive and offer.payers > 1:
+        alive = [node for node in machines if node.started_at]
     price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else offer.rate
     extras = [rate_extras(offer, node.extras, now).micros_per_hour for node in alive]
     return HourlyRate(price.times(len(alive)).micros_per_hour + sum(extras))
@@ -372,15 +374,17 @@ def bill_gang(
     or, if it is still running, until `until`.
 
     If the attempt took the gang over from another job, its charges begin at the takeover. The time
-    for which the gang was kept warm is a separate charge. The minimum charge applies to the node's
+    for which the gang was kept warm is a separate charge. Nodes that pay one machine together are
+    charged until the last one ends. The minimum charge applies to the node's
     whole lifetime, not to each attempt. If the provider no longer reports the disks and addresses
     of a node, the rates of its `earlier` charges are used.
     """
     charges: list[Charge] = []
+    last = max((node.ended_at or until for node in told.nodes), default=until)
     for node in told.nodes:
         if node.started_at is None:
             continue
-        end = node.ended_at or until
+        end = last if attempt.offer.payers > 1 else node.ended_at or until
         began = max(node.started_at, attempt.adopted_at or node.started_at)
         kept = end if attempt.kept_since is None else min(end, max(began, attempt.kept_since))
         bill_node = partial(bill, attempt=attempt, rank=node.rank, rates=told.rates)

@@ -148,9 +148,9 @@ def make_configs(
 
 def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
     """Return one offer for each accelerator model and number of accelerators. `price` is for one
-    accelerator, or for a node without accelerators.
+    accelerator, or for all nodes of a gang without accelerators.
     """
-    return [
+    offers = [
         machines.make_offer(
             [machine],
             shape,
@@ -161,6 +161,7 @@ def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
         )
         for shape in machines.list_shapes(machine)
     ]
+    return [replace(each, payers=1 if each.accelerator_count else 0) for each in offers]
 
 
 def make_host(machine: ThisMachine) -> Host:

@@ -170,6 +170,7 @@ def test_nvidia_gpus_by_uuid_and_canonical_name(sources: MachineSources) -> None
     ]
     assert offers[1].accelerator_memory_mib == 81920
     assert offers[3].accelerator_memory_mib == 16384  # nominal: the driver keeps a part of it
+    assert [o.payers for o in offers] == [0, 1, 1, 1]  # once, or for each accelerator
     host = make_host(machine)
     assert host.devices == ("GPU-a", "GPU-b", "GPU-c")
     assert host.kinds == (offers[1].instance_type, offers[1].instance_type, offers[3].instance_type)
