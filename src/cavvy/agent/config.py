@@ -41,6 +41,10 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "list[int]": ("a list of whole numbers", _is_list_of(int)),
     "list": ("a list", _is_list_of(object)),
     TABLE: ("an object", lambda value: isinstance(value, dict)),
+    "dict[str, int]": (
+        "an object whose values are whole numbers",
+        lambda value: isinstance(value, dict) and all(type(each) is int for each in value.values()),
+    ),
     "TextLists": (
         "an object whose values are lists of strings",
         lambda value: isinstance(value, dict) and all(map(_is_list_of(str), value.values())),

@@ -31,6 +31,14 @@ PROTOCOL, UPLOADED_CHECKPOINTS, EQUIPPED = 3, 2, 3
 # If the server is silent for this many seconds after the work has ended, agents whose messages stay
 # on a host or in a shared folder exit. The provider delivers the messages from there later.
 LEAVES_AFTER_S = 60.0
+PORT = "PORT"
+# the variables with the ports of a service's program, and what the program does there
+PORT_USES = {
+    PORT: "requests",
+    "CAVVY_EVENTS_PORT": "key-value events",
+    "CAVVY_BOOTSTRAP_PORT": "the bootstrap server of prefill",
+    "CAVVY_METRICS_PORT": "the router's metrics",
+}
 
 
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Any]:
@@ -356,6 +364,11 @@ class WorkConfig:
     # whether the agent waits for other work even after stopped work or a failed setup
     machine: bool = field(
         default=False, metadata=harmless("after a stop or a failed setup, the agent exits")
+    )
+    # the ports that the server chose for the program of a service, by their variables
+    ports: dict[str, int] = field(
+        default_factory=dict,
+        metadata=harmless("another program can take them before their use"),
     )
     # whether the work answers requests; after a notice, it continues until it is stopped or its
     # grace period must begin

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 
+from .documents import PORT, PORT_USES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .documents import WorkConfig
@@ -34,6 +36,8 @@ _NO_FILE = re.compile(
 _NO_PATH = re.compile(
     rb"can't open file|No such file or directory|Could not open requirements file"
 )
+_PORT_USED = re.compile(rb"[^\n]*(?:address|port \d+ is) already in use[^\n]*", re.IGNORECASE)
+_NUMBER = re.compile(rb"(?i)(?:(?<=:)|(?<=port[ =:])|(?<=port: )|(?<=\', ))\d{2,5}(?![\d.])")
 _IGNORED = (
     "files that .gitignore or .cavvyignore excludes are not submitted, and paths are relative to "
     "the submitted folder"
@@ -81,11 +85,6 @@ _CAUSES: list[tuple[bytes, str]] = [
     (
         rb"No space left on device",
         "a disk of the node is full: `resources: {disk: 100GB}` requests a larger one",
-    ),
-    (
-        rb"Address already in use",
-        "a port is already in use on the node: services listen on $PORT, the ranks of a training "
-        "on $MASTER_PORT",
     ),
     (
         rb"gated repo|401 Client Error|Access to model .{1,200} is restricted",
@@ -138,11 +137,44 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
         return clue + ("; " + ignored if ignored else "")
     if ignored and _NO_PATH.search(end):
         return f"if the missing file is one of yours: {ignored}"
+    if used := _PORT_USED.findall(end):
+        return _explain_port(used[-1], work)
     for pattern, text in _CAUSES[1:] if work.image else _CAUSES:
         if found := re.search(pattern, end, re.MULTILINE):
             name = found[1].decode(errors="replace") if found.re.groups else ""
             return text.replace("$1", name)
     return ""
+
+
+def _explain_port(line: bytes, work: WorkConfig) -> str:
+    """Return which port another program uses, from the line of the output that says so."""
+    known = {number: name for name, number in work.ports.items()} | {
+        work.master_port: "MASTER_PORT"
+    }
+    if PORT not in work.ports and (stated := work.env.get(PORT, "")).isdigit():
+        known[int(stated)] = PORT
+    numbers = [int(each) for each in _NUMBER.findall(line)]
+    found = next((each for each in numbers if each in known), 0)
+    name = known.get(found, "")
+    if name in work.ports:
+        what = PORT_USES.get(name, name)
+        return (
+            f"another program of the node uses port {found}, which was chosen for {what} "
+            f"(${name}): nothing is wrong with the task, and the next replica gets another port"
+        )
+    if name == "MASTER_PORT":
+        return (
+            f"another program of the node uses port {found}, at which the ranks meet "
+            "($MASTER_PORT); each attempt gets another one, so `cavvy retry` may be enough"
+        )
+    if name:
+        return f"another program of the node uses port {found}, which the task states in `port`"
+    own = f"port {numbers[-1]}" if numbers else "a port"
+    return (
+        f"another program of the node uses {own}, which the task's program wants: the program of a "
+        "service listens on $PORT, the ranks of a training meet at $MASTER_PORT, and other ports "
+        "may be taken"
+    )
 
 
 def _list_missing(end: bytes) -> list[str]:

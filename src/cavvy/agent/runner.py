@@ -12,7 +12,7 @@ from .access.execs import RankExecs
 from .config import BadConfig, read_work
 from .control_client import LOST, ControlPlaneClient, complain
 from .disk import open_own, read_text, write_whole
-from .documents import WorkConfig
+from .documents import PORT, WorkConfig
 from .ends import (
     DONE,
     EX_TEMPFAIL,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .config import AgentConfig, ConfigFields
     from .data.deposit import Ended, ResultsDeposit
     from .documents import ExecConfig
+    from .held_ports import HeldPorts
     from .loop import EventLoop, LoopTimer
     from .notice_poll import NoticePoll
     from .notification_socket import NotificationSocket
@@ -84,6 +85,7 @@ class RankRunner:
         self._exit: dict[str, object] = {}
         self._exit_stored = False
         self._steps = StepRunner(loop, config, self)
+        self._ports: HeldPorts | None = None
         self._cache_use: int | None = None  # see `own_cache`
         self._home_entries: HomeEntries | None = None
         self._line_open = False  # whether the last line of the work's output has no end yet
@@ -356,10 +358,25 @@ class RankRunner:
         fault = "" if work.tunnel is None else open_tunnel(self._config, work.tunnel)
         if fault:
             self._conclude("setup", None, fault)
+        elif work.ports and (taken := self._hold_ports(work)):
+            self._conclude("exit", None, taken)
         elif work.check is not None:
             self._steps.check(work, self._env)
         else:
             self._go_on(work)
+
+    def _hold_ports(self, work: WorkConfig) -> str:
+        """Hold the ports of a service's program; return why one cannot be used, or ""."""
+        from .held_ports import HeldPorts
+
+        self._ports = HeldPorts()
+        return self._ports.hold(work.ports)
+
+    def _run(self, work: WorkConfig, *, reused: bool) -> None:
+        """Run the task. Its program may bind its port without SO_REUSEADDR."""
+        if self._ports is not None:
+            self._ports.release(PORT)
+        self._steps.run(work, self._env, reused=reused)
 
     def _open_channels(self, work: WorkConfig) -> None:
         """Open the socket to the task, and start polling for the node's notices."""
@@ -459,12 +476,12 @@ class RankRunner:
         if needs_preparing(work):
             self._steps.prepare(work, self._env)
         else:
-            self._steps.run(work, self._env, reused=False)
+            self._run(work, reused=False)
 
     def prepared(self, *, reused: bool) -> None:
         """Run the task: the folder is ready, and every process that prepared it has ended."""
         if (work := self._may_go_on()) is not None:
-            self._steps.run(work, self._env, reused=reused)
+            self._run(work, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
         """Return the work if the next step may start; otherwise end the work and return None."""
@@ -583,6 +600,8 @@ class RankRunner:
             return
         reason = self._close_home_entries(reason)
         self._flush_output()
+        if self._ports is not None:
+            self._ports.close()
         self.execs.kill()
         self._outbox.settle()
         self._write_exit(outcome, code, reason)

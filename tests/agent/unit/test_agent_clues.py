@@ -132,6 +132,49 @@ def test_common_failures_say_what_to_do(output: str, said: str) -> None:
     assert said in explain(output, workdir={"snapshot": "0"})
 
 
+EVENTS_TAKEN = (
+    "zmq.error.ZMQError: Address already in use (addr='tcp://[::ffff:127.0.0.1]:12001')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            EVENTS_TAKEN,
+            "uses port 12001, which was chosen for key-value events ($CAVVY_EVENTS_PORT",
+        ),
+        (
+            "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 12000): "
+            "address already in use\n",
+            "uses port 12000, which was chosen for requests ($PORT)",
+        ),
+        (
+            "port: 20123, code: -98, name: EADDRINUSE, message: address already in use\n",
+            "the ranks",
+        ),
+        (
+            "OSError: [Errno 98] Address already in use: ('0.0.0.0', 8998)\n",
+            "uses port 8998, which",
+        ),
+    ],
+)
+def test_a_port_in_use_is_named_with_its_purpose(output: str, said: str) -> None:
+    ports = {"PORT": 12000, "CAVVY_EVENTS_PORT": 12001}
+    told = explain(output, ports=ports, master_port=20123)
+    assert said in told
+    names = {"PORT", "CAVVY_EVENTS_PORT", "MASTER_PORT"}
+    if "8998" not in output:
+        assert sum(f"${each}" in told for each in names) == 1
+
+
+def test_a_port_that_the_task_states_is_not_said_to_be_chosen() -> None:
+    told = explain(
+        "[Errno 98] bind on ('0.0.0.0', 8000): address already in use", env={"PORT": "8000"}
+    )
+    assert told == "another program of the node uses port 8000, which the task states in `port`"
+
+
 @pytest.mark.parametrize(
     ("output", "said"),
     [

@@ -75,3 +75,10 @@ async def test_a_gateway_that_refuses_the_services_is_replaced(tmp_path: Path) -
         with suppress(ProcessLookupError):
             old.kill()
         await old.wait()
+
+
+def test_ports_of_replicas_are_given_to_no_connection(tmp_path: Path) -> None:
+    front = GatewayFront(tmp_path, "", ServiceListener(), ReplicaRelays(JobExecs(ChangeNotifier())))
+    found = [front.find_port() for _ in range(20)]
+    assert len(set(found)) == 20
+    assert all(10_000 <= each < 20_000 for each in found)

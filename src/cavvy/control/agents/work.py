@@ -17,6 +17,8 @@ from typing import Any, get_type_hints
 from msgspec import convert
 
 from cavvy.agent.documents import (
+    PORT,
+    PORT_USES,
     BuildConfig,
     CheckConfig,
     CheckpointConfig,
@@ -181,9 +183,18 @@ def _make_bare(
         workdir=WorkdirConfig(snapshot=origin.snapshot) if origin.snapshot else None,
         git=_git(task.workdir),
         outputs=[_transfer(item) for item in task.outputs],
+        ports=_list_ports(task),
         serves=task.service is not None,
         path=origin.path if all(is_loopback(node.address or "") for node in nodes) else "",
     )
+
+
+def _list_ports(task: TaskSpec) -> dict[str, int]:
+    """Return the ports that a server chose for the program of a replica, by their variables."""
+    if task.service is None:
+        return {}
+    names = set(PORT_USES) - ({PORT} if task.service.fixed_port else set())
+    return {name: int(task.env[name]) for name in sorted(names) if task.env.get(name, "").isdigit()}
 
 
 def _show(value: Scalar) -> str:

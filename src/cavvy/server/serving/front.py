@@ -1,7 +1,9 @@
 """Keeps the gateway running and sends it the services and replicas."""
 
 import asyncio
+import errno
 import logging
+import random
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -63,6 +65,9 @@ _POLL_S = 1.0
 _RECEIVED_POLL_S = 0.02
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # seconds between two attempts to reach the gateway
 _DRAIN_S = 2.0  # seconds for requests in flight when the server or the last service ends
+# The ports of replicas' programs, which are bound minutes later: systems assign none of them to
+# connections by themselves (Linux: from 32768), and the ranks of gangs meet at others (from 20000).
+_REPLICA_PORTS, _MOST_TRIED = range(10_000, 20_000), 50
 _REMEMBERED_PORTS = 64  # ports that were assigned to replicas, which may not listen on them yet
 _SECRETS_EVERY_S = 5.0  # a changed secret reaches the gateway after this time
 _RECENT_S = 10  # the period in seconds over which the shown rate of requests is computed
@@ -136,13 +141,15 @@ class GatewayFront:
     # methods that the reconciler calls
 
     def find_port(self) -> int:
-        while True:
-            with socket.socket() as found:
-                found.bind((_LOCAL, 0))
+        tried = [*random.sample(_REPLICA_PORTS, _MOST_TRIED), *([0] * _MOST_TRIED)]
+        for wanted in tried:
+            with socket.socket() as found, suppress(OSError):
+                found.bind((_LOCAL, wanted))
                 port = int(found.getsockname()[1])
-            if port not in self._given and not self._is_used(port):
-                self._given.append(port)
-                return port
+                if port not in self._given and not self._is_used(port):
+                    self._given.append(port)
+                    return port
+        raise OSError(errno.EADDRINUSE, "this machine has no free port for a replica")
 
     def _is_used(self, port: int) -> bool:
         """Return whether the port is assigned to a replica. The stored services are checked,
