@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from cavvy.spec.ignore_pattern import IgnorePattern, read_pattern
+from cavvy.spec.ignore_pattern import IgnorePattern, read_pattern, to_bytes
 from cavvy.spec.repository import open_repository
 
 OWN_FILE = ".cavvyignore"
 # Larger ignore files are no one's work, and each file of a folder is compared with all patterns.
 _MOST_BYTES, _MOST_PATTERNS = 1 << 20, 10_000
+# bytes of the lines with wildcards, each of which takes long to read
+_MOST_WILD, _WILD = 100_000, frozenset(b"*?[\\")
 RULE_FILES = (".gitignore", OWN_FILE)
 # Folders that are never copied: git's own files, and files that programs create again when they
 # need them.
@@ -129,13 +131,25 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
         content = _read_rules(folder / inside / name)
         if content is None:
             continue
-        lines = content.removeprefix(BOM_UTF8).decode(errors="surrogateescape").split("\n")
-        patterns = [each for line in lines if (each := read_pattern(line)) is not None]
-        if len(patterns) > _MOST_PATTERNS:
-            told = f"it has more than {_MOST_PATTERNS:,} patterns"
-            raise OSError(errno.EFBIG, told, str(folder / inside / name))
-        found.append((inside, patterns))
+        lines = content.removeprefix(BOM_UTF8).split(b"\n")
+        found.append((inside, _read_patterns(lines, folder / inside / name)))
     return tuple(found)
+
+
+def _read_patterns(lines: list[bytes], file: Path) -> list[IgnorePattern]:
+    patterns, wild = list[IgnorePattern](), 0
+    for line in lines:
+        if not line.startswith(b"#") and not _WILD.isdisjoint(line):
+            wild += len(line)
+        if wild > _MOST_WILD:
+            told = f"it has more than {_MOST_WILD:,} bytes of patterns with wildcards"
+            raise OSError(errno.EFBIG, told, str(file))
+        if (pattern := read_pattern(line)) is not None:
+            patterns.append(pattern)
+    if len(patterns) > _MOST_PATTERNS:
+        told = f"it has more than {_MOST_PATTERNS:,} patterns"
+        raise OSError(errno.EFBIG, told, str(file))
+    return patterns
 
 
 def _read_rules(path: Path) -> bytes | None:
@@ -158,7 +172,7 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
     of these files decides.
     """
     for base, patterns in reversed(rules):
-        name = path[len(base) :]
+        name = to_bytes(path[len(base) :])
         for pattern in reversed(patterns):
             if pattern.names(name, is_folder=is_folder):
                 return pattern.include

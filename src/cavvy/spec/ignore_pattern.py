@@ -4,16 +4,21 @@ The file may be hostile, so no pattern may take long. Python's regular expressio
 divide a text among several `*`. Here, what stands between two stars is searched from the left once
 and never again: an earlier place leaves more room for the rest, so no match is lost. The same holds
 for `**` and the folders between. The time grows with the lengths of path and pattern only.
+Git compares bytes, so a path and a pattern have one character here for each of their bytes.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 _NEVER = "(?!)"
-_ESCAPED_SLASH = re.compile(r"((?<!\\)(?:\\\\)*)\\/")
+_SPECIAL = re.compile(r"[*?[\\]")
 _ONE = "[^/]"
+# What stars stand for: a part of a name, folders and a slash or nothing, folders and a slash, all.
+_STAR, _ANY_FOLDERS, _SOME_FOLDERS, _ALL = _STARS = ("*", "**/", "**\\/", "**")
+_FOLDERS, _SOME_MORE = f"(?:{_ONE}*/)*", f"(?:{_ONE}*/)+"
 _CLASSES = {
     "alnum": "0-9A-Za-z",
     "alpha": "A-Za-z",
@@ -24,7 +29,7 @@ _CLASSES = {
     "lower": "a-z",
     "print": r"\x20-\x7e",
     "punct": r"\x21-\x2f\x3a-\x40\x5b-\x60\x7b-\x7e",
-    "space": r"\x20\x09-\x0d",
+    "space": r"\x20\t\n\r",  # as git has it
     "upper": "A-Z",
     "xdigit": "0-9A-Fa-f",
 }
@@ -41,39 +46,49 @@ class IgnorePattern:
     include: bool
     only_folders: bool
     only_name: bool  # the pattern has no slash, and names entries of all folders below
-    regex: re.Pattern[str]
+    body: re.Pattern[str] | str  # a text has no wildcards
 
     def names(self, path: str, *, is_folder: bool) -> bool:
         """Return whether the pattern names this entry itself. The path is relative to the folder
-        of the ignore file."""
+        of the ignore file, and as `to_bytes` returns it."""
         if self.only_folders and not is_folder:
             return False
         text = path.rpartition("/")[2] if self.only_name else path
-        return self.regex.fullmatch(text) is not None
+        if isinstance(self.body, str):
+            return self.body == text
+        return self.body.fullmatch(text) is not None
+
+
+def to_bytes(path: str) -> str:
+    """Return a path with a character for each of its bytes: `?` and classes stand for one byte, as
+    in git."""
+    return path if path.isascii() else os.fsencode(path).decode("latin-1")
 
 
 @lru_cache(maxsize=4096)
-def read_pattern(line: str) -> IgnorePattern | None:
+def read_pattern(line: bytes) -> IgnorePattern | None:
     """Return the pattern of a line, or None for an empty line, a comment and a pattern that matches
     nothing, such as `a\\`.
     """
-    line = _strip(line.removesuffix("\r"))
-    if not line or line.startswith("#"):
+    text = line.removesuffix(b"\r").partition(b"\0")[0].decode("latin-1")
+    if text.startswith("#"):
         return None
-    include = not line.startswith("!")
-    line = _ESCAPED_SLASH.sub(r"\1/", line if include else line[1:])
-    only_folders = line.endswith("/")
-    line = line.removesuffix("/")
-    only_name = "/" not in line
-    line = line.removeprefix("/")
-    if not line:
+    text = _strip(text)
+    include = not text.startswith("!")
+    text = text if include else text[1:]
+    only_folders = text.endswith("/")
+    text = text.removesuffix("/")
+    only_name = "/" not in text
+    text = text.removeprefix("/")
+    if not text:
         return None
-    try:
-        text = "".join(_segment(line)) if only_name else _path(line.split("/"))
-        regex = re.compile(text, re.DOTALL)
-    except (_Invalid, re.error):
-        return None
-    return IgnorePattern(include, only_folders, only_name, regex)
+    body: re.Pattern[str] | str = text
+    if _SPECIAL.search(text):
+        try:
+            body = re.compile(_name(text) if only_name else _path(text), re.DOTALL)
+        except (_Invalid, re.error):
+            return None
+    return IgnorePattern(include, only_folders, only_name, body)
 
 
 def _strip(line: str) -> str:
@@ -83,49 +98,75 @@ def _strip(line: str) -> str:
     return kept + " " if len(kept) < len(line) and slashes % 2 else kept
 
 
-def _path(segments: list[str]) -> str:
-    """Return the regular expression of a pattern with slashes."""
-    groups: list[list[str]] = [[]]
-    for segment in segments:
-        if segment == "**":
-            groups.append([])
+def _name(text: str) -> str:
+    """Return the regular expression of a pattern without slashes."""
+    return _segment([_STAR if each in _STARS else each for each in _tokens(text)])
+
+
+def _path(text: str) -> str:
+    """Return the regular expression of a pattern with slashes.
+
+    As in git, what stands before the first of `*?[\\` is compared first, and the rest is a pattern
+    of its own: `a**/b` names `ab` and `a/c/b`.
+    """
+    wild = _SPECIAL.search(text)
+    assert wild is not None
+    start = wild.start()
+    groups = _group(list(_tokens(text[start:])))
+    made = re.escape(text[:start]) + "/".join(map(_segment, groups[0][1]))
+    for number, (opening, segments) in enumerate(groups[1:], 1):
+        if opening == _ALL:
+            return f"{made}.*"
+        folders = _FOLDERS if opening == _ANY_FOLDERS else _SOME_MORE
+        body = "/".join(map(_segment, segments))
+        is_last = number == len(groups) - 1
+        made += f"{folders}{body}" if is_last else f"(?>{folders}?{body})"
+    return made
+
+
+def _group(tokens: list[str]) -> list[tuple[str, list[list[str]]]]:
+    """Return the segments of a pattern, divided before each `**` that stands for folders. What
+    begins with it ends with a slash, unless it is the last.
+    """
+    groups: list[tuple[str, list[list[str]]]] = [("", [[]])]
+    for token in tokens:
+        if token in (_ANY_FOLDERS, _SOME_FOLDERS, _ALL):
+            groups.append((token, [[]]))
+        elif token == "/":
+            groups[-1][1].append([])
         else:
-            groups[-1].append("".join(_segment(segment)))
-    first, *more = ["/".join(each) for each in groups]
-    if not more:
-        return first
-    *middle, last = more
-    made = f"{first}/" if groups[0] else ""
-    made += "".join(f"(?>(?:[^/]+/)*?{each}/)" for each in middle if each)
-    # `a/**` names what is in the folder, and not the folder
-    return made + (f"(?:[^/]+/)*{last}" if groups[-1] else ".+")
+            groups[-1][1][-1].append(token)
+    return groups
 
 
-def _segment(text: str) -> Iterator[str]:
-    """Yield the parts of the regular expression for one name of a path."""
+def _segment(tokens: list[str]) -> str:
+    """Return the regular expression for one name of a path, or for a part of it."""
     chunks = [""]
-    for each in _tokens(text):
-        if each is None:
+    for each in tokens:
+        if each == _STAR:
             chunks.append("")
         else:
             chunks[-1] += each
-    yield chunks[0]
+    made = chunks[0]
     if len(chunks) > 1:
-        yield from (f"(?>{_ONE}*?{chunk})" for chunk in chunks[1:-1] if chunk)
-        yield f"{_ONE}*{chunks[-1]}"
+        made += "".join(f"(?>{_ONE}*?{chunk})" for chunk in chunks[1:-1] if chunk)
+        made += f"{_ONE}*{chunks[-1]}"
+    return made
 
 
-def _tokens(text: str) -> Iterator[str | None]:
-    """Yield the regular expression of each character or class, and None for stars."""
-    at = 0
+def _tokens(text: str) -> Iterator[str]:
+    """Yield the regular expression of each character or class, `/`, and names of stars."""
+    at, before = 0, "/"
     while at < len(text):
         char = text[at]
         at += 1
         if char == "*":
-            while text[at : at + 1] == "*":
-                at += 1
-            yield None
-        elif char == "?":
+            token, at = _read_stars(text, at, at_start=before == "/")
+            yield token
+            before = "/" if token in (_ANY_FOLDERS, _SOME_FOLDERS) else "*"
+            continue
+        before = char
+        if char == "?":
             yield _ONE
         elif char == "[":
             made, at = _read_class(text, at)
@@ -133,10 +174,25 @@ def _tokens(text: str) -> Iterator[str | None]:
         elif char == "\\":
             if at == len(text):
                 raise _Invalid
-            yield re.escape(text[at])
+            before = text[at]
+            yield "/" if before == "/" else re.escape(before)
             at += 1
         else:
-            yield re.escape(char)
+            yield "/" if char == "/" else re.escape(char)
+
+
+def _read_stars(text: str, at: int, *, at_start: bool) -> tuple[str, int]:
+    """Return what one or more stars stand for, and where that ends. `at` is behind the first."""
+    end = at
+    while text[end : end + 1] == "*":
+        end += 1
+    if end == at or not at_start:
+        return _STAR, end
+    if end == len(text):
+        return _ALL, end
+    if text[end] == "/":
+        return _ANY_FOLDERS, end + 1
+    return (_SOME_FOLDERS, end + 2) if text.startswith("\\/", end) else (_STAR, end)
 
 
 def _read_class(text: str, at: int) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.spec.unit.test_spec_origin import git
 
-from cavvy.spec.ignore import list_files
+from cavvy.spec.ignore import IgnoreRules, list_files
 from cavvy.spec.repository import capture
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, FrozenFile, combine, freeze
 
@@ -159,6 +159,65 @@ def test_a_folder_that_the_repository_around_it_ignores(tmp_path: Path) -> None:
     )
     git(tmp_path, "init")
     assert paths(freeze(tmp_path / "work")) == [".gitignore", "train.py"]
+
+
+# Texts that are or look like parts of patterns, more often than letters.
+_WORDS = st.sampled_from(
+    [
+        *("a", "b", "A", "\u00e9", " ", "#", "!", ".", "-", "]", "\t", "\\", "*", "**", "?", "/"),
+        *("//", "**/", "/**", "\\/", "[a/b]", "[/]", "[!/]", "[!a]", "[^/b]", "[.-0]", "[a-", "["),
+        *("[[:alpha:]]", "[[:alpha:]/]", "[[:x:]]", "[[:space:]]", "[]a]", "[\\]]", "[b-a]", "[:a"),
+    ]
+)
+LINES = st.lists(_WORDS, min_size=1, max_size=6).map("".join)
+_PART = st.sampled_from(
+    [*("a", "b", "ab", "A", "\u00e9", " ", "#", "!", "-", "]", "[", "\\", "*", ":")]
+)
+_ENTRY = st.lists(_PART, min_size=1, max_size=2).map("".join)
+DEEP = st.lists(_ENTRY, min_size=1, max_size=4).map("/".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.lists(LINES, max_size=2), st.sets(DEEP, max_size=8)), max_size=30))
+@example([(["[a/b]"], {"a", "b", "a/b"}), (["//a", "a//b"], {"a", "a/b"})])
+@example([(["x[!/]"], {"xa", "a/xa"}), (["/?"], {"\u00e9", "a"}), (["a**/b"], {"ab", "a/c/b"})])
+@example([(["a\\/**/"], {"a/b", "a/b/c"}), (["**\\/a"], {"a", "b/a"}), (["/a**"], {"ab/c/d"})])
+def test_patterns_match_as_in_git(
+    tmp_path_factory: pytest.TempPathFactory, cases: list[tuple[list[str], set[str]]]
+) -> None:
+    """One run of git judges all cases, each of which is a folder with an ignore file."""
+    top, asked = tmp_path_factory.mktemp("patterns"), list[tuple[str, bool]]()
+    git(top, "init")
+    for number, (lines, paths) in enumerate(cases):
+        write(top / str(number), {".gitignore": "\n".join(lines)})
+        rules = IgnoreRules(top / str(number), git_rules=True)
+        asked += [(f"{number}/{path}", rules.ignores(path)) for path in sorted(paths)]
+    told = subprocess.run(
+        ["git", "-C", top, "check-ignore", "--no-index", "-z", "-v", "-n", "--stdin"],
+        input="".join(f"{path}\0" for path, _ in asked).encode(),
+        capture_output=True,
+        check=False,
+    ).stdout.split(b"\0")
+    rows = zip(told[2::4], told[3::4], strict=False)
+    judged = {path.decode(): bool(line) and not line.startswith(b"!") for line, path in rows}
+    assert dict(asked) == judged
+
+
+def test_classes_have_the_characters_that_they_have_in_git(tmp_path: Path) -> None:
+    names = (
+        *("alnum", "alpha", "blank", "cntrl", "digit", "graph"),
+        *("lower", "print", "punct", "space", "upper", "xdigit"),
+    )
+    bodies = [bytes([code]) for code in range(1, 256) if code not in b"/."]
+    for name in names:
+        folder = tmp_path / name
+        folder.mkdir()
+        for body in bodies:
+            (folder / os.fsdecode(body)).touch()
+        (folder / ".gitignore").write_text(f"[[:{name}:]]\n")
+    own = list_files(tmp_path)
+    git(tmp_path, "init")
+    assert own == list_files(tmp_path)
 
 
 NAMES = st.sampled_from(["a", "b", "c.log", "d"])
@@ -501,13 +560,15 @@ def test_no_pattern_takes_long(tmp_path: Path, line: str) -> None:
         path.write_text("x")
     (tmp_path / ".cavvyignore").write_text(f"{line}\n")
     program = (
-        "import resource, sys; from pathlib import Path; from cavvy.spec.ignore import list_files; "
+        "import resource, sys; from pathlib import Path; from cavvy.spec.ignore import IgnoreRules, list_files; "
         "resource.setrlimit(resource.RLIMIT_CPU, (60, 60)); list_files(Path(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
 
 
-@pytest.mark.parametrize("text", ["a\n" * 10_001, "#" * (1 << 20) + "x"])
+@pytest.mark.parametrize(
+    "text", ["a\n" * 10_001, "#" * (1 << 20) + "x", "*a" * 50_001, "*a*b*\n" * 20_000]
+)
 def test_a_huge_ignore_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / ".cavvyignore").write_text(text)
     with pytest.raises(FreezeError, match=r"\.cavvyignore: it has more than"):
