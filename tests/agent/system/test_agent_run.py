@@ -230,8 +230,9 @@ def test_telemetry_while_it_runs_and_idle_limit() -> None:
         assert rig.stub.last("event")["name"] == "idle", "a warning precedes the end"
         values = rig.stub.last("telemetry")["values"]  # type: ignore[call-overload]
         now = {"cpu_percent", "memory_mib", "memory_peak_mib"}
-        disk = {"disk_read_mib_s", "disk_write_mib_s"}
-        assert set(values) - disk == now | {"cpu_mean_percent", "measured_s"}
+        # Disks are stated by some kernels, and since when nothing moved once that is so.
+        some = {"disk_read_mib_s", "disk_write_mib_s", "still_s"}
+        assert set(values) - some == now | {"cpu_mean_percent", "measured_s"}
 
 
 def test_busy_work_is_not_idle() -> None:

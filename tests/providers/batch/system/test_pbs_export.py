@@ -46,7 +46,9 @@ def submit(place: Path, task: TaskSpec, **options: Any) -> str:
         capture_output=True,
         text=True,
         cwd=place.parent,
-        env={**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}"}
+        # Ranks start with a login shell: what the profile of who runs the tests does and says is not
+        # of the test.
+        env={**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": str(place)}
         | {"PBS_CONF_FILE": str(place / "pbs.conf")},
         check=False,
     )

@@ -97,7 +97,7 @@ def user(lab: Lab, host: LabHost, tmp_path: Path, request: pytest.FixtureRequest
 
 def run(user: User, project: str, text: str) -> str:
     """Run a task of the project to its end; what the command and the task say."""
-    return user.cli("run", "-p", project, user.task(text))
+    return user.cli("run", "--yes", "-p", project, user.task(text))
 
 
 def hostile(name: str, script: str) -> str:
