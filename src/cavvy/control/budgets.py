@@ -24,6 +24,7 @@ from cavvy.control.decide.budgets import (
     month_limit,
 )
 from cavvy.control.decide.rows import make_event
+from cavvy.control.running_costs import sum_to_now
 from cavvy.control.webhooks import Post, post_json
 from cavvy.costs.discounts import Discount, list_bases, spread_discounts
 from cavvy.costs.statements import month_period
@@ -274,10 +275,17 @@ def filter_budget(
 
 
 async def sum_budget(
-    store: Store, budget: SpendingBudget, parents: Mapping[str, str | None], month: datetime
+    store: Store,
+    budget: SpendingBudget,
+    parents: Mapping[str, str | None],
+    month: datetime,
+    now: datetime | None = None,
 ) -> Money:
-    """Return the sum of the ledger's entries that count toward a budget in a month."""
-    sums = await store.sum_ledger(filter_budget(budget, parents, *month_period(month)), ())
+    """Return the sum of the ledger's entries that count toward a budget in a month. With `now`,
+    what running nodes cost since their newest entries is added.
+    """
+    which = filter_budget(budget, parents, *month_period(month))
+    sums = await (store.sum_ledger(which, ()) if now is None else sum_to_now(store, which, (), now))
     return sums[0].amount if sums else Money()
 
 

@@ -21,6 +21,7 @@ from cavvy.control.decide.warm_pool import (
     state_of,
 )
 from cavvy.control.job_service import JobService, JobServiceError
+from cavvy.control.running_costs import sum_gang
 from cavvy.control.unit_of_work import make_write
 from cavvy.control.warm_pool import MachinePool
 from cavvy.costs.metering import total
@@ -158,11 +159,14 @@ class MachineService:
         leaving = await self._pool.is_leaving(holder)
         jobs = await self._store.jobs_of_machine(machine.project, machine.name)
         busy = machine.job_id in jobs and gang is not None
+        spent = Money(0)
+        if gang is not None:
+            spent = await sum_gang(self._store, gang, self._clock.now())
         return MachineStatus(
             machine=machine,
             state=state_of(gang, holder, leaving=leaving),
             holder=holder,
             gang=gang,
             waiting=len(jobs) - busy,
-            spent=Money(0) if gang is None else await self._store.gang_spent(gang.bought_as),
+            spent=spent,
         )

@@ -33,6 +33,7 @@ from cavvy.control.decide.node_pools import (
 )
 from cavvy.control.decide.requests import is_stopping
 from cavvy.control.job_service import JobService, JobServiceError
+from cavvy.control.running_costs import sum_gang
 from cavvy.control.worklist import QUEUE
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
 from cavvy.domain.node_pools import CLUSTER_NODE_TAG, MOST_NODES, NodePool, OrderedNode
@@ -384,7 +385,7 @@ class PoolService:
         attempts = await self._nodes.list_attempts(pool.project, pool.name)
         jobs = await self._read_jobs(pool)
         waiting = sum(phase is JobPhase.QUEUED for phase in jobs.values())
-        spent = [await self._store.gang_spent(each.bought_as) for each in attempts]
+        spent = [await sum_gang(self._store, each, now) for each in attempts]
         return PoolStatus(
             pool=replace(pool, problem=pool.problem or await self._find_problem(pool)),
             gangs=as_pool_gangs(attempts, now),

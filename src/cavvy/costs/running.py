@@ -4,6 +4,7 @@ The ledger's rows of running nodes are written every 45 s. What a node costs sin
 known all the same: it goes on at the rate of this row until the node ends.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
@@ -11,8 +12,9 @@ from cavvy.costs.metering import charge_node
 from cavvy.domain.budgets import ChargedRate
 from cavvy.domain.events import Charge, ChargeKind
 from cavvy.domain.jobs import Attempt, AttemptPhase
-from cavvy.domain.units import Money
-from cavvy.domain.values import replace
+from cavvy.domain.ledger import share_of
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, replace
 
 _MACHINES = (ChargeKind.NODE, ChargeKind.KEPT)
 _BY_TIME = (*_MACHINES, ChargeKind.DISK, ChargeKind.ADDRESS)
@@ -61,18 +63,46 @@ def _find_newest(attempt: Attempt, charges: Sequence[Charge]) -> Mapping[object,
     }
 
 
+class UnwrittenCost(Struct, frozen=True, kw_only=True):
+    """What the nodes of an open attempt cost since the ledger's newest rows: `rate` for the time
+    from `since` to `until`. `written` is true if the ledger has rows of the job's open attempts."""
+
+    attempt: Attempt
+    since: datetime
+    until: datetime
+    rate: HourlyRate
+    written: bool = False
+
+    def over(self, first: datetime | None, last: datetime | None) -> Money:
+        """Return the amount in [first, last). None means no limit on this side."""
+        whole = self.rate.over(self.until - self.since).micros
+        return Money(share_of(whole, self.since, self.until, first, last))
+
+
 def list_unwritten(
     attempts: Iterable[Attempt], rates: Mapping[str, ChargedRate], now: datetime
-) -> Mapping[str, Money]:
-    """Return, by job ID, what the nodes of open attempts cost since the ledger's newest rows.
-    `rates` contains the jobs that have such rows."""
-    found = dict[str, Money]()
-    for attempt in attempts:
+) -> Sequence[UnwrittenCost]:
+    """Return what the open attempts cost since the ledger's newest rows. `rates` contains the jobs
+    that have such rows; what such a job costs counts once, for its newest attempt.
+    """
+    found = dict[str, UnwrittenCost]()
+    for attempt in sorted(attempts, key=lambda each: each.number):
         known = rates.get(attempt.job_id)
         since = attempt.adopted_at or attempt.running_at
+        rate = attempt.offer.rate.times(attempt.nodes)
         if known is not None:
-            found[attempt.job_id] = known.rate.over(max(now, known.until) - known.until)
-        elif since is not None and since < now:
-            price = attempt.offer.rate.times(attempt.nodes).over(now - since)
-            found[attempt.job_id] = found.get(attempt.job_id, Money()) + price
+            since, rate = known.until, known.rate
+        if since is not None and since < now and rate.micros_per_hour:
+            key = attempt.id if known is None else attempt.job_id
+            found[key] = UnwrittenCost(
+                attempt=attempt, since=since, until=now, rate=rate, written=known is not None
+            )
+    return list(found.values())
+
+
+def sum_unwritten(costs: Iterable[UnwrittenCost]) -> Mapping[str, Money]:
+    """Return the amounts by job ID."""
+    found = defaultdict[str, Money](Money)
+    for each in costs:
+        found[each.attempt.job_id] += each.over(None, None)
     return found

@@ -24,14 +24,14 @@ _SWAP = "UPDATE budgets SET document = ? WHERE name = ? AND document = ?"
 _DELETE = "DELETE FROM budgets WHERE name = ?"
 _CLAIM = insert_into("budget_alerts", ("budget", "month", "percent"), "ON CONFLICT DO NOTHING")
 _FORGET = "DELETE FROM budget_alerts WHERE budget = ? AND month = ? AND percent > ?"
-_BY_TIME = (ChargeKind.NODE, ChargeKind.DISK, ChargeKind.ADDRESS)
+_BY_TIME = (ChargeKind.NODE, ChargeKind.KEPT, ChargeKind.DISK, ChargeKind.ADDRESS)
 # The CROSS JOIN makes SQLite begin with the few open attempts. Charges for traffic are ignored,
 # because they end at the last message of the node's agent, which may be later than the last poll.
 _RATES = (
     "SELECT c.job_id, MAX(c.until), CAST(SUM(c.rate) AS BIGINT) FROM attempts a CROSS JOIN charges "
-    f"c WHERE a.phase <> '{AttemptPhase.ENDED}' AND c.attempt_id = a.id AND c.kind IN (?, ?, ?) "
+    f"c WHERE a.phase <> '{AttemptPhase.ENDED}' AND c.attempt_id = a.id AND c.kind IN (?, ?, ?, ?) "
     "AND c.until = (SELECT MAX(n.until) FROM charges n WHERE n.attempt_id = a.id AND n.kind IN "
-    "(?, ?, ?)) GROUP BY c.job_id"
+    "(?, ?, ?, ?)) GROUP BY c.job_id"
 )
 
 

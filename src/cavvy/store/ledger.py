@@ -1,7 +1,7 @@
 """Posts new bills to the rows of the ledger, and adds up the entries."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cavvy.domain.events import Charge
@@ -80,8 +80,23 @@ _DISCOUNTED = (
 _ATTEMPT = (
     "SELECT a.document, j.user_name, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), j.tags, "
     "d.task FROM attempts a JOIN jobs j ON j.id = a.job_id "
-    "LEFT JOIN documents d ON d.job_id = j.id WHERE a.id = ?"
+    "LEFT JOIN documents d ON d.job_id = j.id WHERE a.id IN ({})"
 )
+_MANY = 500  # subjects that one query reads
+
+
+def read_open_subjects(
+    session: DatabaseSession, attempts: Collection[str]
+) -> Mapping[str, LedgerSubject]:
+    """Return the subjects of attempts by their IDs, whether or not the ledger has entries of them.
+    Attempts that do not exist are omitted."""
+    found, wanted = {}, sorted(attempts)
+    for start in range(0, len(wanted), _MANY):
+        some = tuple(wanted[start : start + _MANY])
+        for row in session.run(_ATTEMPT.format(", ".join("?" * len(some))), some).fetchall():
+            subject = _make_attempt_subject(row)
+            found[subject.id] = subject
+    return found
 
 
 def find_posted(charge: Charge) -> tuple[str, tuple[object, ...]]:
@@ -190,14 +205,19 @@ def _find_corrected(
 
 
 def _insert_attempt(session: DatabaseSession, attempt_id: str) -> None:
-    row = session.run(_ATTEMPT, (attempt_id,)).fetchone()
+    row = session.run(_ATTEMPT.format("?"), (attempt_id,)).fetchone()
     if row is None:
         raise RowNotFound(f"no attempt {attempt_id}")
+    ensure_subject(session, _make_attempt_subject(row))
+
+
+def _make_attempt_subject(row: Row) -> LedgerSubject:
+    """Return the subject of an attempt from a row of `_ATTEMPT`."""
     document, user, job, machine, tags, task = row
     subject = make_subject(decode_attempt(document), user, job, machine, decode_tags(tags))
     if task is not None and decode_task(task).service is not None:
         subject = replace(subject, service=subject.tags.get(SERVICE_TAG, ""))
-    ensure_subject(session, subject)
+    return subject
 
 
 def ensure_subject(session: DatabaseSession, subject: LedgerSubject) -> None:
@@ -356,6 +376,17 @@ def make_group(
     """Return the values of the dimensions `by`, from those of columns, the tags and the time."""
     month = f"{month_of(at):%Y-%m}"
     return tuple(_value(name, stored.get(name, ""), tags, month) for name in by)
+
+
+def group_subject(
+    by: Sequence[str], subject: LedgerSubject, kind: EntryKind, at: datetime
+) -> tuple[str, ...]:
+    """Return the values of the dimensions `by` of an amount for the subject at this time."""
+    texts = dict(zip(SUBJECTS.columns, SUBJECTS.values(subject), strict=True))
+    columns = {**{f"s.{name}": text for name, text in texts.items()}, "e.kind": str(kind)}
+    columns["e.subject"] = subject.id
+    stored = {name: str(columns[column]) for name, column in DIMENSIONS.items()}
+    return make_group(by, stored, str(texts["tags"]), at)
 
 
 def _value(name: str, stored: str, tags: str, month: str) -> str:

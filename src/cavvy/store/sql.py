@@ -7,7 +7,7 @@ project has a condition on the project or on a primary key.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -20,7 +20,7 @@ from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, Node
-from cavvy.domain.ledger import LedgerLine, LedgerSum, MonthDiscounts
+from cavvy.domain.ledger import LedgerLine, LedgerSubject, LedgerSum, MonthDiscounts
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import BoundPolicy, PolicyBook, ProjectPolicy
@@ -604,6 +604,12 @@ class Store:
         tag:NAME.
         """
         return await self._read(lambda session: ledger.add_up(session, which, by))
+
+    async def open_subjects(self, attempts: Collection[str]) -> Mapping[str, LedgerSubject]:
+        """Return the subjects that the ledger's entries of these attempts have or will have, by the
+        IDs of the attempts. Attempts that do not exist are omitted.
+        """
+        return await self._read(lambda session: ledger.read_open_subjects(session, attempts))
 
     async def ledger_lines(
         self, which: LedgerFilter, *, after: int = 0, limit: int = 1000

@@ -1,6 +1,9 @@
 """Routes of arrays of jobs. Arrays are submitted and listed with the other jobs, and each of their
 jobs can be used by its own name."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from starlette.requests import Request
 
 from cavvy.api.app_state import AppState
@@ -13,8 +16,12 @@ from cavvy.api.rules import in_path, in_query, principal_of
 from cavvy.client import array_wire, wire
 from cavvy.control.decide.requests import RETRIED
 from cavvy.control.job_service import TooLate
+from cavvy.control.running_costs import read_unwritten
 from cavvy.domain.accounts import Permission
 from cavvy.domain.arrays import StoredArray, choose_values
+from cavvy.domain.jobs import JOB_ENDS
+from cavvy.domain.units import Money
+from cavvy.domain.values import replace
 from cavvy.store.base import ProjectFilter, RowNotFound
 
 router = RouteGroup("jobs", "/v1")
@@ -29,7 +36,7 @@ async def list_all(
 ) -> wire.JobPage:
     """List arrays and groups, newest first."""
     found = await app_state.store.arrays.list(projects, cursor, limit + 1)
-    rows = [views.array_row(each) for each in found[:limit]]
+    rows = [views.array_row(each) for each in await _count_to_now(app_state, found[:limit])]
     return wire.JobPage(jobs=rows, cursor=rows[-1].id if len(found) > limit else None)
 
 
@@ -45,6 +52,9 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
     points = {each.job.id: each.index for each in members}
     if task is not None and task.search is not None:
         points = await app_state.store.arrays.list_points(array.id)
+    more = await read_unwritten(app_state.store, project, app_state.now())
+    spent = {each.job.id: each.job.spent + more.get(each.job.id, Money()) for each in members}
+    array = replace(array, spent_micros=sum(each.micros for each in spent.values()))
     jobs = [
         array_wire.ArrayMemberView(
             index=each.index,
@@ -57,7 +67,7 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
             placement=each.job.place,
             since=each.job.since,
             ended_at=each.job.ended_at,
-            spent_micros=each.job.spent.micros,
+            spent_micros=spent[each.job.id].micros,
             params={}
             if each.job.id not in points
             else {
@@ -125,6 +135,19 @@ async def remove(app_state: AppState, project: ProjectPath, name: JobPath) -> wi
         hint = f"stop the array with `cavvy stop {named(array)}`, then remove it"
         raise ApiProblem("job-not-ended", str(error), hint) from error
     return wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept)
+
+
+async def _count_to_now(
+    app_state: AppState, arrays: Sequence[StoredArray]
+) -> Sequence[StoredArray]:
+    """Return the arrays with what their running jobs have cost by now."""
+    running = sorted({each.project for each in arrays if each.counts.keys() - JOB_ENDS})
+    more = await read_unwritten(app_state.store, running, app_state.now())
+    added = Counter[str]()
+    for job in await app_state.store.find_jobs(list(more)):
+        if job.array_id is not None:
+            added[job.array_id] += more[job.id].micros
+    return [replace(each, spent_micros=each.spent_micros + added[each.id]) for each in arrays]
 
 
 async def _find(app_state: AppState, project: str, name: str) -> StoredArray:

@@ -28,6 +28,7 @@ from cavvy.client import ledger_wire
 from cavvy.client import policy_wire as wire
 from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
+from cavvy.control.running_costs import sum_to_now
 from cavvy.costs.statements import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
 from cavvy.domain.budgets import BudgetRequest, SpendingBudget
@@ -216,7 +217,7 @@ def _missing(name: str) -> ApiProblem:
 async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
     now, store = app_state.now(), app_state.store
     parents = await read_parents(store)
-    spent = await sum_budget(store, budget, parents, month_of(now))
+    spent = await sum_budget(store, budget, parents, month_of(now), now)
     last = await sum_budget(store, budget, parents, month_of(month_of(now) - timedelta(days=1)))
     forecast = forecast_month(spent, await _read_days(app_state, budget, parents), now)
     asked = budget.request
@@ -242,7 +243,7 @@ async def _read_days(
     for back in range(DAYS, 0, -1):
         since = now - timedelta(days=back)
         which = filter_budget(budget, parents, since, since + timedelta(days=1))
-        sums = await app_state.store.sum_ledger(which, ())
+        sums = await sum_to_now(app_state.store, which, (), now)
         days.append(sums[0].amount.micros if sums else 0)
     first = next((i for i, each in enumerate(days) if each), len(days))
     return days[first:]
@@ -270,7 +271,7 @@ async def sums(
     """Get the spending in a period, summed by any dimensions."""
     dimensions = _read_dimensions(by)
     which = LedgerFilter(projects=projects, since=since, until=until)
-    rows = await app_state.store.sum_ledger(which, dimensions)
+    rows = await sum_to_now(app_state.store, which, dimensions, app_state.now())
     tokens = await app_state.store.meters.sum_tokens(which, dimensions)
     energy = await app_state.store.meters.sum_energy(which, dimensions)
     return [

@@ -41,6 +41,7 @@ from cavvy.control.decide.rollouts import SILENT, count_wave, order_devices
 from cavvy.control.edge import EnrolmentRefused, ModelRefused, SettingsRefused, choose_main
 from cavvy.control.edge_devices import MOST_OUTPUT, TooManyTasks
 from cavvy.control.model_repository import newest_lists, newest_root
+from cavvy.control.running_costs import sum_to_now
 from cavvy.domain.accounts import Permission
 from cavvy.domain.edge import (
     CHECK_IN_S,
@@ -1076,7 +1077,7 @@ async def _sum_window(
 ) -> tuple[int, int]:
     """Return what the replicas have cost since then, and how many requests they have answered."""
     which = LedgerFilter(projects=service.project, tag=("service", service.name), since=since)
-    sums = await app_state.store.sum_ledger(which, ())
+    sums = await sum_to_now(app_state.store, which, (), app_state.now())
     names = ("requests_per_s", "failed_per_s")
     blocks = await app_state.store.figures.list(
         service.id, 0, since=since, until=app_state.now(), names=names

@@ -35,8 +35,9 @@ from cavvy.client.paths import PATTERN
 from cavvy.control.decide.requests import can_retry
 from cavvy.control.fair_queue import QueuePlace
 from cavvy.control.job_service import TooLate
+from cavvy.control.running_costs import read_unwritten, sum_to_now
 from cavvy.costs.metering import total
-from cavvy.costs.running import charge_to_now, list_unwritten
+from cavvy.costs.running import charge_to_now
 from cavvy.domain.accounts import Permission
 from cavvy.domain.arrays import StoredArray, find_phase
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
@@ -47,7 +48,7 @@ from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.planner.placements import Placement
 from cavvy.spec.problems import nearest
-from cavvy.store.base import JobSummary, ProjectFilter, RowNotFound, is_visible
+from cavvy.store.base import JobSummary, LedgerFilter, ProjectFilter, RowNotFound, is_visible
 from cavvy.store.job_search import JobOrder, JobSearch
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
@@ -437,8 +438,10 @@ async def project_cost(
     app_state: AppState, project: ProjectPath, since: AwareDatetime | None = None
 ) -> wire.ProjectCost:
     """Get a project's spending."""
-    spent = await app_state.store.spent(project, since)
-    return wire.ProjectCost(project=project, since=since, total_micros=spent.micros)
+    which = LedgerFilter(projects=project, since=since)
+    sums = await sum_to_now(app_state.store, which, (), app_state.now())
+    spent = sums[0].amount.micros if sums else 0
+    return wire.ProjectCost(project=project, since=since, total_micros=spent)
 
 
 @router.post(
@@ -668,9 +671,7 @@ def _waits_in_line(job: JobRecord, now: datetime) -> bool:
 async def _list_rows(app_state: AppState, jobs: Sequence[JobSummary]) -> list[wire.JobListing]:
     """Return the jobs with what they have spent by now."""
     live = {job.project for job in jobs if job.attempt and job.phase not in JOB_ENDS}
-    attempts = await app_state.store.open_attempts(list(live)) if live else ()
-    rates = await app_state.store.budgets.charged_rates() if attempts else {}
-    more = list_unwritten(attempts, rates, app_state.now())
+    more = await read_unwritten(app_state.store, list(live), app_state.now())
     spent = [job.spent + more.get(job.id, Money()) for job in jobs]
     return [views.job_row(replace(job, spent=each)) for job, each in zip(jobs, spent, strict=True)]
 

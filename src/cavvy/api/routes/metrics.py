@@ -30,9 +30,9 @@ from cavvy.client.state import host_name
 from cavvy.control.attempt_counts import AttemptCounts
 from cavvy.control.budgets import read_parents, sum_budget
 from cavvy.control.retention import read_begin
+from cavvy.control.running_costs import list_open
 from cavvy.control.serving.requests import ServiceStatus
 from cavvy.costs.energy import weigh_energy
-from cavvy.costs.running import list_unwritten
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.authorization import Principal, Verdict, decide, list_visible
@@ -201,11 +201,10 @@ async def _sum_running(app_state: AppState, projects: ProjectFilter) -> dict[tup
     """Return the micro-dollars of running nodes that the ledger does not have yet, by project and
     provider."""
     found, now = defaultdict[tuple[str, str], int](int), app_state.now()
-    jobs = {each.job_id: each for each in await app_state.store.open_attempts(projects)}
-    rates = await app_state.store.budgets.charged_rates() if jobs else {}
-    for job_id, more in list_unwritten(jobs.values(), rates, now).items():
-        if more.micros:
-            found[jobs[job_id].project, jobs[job_id].offer.provider] += more.micros
+    attempts = await app_state.store.open_attempts(projects)
+    for cost in await list_open(app_state.store, attempts, now):
+        place = cost.attempt.project, cost.attempt.offer.provider
+        found[place] += cost.over(None, None).micros
     return found
 
 
@@ -248,7 +247,7 @@ async def _add_money(figures: Figures, app_state: AppState, projects: ProjectFil
     parents, month = await read_parents(store), month_of(app_state.now())
     for budget in await store.budgets.list():
         if is_visible(budget.project, projects):
-            spent = await sum_budget(store, budget, parents, month)
+            spent = await sum_budget(store, budget, parents, month, app_state.now())
             for name, text, amount in (
                 ("cavvy_budget_limit_dollars", "A month's amount of a budget.", budget.limit),
                 ("cavvy_budget_spent_dollars", "What this month has cost.", spent),

@@ -52,6 +52,7 @@ from cavvy.control.decide.service_figures import LevelCounts, measure_level
 from cavvy.control.decide.traffic import ServiceTraffic, read_goals
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.decide.webhook_calls import LEAST, is_usable
+from cavvy.control.running_costs import sum_to_now
 from cavvy.control.serving.requests import (
     NameTaken,
     ServiceRequests,
@@ -258,7 +259,7 @@ def _services(app_state: AppState) -> ServiceRequests:
 async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
     service, traffic = found.service, found.traffic
     which = LedgerFilter(projects=service.project, tag=("service", service.name))
-    sums = await app_state.store.sum_ledger(which, ())
+    sums = await sum_to_now(app_state.store, which, (), app_state.now())
     tokens = await app_state.store.meters.sum_tokens(which, ())
     energy = await app_state.store.meters.sum_energy(which, ())
     return view(
