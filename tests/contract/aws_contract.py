@@ -19,7 +19,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, Manifest, ProviderContext, ProviderError, Refused
 from cavvy.providers.contract import ContractHarness
-from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.contract.rest_stand_in import LONG_PAGE, RestServer
 from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.service import JobState, ServiceJob
 
@@ -49,6 +49,8 @@ class AwsContract(VmContract, Generic[P]):
     """One service, by real boto3 over its stand-in."""
 
     has_others = False
+    failing_nodes = (1,)  # as of `RestContract`
+    crowd = LONG_PAGE + 10
     manifest: Manifest
     stand_in: type[AwsStandIn]
     service: Any  # makes the service of a context and an account

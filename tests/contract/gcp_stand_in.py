@@ -600,8 +600,10 @@ def _type(zone: str, name: str) -> dict[str, Any]:
 
 @cache
 def make_key() -> tuple[str, bytes]:
-    """A private key and its public key, as PEM."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    """A private key and its public key, as PEM; short, since each provider checks the key when it
+    reads it.
+    """
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

@@ -31,7 +31,8 @@ from cavvy.providers.contract.harness import (
 
 _NODES = 3
 _POLL = timedelta(minutes=1)
-_LATE = 45  # number of polls: together they take longer than an incomplete launch may exist
+_SELDOM = timedelta(minutes=5)
+_LATE = 9  # number of seldom polls: together they take longer than an incomplete launch may exist
 
 
 # What the control plane must do after a fault: only after NoCapacity does it try another offer at
@@ -68,12 +69,12 @@ async def _find_error(harness: ContractHarness, gang: GangSpec) -> ProviderError
     pytest.fail("every launch failed before it sent the request that the test makes fail")
 
 
-async def _poll(harness: ContractHarness, times: int = 3) -> None:
-    """Let the control plane poll the provider for all gangs, once a minute."""
+async def _poll(harness: ContractHarness, times: int = 3, every: timedelta = _POLL) -> None:
+    """Let the control plane poll the provider for all gangs."""
     for _ in range(times):
         with suppress(TryAgain, Refused):
             await harness.ours.gangs()
-        await harness.place.wait(_POLL)
+        await harness.place.wait(every)
 
 
 async def _check_removed(harness: ContractHarness, name: str) -> None:
@@ -87,16 +88,20 @@ async def _check_removed(harness: ContractHarness, name: str) -> None:
 class FaultTests(ScenarioSuite):
     """Tests that a launch with one failing node is completed or rolled back."""
 
-    @pytest.mark.parametrize("number", [0, 1, _NODES - 1])
+    @classmethod
+    def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
+        if "failing_node" in metafunc.fixturenames:
+            metafunc.parametrize("failing_node", cls.failing_nodes)
+
     @pytest.mark.parametrize("fault", list(LaunchFault))
     @in_scenario
     async def test_a_launch_that_fails_at_a_node_is_completed_or_rolled_back(
-        self, harness: ContractHarness, fault: LaunchFault, number: int
+        self, harness: ContractHarness, fault: LaunchFault, failing_node: int
     ) -> None:
         """The control plane repeats the launch, possibly after a restart."""
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part", nodes=_NODES)
-        place.fail(number, fault)
+        place.fail(failing_node, fault)
         await _launch_until_it_fails(harness, gang, fault)
         harness.restart()
         if fault in (LaunchFault.FULL, LaunchFault.REFUSED):
@@ -140,7 +145,7 @@ class FaultTests(ScenarioSuite):
         place.fail(1, fault)
         await _launch_until_it_fails(harness, gang, fault)
         harness.restart()
-        await _poll(harness, _LATE)
+        await _poll(harness, _LATE, _SELDOM)
         seen = await harness.ours.gangs(gang.name)
         assert place.billed() == (_NODES if seen else 0)
         assert all(each.state is GangState.RUNNING for each in seen)

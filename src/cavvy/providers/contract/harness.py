@@ -134,6 +134,9 @@ class ScenarioSuite:
     revises = False
     forgets = False  # True: the infrastructure does not list gangs that have ended
     crowd = 200  # nodes of the largest gang; set it lower if nodes are processes of this machine
+    # the nodes of a gang of three at which a launch fails; one is enough where other classes test
+    # the code that decides what happens to the gang's other nodes
+    failing_nodes: Sequence[int] = (0, 1, 2)
 
     @pytest.fixture
     def place(self) -> ProviderUnderTest:

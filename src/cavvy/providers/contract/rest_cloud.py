@@ -36,6 +36,7 @@ from cavvy.providers.contract import ContractHarness
 from cavvy.providers.contract.harness import OURS
 from cavvy.providers.contract.memory_cloud import MemoryPlace, make_node_endpoint
 from cavvy.providers.contract.rest_stand_in import (
+    LONG_PAGE,
     ReplayedRest,
     RestRequest,
     RestServer,
@@ -148,6 +149,9 @@ class RestPlace(MemoryPlace):
 class RestContract(VmContract):
     """Extends the contract suite with the rules that apply to all clouds with a REST API."""
 
+    # `providers.vm` decides about the other nodes of a gang, for all clouds alike
+    failing_nodes = (1,)
+    crowd = LONG_PAGE + 10  # two long pages
     package: RestPackage
     stand_in: type[RestStandIn]
     # False if every launch takes another machine of a market, whose id is in the request

@@ -24,9 +24,9 @@ from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, M
 T = TypeVar("T")
 Check = Callable[[Any], bool]  # returns whether a field of a body has an allowed value
 
+LONG_PAGE = 50
 # Maximum items of a list with short pages. Longer lists have longer pages, which saves time.
 _SHORT = 32
-_LONG_PAGE = 50
 _NAME = re.compile(r"\bcv-[a-z0-9-]+")  # matches the name of a machine
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
 
@@ -278,7 +278,7 @@ class RestStandIn(ABC):
         """Return page `number` of a list, and whether more pages follow. The first page has the
         number 1.
         """
-        size = min(self.page if len(items) <= _SHORT else _LONG_PAGE, size)
+        size = min(self.page if len(items) <= _SHORT else LONG_PAGE, size)
         return items[(number - 1) * size : number * size], number * size < len(items)
 
 
