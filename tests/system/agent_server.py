@@ -93,7 +93,9 @@ class Stub:
 
     def kinds(self) -> list[str]:
         with self.lock:
-            return [str(message["kind"]) for message in self.messages]
+            # where the setup's output begins is told beside
+            kinds = [str(message["kind"]) for message in self.messages]
+            return [kind for kind in kinds if kind != "preparing"]
 
     def last(self, kind: str) -> dict[str, object]:
         with self.lock:

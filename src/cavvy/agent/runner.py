@@ -88,6 +88,7 @@ class RankRunner:
         self._ports: HeldPorts | None = None
         self._cache_use: int | None = None  # see `own_cache`
         self._home_entries: HomeEntries | None = None
+        self._work_from = 0  # where the output of the work itself begins in the log
         self._line_open = False  # whether the last line of the work's output has no end yet
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._clues = FailureClues()
@@ -420,6 +421,8 @@ class RankRunner:
             )
             if self.reports.cost_s is not None:
                 fields["cost_s"] = self.reports.cost_s
+        if kind == "running":
+            fields["log_bytes"] = self._work_from
         self._outbox.put(kind, **fields)
         if kind == "running":
             self.link.hold()
@@ -433,6 +436,15 @@ class RankRunner:
         self._log.write(self._redactor.feed(data))
         self._line_open = data[-1:] != b"\n"
         self.link.pump()
+
+    def prepares(self) -> None:
+        """Report where in the log the output of the setup, or of the image's pull, begins."""
+        self._work_from = self._log.size
+        self.say("preparing", log_bytes=self._work_from)
+
+    def wrote_before_work(self) -> None:
+        """Handle that what was written so far is no output of the work itself."""
+        self._work_from = self._log.size
 
     def _open_home_entries(self, kept: str, *, resume: bool = False) -> None:
         """Prepare to move the new entries of home folders from `kept` to these folders at the

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .sidecar import SidecarPlace
     from .work.checkpoint_files import CheckpointWatcher
     from .work.monitor import WorkMonitor
+    from .work.setup_meter import SetupMeter
 
     Failure = tuple[str, int | None, str]  # outcome, exit code and reason
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
         def say(self, kind: str, **fields: object) -> None: ...
         def wrote(self, data: bytes) -> None: ...
+        def prepares(self) -> None: ...
+        def wrote_before_work(self) -> None: ...
         def checked(self) -> None: ...
         def prepared(self, *, reused: bool) -> None: ...
         def failed(self, outcome: str, code: int | None, reason: str) -> None: ...
@@ -75,6 +78,7 @@ class StepRunner:
         self.interrupted = False  # whether the task itself received SIGTERM before it ended
         self._watch: WorkMonitor | None = None  # set while the task itself runs
         self._running = False  # whether the owner was notified that the task runs
+        self._setup_meter: SetupMeter | None = None  # set while a setup runs
         self._group: str | None = None
         self._gpus: WorkProcess | None = None
         self._sweeper: WorkProcess | None = None
@@ -142,6 +146,7 @@ class StepRunner:
         """Check the node; then call the owner's `checked` or `failed`."""
         from .node_check import LIMIT_S, check_node
 
+        self._work = work
         self._check_until = time.monotonic() + LIMIT_S
         self._call(lambda channel: check_node(self._config, work, channel), env, self._checked)
 
@@ -150,6 +155,7 @@ class StepRunner:
         `failed`."""
         from .work.prepare import prepare
 
+        kept = ""
         if work.setup is not None and work.image is None:
             from .work.view import find_setup
 
@@ -161,9 +167,14 @@ class StepRunner:
                 use_venv(env, kept + "/venv")
 
         def go() -> None:
+            self._work = work
+            if kept:
+                self._owner.prepares()
             self._call(
                 lambda channel: prepare(self._config, work, env, channel), env, self._prepared
             )
+            if kept:
+                self._measure_setup(kept)
 
         if not work.mounted:
             go()
@@ -268,6 +279,8 @@ class StepRunner:
         if self._check_until is not None and time.monotonic() > self._check_until:
             self._check_until = None
             return GPU, "the node check timed out"
+        if self._setup_meter is not None:
+            self._setup_meter.tick()
         if self._watch is None or self._code is not None:
             return None
         self._use_cache()
@@ -290,8 +303,17 @@ class StepRunner:
             self._fail("setup", None, str(error))
             return
         command.status_path = self._config.status_file
+        self._owner.prepares()
         self._start(command, self._run_gone)
+        self._measure_setup("")
         self._loop.after(PHASE_S, self._look_at_container)
+
+    def _measure_setup(self, kept: str) -> None:
+        """Begin to report how much the setup writes, whose folder is `kept`."""
+        if self.process is not None:
+            from .work.setup_meter import SetupMeter
+
+            self._setup_meter = SetupMeter(self._owner.say, self._config, kept, self.process.reaper)
 
     def _look_at_container(self, said: str = "") -> None:
         """Report the container's progress. The container's start is always reported before its
@@ -308,7 +330,7 @@ class StepRunner:
 
     def _runs(self, *, reused: bool) -> None:
         """Report that the task itself has started, and begin to watch it."""
-        self._running = True
+        self._running, self._setup_meter = True, None
         self._owner.say("running", setup_reused=reused)
         if self.process is None:
             return  # the process has already ended
@@ -459,6 +481,9 @@ class StepRunner:
         if self._watch is not None:
             self._watch.wrote(data)
         self._owner.wrote(data)
+        # A container's output was read before its phase, so it is the setup's if that runs still.
+        if not self._running and (self._work.image is None or self._read_phase() != "run"):
+            self._owner.wrote_before_work()
 
     def _ended(self, code: int | None) -> None:
         self._code = code
@@ -468,7 +493,7 @@ class StepRunner:
 
     def _gone(self, then: Callable[[], None]) -> None:
         """Clean up when every process of a step has ended, then call `then`."""
-        self.process = None
+        self.process, self._setup_meter = None, None
         if self._watch is not None:
             self._watch.end()
             self._watch = None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,7 +39,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 if TYPE_CHECKING:
     from cavvy.cli.reach.arrays import LoggedJob, LogReader
     from cavvy.client import ApiClient, ApiError, LogChunk
-    from cavvy.client.wire import EventView
+    from cavvy.client.wire import EventView, JobDetail
 
 
 @click.command("logs")
@@ -51,6 +51,11 @@ if TYPE_CHECKING:
 @rank_option
 @count_option("--replica", help="Print only the log of this replica of a service.")
 @count_option("--attempt", help="Print only the log of this attempt; the default is all attempts.")
+@click.option(
+    "--setup",
+    is_flag=True,
+    help="Print only what the setup has written, and the pull of the image.",
+)
 @count_option("-n", "--tail", least=0, help="Print only the last N lines.")
 @since_option
 @click.option(
@@ -70,6 +75,7 @@ def command(
     rank: int,
     replica: int | None,
     attempt: int | None,
+    setup: bool,
     tail: int | None,
     since: datetime | None,
     timestamps: bool,
@@ -89,6 +95,8 @@ def command(
 
     if since and tail is not None:
         raise click.UsageError("--since and --tail cannot be used together")
+    if setup and (following or since or tail is not None):
+        raise click.UsageError("--setup cannot be used with --follow, --tail or --since")
     if replica is not None:
         if name is None:
             raise click.UsageError("--replica needs the name of a service")
@@ -108,6 +116,10 @@ def command(
             since=since,
             times=timestamps,
         )
+        if setup:
+            detail = client.job(project, job.id)
+            _check_setup(detail)
+            request = partial(_read_setup, request, detail, rank)
         return _read_log(request, tail, following=following, stamped=timestamps)
 
     with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
@@ -187,6 +199,23 @@ def _read_log(
         yield from _last_lines(read_some, tail)
     if tail is None or following:
         yield from read_some(following, 0 if tail is not None else None)
+
+
+def _check_setup(job: "JobDetail") -> None:
+    nodes = [node for attempt in job.attempts for node in attempt.nodes]
+    if all(node.setup_from is None for node in nodes):
+        raise CommandFailure(
+            f"{job.name} has no output of a setup",
+            f"`cavvy logs {job.name}` shows the whole log, `cavvy status {job.name}` the state",
+        )
+
+
+def _read_setup(
+    request: "Callable[..., Iterable[LogChunk]]", job: "JobDetail", rank: int, **which: Any
+) -> "Iterator[LogChunk]":
+    from cavvy.cli.reach.setup_output import only_setup
+
+    return only_setup(request(**which), job, rank)
 
 
 def _stamp(chunks: "Iterable[LogChunk]", redrawn: bool) -> Iterator[bytes]:

@@ -180,7 +180,12 @@ class JobMatches(Answer, frozen=True, kw_only=True):
 
 
 class NodeView(Answer, frozen=True, kw_only=True):
-    """One rank of an attempt, with the state that its agent reports."""
+    """One rank of an attempt, with the state that its agent reports.
+
+    `setup_from` and `setup_to` are positions in the log: between them is the output of the setup
+    and of the image's pull. While it runs, and if it failed, `setup_to` is None. Both are None if
+    there is no setup and no image, or if the agent does not tell.
+    """
 
     rank: int
     phase: str
@@ -195,6 +200,8 @@ class NodeView(Answer, frozen=True, kw_only=True):
     heard_at: datetime | None
     telemetry: dict[str, float]
     progress: dict[str, float | str]
+    setup_from: int | None = None
+    setup_to: int | None = None
 
 
 class SilentView(Answer, frozen=True, kw_only=True):

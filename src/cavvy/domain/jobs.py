@@ -531,6 +531,9 @@ class Node(Struct, frozen=True, kw_only=True):
     running_at: datetime | None = None
     exited_at: datetime | None = None
     heard_at: datetime | None = None
+    # where in the log the output of the setup, or of the image's pull, begins and ends
+    setup_from: int | None = None
+    setup_to: int | None = None
     # by how many seconds the node's clock is behind the server's: the smallest difference that a
     # request showed since the clock was set back, because requests take time
     clock_behind_s: float | None = None

@@ -45,6 +45,7 @@ def _list_unknown(version: int, record: Any) -> Iterator[str]:
 class MessageKind(StrEnum):
     """The kinds of messages that agents send."""
 
+    PREPARING = "preparing"  # the output of the setup, or of the image's pull, begins
     SETUP = "setup"
     RUNNING = "running"
     PROGRESS = "progress"
@@ -92,7 +93,9 @@ class AgentMessage:
     exit_code: int | None = None  # exited
     reason: str = ""  # exited
     failure: str | None = None  # exited, if the outcome is `node`: a FailureKind
-    log_bytes: int = 0  # exited
+    # exited: bytes of the log; preparing, running: where in the log the setup's output begins and
+    # the work's output begins
+    log_bytes: int = 0
     # set by the server: why some fields are missing; agents never send it
     fault: str = ""
 

@@ -110,6 +110,13 @@ def test_uv_makes_the_environment_on_a_node_that_has_it(tmp_path: Path) -> None:
         assert kept.name.endswith(f"@{os.uname().nodename}")  # hosts may share the cache
 
 
+def test_the_log_says_where_the_output_of_the_setup_ends() -> None:
+    with make_rig(run="echo work", setup="echo setup") as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "setup\nwork\n"
+        assert rig.stub.last("running")["log_bytes"] == len("setup\n")
+
+
 def test_an_image_keeps_its_own_python() -> None:
     with make_rig(setup='echo "$PATH" "${VIRTUAL_ENV-none}"', run='echo "$PATH"') as rig:
         rig.config["boxed"] = True

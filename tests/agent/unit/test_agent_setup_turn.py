@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.work.prepare import _await_turn
+from cavvy.agent.work import prepare
+from cavvy.agent.work.prepare import _await_turn, make_venv, use_venv
 
 TEXT = "another job on this machine runs the same setup; this job then uses its result"
 
@@ -34,3 +35,17 @@ def test_a_wait_for_the_setup_of_another_job_is_told(
     os.close(reads)
     os.close(writes)
     assert capfd.readouterr().err == (f"cavvy: {TEXT}\n" if busy else "")
+
+
+def test_the_environment_of_a_setup_that_failed_makes_no_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(prepare, "run", lambda argv, env, view=None: ran.append(argv[0]) or 0)
+    for folder in ("venv/bin", "usual"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "python3").touch(mode=0o755)
+    env = {"PATH": f"{tmp_path}/usual"}
+    use_venv(env, f"{tmp_path}/venv")
+    make_venv(f"{tmp_path}/venv", env)
+    assert ran == [f"{tmp_path}/usual/python3"]

@@ -12,16 +12,18 @@ from tests.unit.cli_client import FakeClient, make_attempt, make_event, make_job
 
 from cavvy import AsyncClient, Client
 from cavvy.cli.reach import follow
-from cavvy.cli.reach.follow import LogPart
 from cavvy.cli.reach.newest import find_newest
+from cavvy.cli.reach.setup_output import LogPart
 from cavvy.cli.view import screen
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.setup_line import FailedSetup
 from cavvy.client import wire
 
 
 class Screen:
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.line = b""
 
     def log(self, rank: int, data: bytes) -> None:
         self.told.append(data.decode())
@@ -30,6 +32,12 @@ class Screen:
         self.told.append(event.kind)
 
     def job(self, job: wire.JobDetail) -> None: ...
+
+    def setup(self, line: bytes, lines: int) -> None:
+        self.line = line
+
+    def failed_setup(self, failed: FailedSetup) -> None:
+        self.told.append(f"{failed.more} before {failed.data.decode()}")
 
 
 def test_output_that_overtakes_its_event_stands_below_it() -> None:

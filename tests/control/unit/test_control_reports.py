@@ -68,6 +68,15 @@ def applied(
     return apply_messages(JOB, attempt, node, messages, NOW)
 
 
+def test_a_node_says_which_output_is_that_of_its_setup() -> None:
+    begun = applied(message(MessageKind.PREPARING, log_bytes=14)).node
+    assert (begun.setup_from, begun.setup_to) == (14, None)
+    runs = applied(message(MessageKind.RUNNING, 6, log_bytes=90), node=begun).node
+    assert (runs.setup_from, runs.setup_to) == (14, 90)
+    old = applied(message(MessageKind.RUNNING)).node  # an agent that does not tell
+    assert (old.setup_from, old.setup_to) == (None, None)
+
+
 def test_messages_are_applied_once_in_order_and_up_to_a_gap() -> None:
     many = [message(MessageKind.PROGRESS, seq, values={"step": seq}) for seq in (8, 6, 5, 4, 3)]
     report = applied(*many)

@@ -39,6 +39,7 @@ from .cache import touch
 from .environment import SHELL_LINE, find_shell
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
 from .reaper import report
+from .setup_meter import end_turn, take_turn
 from .trees import copy_tree, remove_tree, replace_in
 from .view import find_setup, make_view
 
@@ -294,6 +295,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
         if os.path.exists(kept + "/finished"):
             _restore(config, work, kept, config.folder, env)
             return True
+        take_turn(kept, config)
         build_folder(config, work, config.folder, env, work.setup_uses)
         _check_fit(config, work)
         remove_tree(kept + "/dir")  # remove the partial results of a failed setup
@@ -315,6 +317,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
             os.chdir(config.home)
             _restore(config, work, kept, config.folder, env)
     finally:
+        end_turn(kept)
         os.close(lock)
     return False
 
@@ -377,7 +380,9 @@ def make_venv(folder: str, env: dict[str, str], view: WorkView | None = None) ->
     source = (pkgutil.get_data(__package__ or "", "make_venv.py") or b"").decode()
     uv = shutil.which("uv", path=f"{env['PATH']}:{env.get('HOME', '')}/.local/bin") or ""
     code = 1
-    for python in _list_pythons(env["PATH"]):
+    # a setup that failed has left an environment there, which goes now
+    path = ":".join(each for each in env["PATH"].split(":") if each != f"{folder}/bin")
+    for python in _list_pythons(path):
         _make_anew(folder)
         code = run([python, "-I", "-c", source, folder, uv], env, view)
         if code in (0, WITHOUT_PIP):

@@ -9,11 +9,12 @@ from functools import partial
 from queue import Empty, Queue
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, make_failure, named
+from cavvy.cli.reach.setup_output import LogPart, SetupOutput
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.screen import job_ranks
 
@@ -30,7 +31,9 @@ _BILL_S = 2.0  # maximum seconds that the summary waits for the final bill
 _AHEAD = 16  # maximum number of items that are read ahead of a slow terminal
 _HELD_S = 5.0  # maximum seconds for which output waits for the event with which its attempt began
 _SETUP_HELD_S = 1.0  # the same limit in seconds, after the attempt's setup has begun
-_BEFORE = frozenset({"queued", "placed", "claimed", "setup"})  # events before `running`
+# events before `running`
+_BEFORE = frozenset({"queued", "placed", "claimed", "check", "image", "setup", "waits", "restored"})
+_NO_FAILURES = frozenset({"preempted", "stopped"})  # outcomes of ranks, also of their setups
 _DETACHED = 130  # the exit code that shells report for an interrupt
 
 
@@ -128,7 +131,7 @@ def _show(
     while open_sources:
         order.look()
         if monotonic() - looked > _LOOK_S:
-            screen.job(client.job(job.project, job.id))
+            order.learn(client.job(job.project, job.id))
             looked = monotonic()
         try:
             item = queue.get(timeout=_LOOK_S)
@@ -145,6 +148,8 @@ def _show(
             case LogPart():
                 order.log(item)
             case event:
+                if event.kind not in _BEFORE:  # where the setup's output ends is known now
+                    order.learn(client.job(job.project, job.id))
                 order.event(event)
                 looked = 0.0
                 if only_start and event.kind == "running" and event.rank is None:
@@ -152,17 +157,10 @@ def _show(
     order.end()
 
 
-class LogPart(NamedTuple):
-    """A part of the log of one rank in one attempt."""
-
-    rank: int
-    attempt: int
-    data: bytes
-
-
 class _Order:
     """Shows the log and the events in the order in which they happened. Both arrive by different
     ways, so the first output of an attempt may arrive before the event that says that it runs.
+    The output of setups is left out, except for the last lines of one that failed.
     """
 
     def __init__(self, screen: "FollowScreen") -> None:
@@ -170,8 +168,24 @@ class _Order:
         self._open = 0  # the newest attempt whose output is shown at once
         self._setup = 0  # the newest attempt whose setup has begun
         self._held: list[tuple[float, LogPart]] = []
+        self._setups = SetupOutput()
+
+    def learn(self, job: "JobDetail") -> None:
+        """Show the job's current state. The job also tells which output is that of setups."""
+        for part in self._setups.learn(job):
+            self._add(part)
+        held, self._held = self._held, []
+        for since, part in held:
+            self._held += [(since, each) for each in self._setups.take(part)]
+        self._screen.setup(self._setups.last_line, self._setups.lines)
+        self._screen.job(job)
 
     def log(self, part: LogPart) -> None:
+        for each in self._setups.take(part):
+            self._add(each)
+        self._screen.setup(self._setups.last_line, self._setups.lines)
+
+    def _add(self, part: LogPart) -> None:
         if part.attempt <= self._open:
             self._screen.log(part.rank, part.data)
         else:
@@ -188,7 +202,13 @@ class _Order:
             self._release(attempt)
         else:  # for example the end of an attempt: its output stands before it
             self._release(attempt)
+            if event.kind == "exited":
+                self._end_setup(attempt, event.rank or 0, shown=event.fact not in _NO_FAILURES)
             self._screen.event(event)
+
+    def _end_setup(self, attempt: int, rank: int, *, shown: bool) -> None:
+        if (failed := self._setups.end(attempt, rank)) and shown:
+            self._screen.failed_setup(failed)
 
     def look(self) -> None:
         """Show output whose event does not come: an agent may say late that the work runs."""
@@ -200,6 +220,8 @@ class _Order:
 
     def end(self) -> None:
         self._release(max((part.attempt for _, part in self._held), default=0))
+        for attempt, rank in self._setups.list_open():
+            self._end_setup(attempt, rank, shown=True)
 
     def _release(self, attempt: int) -> None:
         self._open = max(self._open, attempt)
@@ -233,7 +255,8 @@ def _read_ahead(
         with client.sibling() as own:
             for chunk in own.log_chunks(job.project, job.id, rank=rank, first=first, follow=True):
                 if chunk.data:
-                    yield LogPart(rank, chunk.attempt, chunk.data)
+                    at = chunk.offset - len(chunk.data)
+                    yield LogPart(rank, chunk.attempt, chunk.data, at)
 
     def read_events() -> Iterator["Item"]:
         with client.sibling() as own:

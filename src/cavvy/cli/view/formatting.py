@@ -267,7 +267,12 @@ def story_line(event: "EventView") -> str:
 
 def wait_line(reason: str) -> str:
     """Return why a job waits in the queue: "queued waits for free capacity at local/here"."""
-    return _line("queued", None, reason)
+    return step_line("queued", reason)
+
+
+def step_line(kind: str, text: str) -> str:
+    """Return a line that looks like that of an event."""
+    return _line(kind, None, text)
 
 
 def _line(kind: str, rank: int | None, text: str) -> str:

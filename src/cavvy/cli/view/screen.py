@@ -17,11 +17,13 @@ import click
 from cavvy.cli.view import formatting
 from cavvy.cli.view.formatting import JobStory, show_clock, wait_line
 from cavvy.cli.view.job_output import EscapeFilter
+from cavvy.cli.view.setup_line import SetupLine, say_left_out
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.text import Text
 
+    from cavvy.cli.view.setup_line import FailedSetup
     from cavvy.client.wire import EventView, JobDetail
 
 
@@ -31,6 +33,7 @@ _LONGEST = 1 << 20
 _LONGEST_TEXT = 40  # maximum width of the bar itself, in characters
 _SHORTEST = 6  # minimum width in characters; a narrower bar is not drawn
 _NAME = 24
+_SETUP_SAID_S = 30.0  # seconds after which a pipe is told again what a setup does
 _QUIET_S = 120  # seconds without output after which the line says so
 _USES = {"cpu_percent": "cpu", "gpu_percent": "gpu"}
 _PROGRESS = 'CAVVY_PROGRESS {"'  # the start of a line whose values the bar shows
@@ -60,6 +63,13 @@ class FollowScreen(Protocol):
 
     def job(self, job: "JobDetail") -> None:
         """Show the job's current state."""
+
+    def setup(self, line: bytes, lines: int) -> None:
+        """Note the last line of a setup that runs, and how many lines all setups have written that
+        have ended."""
+
+    def failed_setup(self, failed: "FailedSetup") -> None:
+        """Show the last lines of a setup that failed."""
 
 
 @contextmanager
@@ -121,6 +131,8 @@ class _Plain:
         self._story = JobStory(several)
         self._told = ""  # the last reason of a wait, or the text of the last event
         self._looks = 0  # how often the job was queued without a reason
+        self._setup = SetupLine()
+        self._said_at = 0.0  # when the setup was said last
 
     def log(self, rank: int, data: bytes) -> None:
         if sys.stdout.isatty():
@@ -143,6 +155,13 @@ class _Plain:
         back in the queue has only a position, which is said once. Progress is only on the live
         screen.
         """
+        self._setup.learn(job)
+        if self._setup.done:
+            self._tell(self._setup.take_done())
+        elif self._setup.open and monotonic() - self._said_at >= _SETUP_SAID_S:
+            if self._said_at:
+                self._tell(self._setup.text())
+            self._said_at = monotonic()
         if job.phase != "queued" or not self._told:  # the first reason is the first event's text
             return
         reason = job.reason
@@ -153,7 +172,18 @@ class _Plain:
             reason = f"position {job.queue_position} in the queue"
         else:
             self._told, self._looks = reason, _QUIET_LOOKS
-        click.echo(f"[cavvy {show_clock(datetime.now(UTC))}] {wait_line(reason)}", err=True)
+        self._tell(wait_line(reason))
+
+    def setup(self, line: bytes, lines: int) -> None:
+        self._setup.wrote(line, lines)
+
+    def failed_setup(self, failed: "FailedSetup") -> None:
+        if failed.more:
+            self._tell(say_left_out(failed, self._setup.name))
+        self.log(failed.rank, failed.data)
+
+    def _tell(self, text: str) -> None:
+        click.echo(f"[cavvy {show_clock(datetime.now(UTC))}] {text}", err=True)
 
 
 def _open_console() -> "Console":
@@ -226,6 +256,21 @@ class _LiveView:
 
     def job(self, job: "JobDetail") -> None:
         self._below.bar.show(job)
+        if self._below.bar.setup.done:
+            self._tell(self._below.bar.setup.take_done())
+
+    def setup(self, line: bytes, lines: int) -> None:
+        self._below.bar.setup.wrote(line, lines)
+
+    def failed_setup(self, failed: "FailedSetup") -> None:
+        if failed.more:
+            self._tell(say_left_out(failed, self._below.bar.setup.name))
+        self.log(failed.rank, failed.data)
+
+    def _tell(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(f"{show_clock(datetime.now(UTC))}  {text}", style="cyan"))
 
 
 def _plain(line: str) -> str:
@@ -265,6 +310,7 @@ class ProgressBar:
 
         self._spinner = Spinner("dots")
         self._quiet_since = monotonic()
+        self.setup = SetupLine()
         self._name = job.name if len(job.name) <= _NAME else job.name[: _NAME - 1] + "…"
         self.show(job)
 
@@ -276,6 +322,7 @@ class ProgressBar:
         if isinstance(total, int | float) and isinstance(done, int | float) and total > 0:
             self._part = min(1.0, max(0.0, done / total))
         self._text = _text(job, progress)
+        self.setup.learn(job)
         self._phase = job.phase
         self._since, self._spent = job.since, job.spent_micros
         self._use = _use_text(job)
@@ -290,6 +337,8 @@ class ProgressBar:
     def _figures(self) -> str:
         """Return the texts of the line: how long and for how much money the phase lasts, and what a
         task that says nothing does."""
+        if self.setup.open:
+            return self.setup.figures(formatting.show_money(self._spent) if self._spent else "")
         parts = [self._text] if self._text else []
         if self._phase not in formatting.ENDED:
             lasted = max(0.0, (datetime.now(UTC) - self._since).total_seconds())
@@ -316,7 +365,7 @@ class ProgressBar:
             (mark, color), " ", (self._name, "bold"), no_wrap=True, overflow="ellipsis"
         )
         if self._phase not in ("running", "done") or self._part is None:
-            line.append(f" {self._phase}", style=color)
+            line.append(f" {'setup' if self.setup.open else self._phase}", style=color)
         text = self._figures()
         if self._part is not None and room - line.cell_len - len(text) - 4 < _SHORTEST:
             text = self._text  # the bar says more than the time

@@ -156,13 +156,23 @@ def _apply(report: ReportOutcome, message: AgentMessage, now: datetime) -> None:
         handler(report, message, at, now)
 
 
+def _preparing(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    report.node = replace(report.node, setup_from=message.log_bytes)
+
+
 def _setup(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
     report.node = replace(report.node, phase=NodePhase.SETUP)
     tell(report, at, "setup", "the setup began")
 
 
 def _running(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
-    report.node = replace(report.node, phase=NodePhase.RUNNING, running_at=at)
+    known = report.node.setup_from is not None  # older agents do not say where the setup ends
+    report.node = replace(
+        report.node,
+        phase=NodePhase.RUNNING,
+        running_at=at,
+        setup_to=message.log_bytes if known else None,
+    )
     report.moved = True
     if message.setup_reused:
         tell(
@@ -375,6 +385,7 @@ def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
 
 # The handler of each kind of message. Unknown kinds come from newer agents and are ignored.
 _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetime], None]] = {
+    MessageKind.PREPARING: _preparing,
     MessageKind.SETUP: _setup,
     MessageKind.RUNNING: _running,
     MessageKind.PROGRESS: _progress,
