@@ -69,14 +69,31 @@ def find_named(task: TaskSpec, folder: Path) -> tuple[Path, list[tuple[str, str]
 def explain_unfit(folder: Path) -> str:
     """Return why the folder is not submitted without `workdir`, and what to do. Return "" if the
     folder can be submitted, unless it is too large."""
+    reason = _find_unfit(folder)
+    return f"{reason}; {OWN_FOLDER}" if reason else ""
+
+
+def _find_unfit(folder: Path) -> str:
     folder, home = folder.resolve(), Path.home().resolve()
     shared = (Path(each).resolve() for each in (tempfile.gettempdir(), "/tmp", "/var/tmp"))
     if folder == home:
-        return f"it is your home folder; {OWN_FOLDER}"
+        return "it is your home folder"
     own = folder.parent == home and folder.name in _COLLECTIONS
     if own or folder in home.parents or folder in shared:
-        return f"it is not the folder of one project; {OWN_FOLDER}"
+        return "it is not the folder of one project"
     return ""
+
+
+def explain_unsent(folder: Path) -> str | None:
+    """Return why a command without a task file does not get this folder, "" if it gets the folder,
+    or None if the folder has no files that would be submitted."""
+    if reason := _find_unfit(folder):
+        return reason
+    try:
+        found, _ = list_folder(folder, most_bytes=_MOST_BYTES, most_files=_MOST_FILES)
+    except (FreezeError, OSError) as error:
+        return f"{error}; --workdir . submits it" if _say_key(folder) else str(error)
+    return "" if found else None
 
 
 def choose_named(folder: Path, named: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], str]:

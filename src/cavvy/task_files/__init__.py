@@ -63,13 +63,15 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     `dialect` names the file's tool. If `dialect` is "", the tool is detected from the file's keys,
     name or folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with
     keys of the task file; its values replace the file's values. If `serves` is true, the file must
-    describe a service, and otherwise a job.
+    describe a service, and otherwise a job. If `takes_folder` is true, `text` is a command, which
+    gets the current folder as its working folder.
     """
 
     dialect: str = ""
     overrides: str = ""
     text: str | None = None
     serves: bool = False
+    takes_folder: bool = False
 
 
 _AS_SUBMITTED = ReadOptions()
@@ -413,6 +415,8 @@ def _parse(
         found = replace(found, notes=(*found.notes, *unreplaced))
     if not isinstance(file, Path):
         return found
+    if options.takes_folder:
+        return _take_folder(found, Path.cwd())
     return _find_own_folder(found, documents, file.resolve().parent)
 
 
@@ -465,6 +469,26 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
         task = replace(task, workdir=Workdir(path=path))
         found = replace(found, tasks=(task,), own_folder=path)
     return replace(found, notes=(*found.notes, note))
+
+
+def _take_folder(found: Translation, folder: Path) -> Translation:
+    """Submit the current folder with a command that has no task file, or note why it is not
+    submitted."""
+    from cavvy.spec.own_folder import explain_unsent
+
+    task = found.task
+    if task is None or task.workdir is not None:
+        return found
+    unsent = explain_unsent(folder)
+    if unsent is None:
+        return found
+    if unsent:
+        note = (
+            f"the command starts in an empty folder: {folder} is not submitted, because {unsent}; "
+            "--workdir FOLDER submits another folder"
+        )
+        return replace(found, notes=(*found.notes, note))
+    return replace(found, tasks=(replace(task, workdir=Workdir(path=".")),), own_folder=".")
 
 
 def _add_folder(overrides: str, folder: str) -> str:

@@ -966,19 +966,27 @@ def test_the_folder_of_a_named_file_is_submitted(
     monkeypatch.chdir(folder)
     (folder / "train.py").write_text("pass")
     (folder / "task.yaml").write_text("run: python train.py\n")
-    for words in (["task.yaml"], ["--", "python", "train.py"]):
+    for words in (["task.yaml"], ["--", "python", "train.py"], ["--", "nvidia-smi"]):
         told = run("run", "-d", *words)
-        assert f"`run` names train.py, so the folder {folder} is submitted" in told.stderr
+        note = f"`run` names train.py, so the folder {folder} is submitted" in told.stderr
+        assert note == (words == ["task.yaml"])  # a command gets the folder in any case
         assert "in 2 files" in told.stderr
         assert "empty folder" not in told.stderr
         assert sent[-1].snapshot
         assert sent[-1].overrides.strip() == "workdir: ."
-    told = run("run", "-d", "--", "python", "other.py")
-    assert "the command starts in an empty folder" in told.stderr
-    assert sent[-1].snapshot is None
     explained = run("validate", "task.yaml").stdout
     assert "folder       ., frozen when it is submitted" in explained
     assert "note: `run` names train.py" in explained
+    monkeypatch.setattr("cavvy.spec.own_folder._MOST_FILES", 1)
+    monkeypatch.setenv("HOME", str(folder))
+    told = run("run", "-d", "--", "python", "train.py")
+    assert "because it is your home folder; --workdir FOLDER submits another folder" in told.stderr
+    assert sent[-1].snapshot is None
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    told = run("run", "-d", "--", "python", "train.py")
+    assert "is not submitted, because" in told.stderr
+    assert "--workdir . submits it; --workdir FOLDER submits another folder" in told.stderr
+    assert sent[-1].snapshot is None
 
 
 def test_json_of_a_run_that_is_followed_is_refused(client: FakeClient, tmp_path: Path) -> None:

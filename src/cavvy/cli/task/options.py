@@ -244,6 +244,7 @@ def _read_options(
     from cavvy.task_files import ReadOptions
 
     text = sys.stdin.read() if file == "-" else None
+    takes_folder = False
     if words:
         # A single word is a command line for the shell, as with ssh. Several words are a program
         # and its arguments.
@@ -252,9 +253,12 @@ def _read_options(
             told = click.get_current_context().meta
             file = told.get(_NAME) or Path(words[0].split(" ")[0]).name
             text, dialect = json.dumps({"run": line}), "cavvy"
-            if "workdir" not in overrides and told.get(_STARTS, True) and not _names_file(line):
-                what = "session" if _NAME in told else "command"
-                click.echo(f"note: the {what} starts in an empty folder; {_say_folder()}", err=True)
+            takes_folder = _NAME not in told
+            starts = not takes_folder and told.get(_STARTS, True) and "workdir" not in overrides
+            if starts and not _names_file(line):
+                click.echo(
+                    f"note: the session starts in an empty folder; {_say_folder()}", err=True
+                )
         else:
             overrides["run"] = line
     context = click.get_current_context()
@@ -268,7 +272,9 @@ def _read_options(
         hint = _advise_command(context, file if plain else shlex.quote(file))
         raise CommandFailure(f"{file}: the file does not exist", hint, exit_code=2)
     replaced = json.dumps(overrides) if overrides else ""
-    return file, ReadOptions(dialect=dialect or "", overrides=replaced, text=text)
+    return file, ReadOptions(
+        dialect=dialect or "", overrides=replaced, text=text, takes_folder=takes_folder
+    )
 
 
 def add_array(
