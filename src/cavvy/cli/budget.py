@@ -116,6 +116,14 @@ def set_budget(
     click.echo(f"the budget {name} is set: {format_usd(Money(amount))} a month for {of}")
     if not texts.get("project") and name == USUAL_PROJECT:
         click.echo(f"note: {name} is only the budget's name; --project {name} limits the project")
+    label = next((kind for kind in ("tag", "service") if texts.get(kind)), "")
+    if label and not (texts.get("project") or texts.get("user")):
+        click.echo(
+            f"note: jobs of all projects with this {label} count together, so that one project can "
+            "use up the budget and stop the jobs of another; --project NAME or --user NAME limits "
+            "it to one",
+            err=True,
+        )
     if note:
         click.echo(note, err=True)
 

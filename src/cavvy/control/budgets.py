@@ -75,12 +75,12 @@ class BudgetKeeper:
     async def find_block(self, job: JobRecord) -> str:
         """Return why the job may start no paid work, or "" if the job may start it."""
         await self._refresh()
-        return find_block(self._covering(job), self._clock.now())
+        return find_block(self._covering(job), job.project, self._clock.now())
 
     async def find_stop(self, job: JobRecord) -> str:
         """Return why the job's nodes must be released, or "" if they may be kept."""
         await self._refresh()
-        return find_stop(self._covering(job), self._clock.now())
+        return find_stop(self._covering(job), job.project, self._clock.now())
 
     async def watches(self, job: JobRecord) -> bool:
         """Return whether a budget may stop the job while it runs."""
@@ -95,7 +95,7 @@ class BudgetKeeper:
         """
         now, known = self._clock.now(), self._seen.get(job.id)
         if known is None:
-            known = SeenSpending(at=now, spent=spent, rate=rate, posted=spent)
+            known = SeenSpending(at=now, spent=spent, rate=rate, posted=spent, project=job.project)
             self.expire()
         self._seen[job.id] = replace(known, at=now, spent=spent, rate=rate)
         await self._refresh()
@@ -201,11 +201,14 @@ class BudgetKeeper:
         last = Money()
         if budget.carry_over:
             last = await self._sum(budget, month_of(this - timedelta(days=1)))
+        which = filter_budget(budget, self._parents, *month_period(this))
+        sums = await self._store.sum_ledger(which, ("project",))
         return BudgetState(
             budget=budget,
             month=this,
             limit=month_limit(budget, last, now),
-            posted=await self._sum(budget, this),
+            posted=Money(sum(each.amount.micros for each in sums)),
+            by_project={each.groups["project"]: each.amount for each in sums},
             running={
                 job.id: known[job.id]
                 for job in live
@@ -221,14 +224,25 @@ class BudgetKeeper:
         budget = state.budget
         text = f"{percent}% of the budget {budget.name} is spent: {format_usd(spent)} of "
         text += format_usd(state.limit)
-        if not await self._store.budgets.claim_alert(budget, month_of(now), percent, text, now):
+        told = {
+            each.project: f"{percent}% of the budget {budget.name} is spent"
+            + state.say_part(each.project, now)
+            for each in state.running.values()
+        }
+        month = month_of(now)
+        if not await self._store.budgets.claim_alert(budget, month, percent, text, now, told):
             return
         jobs = [await self._store.job(job_id) for job_id in state.running]
-        events = [make_event(job, now, "budget", text, fact=budget.name) for job in jobs]
+        events = [
+            make_event(
+                job, now, "budget", text + state.say_part(job.project, now), fact=budget.name
+            )
+            for job in jobs
+        ]
         if events:
             await self._store.commit(AtomicWrite(events=events))
         if budget.webhook:
-            told = {
+            sent = {
                 "event": "budget",
                 "budget": budget.name,
                 "percent": percent,
@@ -237,7 +251,7 @@ class BudgetKeeper:
                 "text": text,
             }
             try:
-                problem = await self._post(budget.webhook, json.dumps(told).encode())
+                problem = await self._post(budget.webhook, json.dumps(sent).encode())
             except TargetDenied as error:
                 problem = str(error)
             if problem:
@@ -247,6 +261,7 @@ class BudgetKeeper:
 def _by_charges(job: JobSummary, charged: ChargedRate | None, now: datetime) -> SeenSpending:
     """Return the amount that a job has spent according to the charges in the store."""
     return SeenSpending(
+        project=job.project,
         at=now if charged is None else charged.until,
         spent=job.spent,
         rate=HourlyRate() if charged is None else charged.rate,

@@ -7,6 +7,7 @@ from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound
 from cavvy.store.documents import decode_budget, encode, to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
@@ -81,9 +82,17 @@ class SqlBudgets:
         await self._write(lambda session: session.change_or(missing, _DELETE, (name,)))
 
     async def claim_alert(
-        self, budget: SpendingBudget, month: datetime, percent: int, text: str, now: datetime
+        self,
+        budget: SpendingBudget,
+        month: datetime,
+        percent: int,
+        text: str,
+        now: datetime,
+        texts: Mapping[str, str] | None = None,
     ) -> bool:
-        """Record that an alert is being sent, and store its notices. Returns False if the alert was
+        """Record that an alert is being sent, and store its notices: `text` for the targets of the
+        budget's project or user and, if the budget is of a tag or a service in all projects, the
+        text of each project in `texts` for those of the project. Returns False if the alert was
         recorded before.
         """
         values = (budget.name, to_micros(month), percent)
@@ -92,6 +101,9 @@ class SqlBudgets:
             if session.run(_CLAIM, values).rowcount == 0:
                 return False
             add_budget_notices(session, budget, text, now)
+            if not budget.project and (budget.tag or budget.service):
+                for project, own in (texts or {}).items():
+                    add_budget_notices(session, replace(budget, project=project), own, now)
             return True
 
         return await self._write(claim)

@@ -67,7 +67,8 @@ def add_budget_notices(
 ) -> None:
     """Store the notices about a budget in the open transaction. They go to the targets of the
     budget's project or, for a budget of a user in all projects, to those of the user. Other budgets
-    of the whole installation have only their own webhook.
+    of the whole installation have only their own webhook, except those of a tag or a service: see
+    `SqlBudgets.claim_alert`.
     """
     cause, at, user = NoticeEvent.BUDGET, to_micros(now), budget.user
     of = (budget.project, user, budget.project, user)

@@ -2,13 +2,15 @@
 
 from datetime import UTC, datetime, timedelta
 
-from tests.contract.store_suite import NOW, after, begin, make_charge, submit
+from tests.contract.store_suite import NOW, after, begin, make_charge, make_job, submit
+from tests.notices.contract.test_store_notices import put as put_target
 
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase, JobRecord
+from cavvy.domain.notices import NoticeEvent
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
@@ -19,9 +21,9 @@ _RATE = HourlyRate(3_600_000)  # 1000 micro-dollars a second
 _BUDGET = SpendingBudget(name="b", limit=Money(1_000_000), project="p", hard_percent=100, since=NOW)
 
 
-async def run_job(store: Store, job_id: str) -> JobRecord:
+async def run_job(store: Store, job_id: str, **fields: object) -> JobRecord:
     """Write a job with a running attempt, which has cost 1000 micro-dollars a second for 60 s."""
-    await submit(store, job_id, name=job_id)
+    await submit(store, job_id, name=job_id, **fields)
     attempt = await begin(store, await store.job(job_id), phase=AttemptPhase.RUNNING)
     job = replace(await store.job(job_id), attempt=1)
     await store.commit(AtomicWrite(jobs=[job], charges=[make_charge(attempt, 60_000)]))
@@ -103,5 +105,30 @@ def test_spending_before_the_month_does_not_count_although_it_is_posted_later() 
         allowance = await keeper.find_allowance(job, Money(spent), _RATE)
         assert allowance is not None
         assert allowance.most == Money(spent + 1_000_000 - 100_000)
+
+    run_virtual(play())
+
+
+def test_spending_of_one_project_warns_the_jobs_of_another_before_it_stops_them() -> None:
+    """A budget of a tag counts the jobs of all projects."""
+
+    async def play() -> None:
+        store, clock = MemoryStore(), VirtualClock(after(60))
+        budget = replace(_BUDGET, project="", tag="study=x", limit=Money(125_000), alerts=(80,))
+        await store.budgets.put(budget)
+        jobs, targets = {}, {}
+        for project in ("p", "q"):
+            targets[project] = await put_target(store, "t", NoticeEvent.BUDGET, project=project)
+            task = replace(make_job(project).task, project=project, tags={"study": "x"})
+            jobs[project] = await run_job(store, project, project=project, task=task)
+        await clock.sleep_until(after(61))
+        keeper = BudgetKeeper(store, clock)
+        await keeper.reconcile()
+        for project, job in jobs.items():
+            told = [each for each in await store.events(job.id) if each.kind == "budget"]
+            assert [each.text.partition(" is spent")[0] for each in told] == ["80% of the budget b"]
+            assert told[0].text.endswith(f"of it in project {project}")
+            (notice,) = await store.notices.waiting(targets[project], 9)
+            assert notice.text.endswith(f"of it in project {project}")
 
     run_virtual(play())

@@ -110,11 +110,11 @@ def test_spending_since_the_last_entry_counts_in_its_own_month() -> None:
 
 
 def test_no_new_paid_work_starts_at_the_lower_of_the_two_shares() -> None:
-    assert find_block([state(999, {})], NOW) == ""
-    assert "the budget b permits no new paid work" in find_block([state(1000, {})], NOW)
-    assert find_block([state(800, {}, soft_percent=None)], NOW) == ""
-    assert find_block([state(800, {}, soft_percent=None, hard_percent=80)], NOW)
-    assert find_block([state(800, {}), state(800, {}, soft_percent=80)], NOW)
+    assert find_block([state(999, {})], "p", NOW) == ""
+    assert "the budget b permits no new paid work" in find_block([state(1000, {})], "p", NOW)
+    assert find_block([state(800, {}, soft_percent=None)], "p", NOW) == ""
+    assert find_block([state(800, {}, soft_percent=None, hard_percent=80)], "p", NOW)
+    assert find_block([state(800, {}), state(800, {}, soft_percent=80)], "p", NOW)
 
 
 def test_the_rest_of_a_budget_is_divided_by_rate() -> None:
@@ -176,10 +176,32 @@ def test_a_forecast_is_never_below_what_was_spent() -> None:
 
 
 def test_kept_nodes_are_released_at_the_hard_share_only() -> None:
-    assert find_stop([state(999, {}, soft_percent=80, hard_percent=100)], NOW) == ""
-    reached = find_stop([state(0, {}), state(1000, {}, hard_percent=100)], NOW)
+    assert find_stop([state(999, {}, soft_percent=80, hard_percent=100)], "p", NOW) == ""
+    reached = find_stop([state(0, {}), state(1000, {}, hard_percent=100)], "p", NOW)
     assert reached.startswith("the hard stop of the budget b is reached: <$0.01")
-    assert find_stop([state(9000, {}, soft_percent=80, hard_percent=None)], NOW) == ""
+    assert find_stop([state(9000, {}, soft_percent=80, hard_percent=None)], "p", NOW) == ""
     late = state(900, {"a": seen(100, ago=HOUR)}, hard_percent=100)
-    assert find_stop([late], NOW)
-    assert find_stop([late], NOW - HOUR) == ""
+    assert find_stop([late], "p", NOW)
+    assert find_stop([late], "p", NOW - HOUR) == ""
+
+
+def test_a_reason_says_what_the_own_project_has_spent_if_others_spent_too() -> None:
+    """One project's spending uses up the budget of a tag, and stops another project's jobs."""
+    running = {
+        "a": replace(seen(200_000), project="ocr"),
+        "b": replace(seen(100_000), project="vision"),
+    }
+    made = replace(
+        state(5_000_000, running, limit=Money(1_000_000), hard_percent=100),
+        by_project={"ocr": Money(4_750_000), "vision": Money(250_000)},
+    )
+    assert find_block([made], "vision", NOW + HOUR).endswith(
+        "$5.30 of $1.00 spent this month, $0.35 of it in project vision"
+    )
+    assert find_stop([made], "ocr", NOW).endswith(", $4.75 of it in project ocr")
+    assert find_stop([made], "new", NOW).endswith(", $0.00 of it in project new")
+    allowed = find_allowance([made], "b", NOW)
+    assert allowed is not None
+    assert allowed.part == ", $0.25 of it in project vision"
+    alone = replace(made, running={}, by_project={"ocr": Money(5_000_000)})
+    assert find_stop([alone], "ocr", NOW).endswith("$5.00 of $1.00 spent this month")

@@ -121,9 +121,10 @@ def test_the_user_is_asked_before_money_is_spent(buyer: User, agrees: bool, mode
         assert buyer.job("paid").ceiling_micros == 3_000_000
         [budget] = buyer.json("budget", "list")
         assert (budget["month_limit_micros"], budget["hard_percent"]) == (5_000_000, 100)
-        assert json.loads(bytes(buyer.job("paid").task))["tags"] == {
-            "mcp": budget["tag"].partition("=")[2]
-        }
+        assert budget["tag"] == f"mcp={budget['user']}"  # nobody else's jobs use it up
+        job = buyer.job("paid")
+        assert json.loads(bytes(job.task))["tags"] == {"mcp": budget["user"]}
+        assert job.user == budget["user"]
 
 
 def test_a_client_without_questions_confirms_in_a_second_call(buyer: User) -> None:

@@ -103,7 +103,13 @@ def check_second_team(ada: User, ben: User, cal: User, server: tuple[str, ...]) 
 
     set_by_mistake = ("budget", "set", "speech-month", "10", "--project", "spech")
     assert "`cavvy budget remove speech-month`" in ada.cli(*set_by_mistake)
-    assert "created as" not in ada.cli("budget", "set", "speech-month", "10", "--project", "speech")
+    set_right = ada.cli("budget", "set", "speech-month", "10", "--project", "speech")
+    assert "created as" not in set_right
+    assert "of all projects" not in set_right
+    assert "note: jobs of all projects with this tag" in ada.cli(
+        "budget", "set", "b", "1", "--tag", "a=b"
+    )
+    ada.cli("budget", "remove", "b")
     cal.cli("budget", "request", "speech-month", "20", "-p", "speech", "--reason", "more data")
     assert "role" in cal.cli("budget", "approve", "speech-month", "20", code=1)
     assert ada.cli("budget", "approve", "speech-month", "15", code=1)

@@ -30,7 +30,7 @@ def command(max_usd: float, project: str, skill: bool, install_skill: Path | Non
     Coding agents start this command by themselves; `claude mcp add cavvy -- cavvy mcp --max-usd 20`
     registers it. The tools have your rights in one project. Tools that spend money ask you first,
     if the agent's program can show questions, and otherwise through the agent. The server enforces
-    --max-usd with a budget for the tag mcp=USER, which all jobs and services of the tools have.
+    --max-usd with a budget of the user for the tag mcp=USER, which all that the tools start has.
     Without --max-usd, only work that costs nothing is started.
     """
     if skill:

@@ -152,27 +152,28 @@ class Spending:
         user = _name_user(client)
         tag, name = f"{_TAG}={user}", f"mcp-{re.sub('[^a-z0-9]+', '-', user.lower()).strip('-')}"
         try:
-            known = [each for each in list_budgets(client) if _enforces(each, tag, project)]
+            known = [each for each in list_budgets(client) if _enforces(each, tag, user, project)]
             if any(each.limit_micros <= self._limit.micros for each in known):
                 return
-            ask = BudgetAsk(limit_micros=self._limit.micros, tag=tag, hard_percent=100)
+            # of the user, so that nobody else's jobs with this tag use it up
+            ask = BudgetAsk(limit_micros=self._limit.micros, tag=tag, user=user, hard_percent=100)
             put_budget(client, name, ask)
         except ApiError as error:
             if error.code not in ("role-needed", "scope-needed"):
                 raise
             amount = format_usd(self._limit).removeprefix("$")
-            hint = f"`cavvy budget set {name} {amount} --project {project} --tag {tag} --hard 100%`"
+            hint = f"`cavvy budget set {name} {amount} --user {user} --tag {tag} --hard 100%`"
             raise CommandFailure(
                 "no budget limits what coding agents spend, and you may set none",
                 f"ask an admin of the server for {hint}",
             ) from error
 
 
-def _enforces(budget: "BudgetView", tag: str, project: str) -> bool:
-    """Return whether a budget stops all work with this tag in the project."""
-    covers = budget.tag == tag and budget.project in ("", project)
+def _enforces(budget: "BudgetView", tag: str, user: str, project: str) -> bool:
+    """Return whether a budget stops all work of the user with this tag in the project."""
+    covers = budget.tag == tag and budget.project in ("", project) and budget.user in ("", user)
     stops = budget.hard_percent is not None and budget.hard_percent <= 100
-    return covers and stops and not (budget.user or budget.service or budget.carry_over)
+    return covers and stops and not (budget.service or budget.carry_over)
 
 
 def _project_of(loaded: "LoadedTask") -> str:

@@ -15,6 +15,8 @@ class SeenSpending(Struct, frozen=True, kw_only=True):
     end of that part, or None if the ledger contains no charges of the job's nodes.
     """
 
+    project: str = ""
+
     at: datetime
     spent: Money
     rate: HourlyRate
@@ -34,7 +36,7 @@ class SeenSpending(Struct, frozen=True, kw_only=True):
 
 class BudgetState(Struct, frozen=True, kw_only=True):
     """A budget in the current month: when the month begins, the budget's amount, the spending in
-    the ledger, and the running jobs by ID.
+    the ledger, in total and by project, and the running jobs by ID.
     """
 
     budget: SpendingBudget
@@ -42,11 +44,24 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     limit: Money
     posted: Money
     running: Mapping[str, SeenSpending] = {}
+    by_project: Mapping[str, Money] = {}
 
     def spent(self, now: datetime) -> Money:
         """Return the amount that has been spent in the month by now."""
         more = sum(each.unposted(now, self.month) for each in self.running.values())
         return Money(self.posted.micros + more)
+
+    def spent_by(self, project: str, now: datetime) -> Money:
+        """Return the part of the amount that this project has spent."""
+        running = [each for each in self.running.values() if each.project == project]
+        more = sum(each.unposted(now, self.month) for each in running)
+        return self.by_project.get(project, Money()) + Money(more)
+
+    def say_part(self, project: str, now: datetime) -> str:
+        """Return which part this project has spent, or "" if other projects have spent nothing.
+        What each of the others has spent is for those who may see it."""
+        own, spent = self.spent_by(project, now), self.spent(now)
+        return f", {format_usd(own)} of it in project {project}" if own < spent else ""
 
     def part(self, percent: int) -> Money:
         return Money(self.limit.micros * percent // 100)
@@ -61,8 +76,8 @@ def month_limit(budget: SpendingBudget, last_month: Money, now: datetime) -> Mon
     return budget.limit + max(Money(), unspent)
 
 
-def find_block(states: Iterable[BudgetState], now: datetime) -> str:
-    """Return why no new paid work may start, or "" if new paid work may start."""
+def find_block(states: Iterable[BudgetState], project: str, now: datetime) -> str:
+    """Return why no new paid work of a project may start, or "" if new paid work may start."""
     for state in states:
         percents = (state.budget.soft_percent, state.budget.hard_percent)
         reached = min((each for each in percents if each is not None), default=None)
@@ -70,19 +85,19 @@ def find_block(states: Iterable[BudgetState], now: datetime) -> str:
         if reached is not None and spent >= state.part(reached):
             return (
                 f"the budget {state.budget.name} permits no new paid work: {format_usd(spent)} of "
-                f"{format_usd(state.limit)} spent this month"
+                f"{format_usd(state.limit)} spent this month{state.say_part(project, now)}"
             )
     return ""
 
 
-def find_stop(states: Iterable[BudgetState], now: datetime) -> str:
-    """Return why paid nodes must be released, or "" if they may be kept."""
+def find_stop(states: Iterable[BudgetState], project: str, now: datetime) -> str:
+    """Return why a project's paid nodes must be released, or "" if they may be kept."""
     for state in states:
         hard, spent = state.budget.hard_percent, state.spent(now)
         if hard is not None and spent >= state.part(hard):
             return (
                 f"the hard stop of the budget {state.budget.name} is reached: {format_usd(spent)} "
-                f"of {format_usd(state.limit)} spent this month"
+                f"of {format_usd(state.limit)} spent this month{state.say_part(project, now)}"
             )
     return ""
 
@@ -117,9 +132,11 @@ def find_service_stop(
 
 
 class BudgetAllowance(Struct, frozen=True, kw_only=True):
-    """The maximum that a job may spend in total, and the budget that sets this maximum."""
+    """The maximum that a job may spend in total, and the budget that sets this maximum. `part` says
+    which part of the budget the job's project has spent, see `BudgetState.say_part`."""
 
     budget: str
+    part: str = ""
     most: Money
 
 
@@ -140,7 +157,8 @@ def find_allowance(
         total = sum(each.rate.micros_per_hour for each in state.running.values())
         reached = seen.spent.micros + seen.rate.over(now - seen.at).micros
         most = Money(reached + left * seen.rate.micros_per_hour // total)
-        found.append(BudgetAllowance(budget=state.budget.name, most=most))
+        part = state.say_part(seen.project, now)
+        found.append(BudgetAllowance(budget=state.budget.name, most=most, part=part))
     return min(found, key=lambda each: each.most, default=None)
 
 

@@ -303,7 +303,10 @@ def _list_caps(view: JobSnapshot) -> Iterator[tuple[Money, str]]:
     if cap is not None:
         yield cap, f"spending limit of {format_usd(cap)} reached"
     if allowance is not None:
-        yield allowance.most, f"the budget {allowance.budget} is used up by its running jobs"
+        yield (
+            allowance.most,
+            f"the budget {allowance.budget} is used up by its running jobs{allowance.part}",
+        )
 
 
 def gives_back(job: JobRecord) -> bool:
