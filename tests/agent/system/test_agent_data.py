@@ -18,7 +18,7 @@ from cavvy.agent import http_client
 from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.data import fetch, stream, transfer, upload
 from cavvy.agent.http_client import BlockingClient, StorageTimeout, TransferFailed
-from cavvy.agent.work import checkpoint_upload, prepare
+from cavvy.agent.work import checkpoint_restore, prepare
 from cavvy.agent.work.folder import CannotBuild
 
 pytestmark = pytest.mark.system
@@ -555,12 +555,14 @@ def test_a_checkpoint_whose_bucket_never_answers_is_told_of_and_given_up(
         }
     }
     monkeypatch.setattr(
-        checkpoint_upload.BlockingClient, "read", lambda *args, **named: json.dumps(answer).encode()
+        checkpoint_restore.BlockingClient,
+        "read",
+        lambda *args, **named: json.dumps(answer).encode(),
     )
     with pytest.raises(
         StorageTimeout, match=r"checkpoint file 000000000000: .* failed: no answer for 0\.1 s"
     ):
-        checkpoint_upload.restore(None, str(tmp_path / "ckpt"), told.append)  # type: ignore[arg-type]  # as above
+        checkpoint_restore.restore(None, str(tmp_path / "ckpt"), told.append)  # type: ignore[arg-type]  # as above
     assert "no answer for 0.1 s (for " in told[0]
 
 

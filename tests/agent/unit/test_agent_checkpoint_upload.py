@@ -20,7 +20,7 @@ from cavvy.agent import checkpoint_sync as module
 from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
 from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.sidecar import SidecarPlace
-from cavvy.agent.work import checkpoint_files, checkpoint_upload
+from cavvy.agent.work import checkpoint_files, checkpoint_restore, checkpoint_upload
 from cavvy.agent.work.checkpoint_files import SHORTEST_S, CheckpointWatcher, born_ns
 from cavvy.store.checkpoint_folders import NEWEST_NS
 
@@ -270,8 +270,8 @@ class StandInServer:
                 raise TransferFailed("gone")
             Path(path).write_bytes(self.contents[name])
 
-        monkeypatch.setattr(checkpoint_upload, "BlockingClient", Line)
-        monkeypatch.setattr(checkpoint_upload, "fetch_to", fetch_to)
+        monkeypatch.setattr(checkpoint_restore, "BlockingClient", Line)
+        monkeypatch.setattr(checkpoint_restore, "fetch_to", fetch_to)
 
     def file(self, path: str, content: bytes | None = b"new") -> dict[str, object]:
         name = hashlib.sha256(content or b"lost").hexdigest()
@@ -297,7 +297,7 @@ def test_a_checkpoint_takes_the_folders_place_whole(
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     link = {"path": "last", "link": "sub/model"}
     server.newest = [newest(server.file("sub/model"), link)]
-    told = checkpoint_upload.restore(make_config(tmp_path), str(folder))
+    told = checkpoint_restore.restore(make_config(tmp_path), str(folder))
     assert told == "resuming from checkpoint 7 of attempt 2: 2 files, 1.5 MiB"
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == [
         "last",
@@ -317,12 +317,12 @@ def test_what_cannot_be_brought_whole_leaves_what_is_there(
     """
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     torn = newest(server.file("a"), server.file("b", None))
-    server.newest = [torn] * checkpoint_upload.RESTORES
+    server.newest = [torn] * checkpoint_restore.RESTORES
     with pytest.raises(TransferFailed):
-        checkpoint_upload.restore(make_config(tmp_path), str(folder))
+        checkpoint_restore.restore(make_config(tmp_path), str(folder))
     assert (server.newest, [path.name for path in folder.iterdir()]) == ([], ["mine"])
     server.newest = [torn, newest(server.file("a"))]
-    assert checkpoint_upload.restore(make_config(tmp_path), str(folder)).startswith(
+    assert checkpoint_restore.restore(make_config(tmp_path), str(folder)).startswith(
         "resuming from checkpoint 7"
     )
     assert [path.name for path in folder.iterdir()] == ["a"]
@@ -337,7 +337,7 @@ def test_a_shared_folder_is_made_what_a_later_attempt_handed_over(
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     (tmp_path / "attempt").write_text(last)
     server.newest = [newest(server.file("a"), attempt=attempt)]
-    told = checkpoint_upload.settle(make_config(tmp_path), str(folder), 3)
+    told = checkpoint_restore.settle(make_config(tmp_path), str(folder), 3)
     assert bool(told) is brought
     assert (folder / "mine").exists() is not brought
     assert (tmp_path / "attempt").read_text() == "3"
@@ -353,7 +353,7 @@ def test_a_shared_folder_that_no_attempt_had_is_the_first_checkpoint_if_it_holds
     if not filled:
         (folder / "mine").unlink()
     server.newest = [newest(server.file("a"), attempt=attempt)]
-    assert bool(checkpoint_upload.settle(make_config(tmp_path), str(folder), 3)) is brought
+    assert bool(checkpoint_restore.settle(make_config(tmp_path), str(folder), 3)) is brought
 
 
 def test_a_shared_folder_that_could_not_be_brought_is_no_attempts(
@@ -361,9 +361,9 @@ def test_a_shared_folder_that_could_not_be_brought_is_no_attempts(
 ) -> None:
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     (tmp_path / "attempt").write_text("1")
-    server.newest = [newest(server.file("b", None))] * checkpoint_upload.RESTORES
+    server.newest = [newest(server.file("b", None))] * checkpoint_restore.RESTORES
     with pytest.raises(TransferFailed):
-        checkpoint_upload.settle(make_config(tmp_path), str(folder), 3)
+        checkpoint_restore.settle(make_config(tmp_path), str(folder), 3)
     assert (tmp_path / "attempt").read_text() == "1", (
         "the other ranks wait, and the next attempt tries again"
     )
@@ -373,7 +373,7 @@ def test_nothing_is_brought_where_nothing_was_handed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, folder = StandInServer(monkeypatch, None), make_folder(tmp_path)
-    assert checkpoint_upload.restore(make_config(tmp_path), str(folder)) == ""
+    assert checkpoint_restore.restore(make_config(tmp_path), str(folder)) == ""
     assert (server.newest, (folder / "mine").read_text()) == ([], "old")
 
 
@@ -384,7 +384,7 @@ def test_a_path_that_leaves_the_folder_is_refused(
     server, folder = StandInServer(monkeypatch), make_folder(tmp_path)
     server.newest = [newest(server.file(path))]
     with pytest.raises(Exception, match="is not in the working folder"):
-        checkpoint_upload.restore(make_config(tmp_path), str(folder))
+        checkpoint_restore.restore(make_config(tmp_path), str(folder))
     assert (folder / "mine").exists()
 
 

@@ -4,7 +4,9 @@ the work needed to write them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import stat
 import struct
@@ -12,7 +14,7 @@ import time
 from collections import namedtuple
 
 from ..allowed_folders import AllowedFolders, ignore_error, raise_unless_vanished
-from ..disk import walk_files
+from ..disk import read_known, walk_files, write_whole
 from ..outbox import file_time_text
 
 TYPE_CHECKING = False
@@ -173,3 +175,43 @@ def measure(folder: str) -> tuple[int, int, int]:
     for _, seen, _ in walk_files(folder):
         files, size, newest = files + 1, size + seen.st_size, max(newest, seen.st_mtime_ns)
     return files, size, newest
+
+
+def rows_of(config: AgentConfig) -> str:
+    """Return the file that lists the files of the newest checkpoint of this node."""
+    return config.private + "/checkpoint.json"
+
+
+def read_rows(config: AgentConfig) -> list[dict[str, object]]:
+    """Return the files of the newest checkpoint that this node has restored or uploaded."""
+    found = read_known(rows_of(config)).get("files", [])
+    return [row for row in found if isinstance(row, dict)]
+
+
+def write_rows(config: AgentConfig, rows: list[dict[str, object]]) -> None:
+    """Store the list of files of this node's newest checkpoint."""
+    write_whole(rows_of(config), json.dumps({"files": rows}))
+
+
+def split_names(entries: list[FileEntry]) -> tuple[list[FileEntry], str]:
+    """Return the entries whose name and target are UTF-8, and the first other name, or "". The
+    control plane cannot store other names."""
+    fit, other = [], ""
+    for entry in entries:
+        try:
+            check_names([entry])
+            fit.append(entry)
+        except OSError:
+            other = other or repr(entry.path)
+    return fit, other
+
+
+def check_names(entries: list[FileEntry]) -> None:
+    """Raise OSError if a name or the target of a link is not UTF-8, because the control plane
+    cannot store such a name."""
+    for entry in entries:
+        try:
+            (entry.path + entry.link).encode()
+        except UnicodeEncodeError as error:
+            told = "the file's name or the link's target is not UTF-8"
+            raise OSError(errno.EILSEQ, told, entry.path) from error

@@ -1,5 +1,4 @@
-"""Uploads the checkpoint folder to the control plane, and downloads the newest checkpoint. Both may
-block.
+"""Uploads the checkpoint folder to the control plane. May block.
 
 The upload runs in a separate process during the work. The process reports its result as a line of
 JSON with the key `state`. The states `saved` and `refused` are final. After the other states, the
@@ -18,7 +17,7 @@ import time
 from functools import partial
 
 from ..allowed_folders import AllowedFolders, open_below
-from ..disk import open_own, read_known, read_number, read_text, write_whole
+from ..disk import open_own, read_known, read_text, write_whole
 from ..http_client import (
     CHUNK,
     FAULTS,
@@ -28,14 +27,17 @@ from ..http_client import (
     TransferFailed,
 )
 from ..outbox import time_text
-from .blobs import fetch_to
 from .checkpoint_choice import LookResult, choose_files, find_writers
 from .checkpoint_files import (
     NEWEST_NS,
     FileEntry,
+    check_names,
     fingerprint,
     list_checkpoint,
     newest,
+    read_rows,
+    split_names,
+    write_rows,
     written,
 )
 from .trees import copy_open, remove_tree
@@ -58,8 +60,6 @@ MISMATCH = 422
 RACY_NS = 2_000_000_000
 # tries of a commit; before each retry, files that the control plane has lost are sent again
 COMMITS = 5
-RESTORES = 5
-SETTLE_S = 0.5  # seconds between checks whether rank 0 has finished
 PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow at most 64 MiB
 
 
@@ -142,17 +142,6 @@ def _send_checkpoint(saving: CheckpointUpload, *, copy_first: bool) -> dict[str,
     number, sent = saving.send()
     saving.remember()
     return {"state": "saved", "number": number, "sent": sent}
-
-
-def rows_of(config: AgentConfig) -> str:
-    """Return the file that lists the files of the newest checkpoint of this node."""
-    return config.private + "/checkpoint.json"
-
-
-def read_rows(config: AgentConfig) -> list[dict[str, object]]:
-    """Return the files of the newest checkpoint that this node has restored or uploaded."""
-    found = read_known(rows_of(config)).get("files", [])
-    return [row for row in found if isinstance(row, dict)]
 
 
 def copies_of(config: AgentConfig) -> str:
@@ -478,125 +467,6 @@ class UploadBody:
             raise FileChanged(self._entry.path)
         self._at += len(data)
         return data
-
-
-def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """If the control plane has a newer checkpoint than the nodes' shared folder, download the
-    checkpoint to that folder. Rank 0 downloads the checkpoint while the other ranks wait. See
-    `restore` for the result and the errors.
-
-    The file `attempt` next to the folder contains the number of the attempt that used the folder
-    last. If a later attempt uploaded a checkpoint, that checkpoint is newer than the files in the
-    folder.
-    """
-    path = os.path.dirname(storage) + "/attempt"
-    if config.rank > 0:
-        while read_number(path) != attempt:
-            # rank 0 is still downloading; if the work is stopped, this process is killed
-            time.sleep(SETTLE_S)
-        return ""
-    user = read_number(path)
-    if user is None:
-        user = 0 if os.path.isdir(storage) and os.listdir(storage) else -1
-    os.makedirs(os.path.dirname(storage), mode=0o700, exist_ok=True)
-    told = restore(config, storage, tell, later_than=user)
-    write_whole(path, str(attempt), sync=True)
-    return told
-
-
-def restore(
-    config: AgentConfig, folder: str, tell: Tell | None = None, later_than: int = -1
-) -> str:
-    """Download the newest checkpoint of the job to `folder`, if an attempt with a number above
-    `later_than` uploaded it.
-
-    Returns a message for the user, or "" if nothing was downloaded. `tell` is called with a message
-    about each long wait. Raises TransferFailed, StorageTimeout, OSError.
-    """
-    for tries_left in reversed(range(RESTORES)):
-        found = json.loads(BlockingClient(config).read("GET", "checkpoints/latest", tell=tell))[
-            "checkpoint"
-        ]
-        if found is None or found["attempt"] <= later_than:
-            write_rows(config, [])
-            return ""
-        try:
-            fetch(config, found["files"], folder, tell, direct=bool(found.get("direct")))
-        except TransferFailed as error:
-            if tries_left and not isinstance(error, StorageTimeout):
-                continue  # a newer checkpoint has replaced this one meanwhile
-            raise
-        files = len(found["files"])
-        size = f"{files} file{'' if files == 1 else 's'}, {found['bytes'] / 2**20:.1f} MiB"
-        return f"resuming from checkpoint {found['number']} of attempt {found['attempt']}: {size}"
-    raise AssertionError("unreachable")
-
-
-def fetch(
-    config: AgentConfig,
-    files: list[dict[str, object]],
-    folder: str,
-    tell: Tell | None = None,
-    *,
-    direct: bool = False,
-) -> None:
-    """Download all files to a new folder, which then replaces `folder`. Raises TransferFailed,
-    StorageTimeout, OSError.
-    """
-    from .folder import inside
-
-    fresh, line = (
-        folder + ".cavvy-new",
-        BlockingClient(config),
-    )  # a folder with the same parent as `folder`, so that one rename replaces the old folder
-    remove_tree(fresh)
-    os.makedirs(fresh)
-    for each in files:
-        path = inside(fresh, str(each["path"]))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if each.get("link") is not None:
-            os.symlink(str(each["link"]), path)
-            continue
-        if direct:
-            from ..data.transfer import fetch_file
-
-            fetch_file(config, str(each["sha256"]), path, tell)
-        else:
-            fetch_to(line, str(each["sha256"]), path)
-        os.chmod(path, int(str(each["mode"])) & 0o777)
-        os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
-    remove_tree(folder)
-    os.rename(fresh, folder)
-    write_rows(config, sorted(files, key=lambda row: str(row["path"])))
-
-
-def write_rows(config: AgentConfig, rows: list[dict[str, object]]) -> None:
-    """Store the list of files of this node's newest checkpoint."""
-    write_whole(rows_of(config), json.dumps({"files": rows}))
-
-
-def split_names(entries: list[FileEntry]) -> tuple[list[FileEntry], str]:
-    """Return the entries whose name and target are UTF-8, and the first other name, or "". The
-    control plane cannot store other names."""
-    fit, other = [], ""
-    for entry in entries:
-        try:
-            check_names([entry])
-            fit.append(entry)
-        except OSError:
-            other = other or repr(entry.path)
-    return fit, other
-
-
-def check_names(entries: list[FileEntry]) -> None:
-    """Raise OSError if a name or the target of a link is not UTF-8, because the control plane
-    cannot store such a name."""
-    for entry in entries:
-        try:
-            (entry.path + entry.link).encode()
-        except UnicodeEncodeError as error:
-            told = "the file's name or the link's target is not UTF-8"
-            raise OSError(errno.EILSEQ, told, entry.path) from error
 
 
 def raise_limit() -> None:

@@ -248,7 +248,7 @@ def _go_on(
     StorageTimeout, OSError.
     """
     from ..data.transfer import tell_to
-    from .checkpoint_upload import restore, settle
+    from .checkpoint_restore import restore, settle
 
     heard = tell_to(channel, "waits")
 
