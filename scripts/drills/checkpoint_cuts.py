@@ -2,9 +2,11 @@
 
     python scripts/drills/checkpoint_cuts.py --cuts 40
 
-Each program runs in a process of its own, while the agent's upload takes checkpoints of its folder
-into memory. At each cut, the newest checkpoint is laid out in an empty folder, and a reader of the
-program must be able to resume from it. The drill prints how old the resumed states were.
+Each program of `checkpoint_writers.py` runs in a process of its own, while the agent's upload takes
+checkpoints of its folder into memory, as often as the agent would. At each cut, the newest
+checkpoint is laid out in an empty folder, and the program must be able to resume from it. The drill
+prints how old the resumed states were. `--python` names the Python that has the programs' packages;
+a program whose packages it lacks is left out.
 """
 
 import argparse
@@ -16,53 +18,29 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from types import SimpleNamespace, TracebackType
+from typing import Any, ClassVar, Self
+
+from scripts.drills.checkpoint_writers import WRITERS, Writer
 
 from cavvy.agent.work import checkpoint_upload
 from cavvy.agent.work.checkpoint_upload import CheckpointUpload
 
-_HEAD = "import json, os, shutil, sys, time\nos.chdir(sys.argv[1])\n"
-# name -> what the program does again and again, and how it reads its state when it starts; the
-# state is the time at which its save began
-PROGRAMS = {
-    "torch.save onto one file": (
-        "import torch\n"
-        "data = torch.zeros(4_000_000)\n"
-        "while True:\n"
-        "    torch.save({'at': time.time(), 'data': data}, 'last.pt')\n"
-        "    time.sleep(0.4)\n",
-        "import torch\nprint(torch.load('last.pt')['at'])\n",
-    ),
-    "a file that is renamed into place": (
-        "while True:\n"
-        "    with open('new', 'w') as file:\n"
-        "        file.write(json.dumps([time.time(), *[0] * 100_000]))\n"
-        "    os.replace('new', 'last')\n"
-        "    time.sleep(0.1)\n",
-        "print(json.load(open('last'))[0])\n",
-    ),
-    "numbered folders beside a log": (
-        "log = open('train.log', 'a')\n"
-        "step = 0\n"
-        "while True:\n"
-        "    step, at = step + 1, time.time()\n"
-        "    os.mkdir(f'checkpoint-{step}')\n"
-        "    for name in ('model', 'optimizer', 'state'):\n"
-        "        with open(f'checkpoint-{step}/{name}', 'w') as file:\n"
-        "            for _ in range(20):\n"
-        "                file.write('x' * 100_000)\n"
-        "                time.sleep(0.005)\n"
-        "            file.write(f' {at}')\n"
-        "        print('saved', name, file=log, flush=True)\n"
-        "    shutil.rmtree(f'checkpoint-{step - 2}', ignore_errors=True)\n"
-        "    time.sleep(0.2)\n",
-        "newest = max(int(name.split('-')[1]) for name in os.listdir() if '-' in name)\n"
-        "names = ('model', 'optimizer', 'state')\n"
-        "states = [open(f'checkpoint-{newest}/{name}').read().split()[1] for name in names]\n"
-        "[at] = set(states)\nprint(at)\n",
-    ),
-}
+_HEAD = "import json, os, shutil, sys, time\n"
+_WRITER = "os.chdir(sys.argv[1])\n"
+# Reads a folder's name from each line, and answers with a line of JSON.
+_READER = """
+out, _ = os.dup(1), os.dup2(2, 1)
+def answer(**fields):
+    os.write(out, (json.dumps(fields) + "\\n").encode())
+answer(ready=True)
+for line in sys.stdin:
+    os.chdir(line.strip())
+    try:
+        answer(at=read())
+    except Exception as error:
+        answer(error=f"{type(error).__name__}: {error}"[:300])
+"""
 
 
 class MemoryUpload(CheckpointUpload):
@@ -70,6 +48,7 @@ class MemoryUpload(CheckpointUpload):
 
     contents: ClassVar[dict[str, bytes]] = {}
     newest: ClassVar[list[dict[str, Any]]] = []
+    count: ClassVar[int] = 0
 
     def send(self) -> tuple[int, int]:
         found = self.describe()["files"]
@@ -79,57 +58,149 @@ class MemoryUpload(CheckpointUpload):
                 data = self._read_at(entry, 0, entry.size)
                 MemoryUpload.contents[self._names[entry.path]] = data
         MemoryUpload.newest = found
+        MemoryUpload.count += 1
+        wanted = {row["sha256"] for row in found if "sha256" in row}
+        for name in MemoryUpload.contents.keys() - wanted:
+            del MemoryUpload.contents[name]
         return 1, 0
 
 
-def take(config: Any, folder: Path, settle_s: float) -> None:
-    """Try to take a checkpoint, as the agent does."""
-    checkpoint_upload.hand_over(
-        config, str(folder), copy_first=True, since_ns=0, began_ns=0, settle_s=settle_s
-    )
+class Cutter:
+    """A program that runs, the checkpoints that are taken of its folder, and a process that reads
+    them."""
+
+    def __init__(self, writer: Writer, python: list[str], every_s: float, home: str) -> None:
+        self._every_s, self._home, self._next = every_s, home, 0.0
+        self._folder = Path(home, "work", "ckpt")
+        self._folder.mkdir(parents=True)
+        self._config: Any = SimpleNamespace(
+            private=home, home=home, folder=home + "/work", address="unix:/"
+        )
+        self._number = 0
+        MemoryUpload.contents, MemoryUpload.newest = {}, []
+        write, read = _WRITER + writer.start + writer.write, writer.start + writer.read + _READER
+        with open(Path(home, "log"), "wb") as log:
+            self._reader = subprocess.Popen(
+                [*python, "-c", _HEAD + read],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=home,
+            )
+            self._said()
+            self._program = subprocess.Popen(
+                [*python, "-c", _HEAD + write, str(self._folder)], stdout=log, stderr=log
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in (self._program, self._reader):
+            process.kill()
+            process.wait()
+
+    def take_first(self) -> None:
+        """Wait for the first checkpoint. Raises RuntimeError if the program ends."""
+        while not MemoryUpload.newest:
+            if self._program.poll() is not None:
+                raise RuntimeError(Path(self._home, "log").read_text(errors="replace")[-2000:])
+            self.take_until(time.monotonic() + 0.1)
+
+    def take_until(self, end: float) -> None:
+        """Take checkpoints until then, as often as the agent does in a folder that always
+        changes."""
+        while (now := time.monotonic()) < end:
+            if now < self._next:
+                time.sleep(min(end, self._next) - now)
+                continue
+            before = MemoryUpload.count
+            checkpoint_upload.hand_over(
+                self._config,
+                str(self._folder),
+                copy_first=True,
+                since_ns=0,
+                began_ns=0,
+                settle_s=min(1.0, self._every_s / 16),
+                filled_s=max(2.0, self._every_s),
+            )
+            saved = MemoryUpload.count > before
+            self._next = now + (self._every_s / 2 if saved else min(3.0, self._every_s / 4))
+
+    def cut(self) -> tuple[float, str]:
+        """Lay out the newest checkpoint and resume from it. Return the age of what was resumed in
+        seconds, or why it could not be."""
+        self._number += 1
+        now, folder = time.time(), Path(self._home, f"again-{self._number}")
+        folder.mkdir()
+        for row in MemoryUpload.newest:
+            path = folder / row["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if "link" in row:
+                path.symlink_to(row["link"])
+                continue
+            path.write_bytes(MemoryUpload.contents[row["sha256"]])
+            os.utime(path, ns=(row["mtime_ns"],) * 2)
+        assert self._reader.stdin is not None
+        self._reader.stdin.write(f"{folder}\n".encode())
+        self._reader.stdin.flush()
+        said = self._said()
+        return (0.0, said["error"]) if "error" in said else (now - said["at"], "")
+
+    def _said(self) -> dict[str, Any]:
+        assert self._reader.stdout is not None
+        line = self._reader.stdout.readline()
+        if not line:
+            raise RuntimeError(Path(self._home, "log").read_text(errors="replace")[-2000:])
+        found: dict[str, Any] = json.loads(line)
+        return found
 
 
-def lay_out(folder: Path) -> None:
-    for row in MemoryUpload.newest:
-        path = folder / row["path"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(MemoryUpload.contents[row["sha256"]])
+def cut_often(
+    writer: Writer, python: list[str], *, cuts: int, every_s: float, seed: int
+) -> tuple[list[float], list[str]]:
+    """Return the ages in seconds of what was resumed, and why the other cuts left nothing that
+    could be."""
+    chance, ages, faults = random.Random(seed), [], []
+    with (
+        tempfile.TemporaryDirectory() as home,
+        Quiet(),
+        Cutter(writer, python, every_s, home) as cutter,
+    ):
+        cutter.take_first()
+        for _ in range(cuts):
+            cutter.take_until(time.monotonic() + chance.uniform(0, 2 * every_s))
+            age, fault = cutter.cut()
+            if fault:
+                faults.append(fault)
+            else:
+                ages.append(age)
+    return ages, faults
 
 
-def cut_often(name: str, cuts: int, every_s: float, seed: int) -> tuple[int, int, float]:
-    """Return how many cuts found a checkpoint that is whole, how many a damaged one, and the
-    greatest age of a resumed state in seconds."""
-    run, read = PROGRAMS[name]
-    whole = torn = 0
-    oldest, chance = 0.0, random.Random(seed)
-    MemoryUpload.contents, MemoryUpload.newest = {}, []
-    with tempfile.TemporaryDirectory() as home:
-        folder = Path(home, "work", "ckpt")
-        folder.mkdir(parents=True)
-        config = SimpleNamespace(private=home, home=home, folder=home + "/work", address="unix:/")
-        program = subprocess.Popen([sys.executable, "-c", _HEAD + run, str(folder)])
-        try:
-            while not MemoryUpload.newest:
-                take(config, folder, every_s / 16)
-            for number in range(cuts):
-                ends = time.monotonic() + chance.uniform(0, every_s)
-                while time.monotonic() < ends:
-                    take(config, folder, every_s / 16)
-                now, again = time.time(), Path(home, f"again-{number}")
-                again.mkdir()
-                lay_out(again)
-                command = [sys.executable, "-c", _HEAD + read, str(again)]
-                found = subprocess.run(command, capture_output=True, text=True, check=False)
-                if found.returncode:
-                    torn += 1
-                    print(found.stderr.splitlines()[-1], file=sys.stderr)
-                    continue
-                whole += 1
-                oldest = max(oldest, now - float(found.stdout))
-        finally:
-            program.kill()
-            program.wait()
-    return whole, torn, oldest
+class Quiet:
+    """Within it, the upload reports nothing on standard output and keeps nothing of this
+    process."""
+
+    def __enter__(self) -> None:
+        self._out, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+        self._real = checkpoint_upload.CheckpointUpload
+        self._nice = os.nice
+        os.nice = lambda by: 0
+        checkpoint_upload.CheckpointUpload = MemoryUpload  # type: ignore[misc]  # for the drill
+
+    def __exit__(self, *error: object) -> None:
+        os.dup2(self._out, 1)
+        os.close(self._out)
+        os.nice = self._nice
+        checkpoint_upload.CheckpointUpload = self._real  # type: ignore[misc]  # as above
 
 
 def main() -> None:
@@ -137,16 +208,23 @@ def main() -> None:
     parser.add_argument("--cuts", type=int, default=40)
     parser.add_argument("--every", type=float, default=4.0, help="seconds")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--program", choices=PROGRAMS, action="append")
+    parser.add_argument("--program", choices=WRITERS, action="append")
+    parser.add_argument("--python", default=sys.executable)
     asked = parser.parse_args()
-    checkpoint_upload.CheckpointUpload = MemoryUpload  # type: ignore[misc]
-    out, quiet = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    for name in asked.program or PROGRAMS:
-        os.dup2(quiet, 1)  # the upload reports each result there
-        whole, torn, oldest = cut_often(name, asked.cuts, asked.every, asked.seed)
-        os.dup2(out, 1)
-        result = {"program": name, "whole": whole, "torn": torn, "oldest_s": round(oldest, 1)}
-        print(json.dumps(result), flush=True)
+    for name in asked.program or WRITERS:
+        writer = WRITERS[name]
+        has = f"import importlib.util as u; assert all(map(u.find_spec, {writer.modules!r}))"
+        if subprocess.run([asked.python, "-c", has], check=False, capture_output=True).returncode:
+            print(json.dumps({"program": name, "lacks": writer.modules}), flush=True)
+            continue
+        ages, faults = cut_often(
+            writer, [asked.python], cuts=asked.cuts, every_s=asked.every, seed=asked.seed
+        )
+        result = {"program": name, "whole": len(ages), "torn": len(faults)}
+        if ages:
+            middle, oldest = sorted(ages)[len(ages) // 2], max(ages)
+            result |= {"middle_s": round(middle, 1), "oldest_s": round(oldest, 1)}
+        print(json.dumps(result | {"faults": sorted(set(faults))[:3]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 from .control_client import complain
 from .outbox import file_time_text
 from .sidecar import SidecarPlace, SidecarProcess
-from .work.checkpoint_choice import find_writers
+from .work.checkpoint_choice import FILLED_S
 from .work.checkpoint_files import (
     SHORTEST_S,
     fingerprint,
@@ -22,6 +22,7 @@ from .work.checkpoint_files import (
     watch_start_ns,
 )
 from .work.checkpoint_upload import hand_over
+from .work.open_files import find_writers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 3.0
 PATIENCE_S = 30.0  # maximum seconds of constant changes before an upload of what is finished
+# minimum seconds after which a folder that is always being filled is no single save
+FILLED_MIN_S = 2.0
 HANDLED_NS = 500_000_000  # work that still writes so long after a signal has a handler
 SETTLE_S = 1.0  # maximum seconds between the two looks of an upload
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
@@ -58,6 +61,7 @@ class CheckpointSync(SidecarProcess):
         super().__init__(place, min(LOOK_S, every_s / 4) if every_s else LOOK_S)
         self._folder, self._given = folder, given
         self._patience_s = min(PATIENCE_S, every_s / 2 if every_s else PATIENCE_S)
+        self._filled_s = max(FILLED_MIN_S, every_s) if every_s else FILLED_S
         self._settle_s = min(SETTLE_S, self._every_s / 4)
         self._cut_ns = 0  # when the work was killed by a signal
         self._opened: list[int] = []  # inodes that the work had open before it got SIGTERM
@@ -156,7 +160,7 @@ class CheckpointSync(SidecarProcess):
         copy_first = self._voids > 0 and self._done is None
         since, began, quiet = self._newest_ns, self._began_ns, self._trouble == "silent"
         settle_s = self._settle_s if self._done is None else 0.0
-        cut_ns, torn = self._cut_ns, self._torn
+        filled_s, cut_ns, torn = self._filled_s, self._cut_ns, self._torn
         self._is_last = self._done is not None
         why = self._run(
             lambda: hand_over(
@@ -168,6 +172,7 @@ class CheckpointSync(SidecarProcess):
                 quiet=quiet,
                 given=self._given,
                 settle_s=settle_s,
+                filled_s=filled_s,
                 cut_ns=cut_ns,
                 torn=torn,
             ),

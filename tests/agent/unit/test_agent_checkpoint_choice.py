@@ -1,9 +1,11 @@
 """Which files of a checkpoint folder are whole while the work goes on writing."""
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from cavvy.agent.work.checkpoint_choice import (
     FileChoice,
     LookResult,
     choose_files,
-    find_writers,
 )
 from cavvy.agent.work.checkpoint_files import list_folder
+from cavvy.agent.work.open_files import find_open
 
 
 @pytest.fixture
@@ -37,17 +39,21 @@ def choose(
     **more: Any,
 ) -> FileChoice:
     first = list_folder(str(folder))
-    opened = {entry.path: os.open(folder / entry.path, os.O_RDONLY) for entry in first}
+    opened = {
+        entry.path: os.open(folder / entry.path, os.O_RDONLY) for entry in first if not entry.link
+    }
     try:
         change()
         look = LookResult(
             first,
             list_folder(str(folder)),
             find_status=lambda entry: os.fstat(opened[entry.path]),
-            writers=find_writers({entry.inode for entry in first}),
-            before=[{"path": path, "sha256": "old", "size": 3} for path in before],
-            extends=lambda entry, row: False,
-            **more,
+            writers=find_open(
+                {entry.inode: opened[entry.path] for entry in first if not entry.link}
+            )[0],
+            before=[{"path": path, "sha256": "old", "size": 3, "mtime_ns": 1} for path in before],
+            read_start=lambda entry: os.pread(opened[entry.path], 16, 0),
+            **{"extends": lambda entry, row: False} | more,
         )
         return choose_files(look)
     finally:
@@ -119,3 +125,118 @@ def test_what_was_open_at_an_unanswered_signal_is_torn(tmp_path: Path, is_open: 
     torn = frozenset([inode] if is_open else [1])
     choice = choose(tmp_path, before=("model",), torn=torn)
     assert (len(choice.taken), len(choice.kept)) == ((0, 1) if is_open else (1, 0))
+
+
+def test_two_names_of_one_file_are_both_whole(tmp_path: Path) -> None:
+    (tmp_path / "last").hardlink_to(write(tmp_path / "step-4"))
+    assert paths(choose(tmp_path)) == ["last", "step-4"]
+
+
+def test_a_file_that_is_open_in_a_container_is_not_whole(
+    tmp_path: Path, files: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes of a container can be those of another user, whose files are not listed."""
+    monkeypatch.setattr("cavvy.agent.work.open_files.find_writers", lambda inodes: {})
+    write(tmp_path / "whole")
+    files.enter_context((tmp_path / "model").open("w"))
+    assert paths(choose(tmp_path)) == ["whole"]
+
+
+@pytest.mark.parametrize("place", ["weights/model", "state.json"])
+def test_while_a_file_is_overwritten_no_other_file_of_the_checkpoint_changes(
+    tmp_path: Path, files: ExitStack, place: str
+) -> None:
+    """Also files of other folders may belong together."""
+    both = ("state.json", "weights/model")
+    for path in both:
+        write(tmp_path / path)
+    files.enter_context((tmp_path / place).open("r+"))
+    write(tmp_path / "checkpoint-8" / "model")
+    choice = choose(tmp_path, before=both)
+    assert paths(choice) == ["checkpoint-8/model"]
+    assert [row["path"] for row in choice.kept] == list(both)
+    assert choice.busy == {place}
+
+
+def test_a_small_file_that_always_changes_holds_up_only_its_own_folder(
+    tmp_path: Path, files: ExitStack
+) -> None:
+    write(tmp_path / "last" / "model")
+    files.enter_context(write(tmp_path / "status").open("r+"))
+    choice = choose(
+        tmp_path, before=("last/model", "status"), restless=frozenset({"status", "last/model"})
+    )
+    assert (paths(choice), [row["path"] for row in choice.kept]) == (["last/model"], ["status"])
+
+
+def test_a_folder_that_is_being_removed_stays_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "best" / "state")
+    rest = write(tmp_path / "best" / "optimizer")
+    before = ("best/model", "best/optimizer", "best/state")
+    choice = choose(tmp_path, rest.unlink, before=before)
+    assert (paths(choice), [row["path"] for row in choice.kept]) == ([], list(before))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_new_folder_that_a_later_file_names_needs_no_long_look(
+    tmp_path: Path, named: bool
+) -> None:
+    write(tmp_path / "latest", "step-1")
+    write(tmp_path / "step-2" / "model")
+    os.utime(tmp_path / "latest", (1, 1))
+    if named:
+        write(tmp_path / "latest", "step-2")
+    choice = choose(tmp_path, before=("latest",), since=[])
+    assert paths(choice) == (["latest", "step-2/model"] if named else ["latest"])
+
+
+def test_an_index_that_names_an_unfinished_folder_stays_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "array" / "c" / "5" / "0")
+    write(tmp_path / "array" / "index")
+    change = partial(write, tmp_path / "array" / "c" / "5" / "1")
+    choice = choose(tmp_path, change, before=("array/c/4/0", "array/index"))
+    assert (paths(choice), choice.busy) == ([], {"array/index"})
+
+
+def test_a_link_to_an_unfinished_folder_stays_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "step-2" / "model")
+    (tmp_path / "latest").symlink_to("step-2")
+    change = partial(write, tmp_path / "step-2" / "state")
+    assert paths(choose(tmp_path, change, before=("latest",))) == []
+
+
+@pytest.mark.parametrize(("age_s", "like", "whole"), [(9, "", 0), (11, "", 1), (11, "run-1", 0)])
+def test_a_new_folder_that_is_always_being_filled_is_no_single_save(
+    tmp_path: Path, age_s: int, like: str, whole: int
+) -> None:
+    """Unless a folder like it was filled at once."""
+    write(tmp_path / "run-2" / "model")
+    before = (f"{like}/model",) if like else ()
+    choice = choose(
+        tmp_path,
+        partial(write, tmp_path / "run-2" / "state"),
+        before=before,
+        filled_s=10.0,
+        find_birth=lambda folder: time.time_ns() - age_s * 10**9,
+    )
+    assert len(paths(choice)) == whole
+
+
+def test_an_open_database_is_whole_while_nothing_changes_it(tmp_path: Path) -> None:
+    base = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
+    base.execute("pragma journal_mode = wal")
+    base.execute("create table t (x)")
+    expected = ["study.db", "study.db-wal"]  # its shared memory is made anew
+    assert paths(choose(tmp_path)) == expected
+    change = partial(base.execute, "insert into t values (1)")
+    assert paths(choose(tmp_path, change)) == paths(choose(tmp_path, change, tuple(expected))) == []
+    base.close()
+
+
+def test_a_log_that_was_open_when_the_work_ended_holds_up_no_other_file(tmp_path: Path) -> None:
+    write(tmp_path / "model")
+    inode = write(tmp_path / "log").stat().st_ino
+    choice = choose(
+        tmp_path, before=("log", "model"), torn=frozenset([inode]), extends=lambda entry, row: True
+    )
+    assert (paths(choice), [row["path"] for row in choice.kept]) == (["model"], ["log"])

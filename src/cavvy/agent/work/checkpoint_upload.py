@@ -27,10 +27,11 @@ from ..http_client import (
     TransferFailed,
 )
 from ..outbox import time_text
-from .checkpoint_choice import LookResult, choose_files, find_writers
+from .checkpoint_choice import DATABASE, FILLED_S, LookResult, choose_files
 from .checkpoint_files import (
     NEWEST_NS,
     FileEntry,
+    born_ns,
     check_names,
     fingerprint,
     list_checkpoint,
@@ -40,11 +41,13 @@ from .checkpoint_files import (
     write_rows,
     written,
 )
+from .open_files import find_open
 from .trees import copy_open, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ..config import AgentConfig
 
@@ -60,6 +63,10 @@ MISMATCH = 422
 RACY_NS = 2_000_000_000
 # tries of a commit; before each retry, files that the control plane has lost are sent again
 COMMITS = 5
+# the lengths of successive looks at a folder that the work is changing, and of the pauses between
+# them, as shares of the first look
+SHARES, PAUSE = (1, 0.5, 0.25, 0.12, *(0.06,) * 8), 0.13
+LISTS = 5  # maximum tries to list the folder twice with the same result
 PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow at most 64 MiB
 
 
@@ -88,6 +95,7 @@ def hand_over(
     quiet: bool = False,
     given: list[str] | None = None,
     settle_s: float = 0.0,
+    filled_s: float = FILLED_S,
     cut_ns: int = 0,
     torn: frozenset[int] = frozenset(),
 ) -> int:
@@ -97,33 +105,31 @@ def hand_over(
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
     started. `quiet`: do not report waits for the bucket. `copy_first`: first copy the files on this
     disk and upload the copies, because the work changes the files during each upload. `given`: see
-    `list_checkpoint`. `settle_s`: seconds between two looks at the files. `cut_ns`: when the work
-    was killed, or 0. `torn`: inodes that the work had open when SIGTERM ended it.
+    `list_checkpoint`. `settle_s`: seconds between two looks at the files. `filled_s`: see
+    `LookResult`. `cut_ns`: when the work was killed, or 0. `torn`: inodes that the work had open
+    when SIGTERM ended it.
     """
     os.nice(10)
     raise_limit()
     began = time.monotonic()
     try:
-        listed = list_checkpoint(config, folder, given)
-        entries, unnamed = split_names(listed)
-        tell = None if quiet else tell_waiting
-        saving = CheckpointUpload(config, folder, entries, tell, given=given, may_vanish=True)
-        time.sleep(settle_s)
-        second = split_names(list_checkpoint(config, folder, given))[0]
-        is_all = saving.choose(second, cut_ns, torn)
-        entries = saving.entries
-        result = _send_checkpoint(saving, copy_first=copy_first or not is_all)
+        look = partial(CheckpointUpload.look, config, folder, given, quiet=quiet)
+        saving = _look_often(
+            look, settle_s, copy_first=copy_first, filled_s=filled_s, cut_ns=cut_ns, torn=torn
+        )
+        result = _send_checkpoint(saving)
         result.update(
             {
                 "files": saving.count,
                 "bytes": saving.size,
-                "newest_ns": newest(entries),
-                "wrote_s": round(written(folder, entries, since_ns, began_ns)[1], 3),
-                "print": fingerprint(listed) if is_all else "",
-                "unnamed": unnamed,
+                "newest_ns": newest(saving.entries),
+                "wrote_s": round(written(folder, saving.entries, since_ns, began_ns)[1], 3),
+                "print": fingerprint(saving.listed) if saving.is_all else "",
+                "unnamed": saving.unnamed,
                 "seconds": round(time.monotonic() - began, 3),
             }
         )
+        saving.close()
     except tuple(FAILURES) as error:
         state = next(state for kind, state in FAILURES.items() if isinstance(error, kind))
         result = {"state": state, "reason": str(error)}
@@ -133,9 +139,47 @@ def hand_over(
     return 0
 
 
-def _send_checkpoint(saving: CheckpointUpload, *, copy_first: bool) -> dict[str, object]:
-    if copy_first:
-        saving.copy()
+def _look_often(
+    look: Callable[[], CheckpointUpload],
+    settle_s: float,
+    *,
+    copy_first: bool,
+    **more: Any,
+) -> CheckpointUpload:
+    """Look at the folder until the work changes none of the newest checkpoint's files, each time
+    for a shorter time, since a program may save often; and copy the files if the work may change
+    them soon. Raises FileChanged, OSError."""
+    since: list[FileEntry] | None = None
+    restless: frozenset[str] | None = None
+    shares = SHARES if settle_s else (1.0,)
+    for left, share in zip(reversed(range(len(shares))), shares, strict=True):
+        saving = look()
+        time.sleep(settle_s * share)
+        busy = saving.choose(
+            since=since,
+            restless=(restless or frozenset()) if not left else frozenset(),
+            **more,
+        )
+        try:
+            if not busy or not left:
+                if copy_first or not saving.is_all:
+                    saving.copy()
+                return saving
+        except FileChanged:
+            if not left:
+                raise
+        since = saving.all_entries if since is None else since
+        restless = busy if restless is None else restless & busy
+        saving.close()
+        time.sleep(settle_s * PAUSE)
+    raise AssertionError("unreachable")
+
+
+def _list_names(entries: list[FileEntry]) -> list[tuple[str, int, str]]:
+    return [(entry.path, entry.inode, entry.link) for entry in entries]
+
+
+def _send_checkpoint(saving: CheckpointUpload) -> dict[str, object]:
     saving.hash()
     if saving.is_same():
         return {"state": "same"}
@@ -183,6 +227,8 @@ class CheckpointUpload:
         self._growing: frozenset[str] = frozenset()
         self._kept: list[dict[str, object]] = []
         self._lost: set[str] = set()  # files that the work removed before they were opened
+        self._folder, self._given = folder, given
+        self.listed, self.unnamed, self.all_entries, self.is_all = entries, "", entries, True
         check_names(entries)
         for entry in entries:
             try:
@@ -196,6 +242,31 @@ class CheckpointUpload:
                 # This process may open no more files. The remaining files are opened and checked
                 # when they are read.
                 break
+
+    @classmethod
+    def look(
+        cls, config: AgentConfig, folder: str, given: list[str] | None, *, quiet: bool
+    ) -> CheckpointUpload:
+        """List the folder and open its files, without those whose names cannot be stored. Raises
+        OSError."""
+        listed = list_checkpoint(config, folder, given)
+        for _ in range(LISTS):
+            # two equal lists show that all the files existed at one moment
+            before, listed = listed, list_checkpoint(config, folder, given)
+            if _list_names(before) == _list_names(listed):
+                break
+        entries, unnamed = split_names(listed)
+        tell = None if quiet else tell_waiting
+        found = cls(config, folder, entries, tell, given=given, may_vanish=True)
+        found.listed, found.unnamed = listed, unnamed
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
+        os.close(self._top)
 
     @property
     def entries(self) -> list[FileEntry]:
@@ -214,23 +285,44 @@ class CheckpointUpload:
         return kept + sum(int(entry.size) for entry in self._entries)
 
     def choose(
-        self, second: list[FileEntry], cut_ns: int = 0, torn: frozenset[int] = frozenset()
-    ) -> bool:
+        self,
+        *,
+        since: list[FileEntry] | None = None,
+        restless: frozenset[str] = frozenset(),
+        filled_s: float = FILLED_S,
+        cut_ns: int = 0,
+        torn: frozenset[int] = frozenset(),
+    ) -> frozenset[str]:
         """Restrict the upload to the files that are whole, as a second list of the folder shows.
-        Return whether these are all files."""
+        Return the files of the newest checkpoint that the work is changing. Raises OSError."""
+        writers, unknown = find_open(
+            {
+                entry.inode: self._open[entry.path]
+                for entry in self._entries
+                if entry.path in self._open
+            }
+        )
+        second = split_names(list_checkpoint(self._config, self._folder, self._given))[0]
         look = LookResult(
             self._entries,
             second,
             find_status=self._find_status,
-            writers=find_writers({entry.inode for entry in self._entries}),
+            writers=writers,
+            unknown=unknown,
             before=read_rows(self._config),
             extends=self._extends,
+            read_start=self._read_start,
+            since=since,
+            restless=restless,
+            find_birth=lambda path: born_ns(os.path.join(self._folder, path)),
+            filled_s=filled_s,
             cut_ns=cut_ns,
             torn=torn,
         )
         choice = choose_files(look)
         self._entries, self._growing, self._kept = choice.taken, choice.growing, choice.kept
-        return choice.is_all and second == self._entries
+        self.is_all = choice.is_all and second == self._entries
+        return choice.busy
 
     def _find_status(self, entry: FileEntry) -> os.stat_result | None:
         if entry.path in self._lost:
@@ -239,6 +331,12 @@ class CheckpointUpload:
             return os.fstat(self.get_file(entry))
         except FileChanged:
             return None
+
+    def _read_start(self, entry: FileEntry) -> bytes:
+        try:
+            return os.pread(self.get_file(entry), len(DATABASE), 0)
+        except FileChanged:
+            return b""
 
     def _extends(self, entry: FileEntry, row: dict[str, object]) -> bool:
         """Return whether the file begins with its version `row` of the newest checkpoint."""
