@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import JOBS_LISTING, complete_copies, complete_jobs, job_argument
+from cavvy.cli.reach.arguments import (
+    JOBS_LISTING,
+    complete_copies,
+    complete_jobs,
+    job_argument,
+    replace_option,
+)
 from cavvy.cli.reach.session import ended_by_signals, project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target, with_tunnel
 from cavvy.cli.view.failure import CommandFailure
@@ -166,7 +172,8 @@ def _speak(project: str, target: str) -> None:
 @click.argument("target", metavar="TARGET", shell_complete=complete_copies)
 @project_option
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
-def cp_command(source: str, target: str, project: str, quiet: bool) -> None:
+@replace_option
+def cp_command(source: str, target: str, project: str, quiet: bool, replace: bool) -> None:
     """Copy a file or folder to or from a job's node. The path on the node is NAME[:RANK]:PATH.
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
@@ -175,10 +182,14 @@ def cp_command(source: str, target: str, project: str, quiet: bool) -> None:
     TARGET: names outside TARGET are refused, links that lead out of the folder are skipped, a .git
     that exists here is not changed, and setuid bits are dropped. A file gets its final name when it
     is complete; an interrupted copy resumes if the part that was copied is unchanged.
+
+    A folder arrives without a question where only copied files are: in a new or empty folder, or
+    in one that was copied before, where a file that you have changed is not replaced. Elsewhere,
+    the names and differences are shown first, and you are asked.
     """
     from cavvy.cli.reach.copying import copy
 
-    copy(source, target, project, quiet)
+    copy(source, target, project, quiet, replace=replace)
 
 
 _LAST_PORT = 65535

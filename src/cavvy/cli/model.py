@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach import model_keys, wheels
+from cavvy.cli.reach.arguments import replace_option
 from cavvy.cli.reach.conversion import convert_confined
 from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.view import formatting
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from cavvy.client import ApiClient
     from cavvy.client.edge_wire import ModelView
+    from cavvy.client.landing import Receipts
     from cavvy.spec.workdir import FolderSnapshot
     from cavvy.store.objects.hub import HubRepository
 
@@ -371,17 +373,20 @@ def unlabel(name: str, project: str, output: str) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder to write; the default is MODEL-NUMBER.",
 )
+@replace_option
 @project_option
 @json_option
-def pull(name: str, out: Path | None, project: str, output: str) -> None:
+def pull(name: str, out: Path | None, replace: bool, project: str, output: str) -> None:
     """Download the files of a version of a model, and check the SHA-256 of each.
 
     A download that was cut goes on where it ended, and files that are there already are only
-    checked. Other files of the folder stay. Files that git, Cavvy, shells or editors here would
-    obey, such as .git and .envrc, are left out and named.
+    checked. Into a folder with files of yours, they are written after a question, which shows their
+    names and how they differ; those stay. Files that git, Cavvy, shells or editors here would obey,
+    such as .git and .envrc, are left out and named.
     """
     from cavvy.cli.reach.received import find_obeyed_files, is_git_folder, is_in_git_folder
     from cavvy.client.blobs import download_files
+    from cavvy.client.landing import Receipts
 
     with session() as client:
         found = find_version(client, project, name)
@@ -394,7 +399,9 @@ def pull(name: str, out: Path | None, project: str, output: str) -> None:
         files = [(each.path, each.sha256, each.size) for each in found.files]
         files = [each for each in files if each[0] not in left]
         try:
-            fetched = download_files(client, project, files, folder)
+            with Receipts(folder) as receipts:
+                _agree_to_files(client, project, folder, files, receipts, replace)
+                fetched = download_files(client, project, files, folder, receipts.note)
         except OSError as error:
             told = f"{error.filename or folder} cannot be written: {error.strerror}"
             raise CommandFailure(told, "name another folder with --out", exit_code=2) from error
@@ -413,6 +420,29 @@ def pull(name: str, out: Path | None, project: str, output: str) -> None:
     same = "" if fetched == len(files) else f", {len(files) - fetched} there already"
     size = formatting.show_size(sum(each[2] for each in files))
     click.echo(f"{found.name} is in {folder}: {format_count(len(files), 'file')}, {size}{same}")
+
+
+def _agree_to_files(
+    client: "ApiClient",
+    project: str,
+    folder: Path,
+    files: "Sequence[tuple[str, str, int]]",
+    receipts: "Receipts",
+    replace: bool,
+) -> None:
+    """Ask the user about files that arrive in a folder of theirs. Raises CommandFailure."""
+    from cavvy.cli.reach.received import PREVIEW_BYTES, PREVIEWS, agree_to_arrival
+    from cavvy.client.blobs import has_file, read_blob
+
+    known = {path: (digest, size) for path, digest, size in files}
+    new, changed = receipts.find_doubtful(known)
+    differing = dict[str, bytes | None]()
+    for path in changed:
+        digest, size = known[path]
+        if not has_file(folder, path, digest):
+            small = size <= PREVIEW_BYTES and len(differing) < PREVIEWS
+            differing[path] = read_blob(client, project, digest) if small else None
+    agree_to_arrival(folder, new, differing, replace=replace)
 
 
 @command.command("push")

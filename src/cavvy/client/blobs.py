@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec.json import Decoder
 
 from cavvy.client.errors import ApiError, SourceChanged
+from cavvy.client.landing import Landing, LandingRefused
 from cavvy.client.paths import project_path
 from cavvy.spec.workdir import FolderEntry, FrozenFile
 
@@ -274,7 +275,6 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _decode = Decoder(dict[str, list[FolderEntry]]).decode
 
 
@@ -302,65 +302,62 @@ def download_snapshot(
 
 def read_snapshot(client: "ApiClient", project: str, snapshot: str) -> list[FolderEntry]:
     """Return the entries of a snapshot. Raises ApiError."""
-    data = client.call("GET", _blob(project, snapshot), wait_s=_WAIT_S).body
-    if sha256(data).hexdigest() != snapshot:
-        raise _make_fault(f"other bytes as the blob {snapshot}")
-    return _decode(data)["files"]
+    return _decode(read_blob(client, project, snapshot))["files"]
+
+
+def read_blob(client: "ApiClient", project: str, name: str) -> bytes:
+    """Return a small blob. Raises ApiError."""
+    data = client.call("GET", _blob(project, name), wait_s=_WAIT_S).body
+    if sha256(data).hexdigest() != name:
+        raise _make_fault(f"other bytes as the blob {name}")
+    return data
+
+
+def has_file(folder: Path, path: str, digest: str) -> bool:
+    """Return whether the folder has this file with these bytes, and not through a link."""
+    try:
+        with Landing(folder) as landing, landing.inside(path) as (parent, name):
+            return _has(name, digest, parent)
+    except LandingRefused:
+        return False
+
+
+def _has(name: str, digest: str, folder: int) -> bool:
+    with suppress(OSError), _open(name, os.O_RDONLY, folder) as file:
+        is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        return is_plain and file_digest(file, "sha256").hexdigest() == digest
+    return False
 
 
 def download_files(
-    client: "ApiClient", project: str, files: Iterable[tuple[str, str, int]], folder: Path
+    client: "ApiClient",
+    project: str,
+    files: Iterable[tuple[str, str, int]],
+    folder: Path,
+    note: Callable[[str], object] = str,
 ) -> int:
     """Write files, given by their paths, SHA-256 and sizes, to `folder`, and return how many of
-    them were not there yet. A download that was cut goes on where it ended. Below `folder`, nothing
-    is written through links. Raises ApiError, also `answer-unknown` if the server sends something
-    else, and OSError."""
+    them were not there yet. `note` is called with the path of each that is there. A download that
+    was cut goes on where it ended. Below `folder`, nothing is written through links. Raises
+    ApiError, also `answer-unknown` if the server sends something else, LandingRefused and OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return sum(
-            _download(client, project, digest, size, top, name) for name, digest, size in files
-        )
-    finally:
-        os.close(top)
-
-
-@contextmanager
-def _inside(top: int, path: str) -> Iterator[tuple[int, str]]:
-    """Make the folders of a path below the open folder `top`. Yield the open parent folder of the
-    path, and its last name."""
-    *above, name = parts = path.split("/")
-    if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
-        raise _make_fault(f"the path {path!r}, which leads out of the folder")
-    parent = os.dup(top)
-    try:
-        for each in above:
-            with suppress(FileExistsError):
-                os.mkdir(each, dir_fd=parent)
-            try:
-                inner = os.open(each, _FOLDER, dir_fd=parent)
-            except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                    raise
-                problem = f"the path {path!r}, which leads out of the folder or through a file"
-                raise _make_fault(problem) from error
-            os.close(parent)
-            parent = inner
-        yield parent, name
-    finally:
-        os.close(parent)
+    with Landing(folder) as landing:
+        count = 0
+        for name, digest, size in files:
+            count += _download(client, project, digest, size, landing, name)
+            note(name)
+        return count
 
 
 def _download(
-    client: "ApiClient", project: str, digest: str, size: int, top: int, path: str
+    client: "ApiClient", project: str, digest: str, size: int, landing: Landing, path: str
 ) -> bool:
     """Write a blob to `path`, unless it is there, and return whether it was not. What an earlier
     download left is checked with all the rest, and fetched once more if the hash is wrong."""
-    with _inside(top, path) as (parent, name):
-        with suppress(OSError), _open(name, os.O_RDONLY, parent) as file:
-            is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            if is_plain and file_digest(file, "sha256").hexdigest() == digest:
-                return False
+    with landing.inside(path, make=True) as (parent, name):
+        if _has(name, digest, parent):
+            return False
         part = f".{digest[:16]}.part"
         for _ in range(2):
             with _open(part, os.O_RDWR | os.O_CREAT, parent) as file:

@@ -3,7 +3,8 @@
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cavvy.cli.main import cli
 
 FILE, FOLDER, LINK = stat.S_IFREG | 0o644, stat.S_IFDIR | 0o755, stat.S_IFLNK | 0o777
 EVIL = b"evil"
+REPLACE = ["--replace"]  # the user agrees to what arrives
 
 
 def facts(mode: int, size: object = len(EVIL), **more: object) -> Fields:
@@ -122,9 +124,17 @@ class Scene:
         said = json.dumps(fill(listing, self.outside)).encode()
         self.node.lies["walk"] = lambda asked: reply({}, said)
 
-    def copy(self, source: str = "box:sent", target: str = "") -> Result:
+    def copy(
+        self,
+        source: str = "box:sent",
+        target: str = "",
+        options: Sequence[str] = (),
+        entered: str = "",
+    ) -> Result:
         before = self._others()
-        result = CliRunner().invoke(cli, ["cp", source, target or str(self.here)])
+        result = CliRunner().invoke(
+            cli, ["cp", *options, source, target or str(self.here)], input=entered
+        )
         assert self._others() == before, "something beside the target has changed"
         assert result.exception is None or isinstance(result.exception, SystemExit), result
         assert not {*result.output} & {chr(code) for code in (7, 8, 27, 0x9B)}
@@ -211,7 +221,7 @@ def test_a_link_that_is_here_already_is_not_written_through(
     (uow.here / "sent").mkdir()
     (uow.here / "sent" / name).symlink_to(uow.outside / leads_to)
     uow.tells([sent, *([file("a/victim")] if sent[1]["mode"] == FOLDER else [])])
-    result = uow.copy()
+    result = uow.copy(options=REPLACE)
     replaced = name == "a" and sent[1]["mode"] != FOLDER
     assert (result.exit_code == 0) == replaced, result.output
     assert replaced or str(uow.here / "sent/a") in result.output.replace("\n", "")
@@ -220,18 +230,18 @@ def test_a_link_that_is_here_already_is_not_written_through(
 def test_the_folder_itself_may_not_be_a_link_in_the_target(uow: Scene) -> None:
     (uow.here / "sent").symlink_to(uow.outside)
     uow.tells([file("victim")])
-    assert uow.copy().exit_code == 1
+    assert (uow.copy().exit_code, uow.copy(options=REPLACE).exit_code) == (2, 1)
 
 
 def test_kinds_that_collide_with_what_is_here_are_told(uow: Scene) -> None:
     (uow.here / "sent/a").mkdir(parents=True)
     for sent in (file("a"), link("a", "b")):
         uow.tells([sent])
-        result = uow.copy()
+        result = uow.copy(options=REPLACE)
         assert (result.exit_code, "sent/a: " in result.output) == (1, True), result.output
     (uow.here / "sent/b").write_text("mine")
     uow.tells([folder("b")])
-    assert uow.copy().exit_code == 1
+    assert uow.copy(options=REPLACE).exit_code == 1
 
 
 @pytest.mark.parametrize("path", [".", "..", "/", "~", "out/..", "../.."])
@@ -399,7 +409,7 @@ def test_a_repository_here_is_not_changed(uow: Scene, own: tuple[str, Fields]) -
     if own[1]["mode"] == FOLDER:  # not beside its folder, as a node may order its list
         listing += [folder(".git/hooks"), file(".git/config"), file(".git/hooks/pre-commit")]
     uow.tells(listing)
-    result = uow.copy()
+    result = uow.copy(options=REPLACE)
     assert result.exit_code == 1
     assert "exist here and were not replaced: .git;" in result.output
     assert (uow.here / "sent/.git/config").read_text() == "mine"
@@ -436,8 +446,64 @@ def test_a_repository_without_a_git_folder_is_not_changed(uow: Scene) -> None:
         (uow.here / "sent/repo" / name).mkdir(parents=True)
     (uow.here / "sent/repo/HEAD").write_text("mine")
     uow.tells([folder("repo"), file("repo/config"), file("z")])
-    result = uow.copy()
+    result = uow.copy(options=REPLACE)
     assert result.exit_code == 1
     assert "exist here and were not replaced: repo;" in result.output
     assert not (uow.here / "sent/repo/config").exists()
     assert (uow.here / "sent/z").read_bytes() == EVIL
+
+
+@pytest.mark.parametrize("name", ["Makefile", "sub/conftest.py", ".envrc", "new", "mine"])
+def test_nothing_arrives_among_files_of_the_user_without_a_question(uow: Scene, name: str) -> None:
+    (uow.here / "sent").mkdir()
+    (uow.here / "sent/mine").write_text("mine")
+    inner = [folder("sub")] if name.startswith("sub/") else []
+    uow.tells([*inner, file("z"), file(name)])
+    result = uow.copy()
+    assert result.exit_code == 2
+    assert f"{'replaced' if name == 'mine' else 'new in it'}: " in result.output
+    assert name in result.output.replace("\n", "")
+    assert [path.name for path in (uow.here / "sent").iterdir()] == ["mine"]
+    assert (uow.here / "sent/mine").read_text() == "mine"
+    assert uow.copy(options=REPLACE).exit_code == 0
+    assert (uow.here / "sent" / name).read_bytes() == EVIL
+
+
+def test_a_folder_that_was_copied_is_copied_again_without_a_question(uow: Scene) -> None:
+    uow.tells([file("a")])
+    assert uow.copy().exit_code == 0
+    (uow.here / "sent/own").write_text("mine")
+    uow.node.lies["read"] = lambda asked: reply({}, b"more")
+    uow.tells([file("a"), file("b")])
+    assert uow.copy().exit_code == 0
+    assert (uow.here / "sent/a").read_bytes() == (uow.here / "sent/b").read_bytes() == b"more"
+    uow.tells([file("a"), file("own")])
+    assert "replaced: own; nothing was written" in uow.copy().output.replace("\n", " ")
+    (uow.here / "sent/a").write_text("mine too")
+    uow.tells([file("a")])
+    assert uow.copy().exit_code == 2
+    assert (uow.here / "sent/a").read_text() == "mine too"
+
+
+def test_the_question_shows_what_differs(uow: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cavvy.cli.reach.received._may_ask", lambda: True)
+    (uow.here / "sent").mkdir()
+    (uow.here / "sent/a").write_text("mine\n")
+    uow.tells([file("a", size=9)])
+    uow.node.lies["read"] = lambda asked: reply({}, b"evil\x1b[2J\n")
+    for answer in ("", "n\n"):
+        result = uow.copy(entered=answer)
+        assert (result.exit_code, "-mine\n+evil\\x1b[2J\n" in result.output) == (1, True)
+    assert (uow.here / "sent/a").read_text() == "mine\n"
+    assert uow.copy(entered="y\n").exit_code == 0
+    assert (uow.here / "sent/a").read_bytes() == b"evil\x1b[2J\n"
+
+
+def test_a_node_that_lies_about_a_hash_replaces_nothing(uow: Scene) -> None:
+    (uow.here / "sent").mkdir()
+    (uow.here / "sent/a").write_text("mine")
+    mine = sha256(b"mine").hexdigest()
+    uow.node.lies["hash"] = lambda asked: reply({"sha256": mine})
+    uow.tells([file("a")])
+    assert uow.copy().exit_code == 0
+    assert (uow.here / "sent/a").read_text() == "mine"

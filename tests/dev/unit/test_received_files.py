@@ -8,9 +8,12 @@ from typing import Any, cast
 import pytest
 from tests.edge.unit.test_edge_service import BlobSource
 
+from cavvy.cli.model import _agree_to_files
 from cavvy.cli.reach.received import find_obeyed_files, is_obeyed
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.client.blobs import download_files
+from cavvy.client.landing import Receipts
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def test_a_download_writes_only_below_its_folder(tmp_path: Path, bad: str) -> No
     outside.mkdir()
     (folder / "link").symlink_to(outside)
     name = sha256(b"data").hexdigest()
-    with pytest.raises(ApiError, match="out of the folder"):
+    with pytest.raises(ApiError, match=r"out of the folder|link/x: Not a directory"):
         download_files(cast(Any, BlobSource({name: b"data"})), "p", [(bad, name, 4)], folder)
     assert not [each for each in tmp_path.rglob("*") if each.is_file()]
 
@@ -57,3 +60,50 @@ def test_a_download_replaces_links_and_pipes_and_does_not_open_them(tmp_path: Pa
     for each, _, _ in files:
         assert (folder / each).read_bytes() == b"new!"
         assert not (folder / each).is_symlink()
+
+
+def test_a_folder_of_the_user_is_told_from_one_that_was_received(tmp_path: Path) -> None:
+    folder, home = tmp_path / "models", str(tmp_path / "state")
+
+    def receive(*paths: str) -> tuple[list[str], list[str]]:
+        with Receipts(folder, home) as receipts:
+            found = receipts.find_doubtful(paths)
+            folder.mkdir(exist_ok=True)
+            for path in paths * (found == ([], [])):
+                (folder / path).write_text(f"received {len(paths)}")
+                receipts.note(path)
+        return found
+
+    assert receive("a") == receive("a", "b") == receive("b", "c", "d") == ([], [])
+    (folder / "b").write_text("mine")
+    assert receive("a", "b", "e") == ([], ["b"])
+    for path in folder.iterdir():  # another folder in its place, perhaps with the same inode
+        path.unlink()
+    (folder / "own").write_text("mine")
+    assert receive("a", "own") == (["a"], ["own"])
+    (folder / "own").unlink()
+    assert receive("a") == ([], [])
+
+
+def test_what_the_user_agreed_to_stays_received_in_a_folder_of_theirs(tmp_path: Path) -> None:
+    home = str(tmp_path / "state")
+    (tmp_path / "own").write_text("mine")
+    with Receipts(tmp_path, home) as receipts:
+        assert receipts.find_doubtful(["a"]) == (["a"], [])
+        (tmp_path / "a").write_text("received")
+        receipts.note("a")
+    assert Receipts(tmp_path, home).find_doubtful(["a", "b"]) == (["b"], [])
+
+
+def test_a_model_arrives_in_a_folder_of_the_user_after_a_question(tmp_path: Path) -> None:
+    (tmp_path / ".bashrc").write_text("mine\n")
+    blobs = {sha256(data).hexdigest(): data for data in (b"evil\n", b"mine\n")}
+    evil, mine = blobs
+    source, receipts = cast(Any, BlobSource(blobs)), Receipts(tmp_path, str(tmp_path / "state"))
+    with pytest.raises(CommandFailure, match=r"replaced: \.bashrc; nothing was written"):
+        _agree_to_files(source, "p", tmp_path, [(".bashrc", evil, 5)], receipts, False)
+    files = [(".bashrc", mine, 5), ("Makefile", mine, 5)]
+    with pytest.raises(CommandFailure, match=r"new in it: Makefile; nothing was written"):
+        _agree_to_files(source, "p", tmp_path, files, receipts, False)
+    _agree_to_files(source, "p", tmp_path, [(".bashrc", mine, 5)], receipts, False)
+    _agree_to_files(source, "p", tmp_path, [(".bashrc", evil, 5)], receipts, True)

@@ -301,11 +301,11 @@ def test_a_cut_download_goes_on_where_it_ended(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "deep").symlink_to(tmp_path / "out")
-    with pytest.raises(ApiError, match="out of the folder"):
+    with pytest.raises(ApiError, match=r"deep.m\.onnx: Not a directory"):
         download_files(cast(Any, source), "p", files, folder)
     path.write_bytes(b"old")
     part.symlink_to(tmp_path / "target")
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(ApiError, match="symbolic"):
         download_files(cast(Any, source), "p", files, tmp_path)
 
 

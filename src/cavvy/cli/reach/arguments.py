@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
     _Named = HostView | JobListing | MachineView | PoolView | ServedView
 
+replace_option = click.option(
+    "--replace",
+    is_flag=True,
+    help="Also write into a folder with files of yours, and replace them, without a question.",
+)
+
 
 _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 

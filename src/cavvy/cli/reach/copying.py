@@ -9,19 +9,20 @@ import stat
 import sys
 from collections import deque
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from cavvy.cli.reach.received import (
-    PART,
+    PREVIEW_BYTES,
+    PREVIEWS,
     CopyItem,
-    Landing,
+    agree_to_arrival,
     check_room,
     find_obeyed,
     is_git_folder,
     is_in_git_folder,
-    name_part,
+    name_some,
     read_item,
     read_listing,
     read_unlisted,
@@ -30,6 +31,7 @@ from cavvy.cli.reach.received import (
 from cavvy.cli.reach.tunnel import with_tunnel
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.cli.view.formatting import show_size
+from cavvy.client.landing import PART, Landing, Receipts, name_part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
@@ -39,13 +41,12 @@ if TYPE_CHECKING:
 _PIECE = 256 * 1024
 _AHEAD = 8  # maximum number of chunks in flight
 _T = TypeVar("_T")
-# Maximum number of skipped files that a message names; further files are only counted.
-_NAMED = 5
 
 
-def copy(source: str, target: str, project: str, quiet: bool) -> None:
+def copy(source: str, target: str, project: str, quiet: bool, *, replace: bool = False) -> None:
     """Copy `source` to `target`. One of SOURCE and TARGET is NAME[:RANK]:PATH; the other is a local
-    path. Raises CommandFailure.
+    path. With `replace`, the user agrees to what arrives in a folder of theirs. Raises
+    CommandFailure.
     """
     there, here = _read_side(source), _read_side(target)
     if (there is None) == (here is None):
@@ -60,7 +61,9 @@ def copy(source: str, target: str, project: str, quiet: bool) -> None:
         if there is not None:
             far, path = there
             name = _name_copy(far, path)
-            with_tunnel(project, far, lambda tunnel: _fetch(tunnel, path, target, name, bar))
+            with_tunnel(
+                project, far, lambda tunnel: _fetch(tunnel, path, target, name, bar, replace)
+            )
         elif here is not None:
             far, path = here
             with_tunnel(
@@ -107,7 +110,9 @@ class _Bar:
         sys.stderr.write(f"{end}{self.files} {files}, {show_size(self.copied)}\n")
 
 
-async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
+async def _fetch(
+    tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar, replace: bool
+) -> None:
     """Copy from the node to this machine. If `to_path` is an existing folder, the copy is created
     in this folder as `name`.
     """
@@ -136,13 +141,16 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         )
     items, kept = _keep_repositories(items, target)
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
-    with Landing(target.parent) as landing:
-        await _receive(tunnel, path, landing, target.name, items, bar)
+    with Receipts(target) as receipts, Landing(target.parent) as landing:
+        if top.kind == stat.S_IFDIR:  # the user has named a file, but not the files of a folder
+            same = await _agree(tunnel, path, target, items, receipts, replace)
+            items = [item for item in items if item.path not in same]
+        await _receive(tunnel, path, landing, target.name, items, bar, receipts)
     _tell_obeyed(items)
     _tell_skipped(items, unlisted)
     if kept:
         raise CommandFailure(
-            f"these exist here and were not replaced: {_name_some(kept)}; git would run the "
+            f"these exist here and were not replaced: {name_some(kept)}; git would run the "
             "programs that the node's settings and hooks name",
             "all other files were copied; to copy them too, copy into a new folder",
         )
@@ -153,9 +161,68 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
     ]
     if out:
         raise CommandFailure(
-            f"these links may lead out of the folder and were skipped: {_name_some(out)}",
+            f"these links may lead out of the folder and were skipped: {name_some(out)}",
             "all other files were copied; to copy the links' targets too, give the targets' paths",
         )
+
+
+async def _agree(
+    tunnel: "NodeTunnel",
+    path: str,
+    target: Path,
+    items: Sequence[CopyItem],
+    receipts: Receipts,
+    replace: bool,
+) -> set[str]:
+    """Ask the user about what arrives in a folder of theirs. Returns the files of the user that are
+    the same on the node: they stay, since the node could send other bytes than it has told of.
+    Raises CommandFailure.
+    """
+    known = {item.path: item for item in items if item.path and _is_copied(item)}
+    new, changed = receipts.find_doubtful(known)
+    differing, same = dict[str, bytes | None](), set[str]()
+    for each in changed:
+        item = known[each]
+        if item.kind == stat.S_IFREG:
+            if await _is_same(tunnel, path, target, item):
+                same.add(each)
+                continue
+            small = item.size <= PREVIEW_BYTES and len(differing) < PREVIEWS
+            differing[each] = await _peek(tunnel, _below(path, item)) if small else None
+        elif item.link is not None and _link_of(target / each) != item.link:
+            differing[each] = None
+    await asyncio.to_thread(agree_to_arrival, target, new, differing, replace=replace)
+    return same
+
+
+def _is_copied(item: CopyItem) -> bool:
+    known = item.kind in (stat.S_IFDIR, stat.S_IFREG)
+    return known or (item.link is not None and stays_inside(item))
+
+
+async def _is_same(tunnel: "NodeTunnel", path: str, target: Path, item: CopyItem) -> bool:
+    from cavvy.client.tunnel import RemoteError
+
+    own = target / item.path
+    if own.is_symlink() or not own.is_file() or own.stat().st_size != item.size:
+        return False
+    with own.open("rb") as file, suppress(RemoteError):  # it has gone: the copy will tell
+        said, _ = await tunnel.call("hash", path=_below(path, item), size=item.size)
+        return said.get("sha256") == await asyncio.to_thread(_hash, file, item.size)
+    return False
+
+
+async def _peek(tunnel: "NodeTunnel", path: str) -> bytes:
+    handle = (await tunnel.call("open", path=path))[0].get("handle")
+    try:
+        _, data = await tunnel.call("read", handle=handle, offset=0, size=PREVIEW_BYTES)
+    finally:
+        await tunnel.call("close", handle=handle)
+    return data
+
+
+def _link_of(path: Path) -> str | None:
+    return os.readlink(path) if path.is_symlink() else None
 
 
 def _keep_repositories(
@@ -181,7 +248,7 @@ def _tell_obeyed(items: Sequence[CopyItem]) -> None:
     if obeyed := find_obeyed(items):
         sys.stderr.write(
             f"note: git, shells and editors here may run programs that these name: "
-            f"{_name_some(obeyed)}; Cavvy's own commands run none of them. Look at them before "
+            f"{name_some(obeyed)}; Cavvy's own commands run none of them. Look at them before "
             "you use such a tool in the copy\n"
         )
 
@@ -195,19 +262,14 @@ def _tell_skipped(items: "Iterable[CopyItem]", unlisted: Sequence[tuple[str, str
     special = [each.path for each in items if each.kind not in known]
     if special:
         sys.stderr.write(
-            f"note: these pipes, sockets or devices were skipped: {_name_some(special)}\n"
+            f"note: these pipes, sockets or devices were skipped: {name_some(special)}\n"
         )
     if unlisted:
-        named = _name_some([f"{path or '.'} ({reason})" for path, reason in unlisted])
+        named = name_some([f"{path or '.'} ({reason})" for path, reason in unlisted])
         raise CommandFailure(
             f"the files of these folders were not copied: {named}",
             "make the folders readable, and copy them again; all other files were copied",
         )
-
-
-def _name_some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return escape_controls(", ".join(names[:_NAMED]) + more)
 
 
 def _name_copy(job: str, path: str) -> str:
@@ -225,6 +287,7 @@ async def _receive(
     name: str,
     items: Sequence[CopyItem],
     bar: _Bar,
+    receipts: Receipts,
 ) -> None:
     for item in items:
         there, here = _below(path, item), _below(name, item)
@@ -234,11 +297,14 @@ async def _receive(
             await fetch_file(tunnel, there, landing, here, item, bar)
         elif item.link is not None and stays_inside(item):
             landing.make_link(here, item.link)
+        else:
+            continue
+        receipts.note(item.path)
     # Set the folder's attributes last, because writing a folder's contents changes the folder's
     # times.
     for item in reversed(items):
         if item.kind == stat.S_IFDIR:
-            landing.finish_folder(_below(name, item), item)
+            landing.finish_folder(_below(name, item), item.mode, item.mtime)
 
 
 def _below(top: str, item: CopyItem) -> str:
@@ -259,7 +325,7 @@ async def fetch_file(
     bar = bar or _Bar(True)
     handle = (await tunnel.call("open", path=path))[0].get("handle")
     try:
-        with landing.write(to, item) as file:
+        with landing.write(to, item.mode, item.mtime) as file:
             start = await _common_start(tunnel, path, file, os.fstat(file.fileno()).st_size, item)
             check_room(file, path, item.size - start)
             bar.move(start)

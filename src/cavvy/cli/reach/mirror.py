@@ -29,9 +29,7 @@ import msgspec
 from cavvy.agent.access.folder_watch import FolderWatch
 from cavvy.cli.reach.copying import fetch_file, overlap, stage_file
 from cavvy.cli.reach.received import (
-    PART,
     CopyItem,
-    Landing,
     is_git_name,
     is_obeyed,
     read_listing,
@@ -39,6 +37,7 @@ from cavvy.cli.reach.received import (
     understand,
 )
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.landing import PART, Landing, LandingRefused
 from cavvy.client.state import default_home, write_private
 from cavvy.domain.values import Struct, field
 from cavvy.spec.ignore import RULE_FILES, SKIPPED, IgnoreRules
@@ -552,7 +551,7 @@ class _Pass:
             return False
         try:
             await fetch_file(self._tunnel, f"{self._far}/{path}", landing, to, item)
-        except CommandFailure:  # the file has changed
+        except (CommandFailure, LandingRefused):  # the file has changed
             self._count.left += 1
             return False
         self._note_fetched(path, to, other)
@@ -571,7 +570,8 @@ class _Pass:
         if len(content) != facts[0] or (to == path and not self._is_as_listed(path)):
             self._count.left += 1
             return False
-        with landing.write(to, _item_of(to, other)) as file:
+        item = _item_of(to, other)
+        with landing.write(to, item.mode, item.mtime) as file:
             file.truncate(0)
             file.write(content)
         self._note_fetched(path, to, other)
@@ -587,7 +587,7 @@ class _Pass:
     def _fetch_link(self, path: str, landing: Landing) -> None:
         other = self._other[path]
         if self._is_as_listed(path) and other.link is not None:
-            with suppress(CommandFailure):  # a file is in the way
+            with suppress(LandingRefused):  # a file is in the way
                 landing.make_link(path, other.link)
                 own = _facts_here(self._root / path)
                 if own is not None:

@@ -1,32 +1,26 @@
-"""Stores files that a node sends to this machine; used by `cavvy cp`.
+"""Checks what a node or a colleague sends to this machine, before `client/landing.py` writes it.
 
-The node may be compromised, so everything that it sends is checked. Files are written only inside
-the folder that the user named, and never through a symbolic link.
+The node may be compromised, so everything that it sends is checked: names, kinds, and files that
+programs of this machine obey.
 """
 
-import errno
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from hashlib import sha256
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, BinaryIO, TypeVar
 from unicodedata import category
 
+import click
 from msgspec import Meta, ValidationError, convert
 
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.domain.values import Struct
 from cavvy.spec.ignore import RULE_FILES
 
-PART = ".cavvy-part"  # suffix of an incomplete file
-_LONGEST = 255  # bytes of a file name on Linux's and most other file systems
-_MODES = 0o777  # permission bits, without setuid, setgid and sticky
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # maximum timestamp in seconds since 1970, because file systems cannot store later times
 _LATEST_S = 1 << 40
 # Files and folders that shells and editors obey: direnv, mise, VS Code, JetBrains, containers. The
@@ -36,7 +30,6 @@ _OBEYED |= {*RULE_FILES, ".gitattributes", ".gitmodules"}
 _OBEYED |= {"devcontainer.json", ".devcontainer.json", "cavvy.yaml", "cavvy.yml"}
 # what git expects in a repository without a `.git`
 _BARE = ("HEAD", "objects", "refs")
-_IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}
 _T = TypeVar("_T")
 
 
@@ -54,16 +47,6 @@ class CopyItem(Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> int:
         return stat.S_IFMT(self.mode)
-
-
-def name_part(name: str) -> str:
-    """Return the name of an incomplete file that gets the name `name` when it is complete. If the
-    suffix makes the name too long, a hash of the name replaces the name.
-    """
-    written = os.fsencode(name)
-    return (
-        name if len(written + PART.encode()) <= _LONGEST else sha256(written).hexdigest()
-    ) + PART
 
 
 def understand(said: object, kind: type[_T]) -> _T:
@@ -212,111 +195,6 @@ def find_obeyed_files(paths: Iterable[str]) -> list[str]:
     ]
 
 
-class Landing:
-    """An open local folder into which received files are written; a context manager.
-
-    Paths are relative to the folder and must not pass through links: each folder is opened relative
-    to the descriptor of its parent. File system errors raise CommandFailure, which names the path.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def __enter__(self) -> "Landing":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def make_folder(self, path: str) -> None:
-        """Create the folder, or use it if it exists."""
-        with self._inside(path) as (parent, name):
-            with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=parent)
-            os.close(os.open(name, _FOLDER, dir_fd=parent))
-
-    def make_link(self, path: str, target: str) -> None:
-        """Create the link. A link of the same name is replaced."""
-        with self._inside(path) as (parent, name):
-            with suppress(FileNotFoundError):
-                if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
-                    os.unlink(name, dir_fd=parent)
-            os.symlink(target, name, dir_fd=parent)
-
-    @contextmanager
-    def write(self, path: str, item: CopyItem) -> Iterator[BinaryIO]:
-        """Open a file for writing. If an interrupted copy left a part of the file, the part is
-        kept. The file gets its final name when the context ends without an error.
-        """
-        with self._inside(path) as (parent, name):
-            part = name_part(name)
-            if _is_special(name, parent):
-                raise CommandFailure(f"{self._shown(path)} is not a file or folder")
-            with open(os.open(part, _PART, 0o600, dir_fd=parent), "r+b") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise CommandFailure(f"{self._shown(path)}{PART}: not a regular file")
-                yield file
-                file.flush()
-                _set(file.fileno(), item)
-            os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
-
-    def finish_folder(self, path: str, item: CopyItem) -> None:
-        """Set the mode and the times of the folder. The caller must have written the folder's
-        contents before this call.
-        """
-        with self._inside(path) as (parent, name):
-            folder = os.open(name, _FOLDER, dir_fd=parent)
-            try:
-                _set(folder, item)
-            finally:
-                os.close(folder)
-
-    @contextmanager
-    def _inside(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yield a file descriptor of the path's parent folder, and the last name in the path."""
-        *above, name = path.split("/")
-        folder = os.dup(self._fd)
-        try:
-            for each in above:
-                inner = os.open(each, _FOLDER, dir_fd=folder)
-                os.close(folder)
-                folder = inner
-            yield folder, name
-        except OSError as error:
-            from cavvy.client.tunnel import RemoteError
-
-            if isinstance(error, RemoteError):
-                raise
-            hint = (
-                "`cavvy cp` replaces a file only with a file, and follows no local symbolic links"
-            )
-            raise CommandFailure(
-                f"{self._shown(path)}: {error.strerror}", hint if error.errno in _IN_THE_WAY else ""
-            ) from error
-        finally:
-            os.close(folder)
-
-    def _shown(self, path: str) -> str:
-        return escape_controls(str(self._folder / path))
-
-
-def _is_special(name: str, folder: int) -> bool:
-    """Return whether this is a device, pipe or socket, or a link to one. A copy would replace it:
-    root would lose `/dev/null` or `/dev/stdout`.
-    """
-    try:
-        mode = os.stat(name, dir_fd=folder).st_mode
-    except OSError:  # it does not exist, or it is a link without a target
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
-def _set(descriptor: int, item: CopyItem) -> None:
-    os.fchmod(descriptor, item.mode & _MODES)
-    os.utime(descriptor, (item.mtime, item.mtime))
-
-
 def check_room(file: BinaryIO, path: str, size: int) -> None:
     """Raise CommandFailure if the disk has too little free space."""
     found = os.fstatvfs(file.fileno())
@@ -324,3 +202,70 @@ def check_room(file: BinaryIO, path: str, size: int) -> None:
         raise CommandFailure(
             f"{escape_controls(path)}: not enough disk space here for {size} bytes"
         )
+
+
+PREVIEW_BYTES = 64 * 1024  # of a file whose difference is shown
+PREVIEWS = 5
+_NAMED, _LINES = 8, 40
+
+
+def agree_to_arrival(
+    folder: Path,
+    new: Sequence[str],
+    changed: Mapping[str, bytes | None],
+    *,
+    replace: bool,
+) -> None:
+    """Ask before files arrive in a folder in which files of the user are. `new` are the names that
+    the folder does not have, and `changed` the files that would be replaced, with what arrives if
+    that is small. With `replace`, the user has agreed. Raises CommandFailure without a terminal.
+    """
+    if replace or not (new or changed):
+        return
+    told = f"{folder} has files that Cavvy has not put there"
+    told += f"; new in it: {name_some(sorted(new, key=_rank))}" if new else ""
+    told += f"; replaced: {name_some(sorted(changed, key=_rank))}" if changed else ""
+    told = escape_controls(told)
+    if not _may_ask():
+        raise CommandFailure(
+            f"{told}; nothing was written",
+            "name a new folder, or look at these names and add --replace",
+            exit_code=2,
+        )
+    click.echo(told, err=True)
+    for path, data in changed.items():
+        for line in _compare(folder / path, data, path):
+            click.echo(escape_controls(line), err=True)
+    click.confirm("write them?", abort=True, err=True)
+
+
+def _may_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _rank(path: str) -> tuple[bool, str]:
+    """What programs obey comes first, so that it is named."""
+    return not is_obeyed(path), path
+
+
+def _compare(own: Path, data: bytes | None, path: str) -> list[str]:
+    """Return the difference between a file of the user and the one that would replace it."""
+    from difflib import unified_diff
+
+    try:
+        is_plain = own.is_file() and not own.is_symlink()
+        is_small = is_plain and own.stat().st_size <= PREVIEW_BYTES
+        texts = [own.read_bytes().decode(), data.decode()] if data is not None and is_small else []
+    except (OSError, UnicodeDecodeError):
+        texts = []
+    if not texts:
+        return []
+    one, two = (text.splitlines() for text in texts)
+    lines = list(unified_diff(one, two, f"{path} (yours)", f"{path} (arrives)", lineterm="", n=1))
+    more = [f"… {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
+    return lines[:_LINES] + more
+
+
+def name_some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return escape_controls(", ".join(names[:_NAMED]) + more)
