@@ -65,6 +65,19 @@ class OfferMatches(Struct, frozen=True, kw_only=True):
     misses: Sequence[NearMiss] = ()
 
 
+class OfferLot(Struct, frozen=True, kw_only=True):
+    """Offers of the catalog that differ only in location and price: the offers of one machine type
+    and one purchase option.
+    """
+
+    number: int  # the number of the machine type in the snapshot
+    part: int  # the number of the group of locations, if the locations are grouped
+    # an offer with the lowest rate of the lot, without the properties that the rank does not need
+    sample: Offer
+    most: int  # the highest rate, in micro-US-dollars per hour
+    count: int
+
+
 class Catalog(Protocol):
     """A source of offers."""
 

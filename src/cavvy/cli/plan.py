@@ -223,26 +223,27 @@ class _Alternative(Struct, frozen=True):
 def _answer(
     task: "TaskSpec", by: str, limit: int, all_locations: bool, ready: bool, output_mib: int | None
 ) -> _Alternative:
-    from cavvy.cli.task.available import gather
+    from cavvy.cli.task.available import PlanRequest, gather
     from cavvy.cli.task.market import tell_forecast
     from cavvy.planner.explain import explain, say_no_offer
     from cavvy.planner.placements import Objective, RankingView
     from cavvy.planner.rank import plan, warn_of_dear_spot, warn_of_notices
 
-    offered = gather(task, anywhere=not ready, output_mib=output_mib)
+    now, view = datetime.now(UTC), RankingView(limit=limit, distinct=not all_locations)
+    only = PlanRequest(now=now, by=Objective(by), view=view)
+    offered = gather(task, anywhere=not ready, output_mib=output_mib, only=only)
     made = plan(
         task,
         offered.offers,
-        now=datetime.now(UTC),
-        by=Objective(by),
+        now=now,
+        by=only.by,
         situation=offered.situation,
-        view=RankingView(limit=limit, distinct=not all_locations),
+        view=view,
+        others=offered.others,
     )
-    forecast = tell_forecast(task, offered.offers, datetime.now(UTC), offered.situation.egress)
-    warnings = warn_of_notices(task, offered.offers, offered.situation.notices)
-    warnings += warn_of_dear_spot(
-        task, offered.offers, offered.fixed, datetime.now(UTC), offered.situation
-    )
+    forecast = tell_forecast(task, offered.offers, now, offered.situation.egress)
+    warnings = warn_of_notices(task, offered.spots, offered.situation.notices)
+    warnings += warn_of_dear_spot(task, offered.offers, offered.fixed, now, offered.situation)
     warnings += _warn_of_waits(task, offered)
     found = explain(offered.matches, made, refused=offered.refused, readiness=offered.readiness)
     message = ""

@@ -124,6 +124,15 @@ class PlacementPlan(Struct, frozen=True, kw_only=True):
     misses: tuple[LimitMiss, ...] = ()
 
 
+class PlanCounts(Struct, frozen=True, kw_only=True):
+    """The numbers of offers that were not read, because other offers are better: `kept` are within
+    the task's limits, and `rejected` break a limit.
+    """
+
+    kept: int = 0
+    rejected: Mapping[PlanLimit, int] = field(default_factory=dict)
+
+
 _NO_TIME = timedelta(0)
 
 

@@ -10,57 +10,55 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from operator import itemgetter
 
-from cavvy.costs.extras import expect_extras
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import (
-    HourlyRate,
     Money,
     count_decimals,
     format_duration,
     format_rate,
     format_usd,
 )
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import replace
 from cavvy.planner.objections import note_slice
 from cavvy.planner.placements import (
     LimitMiss,
     Objective,
     Placement,
     PlacementPlan,
+    PlanCounts,
     PlanLimit,
     PlanningContext,
     RankingView,
-    SpotLoss,
     TaskLimiter,
 )
-from cavvy.planner.risk import (
-    SPOT_PREEMPTIONS_PER_HOUR,
-    chosen_interval,
-    disturb,
-    fit_stated,
-    say_fit,
+from cavvy.planner.risk import fit_stated, say_fit
+from cavvy.planner.scoring import (
+    Copies,
+    Courses,
+    Nearness,
+    ScoredOffer,
+    at_most,
+    egress_price,
+    is_available,
+    make_order,
+    nearness,
+    score,
 )
 from cavvy.planner.shared_hosts import note_share
-from cavvy.planner.transfers import TransferEstimate, estimate_transfers, find_egress
-from cavvy.planner.work import estimate, margin_of, shape_of, start_time
 
-_LONG = timedelta.max
-_MIB = 1 << 20
-_GB = 10**9
 _NO_PRICES: Mapping[str, Money] = {}
 
 
 def warn_of_notices(
-    task: TaskSpec, offers: Iterable[Offer], notices: Mapping[str, timedelta]
+    task: TaskSpec, spots: Collection[str], notices: Mapping[str, timedelta]
 ) -> tuple[str, ...]:
-    """Warn about each provider whose spot preemption notice is unknown or too short to save a
-    checkpoint of the size that the task states. `offers` may include offers that are not in the
-    plan.
+    """Warn about each provider in `spots` whose spot preemption notice is unknown or too short to
+    save a checkpoint of the size that the task states. `spots` are the providers that have fitting
+    spot offers, also those that are not in the plan.
     """
-    spots = sorted({offer.provider for offer in offers if offer.purchase is Purchase.SPOT})
     said: dict[str, list[str]] = {}
-    for name in spots:
+    for name in sorted(spots):
         notice = notices.get(name)
         fit = fit_stated(task, notice or timedelta(0))
         for text in (
@@ -73,13 +71,15 @@ def warn_of_notices(
 def warn_of_dear_spot(
     task: TaskSpec,
     spots: Iterable[Offer],
-    fixed: Iterable[Offer],
+    fixed: Collection[Offer],
     now: datetime,
     situation: PlanningContext,
 ) -> tuple[str, ...]:
     """If a task that allows only spot would be cheaper on demand, return a warning with the
-    reason.
+    reason. `fixed` are the offers on demand.
     """
+    if not fixed:
+        return ()
     best, other = (_cheapest(task, offers, now, situation) for offers in (spots, fixed))
     if (
         best is None
@@ -140,9 +140,10 @@ def plan(
     by: Objective = Objective.COST,
     situation: PlanningContext | None = None,
     view: RankingView | None = None,
+    others: PlanCounts | None = None,
 ) -> PlacementPlan:
     """Rank `offers`, each of which fits one node of `task`, and count the offers that would break a
-    limit.
+    limit. `others` counts offers that `shortlist` left out.
 
     Offers in `avoid` come last, with `avoided` set, so that a caller that prefers to wait can drop
     these offers. Offers whose provider reports that too few nodes are free come directly before the
@@ -152,22 +153,23 @@ def plan(
     hour decides, then the smaller key, so that equal inputs give equal results.
     """
     known = situation or PlanningContext()
-    course, copies = _Courses(task, known.done), _Copies(task, known.egress)
+    course, copies = Courses(task, known.done), Copies(task, known.egress)
     limiter = TaskLimiter(task, known, now)
-    kept: list[_Scored] = []
-    misses = _Misses()
+    kept: list[ScoredOffer] = []
+    rest = others or PlanCounts()
+    misses = _Misses(rest.rejected)
     for offer in offers:
-        scored = _score(task, offer, course(offer), known, copies)
-        broken = tuple(limiter.broken(offer, *_at_most(task, scored)))
+        scored = score(task, offer, course(offer), known, copies)
+        broken = tuple(limiter.broken(offer, *at_most(task, scored)))
         if broken:
             misses.add(scored, broken)
         else:
             kept.append(scored)
-    best_first = _best(kept, _order(task, known.avoid, by), view or RankingView())
+    best_first = _best(kept, make_order(task, known.avoid, by), view or RankingView())
     return PlacementPlan(
         placements=tuple(_placement(task, scored, known, now) for scored in best_first),
-        considered=len(kept) + misses.rejected.total(),
-        kept=len(kept),
+        considered=len(kept) + rest.kept + misses.rejected.total(),
+        kept=len(kept) + rest.kept,
         rejected={which: misses.rejected[which] for which in misses.limits()},
         misses=tuple(
             _explain(limiter, task, misses.nearest[which][1]) for which in misses.limits()
@@ -180,14 +182,14 @@ class _Misses:
     limit.
     """
 
-    def __init__(self) -> None:
-        self.rejected: Counter[PlanLimit] = Counter()
-        self.nearest: dict[PlanLimit, tuple[_Nearness, _Scored]] = {}
+    def __init__(self, others: Mapping[PlanLimit, int]) -> None:
+        self.rejected: Counter[PlanLimit] = Counter(others)
+        self.nearest: dict[PlanLimit, tuple[Nearness, ScoredOffer]] = {}
 
-    def add(self, scored: "_Scored", broken: Sequence[tuple[PlanLimit, float]]) -> None:
+    def add(self, scored: "ScoredOffer", broken: Sequence[tuple[PlanLimit, float]]) -> None:
         which = broken[0][0]
         self.rejected[which] += 1
-        miss = _nearness(scored, broken), scored
+        miss = nearness(scored, broken), scored
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
@@ -206,169 +208,13 @@ def order_of(
     Limits are ignored. The key covers the whole work, including completed work, so that offers for
     different alternatives of a task can be compared.
     """
-    course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
-    known, copies = PlanningContext(egress=egress), _Copies(task, egress)
-    return lambda offer: order(_score(task, offer, course(offer), known, copies))
+    course, order = Courses(task, 0.0), make_order(task, avoid, Objective.COST)
+    known, copies = PlanningContext(egress=egress), Copies(task, egress)
+    return lambda offer: order(score(task, offer, course(offer), known, copies))
 
 
-class _Course(Struct, frozen=True, kw_only=True):
-    """The expected times and preemptions of an offer. The times and preemptions are equal for all
-    offers with the same shape.
-    """
-
-    run_time: timedelta | None
-    spread: float
-    wall_time: timedelta | None
-    loss: SpotLoss | None
-    notes: tuple[str, ...]
-
-
-class _Courses:
-    """Computes the expected times and preemptions only once for each shape, because a catalog has
-    many offers but few shapes.
-    """
-
-    def __init__(self, task: TaskSpec, done: float) -> None:
-        self._task = task
-        self._done = done
-        self._known: dict[tuple[object, ...], _Course] = {}
-
-    def __call__(self, offer: Offer) -> _Course:
-        shape = shape_of(offer, self._task)
-        course = self._known.get(shape)
-        if course is None:
-            course = self._known[shape] = _expect(self._task, offer, self._done)
-        return course
-
-
-class _Copies:
-    """Estimates the time of copying inputs and outputs, only once for each combination of location,
-    network speed and number of starts."""
-
-    def __init__(self, task: TaskSpec, egress: Mapping[str, Money]) -> None:
-        self._task, self._egress = task, egress
-        self._known: dict[tuple[object, ...], TransferEstimate | None] = {}
-
-    def __call__(self, offer: Offer, starts: float) -> TransferEstimate | None:
-        key = offer.provider, offer.region, offer.shared, offer.network_mbps, starts
-        if key not in self._known:
-            self._known[key] = estimate_transfers(self._task, offer, self._egress, starts)
-        return self._known[key]
-
-
-def _expect(task: TaskSpec, offer: Offer, done: float) -> _Course:
-    estimated = estimate(task, offer)
-    start = start_time(offer)
-    run = None if estimated.run_time is None else estimated.run_time * (1 - done)
-    steady = _Course(
-        run_time=run,
-        spread=estimated.spread,
-        wall_time=None if run is None else start + run,
-        loss=None,
-        notes=estimated.notes,
-    )
-    if offer.purchase is not Purchase.SPOT:
-        return steady
-    per_hour = SPOT_PREEMPTIONS_PER_HOUR * task.nodes
-    every, write = chosen_interval(task.checkpoint, per_hour)
-    course = (
-        None
-        if run is None
-        else disturb(run, start=start, per_hour=per_hour, every=every, write=write)
-    )
-    notes = (*steady.notes, *_spot_notes(task, per_hour, every))
-    if run is None or course is None:
-        loss = SpotLoss(per_hour=per_hour, checkpoint_every=every)
-        if run is not None:
-            notes = (
-                *notes,
-                "unlikely to finish on spot: write checkpoints, or write them more often",
-            )
-        return replace(steady, wall_time=None, loss=loss, notes=notes)
-    extra = course.wall_time - start - run
-    loss = SpotLoss(
-        per_hour=per_hour, checkpoint_every=every, preemptions=course.preemptions, time=extra
-    )
-    if task.retry.preemption is not None and course.preemptions > task.retry.preemption:
-        notes = (
-            *notes,
-            f"more preemptions are expected than the {task.retry.preemption} that "
-            "retry.preemption allows",
-        )
-    return replace(steady, wall_time=course.wall_time, loss=loss, notes=notes)
-
-
-def _spot_notes(task: TaskSpec, per_hour: float, every: timedelta | None) -> tuple[str, ...]:
-    between = f"preempted about every {format_duration(timedelta(hours=1 / per_hour))} (assumed)"
-    if every is None:
-        return (f"{between}; without a checkpoint, the work restarts from the beginning each time",)
-    if task.checkpoint is not None and task.checkpoint.every is None:
-        return (f"{between}; the estimate assumes a checkpoint every {format_duration(every)}",)
-    return (between,)
-
-
-class _Scored(Struct, frozen=True):
-    offer: Offer
-    course: _Course
-    rate: HourlyRate  # the rate of all machines of the gang
-    extras: HourlyRate  # the expected rate of the disks and public addresses of the gang
-    cost: Money | None
-    egress: Money | None
-    transfers: TransferEstimate | None = None
-
-    @property
-    def whole(self) -> HourlyRate:
-        return HourlyRate(self.rate.micros_per_hour + self.extras.micros_per_hour)
-
-
-_Nearness = tuple[bool, int, float, HourlyRate, str]
-
-
-def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """Return the sort key of an offer that breaks limits; offers closest to the limits come first.
-    The key compares, in this order: whether the work is expected to finish, the number of broken
-    limits, the excess, and the price.
-    """
-    doubtful = scored.course.run_time is not None and scored.course.wall_time is None
-    return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
-
-
-def _explain(limiter: TaskLimiter, task: TaskSpec, scored: _Scored) -> LimitMiss:
-    return limiter.explain(scored.offer, *_at_most(task, scored))
-
-
-def _at_most(
-    task: TaskSpec, scored: _Scored
-) -> tuple[timedelta | None, timedelta | None, Money | None]:
-    """Return the running time, the time to the end and the cost, if the work takes as long as it
-    may.
-    """
-    course, cost, margin = scored.course, scored.cost, margin_of(task, scored.offer)
-    if margin == 1 or course.run_time is None:
-        return course.run_time, course.wall_time, cost
-    wall = course.wall_time and course.wall_time + course.run_time * (margin - 1)
-    return course.run_time * margin, wall, cost and Money(round(cost.micros * margin))
-
-
-def _score(
-    task: TaskSpec, offer: Offer, course: _Course, known: PlanningContext, copies: "_Copies"
-) -> _Scored:
-    rate = offer.rate.times(task.nodes)
-    extras = _extras(task, offer)
-    preemptions = course.loss.preemptions if course.loss is not None else None
-    starts = 1 + (preemptions or 0)
-    transfers = copies(offer, starts)
-    if transfers is not None and course.wall_time is not None:
-        course = replace(course, wall_time=course.wall_time + transfers.time_of(starts))
-    scored = _Scored(offer, course, rate, extras, None, _egress(offer, known), transfers)
-    if course.wall_time is None:
-        return scored
-    # The minimum is charged for the lifetime of each node. The minimum is counted once, because
-    # replacement nodes are few and usually run longer than the minimum.
-    cost = scored.whole.over(max(course.wall_time, offer.minimum_charge))
-    if transfers is not None:
-        cost += transfers.cost
-    return replace(scored, cost=cost + scored.egress if scored.egress else cost)
+def _explain(limiter: TaskLimiter, task: TaskSpec, scored: ScoredOffer) -> LimitMiss:
+    return limiter.explain(scored.offer, *at_most(task, scored))
 
 
 def _has_unsized(task: TaskSpec) -> bool:
@@ -376,31 +222,11 @@ def _has_unsized(task: TaskSpec) -> bool:
     return any(each.size_mib is None for each in task.outputs)
 
 
-def _extras(task: TaskSpec, offer: Offer) -> HourlyRate:
-    """Return the expected rate of the disks and public addresses of all nodes together."""
-    need = task.resources
-    return expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)
-
-
-def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
-    """Return the price of one GB (10^9 bytes) of egress from the offer's location, or None if the
-    price is unknown.
-    """
-    return find_egress(offer, known.egress)
-
-
-def _egress(offer: Offer, known: PlanningContext) -> Money | None:
-    price = egress_price(offer, known) if known.output_mib is not None else None
-    if price is None or known.output_mib is None:
-        return None
-    return Money((2 * price.micros * known.output_mib * _MIB + _GB) // (2 * _GB))
-
-
 def _best(
-    kept: list[_Scored], order: Callable[[_Scored], tuple[object, ...]], view: RankingView
-) -> list[_Scored]:
+    kept: list[ScoredOffer], order: Callable[[ScoredOffer], tuple[object, ...]], view: RankingView
+) -> list[ScoredOffer]:
     if view.distinct:
-        groups: dict[tuple[str, str, int, Purchase], tuple[tuple[object, ...], _Scored]] = {}
+        groups: dict[tuple[str, str, int, Purchase], tuple[tuple[object, ...], ScoredOffer]] = {}
         for scored in kept:
             offer, place = scored.offer, order(scored)
             group = (offer.provider, offer.instance_type, offer.accelerator_count, offer.purchase)
@@ -410,25 +236,9 @@ def _best(
     return sorted(kept, key=order) if view.limit is None else nsmallest(view.limit, kept, key=order)
 
 
-def _order(
-    task: TaskSpec, avoid: Collection[str], by: Objective
-) -> Callable[[_Scored], tuple[object, ...]]:
-    def order(scored: _Scored) -> tuple[object, ...]:
-        key = scored.offer.key
-        wall = scored.course.wall_time or _LONG
-        cost = scored.cost.micros if scored.cost is not None else -1
-        measure = (cost, wall) if by is Objective.COST else (wall, cost)
-        late = (bool(avoid) and key in avoid, not _is_available(task, scored.offer))
-        return (*late, scored.cost is None, *measure, scored.whole.micros_per_hour, key)
-
-    return order
-
-
-def _is_available(task: TaskSpec, offer: Offer) -> bool:
-    return offer.capacity is None or offer.capacity >= task.nodes
-
-
-def _placement(task: TaskSpec, scored: _Scored, known: PlanningContext, now: datetime) -> Placement:
+def _placement(
+    task: TaskSpec, scored: ScoredOffer, known: PlanningContext, now: datetime
+) -> Placement:
     offer, course = scored.offer, scored.course
     loss = course.loss
     if loss is not None and loss.time is not None:
@@ -446,16 +256,16 @@ def _placement(task: TaskSpec, scored: _Scored, known: PlanningContext, now: dat
         egress=scored.egress,
         transfer=None if scored.transfers is None else scored.transfers.cost,
         transfer_time=None if scored.transfers is None else scored.transfers.time,
-        available=_is_available(task, offer),
+        available=is_available(task, offer),
         avoided=bool(known.avoid) and offer.key in known.avoid,
         notes=tuple(_list_notes(task, scored, known)),
     )
 
 
-def _list_notes(task: TaskSpec, scored: _Scored, known: PlanningContext) -> list[str]:
+def _list_notes(task: TaskSpec, scored: ScoredOffer, known: PlanningContext) -> list[str]:
     """Return the notes that are shown with a placement."""
     offer, notes = scored.offer, []
-    if not _is_available(task, offer):
+    if not is_available(task, offer):
         limited = f", limited by {offer.limited_by}" if offer.limited_by else ""
         notes.append(f"only {offer.capacity} of {task.nodes} nodes are free now{limited}")
     if about_slice := note_slice(offer):

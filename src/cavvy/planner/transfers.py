@@ -1,6 +1,6 @@
 """Estimates the time and price of copying the task's inputs and outputs whose size is known."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, timedelta
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from cavvy.catalog.residency import BUCKET_PROVIDERS, find_cloud
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, Transfer
-from cavvy.domain.units import Money, format_duration, format_memory, format_usd
+from cavvy.domain.units import HourlyRate, Money, format_duration, format_memory, format_usd
 from cavvy.domain.values import Struct
 
 # The assumed speed of copies between a storage and a node, unless the node's network is slower. The
@@ -102,6 +102,25 @@ def estimate_transfers(
         unpriced=any(price is None for _, price in prices),
         assumed_region=offer.region if assumed else "",
     )
+
+
+def group_places(
+    task: TaskSpec, egress: Mapping[str, Money], *, sends: bool
+) -> Callable[[str, str], tuple[object, ...]] | None:
+    """Return a function that maps a provider and a region to a key. In places with equal keys, all
+    copies have equal prices. With `sends`, results of any size leave the place at the end. Returns
+    None if the place does not matter.
+    """
+    copies = list(_list_copies(task, 1))
+    if not copies and not sends:
+        return None
+
+    def key(provider: str, region: str) -> tuple[object, ...]:
+        there = Offer(provider=provider, region=region, instance_type="", rate=HourlyRate())
+        prices = [_price(each, there, egress) for each in copies]
+        return (*prices, find_egress(there, egress) if sends else None)
+
+    return key
 
 
 def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:

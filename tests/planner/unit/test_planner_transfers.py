@@ -18,7 +18,8 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, rank_candidates
 from cavvy.planner.placements import Placement, PlanningContext
-from cavvy.planner.rank import egress_price, plan
+from cavvy.planner.rank import plan
+from cavvy.planner.scoring import egress_price
 from cavvy.planner.transfers import estimate_transfers, price_upload
 from cavvy.store.objects import locations as listings
 from cavvy.store.objects.base import ObjectInfo

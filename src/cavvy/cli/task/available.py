@@ -3,8 +3,8 @@ plan`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from shlex import quote
 
 from cavvy.catalog.fit import OfferMatches, names_instance
@@ -12,7 +12,7 @@ from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.task.market import LiveMarket, ProviderAnswer, ask_market
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.domain.offers import Offer, Readiness, list_sellers
+from cavvy.domain.offers import Offer, Purchase, Readiness, list_sellers
 from cavvy.domain.tasks import Objection, SpotPolicy, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field, replace
@@ -22,7 +22,15 @@ from cavvy.planner.objections import (
     explain_misplaced,
     explain_unsuitable,
 )
-from cavvy.planner.placements import PlanningContext
+from cavvy.planner.placements import (
+    Objective,
+    PlanCounts,
+    PlanningContext,
+    RankingView,
+    deadline_of,
+)
+from cavvy.planner.shortlist import shorten
+from cavvy.planner.transfers import group_places
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
 from cavvy.providers.objections import list_objections
@@ -46,40 +54,59 @@ class AvailableOffers(Struct, frozen=True, kw_only=True):
     problems: Sequence[str]  # the reason for each provider that did not answer
     situation: PlanningContext
     readiness: Callable[[Offer], Readiness]
-    fixed: Sequence[
-        Offer
-    ] = ()  # for a spot-only task that states its work: the offers for `spot: never`
+    # for a spot-only task that states its work: the offers for `spot: never`
+    fixed: Sequence[Offer] = ()
+    others: PlanCounts = PlanCounts()  # fitting offers of the catalog that were not read
+    spots: Collection[str] = ()  # the providers of all fitting spot offers
     answered: frozenset[str] = frozenset()  # the configured providers that reported offers
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider has
 
 
-def gather(task: TaskSpec, *, anywhere: bool, output_mib: int | None) -> AvailableOffers:
-    """Collect offers from the configured providers and, with `anywhere`, from the catalog. Raises
+class PlanRequest(Struct, frozen=True, kw_only=True):
+    """The part of a plan that is wanted: its order and its first placements."""
+
+    now: datetime
+    by: Objective = Objective.COST
+    view: RankingView
+
+
+def gather(
+    task: TaskSpec,
+    *,
+    anywhere: bool,
+    output_mib: int | None,
+    only: PlanRequest | None = None,
+) -> AvailableOffers:
+    """Collect offers from the configured providers and, with `anywhere`, from the catalog. With
+    `only`, offers of the catalog that cannot be in this part of the plan are only counted. Raises
     CommandFailure.
     """
     rival, market = _rival(task), ask_market()
     live = _sort_offers(task, market)
-    matches, offers = list(live.matches), list(live.fitting)
-    egress: Mapping[str, Money] = {}
-    unknown = ""
-    fixed = [] if rival is None else list(_sort_offers(rival, market).fitting)
+    found = _FromCatalog()
     if anywhere:
-        known, egress, unknown, stays = _ask_catalog(task, market, rival)
-        matches.append(known)
-        fixed += stays
-        offers += known.offers
+        found = _ask_catalog(task, market, rival, output_mib, only)
+    matches = [*live.matches, found.matches] if found.matches else list(live.matches)
+    offers = [*live.fitting, *found.offers]
+    fixed = [] if rival is None else list(_sort_offers(rival, market).fitting)
     return AvailableOffers(
         offers=offers,
         matches=matches,
         refused=live.refused,
         live=sorted(market.providers),
         here=live.fitting,
-        problems=_list_problems(task, market, anywhere and bool(matches[-1].matched)),
-        situation=PlanningContext(output_mib=output_mib, egress=egress, notices=_notices(task)),
+        problems=_list_problems(
+            task, market, found.matches is not None and bool(found.matches.matched)
+        ),
+        situation=PlanningContext(
+            output_mib=output_mib, egress=found.egress, notices=_notices(task)
+        ),
         readiness=market.make_judge(),
-        fixed=fixed,
+        fixed=[*fixed, *found.fixed],
         answered=frozenset(offer.provider for offer in market.offers),
-        unknown=unknown,
+        unknown=found.unknown,
+        others=found.others,
+        spots=found.spots | {each.provider for each in offers if each.purchase is Purchase.SPOT},
     )
 
 
@@ -221,23 +248,76 @@ def _reject(provider: str, objection: Objection, count: int) -> Rejection:
     return Rejection(reason=f"{provider}: {objection.reason}", count=count, field=objection.field)
 
 
+class _FromCatalog(Struct, frozen=True, kw_only=True):
+    """What the catalog has for a task; the fields are those of `AvailableOffers`."""
+
+    matches: OfferMatches | None = None
+    offers: Sequence[Offer] = ()
+    fixed: Sequence[Offer] = ()
+    egress: Mapping[str, Money] = field(default_factory=dict)
+    unknown: str = ""
+    others: PlanCounts = PlanCounts()
+    spots: frozenset[str] = frozenset()
+
+
 def _ask_catalog(
-    task: TaskSpec, market: LiveMarket, rival: TaskSpec | None
-) -> tuple[OfferMatches, Mapping[str, Money], str, Sequence[Offer]]:
+    task: TaskSpec,
+    market: LiveMarket,
+    rival: TaskSpec | None,
+    output_mib: int | None,
+    only: PlanRequest | None,
+) -> _FromCatalog:
     try:
         with CatalogSnapshot.open() as snapshot:
-            found = snapshot.match(task.resources, misses=_MISSES)
-            unknown = (
-                ""
-                if found.matched
-                else unknown_names(snapshot, task.resources, market.providers, market.offers)
-            )
+            egress = snapshot.egress()
             stays = (
                 market.complete(snapshot.match(rival.resources)).offers if rival is not None else ()
             )
-            return market.complete(found), snapshot.egress(), unknown, stays
+            if only is None or not _is_short(task, only, rival):
+                known = market.complete(snapshot.match(task.resources, misses=_MISSES))
+                found = _FromCatalog(matches=known, offers=known.offers)
+            else:
+                situation = PlanningContext(output_mib=output_mib, egress=egress)
+                found = _read_best(snapshot, task, market, situation, only)
+            matched = found.matches is not None and found.matches.matched
+            unknown = (
+                ""
+                if matched
+                else unknown_names(snapshot, task.resources, market.providers, market.offers)
+            )
+            return replace(found, egress=egress, fixed=stays, unknown=unknown)
     except SnapshotError as error:
         raise CommandFailure(str(error), "--here does not use the catalog") from error
+
+
+def _is_short(task: TaskSpec, only: PlanRequest, rival: TaskSpec | None) -> bool:
+    """Return whether the first offers of the plan are enough. A forecast of a task with a deadline,
+    and the comparison of spot with on-demand, need all offers.
+    """
+    return rival is None and deadline_of(task, only.now) is None
+
+
+def _read_best(
+    snapshot: CatalogSnapshot,
+    task: TaskSpec,
+    market: LiveMarket,
+    situation: PlanningContext,
+    only: PlanRequest,
+) -> _FromCatalog:
+    """Read the offers of the catalog that can be in this part of the plan, and count the others."""
+    group = group_places(task, situation.egress, sends=situation.output_mib is not None)
+    found = snapshot.match_lots(task.resources, misses=_MISSES, skip=market.usable, group=group)
+    lots, others = shorten(
+        task, found.lots, now=only.now, by=only.by, situation=situation, view=only.view
+    )
+    return _FromCatalog(
+        matches=found.found,
+        offers=snapshot.read_lots(found, lots),
+        others=others,
+        spots=frozenset(
+            lot.sample.provider for lot in found.lots if lot.sample.purchase is Purchase.SPOT
+        ),
+    )
 
 
 def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:

@@ -7,26 +7,28 @@ providers whose APIs report no prices.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cavvy.catalog.doubts import OfferJudge
-from cavvy.catalog.fit import PURCHASES, Catalog, Constraint, NearMiss, OfferMatches, make_miss
+from cavvy.catalog.fit import (
+    PURCHASES,
+    Catalog,
+    Constraint,
+    NearMiss,
+    OfferLot,
+    OfferMatches,
+    make_miss,
+)
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.store.snapshot import choose, query
-from cavvy.store.snapshot.layout import (
-    PURCHASE_COLUMNS,
-    PURCHASE_NUMBERS,
-    SCHEMA_VERSION,
-    SnapshotError,
-)
-
-_PURCHASE_OF = {number: purchase for purchase, number in PURCHASE_NUMBERS.items()}
+from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, SCHEMA_VERSION, SnapshotError
+from cavvy.store.snapshot.lots import PURCHASE_OF, PlaceParts, find_places, list_lots, read_rows
 
 
 class SourceInfo(Struct, frozen=True, kw_only=True):
@@ -60,6 +62,16 @@ class SnapshotInfo(Struct, frozen=True, kw_only=True):
     rows: int
     rows_with_accelerator: int
     bytes: int
+
+
+class LotMatches(Struct, frozen=True, kw_only=True):
+    """The fitting offers of a snapshot as lots, and in `found` the counts of all offers and the
+    near misses. `parts` is for `CatalogSnapshot.read_lots`.
+    """
+
+    found: OfferMatches
+    lots: Sequence[OfferLot]
+    parts: PlaceParts
 
 
 class CatalogSnapshot:
@@ -128,6 +140,36 @@ class CatalogSnapshot:
             rejected=counts.rejected,
             misses=self._misses(near, need),
         )
+
+    def match_lots(
+        self,
+        need: ResourceSpec,
+        *,
+        misses: int = 5,
+        skip: Collection[tuple[str, str]] = (),
+        group: Callable[[str, str], Hashable] | None = None,
+    ) -> LotMatches:
+        """Find the offers that fit one node of `need`, without reading each offer. The offers of
+        the regions in `skip` (provider and region) are not counted. If `group` is given, offers in
+        locations with different results of `group` belong to different lots.
+        """
+        try:
+            found = self._match(need, 0, misses, PURCHASES[need.spot])
+            filters = query.make_filters(self._connection, need, PURCHASES[need.spot])
+            parts = find_places(self._connection, filters.fitting(), skip, group)
+            lots = list(list_lots(self._connection, parts)) if found.matched else []
+        except sqlite3.DatabaseError as error:
+            raise choose.unusable(self.path, error) from error
+        spare = found.matched - sum(lot.count for lot in lots)
+        left = replace(found, matched=found.matched - spare, total=found.total - spare)
+        return LotMatches(found=left, lots=lots, parts=parts)
+
+    def read_lots(self, matches: LotMatches, lots: Sequence[OfferLot]) -> Sequence[Offer]:
+        """Return the offers of some of the matching lots, the cheapest first."""
+        try:
+            return list(self._offers(read_rows(self._connection, matches.parts, lots)))
+        except sqlite3.DatabaseError as error:
+            raise choose.unusable(self.path, error) from error
 
     def _misses(
         self, near: Sequence[tuple[Constraint, query.OfferRow]], need: ResourceSpec
@@ -273,7 +315,7 @@ class CatalogSnapshot:
                 term = f"-{row.term_months}m" if row.term_months else ""
                 zone = f"/{row.zone}" if row.zone else ""
                 place = f"{row.provider}/{row.region}{zone}"
-                purchase = _PURCHASE_OF[row.purchase]
+                purchase = PURCHASE_OF[row.purchase]
                 yield (
                     f"{place}/{row.instance_type}:{row.accelerator_count}/{purchase}{term}",
                     row.rate,
@@ -318,7 +360,7 @@ class CatalogSnapshot:
                 disk_gib=row.disk_gib,
                 network_mbps=row.network_mbps,
                 hosts=row.hosts,
-                purchase=_PURCHASE_OF[row.purchase],
+                purchase=PURCHASE_OF[row.purchase],
                 rate=HourlyRate(row.rate),
                 source=name,
                 as_of=as_of,
