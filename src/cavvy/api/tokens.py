@@ -11,6 +11,7 @@ import hmac
 import os
 import secrets
 from hashlib import sha256
+from string import ascii_letters, digits
 
 from starlette.requests import Request
 
@@ -21,7 +22,9 @@ from cavvy.gateway.client_keys import SERVICE_KEY
 _BYTES = 32  # 256 bits, of tokens and of the installation's secret
 _CACHED = 16_384  # maximum number of verified tokens that are cached, each about 200 bytes
 PREFIX = "cavvy_"  # lets scanners for leaked secrets recognize tokens
-_LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
+_CHARACTERS = ascii_letters + digits
+_RANDOM = 43  # characters of a token or a key: 256 bits, as 62**43 is more than 2**256
+_LENGTH = len(PREFIX) + _RANDOM  # also that of older tokens, in base64 without padding
 
 
 class GangTokens:
@@ -97,12 +100,17 @@ def load_tokens(path: str) -> GangTokens:
 
 def make_token() -> str:
     """Return a new token. The token is shown once and not stored."""
-    return PREFIX + secrets.token_urlsafe(_BYTES)
+    return PREFIX + _make_secret()
 
 
 def make_service_key() -> str:
     """Return a new key for calls to a service. The key cannot be used to sign in to a server."""
-    return SERVICE_KEY + secrets.token_urlsafe(_BYTES)
+    return SERVICE_KEY + _make_secret()
+
+
+def _make_secret() -> str:
+    """Return random letters and digits, which a double click selects as a whole."""
+    return "".join(secrets.choice(_CHARACTERS) for _ in range(_RANDOM))
 
 
 def hash_token(token: str) -> str:

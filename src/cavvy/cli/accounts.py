@@ -104,7 +104,7 @@ def remove_user(name: str) -> None:
 
 _ROLES = ["viewer", "member", "operator", "admin", "billing", "auditor"]
 _account = click.argument("account")
-_role = click.argument("role", metavar="ROLE", type=click.Choice(_ROLES))
+_role = click.argument("role", metavar="ROLE", shell_complete=lambda *_: [*_ROLES])
 _project = click.option(
     "-p", "--project", help="The project; the role also applies to its subprojects."
 )
@@ -134,6 +134,7 @@ def grant_role(account: str, role: str, project: str | None, all_projects: bool)
     from cavvy.client.account_wire import AccountClient
 
     where = _read_project(project, everywhere=all_projects)
+    account, role = _read_role(account, role)
     with session() as client:
         AccountClient(client).grant_role(account, role, where)
         undo = f"`cavvy role revoke {account} {role} -p {where}` revokes the role"
@@ -151,9 +152,22 @@ def grant_role(account: str, role: str, project: str | None, all_projects: bool)
 def revoke_role(account: str, role: str, project: str | None, all_projects: bool) -> None:
     """Revoke a role. Later requests that need the role are refused; running jobs continue."""
     where = _read_project(project, everywhere=all_projects)
+    account, role = _read_role(account, role)
     with _accounts() as accounts:
         accounts.revoke_role(account, role, where)
     click.echo(f"{account} is no longer {role} {_say_where(where)}")
+
+
+def _read_role(account: str, role: str) -> tuple[str, str]:
+    """Return the account and the role, which may be given in the other order. Raises
+    BadParameter."""
+    if account in _ROLES and role not in _ROLES:
+        account, role = role, account
+    if role not in _ROLES:
+        raise click.BadParameter(
+            f"{role!r} is not one of {', '.join(map(repr, _ROLES))}", param_hint="ROLE"
+        )
+    return account, role
 
 
 @role_command.command("list")

@@ -6,7 +6,7 @@ import pytest
 from starlette.requests import Request
 
 from cavvy.api.errors import ApiProblem
-from cavvy.api.tokens import GangTokens
+from cavvy.api.tokens import GangTokens, make_service_key, make_token
 
 
 def show(token: str) -> Request:
@@ -33,3 +33,15 @@ def test_names_of_gangs_from_strangers_are_not_kept() -> None:
         assert tracemalloc.get_traced_memory()[0] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_new_tokens_and_keys_are_one_word_of_256_bits() -> None:
+    """A double click, and a pattern such as \\w+, selects the whole."""
+    for make in (make_token, make_service_key):
+        made = {make() for _ in range(50)}
+        assert len(made) == 50
+        for each in made:
+            secret = each[-43:]
+            assert secret.isalnum()
+            assert secret.isascii()
+            assert 62 ** len(secret) > 2**256

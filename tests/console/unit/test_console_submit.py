@@ -12,6 +12,7 @@ from msgspec.json import encode
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, detail, job_answers, served, sign_in
 
 from cavvy.client import ApiError, wire
+from cavvy.client.account_wire import ProjectView
 from cavvy.client.transport import HttpAnswer
 from cavvy.console.pages.submit import list_keys
 from cavvy.domain.jobs import RunOrigin
@@ -336,3 +337,17 @@ def test_a_task_is_shared_as_a_recipe() -> None:
     answer = browser.post("/submit", data=form(do="forget", recipe="mine"), follow_redirects=False)
     assert f"DELETE {path}/mine" in asking.asked
     assert browser.post("/submit", data=form(do="share")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("names", "usual"),
+    [(["pm"], "pm"), (["b", "a"], "b"), (["pm", "default"], "default"), ([], "default")],
+)
+def test_the_project_is_one_of_the_users(names: list[str], usual: str) -> None:
+    projects = [ProjectView(name=each, parent=None, roles=["member"]) for each in names]
+    projects[:0] = [ProjectView(name="0ld", parent=None, roles=["member"], archived_at=NOW)]
+    usual = "0ld" if not names else usual
+    asking = client(**{"/v1/projects": projects, f"/v1/projects/{usual}/recipes": []})
+    page = sign_in(asking).get("/submit").text
+    assert f"<option selected>{usual}</option>" in page
+    assert f"GET /v1/projects/{usual}/recipes" in {each.partition("?")[0] for each in asking.asked}

@@ -18,7 +18,16 @@ from cavvy.client import ApiClient, ApiError
 from cavvy.client.wire import MarketListing, OfferPage, OfferView, QuotaReport, QuotaRow
 from cavvy.console import charts
 from cavvy.console.memory import Memory
-from cavvy.console.pages.page import Page, Part, is_update, list_projects, memory_of, try_part
+from cavvy.console.pages.page import (
+    USUAL_PROJECT,
+    Page,
+    Part,
+    find_project,
+    is_update,
+    list_projects,
+    memory_of,
+    try_part,
+)
 from cavvy.console.render import show_price
 from cavvy.domain.units import is_whole
 
@@ -71,7 +80,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     """Raises ApiError, HTTPException."""
     asked = request.query_params
     given = {name: text for name in _TEXTS if (text := (asked.get(name) or "").strip())}
-    project = asked.get("project") or "default"
+    project = asked.get("project") or find_project(client, request)
     buy, ready = asked.get("buy") or "", bool(asked.get("ready"))
     sort, hours = asked.get("sort") or "price", asked.get("hours") or "1"
     if buy not in _PURCHASES or sort not in _SORTS:
@@ -82,7 +91,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         raise HTTPException(400, f"`hours` must be a number from 1 to 99999, not {hours!r}.")
     given |= {"buy": buy} if buy else {}
     given |= {"ready": "1"} if ready else {}
-    given |= {"project": project} if project != "default" else {}
+    given |= {"project": project} if project != USUAL_PROJECT else {}
     wanted = {
         **{name: given.get(name) for name in _TEXTS},
         "gpu": given.get("gpu") or "gpu",

@@ -174,13 +174,20 @@ def read_number(request: Request, name: str, usual: int) -> int:
 
 
 def list_projects(client: ApiClient, request: Request) -> list[str]:
-    """Return the names of the projects, which may be a minute old."""
+    """Return the names of the projects, the archived ones last. They may be a minute old."""
 
     def fetch() -> list[str]:
         found = try_part(lambda: AccountClient(client).projects()).value or []
-        return [each.name for each in found]
+        return [each.name for each in sorted(found, key=lambda each: each.archived_at is not None)]
 
     return memory_of(request).recall("projects", fetch)
+
+
+def find_project(client: ApiClient, request: Request) -> str:
+    """Return the project of a page that names none: the usual one, or the first of the user's if it
+    is not among them."""
+    names = list_projects(client, request)
+    return USUAL_PROJECT if USUAL_PROJECT in names or not names else names[0]
 
 
 def memory_of(request: Request) -> Memory:

@@ -21,7 +21,15 @@ from cavvy.client.reruns import EarlierRun, NotRepeatable, read_run, show_param
 from cavvy.client.service_wire import put_service
 from cavvy.client.wire import GraphRequest, PlacementView, SubmissionCheck, SubmitRequest
 from cavvy.console.pages import offers
-from cavvy.console.pages.page import Page, form_of, list_projects, path_of, try_part, user_of
+from cavvy.console.pages.page import (
+    Page,
+    find_project,
+    form_of,
+    list_projects,
+    path_of,
+    try_part,
+    user_of,
+)
 from cavvy.domain.jobs import RunOrigin
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
@@ -81,7 +89,8 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     asked = request.query_params
     source = asked.get("from") or ""
     text = offers.starter(asked) if {"gpu", "providers"} & asked.keys() else _STARTER
-    draft = _Draft(text=text, project=asked.get("project") or "default", key=make_key())
+    project = asked.get("project") or find_project(client, request)
+    draft = _Draft(text=text, project=project, key=make_key())
     if source:
         draft = _of_job(client, source, draft)
     if recipe := asked.get("recipe"):
@@ -100,7 +109,8 @@ def send(client: ApiClient, request: Request, now: datetime) -> Page | str:
     text = form.get("text", "").replace("\r\n", "\n")
     if len(text) > _LONGEST:
         raise HTTPException(413, f"The task file has more than {_LONGEST:,} characters.")
-    draft = _Draft(text=text, project=form.get("project") or "default", key=form.get("key", ""))
+    project = form.get("project") or find_project(client, request)
+    draft = _Draft(text=text, project=project, key=form.get("key", ""))
     if source := form.get("from", ""):
         draft = replace(_of_job(client, source, draft), text=text)
     params = {
