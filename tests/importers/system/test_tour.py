@@ -39,6 +39,8 @@ TOURS = (
     "docs/tutorials/money.md",
     "docs/tutorials/spot-that-survives.md",
     "docs/guides/serve.md",
+    "docs/guides/service-access.md",
+    "docs/guides/service-calls.md",
 )
 # On hosts and on a cluster, by test_ssh_jobs.py and test_slurm_jobs.py.
 HOSTS, CLUSTER = "docs/tutorials/own-hosts.md", "docs/tutorials/a-cluster.md"

@@ -8,7 +8,7 @@ from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.deadline.session import start_session
 from cavvy.planner.spot.view import JobTerms, PolicyMarket, PolicyView, RunMode, SpotQuote
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs/concepts/spot.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs/extend/spot-policy.md"
 
 
 def test_the_example_of_the_guide_runs() -> None:
