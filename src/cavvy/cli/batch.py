@@ -10,6 +10,7 @@ import click
 
 from cavvy.cli.reach.session import detach_option, named, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
+from cavvy.cli.task.option_groups import GroupedCommand
 from cavvy.cli.task.options import task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
@@ -24,7 +25,7 @@ _LOOK_S = 1.0
 _TOLD_S = 10.0  # seconds between two lines of progress, if the output is no terminal
 
 
-@click.command("batch")
+@click.command("batch", cls=GroupedCommand)
 @task_options
 @param_option
 @detach_option

@@ -69,7 +69,8 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
     def way_in(self) -> str:
         """A text that states how the user must change the settings to enable the provider."""
         table = f"[providers.{self.name}]"
-        return f"remove `enabled = false` from {table}" if self.off else f"add {table}"
+        command = f"run `cavvy setup {self.name}`"
+        return f"{command}, or remove `enabled = false` from {table}" if self.off else command
 
 
 @click.command("check")
@@ -158,7 +159,7 @@ def _policy(name: str | None) -> str:
         raise CommandFailure(
             "--policy needs a provider", "run `cavvy check NAME --policy`", exit_code=2
         )
-    known, installed = _load(name)
+    known, installed = load_known(name)
     context = ProviderContext(installation="check", home=known.home / "providers")
     try:
         provider = registry.make(installed[name], known.providers.get(name, {}), context)
@@ -207,7 +208,7 @@ def _check_live(name: str | None, max_usd: float, output: str) -> None:
         raise SystemExit(1)
 
 
-def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
+def load_known(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
     """Return the settings and all installed providers. Raises CommandFailure if NAME or a
     [providers] table in the settings names an unknown provider.
     """
@@ -243,7 +244,7 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
 def _examine(name: str | None) -> list[ProviderFinding]:
     import asyncio
 
-    known, installed = _load(name)
+    known, installed = load_known(name)
     node_endpoint = foresee_node_endpoint(known)
     names = sorted(installed) if name is None else [name]
     return asyncio.run(_examine_all([installed[each] for each in names], known, node_endpoint))
@@ -255,11 +256,11 @@ async def _examine_all(
     import asyncio
 
     return list(
-        await asyncio.gather(*(_examine_one(each, known, node_endpoint) for each in providers))
+        await asyncio.gather(*(examine_one(each, known, node_endpoint) for each in providers))
     )
 
 
-async def _examine_one(
+async def examine_one(
     known: "KnownProvider", settings: "Settings", node_endpoint: "NodeEndpoint | None"
 ) -> ProviderFinding:
     import asyncio
@@ -405,7 +406,7 @@ def _show(finding: ProviderFinding) -> None:
     if finding.problem:
         pairs.append(("problem", finding.problem))
     if not finding.enabled:
-        pairs.append(("to use it", f"{finding.way_in} in {finding.file}"))
+        pairs.append(("to use it", f"{finding.way_in}, which writes {finding.file}"))
     pairs += finding.facts
     if finding.rights:
         pairs.append(("rights needed", finding.rights))

@@ -112,6 +112,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "token": "Create, list and revoke access tokens.",
     },
     "Set up": {
+        "setup": "Set up a provider: ask for what it needs, check it, and write the settings.",
         "check": "Show whether each provider is configured and which features it lacks.",
         "doctor": "Show what GPU jobs lack on a machine, and the commands that mend it.",
         "secret": "Set, list and delete secrets.",
@@ -120,6 +121,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "completion": "Print the completion script for a shell.",
     },
 }
+# What a first user needs, in the order in which it is needed.
+FIRST = ("init", "setup", "plan", "run", "ps", "logs", "stop", "dev", "serve", "cost")
 # Commands that end or remove what the user may still need.
 ENDING = frozenset({"stop", "rm", "down", "gc", "unserve"})
 # Modules that hold several commands of one noun. A command whose name the module does not have is
@@ -244,10 +247,28 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        longest = max(map(len, COMMANDS))
-        for title, names in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(longest), text) for name, text in names.items()])
+        longest = max(map(len, SECTIONS))
+        with formatter.section("First"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in FIRST])
+        with formatter.section("More"):
+            more = (
+                (title, [name for name in names if name not in FIRST])
+                for title, names in SECTIONS.items()
+            )
+            formatter.write_dl([(title.ljust(longest), ", ".join(names)) for title, names in more])
+
+
+def _list_commands(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Print every command with what it does, and exit."""
+    if not value or ctx.resilient_parsing:
+        return
+    formatter = ctx.make_formatter()
+    longest = max(map(len, COMMANDS))
+    for title, names in SECTIONS.items():
+        with formatter.section(title):
+            formatter.write_dl([(name.ljust(longest), text) for name, text in names.items()])
+    click.echo(formatter.getvalue().strip())
+    ctx.exit()
 
 
 def _guess(close: Sequence[str]) -> str:
@@ -281,11 +302,20 @@ def _choose_context(ctx: click.Context, param: click.Parameter, value: str | Non
     callback=_choose_context,
     help="Use this server, one of `cavvy context list`; the default is CAVVY_CONTEXT.",
 )
+@click.option(
+    "--commands",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_commands,
+    help="List every command with what it does.",
+)
 def cli() -> None:
     """One control plane for every GPU that a team can rent or own.
 
     To start: `cavvy init` writes a task file, `cavvy plan task.yaml` shows where the task could run
-    and what it would cost, and `cavvy run task.yaml` runs it.
+    and what it would cost, and `cavvy run task.yaml` runs it. `cavvy COMMAND --help` says more of
+    each command.
     """
 
 

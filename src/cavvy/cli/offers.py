@@ -471,7 +471,7 @@ def _why(found: "OfferMatches") -> list[str]:
         f"{rows:,} {_FAULTS[constraint]}" for constraint, rows in found.rejected.items()
     )
     if not found.total:
-        return ["No configured provider has an offer; `cavvy check` lists the providers."]
+        return ["No configured provider has an offer; `cavvy setup PROVIDER` sets one up."]
     lines = [f"Of {found.total:,} offers {counted}."]
     return (
         [*lines, "Nearest misses, each of which fails only one condition:"]

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     "--sweep",
     multiple=True,
     metavar="NAME=VALUES",
-    help="Run a job for each value of a parameter, such as lr=0.1,0.01 or seed=0..4; repeatable, "
-    "for each combination.",
+    help="Run a job for each value, such as lr=0.1,0.01 or seed=0..4; repeatable, for each "
+    "combination.",
 )
 @click.option(
     "--parallel",
     metavar="COUNT",
-    help="How many jobs of the array or sweep run at the same time; the default is all.",
+    help="How many jobs run at the same time; the default is all.",
 )
 @click.option(
     "--trials",
     metavar="COUNT",
-    help="Run only so many jobs of the sweep; each gets its values when it starts, chosen from the "
-    "results so far by `best` of the file.",
+    help="Run only so many jobs of the sweep; `best` of the file chooses their values from the "
+    "results so far.",
 )
 @detach_option
 @yes_option
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show the task and its offers, and apply all checks of a submission; submit nothing.",
+    help="Check and show the task and its offers; submit nothing.",
 )
 @json_option
 def command(

@@ -12,6 +12,7 @@ from cavvy.cli.reach.arguments import complete_services, needless_yes_option
 from cavvy.cli.reach.services import wait_for_end
 from cavvy.cli.reach.session import project_option, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
+from cavvy.cli.task.option_groups import GroupedCommand
 from cavvy.cli.task.options import task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from cavvy.task_files import ReadOptions
 
 
-@click.command("serve")
+@click.command("serve", cls=GroupedCommand)
 @task_options
 @param_option
 @yes_option

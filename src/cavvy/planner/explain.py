@@ -118,7 +118,7 @@ def say_no_offer(task: TaskSpec, found: Explanation) -> str:
     change.
     """
     if not found.considered:
-        return "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`"
+        return "No offer: there are no offers; `cavvy setup PROVIDER` sets one up"
     limits = [miss for miss in found.misses if miss.reason in set(PlanLimit)]
     prices = [miss for miss in found.misses if miss.reason == Constraint.PRICE]
     refused = [rejection for rejection in found.rejections if rejection.reason not in _TRIED]

@@ -46,5 +46,5 @@ def test_the_table_shows_what_is_configured_and_only_names_the_rest(
     assert "Not configured (" in shown
     assert "aws, " in shown
     everything = CliRunner().invoke(cli, ["check", "--all"], prog_name="cavvy").output
-    assert "Amazon EC2: add [providers.aws]" in everything
+    assert "Amazon EC2: run `cavvy setup aws`" in everything
     assert "Not configured (" not in everything

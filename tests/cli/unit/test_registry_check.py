@@ -50,9 +50,9 @@ def test_what_is_not_configured_is_shown_and_is_no_failure(settings: Path) -> No
     assert states["prairie"] == "not configured"
     assert result.exit_code == 0
     told = check("--all").output
-    assert "a prairie: add [providers.prairie]" in told
+    assert "a prairie: run `cavvy setup prairie`" in told
     assert f"The settings are in {settings}." in told
-    assert f"add [providers.prairie] in {settings}" in check("prairie").output
+    assert f"run `cavvy setup prairie`, which writes {settings}" in check("prairie").output
 
 
 def test_a_configured_provider_that_fails_says_why(settings: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_wrong_file_is_refused_with_its_line(planned: Path) -> None:
 def test_here_leaves_the_catalog_out(planned: Path) -> None:
     result = run(planned, "", "--here")
     assert result.exit_code == 1
-    assert "configure a provider" in result.stderr
+    assert "`cavvy setup PROVIDER`" in result.stderr
 
 
 def test_this_machine_is_offered_where_it_is_on(
@@ -563,7 +563,7 @@ def test_a_hint_names_only_files_that_exist(planned: Path) -> None:
     )
     slurm = replace(task, resources=replace(task.resources, providers=("slurm",)))
     assert available.suggest_offer(slurm, "true") == (
-        "slurm: not configured; `cavvy check slurm` shows how to set it up"
+        "slurm: not configured; `cavvy setup slurm` sets it up"
     )
 
 
@@ -577,8 +577,7 @@ def test_only_offers_of_providers_with_a_driver_are_suggested(planned: Path) -> 
 
     assert hint("resources: {gpu: L4}\n") == (
         "the cheapest offer of a provider that you can set up is l4.big at aws (us-east-1) for "
-        "$0.50/h: printf '[providers.aws]\\nregions = \"us-east-1\"\\n' "
-        f">> {file} && cavvy check aws"
+        "$0.50/h: cavvy setup aws --set regions=us-east-1"
     )
     assert "no provider that Cavvy can use" in hint("resources: {gpu: L4, providers: nodriver}\n")
     assert "nearest misses" in hint("resources: {gpu: L4:7}\n")

@@ -115,7 +115,7 @@ def test_a_slow_offer_is_said_with_the_time_that_is_missing() -> None:
 
 
 def test_nothing_to_choose_from_is_said() -> None:
-    assert "configure a provider" in say_no_offer(make_task(), explain([], EMPTY))
+    assert "`cavvy setup PROVIDER`" in say_no_offer(make_task(), explain([], EMPTY))
 
 
 def test_where_no_single_change_helps_the_first_one_is_named() -> None:

@@ -226,7 +226,7 @@ async def quotas(
         raise ApiProblem(
             "provider-not-enabled",
             f"the provider {provider!r} is not enabled; enabled: {enabled}",
-            f"`cavvy check {provider}` shows how to set it up",
+            f"`cavvy setup {provider}` sets it up",
         )
     answers = await asyncio.gather(*(_ask(pool, name) for name in names))
     told = dict(zip(names, answers, strict=True))

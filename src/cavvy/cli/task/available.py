@@ -347,12 +347,12 @@ def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
     )
     missing = sorted(named & {*installed} - {*configured.providers})
     if missing and not fits:
-        checks = ", ".join(f"`cavvy check {each}`" for each in missing)
-        return f"{', '.join(missing)}: not configured; {checks} shows how to set it up"
+        setups = ", ".join(f"`cavvy setup {each}`" for each in missing)
+        return f"{', '.join(missing)}: not configured; {setups} sets it up"
     plan = f"`cavvy plan {file}`" if is_file else "`cavvy plan` with the same arguments"
     return (
         f"no provider that Cavvy can use has such an offer; {plan} compares the prices of "
-        "providers that have one, and `cavvy check` lists the providers that you can set up"
+        "providers that have one, and `cavvy setup PROVIDER` sets one up"
         if fits
         else f"{plan} shows the nearest misses"
     )
@@ -370,9 +370,6 @@ def _say_set_up(offer: Offer) -> str:
     if name in known.providers:
         return f"{start}; `cavvy check {name}` shows why the provider cannot be used"
     settings = registry.manifest_of(registry.list_known()[name]).settings
-    table = rf"[providers.{name}]\n"
-    if any(setting.name == "regions" for setting in settings):
-        table += rf'regions = "{offer.region}"\n'
-    folder, file = quote(str(known.file.parent)), quote(str(known.file))
-    made = "" if known.file.parent.exists() else f"mkdir -p {folder} && "
-    return f"{start}: {made}printf '{table}' >> {file} && cavvy check {name}"
+    regions = any(setting.name == "regions" for setting in settings)
+    where = f" --set regions={quote(offer.region)}" if regions else ""
+    return f"{start}: cavvy setup {name}{where}"

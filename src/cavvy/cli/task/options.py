@@ -25,6 +25,7 @@ from cavvy.cli.reach.arguments import (
     complete_providers,
     complete_regions,
 )
+from cavvy.cli.task.option_groups import GroupedCommand
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import amount_option, positive_option
 
@@ -42,14 +43,16 @@ _STARTS = "cavvy.command.starts"
 as_option = click.option(
     "--as",
     "dialect",
+    metavar="TOOL",
     type=click.Choice(["skypilot", "dstack", "kubernetes", "cavvy"]),
-    help="The tool that defines the file's format. By default, the file's keys determine the tool.",
+    help="The file is one of this tool: skypilot, dstack, kubernetes or cavvy; otherwise, its keys "
+    "tell.",
 )
 # Each row: option, key of the task file, metavar ("" for a switch, + if the option is repeatable),
 # help.
 _OVERRIDES = (
     ("--gpu", "resources.gpu", "NAME:COUNT +", "Accelerators of each node, such as H100:8."),
-    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or never use spot."),
+    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or none."),
     ("--provider", "resources.providers", "NAME +", "Use only this provider."),
     ("--region", "resources.regions", "NAME +", "Use only this region, or an area such as eu."),
     ("--max-price", "resources.max_price", "USD", "The maximum price of a node per hour."),
@@ -58,16 +61,16 @@ _OVERRIDES = (
         "--after",
         "after",
         "JOB[:CONDITION] +",
-        "Start after this job has succeeded, or by the condition success, failure or any.",
+        "Start after this job: success (the default), failure or any.",
     ),
-    ("--group", "group", "NAME", "Join the group of jobs with this name, which exists already."),
+    ("--group", "group", "NAME", "Join this group of jobs, which exists already."),
     (
         "--machine",
         "machine",
         "NAME",
-        "Run on the machine with this name, or on a new machine with this name.",
+        "Run on this named machine; a new name gets a new machine.",
     ),
-    ("--pool", "pool", "NAME", "Run on nodes of the pool with this name; see `cavvy pool`."),
+    ("--pool", "pool", "NAME", "Run on nodes of this pool; see `cavvy pool`."),
     ("--keep", "keep", "TIME", "How long idle nodes are kept, and billed, for the next job."),
     ("--image", "image", "IMAGE", "The container image."),
     ("--workdir", "workdir", "FOLDER", "The folder to submit."),
@@ -75,7 +78,7 @@ _OVERRIDES = (
         "--env-file",
         "env",
         "FILE +",
-        "Set the environment variables in a file with lines of NAME=VALUE; --env has priority.",
+        "Set the variables in a file of lines NAME=VALUE; --env has priority.",
     ),
     (
         "--env",
@@ -89,7 +92,7 @@ _OVERRIDES = (
         "--deadline",
         "limits.deadline",
         "TIME",
-        "Stop the job after a duration, such as 8h, or at a date and time.",
+        "Stop the job after this time, such as 8h, or at a date.",
     ),
 )
 
@@ -104,7 +107,7 @@ _MOST_BYTES = 1 << 20
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
-class TaskCommand(click.Command):
+class TaskCommand(GroupedCommand):
     """A command that takes a task file and, optionally, `-- COMMAND`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
