@@ -319,6 +319,49 @@ class AsyncClient:
         found = await self._threads.run(client.jobs, phases=phases, limit=limit, project=project)
         return [AsyncJob(each, self._threads) for each in found]
 
+    ps = jobs  # as the command says
+    status = _in_thread(Client.status)
+
+    async def logs(
+        self,
+        name: str,
+        *,
+        follow: bool = False,
+        rank: int = 0,
+        attempt: int | None = None,
+        project: str | None = None,
+    ) -> AsyncIterator[str]:
+        """See `Client.logs`."""
+        job = await self.job(name, project=project)
+        async for line in job.logs(follow=follow, rank=rank, attempt=attempt):
+            yield line
+
+    async def events(
+        self, name: str, *, follow: bool = False, project: str | None = None
+    ) -> AsyncIterator[JobEvent]:
+        """See `Client.events`."""
+        async for event in (await self.job(name, project=project)).events(follow=follow):
+            yield event
+
+    async def wait(
+        self,
+        name: str,
+        until: Until = "end",
+        *,
+        timeout: TimeLimit | None = None,
+        check: bool = True,
+        project: str | None = None,
+    ) -> JobStatus:
+        """See `Client.wait`."""
+        job = await self.job(name, project=project)
+        return await job.wait(until, timeout=timeout, check=check)
+
+    async def stop(self, name: str, *, wait: bool = True, project: str | None = None) -> JobStatus:
+        """See `Client.stop`."""
+        return await (await self.job(name, project=project)).stop(wait=wait)
+
+    retry = _in_thread(Client.retry)
+    rm = _in_thread(Client.rm)
     cost = _in_thread(Client.cost)
     hosts = _in_thread(Client.hosts)
     cordon = _in_thread(Client.cordon)

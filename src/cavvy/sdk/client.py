@@ -1,7 +1,7 @@
 """The client for notebooks and scripts: submits tasks and finds jobs."""
 
 import getpass
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from itertools import islice
@@ -30,7 +30,7 @@ from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.sdk.array import JobArray
 from cavvy.sdk.connections import Connections
-from cavvy.sdk.job import Job, TimeLimit
+from cavvy.sdk.job import Job, TimeLimit, Until
 from cavvy.sdk.operation import (
     HostReservation,
     OwnHost,
@@ -42,7 +42,7 @@ from cavvy.sdk.operation import (
     read_reservation,
     read_share,
 )
-from cavvy.sdk.status import Phase, read_detail, read_listing
+from cavvy.sdk.status import JobEvent, JobStatus, Phase, read_detail, read_listing
 from cavvy.sdk.submission import SubmitOptions, submit_task
 from cavvy.sdk.task import Task, make_batch
 from cavvy.sdk.values import (
@@ -236,6 +236,55 @@ class Client:
         with self._connections.use() as connection:
             page = connection.jobs(chosen, phases=phases, limit=limit)
         return [Job(self._connections, read_listing(each)) for each in page.jobs]
+
+    ps = jobs  # as the command says
+
+    def status(self, name: str, *, project: str | None = None) -> JobStatus:
+        """Return the state of the job with this name or ID. Raises JobNotFound, as all methods do
+        that take the name of a job."""
+        return self.job(name, project=project).last_status
+
+    def logs(
+        self,
+        name: str,
+        *,
+        follow: bool = False,
+        rank: int = 0,
+        attempt: int | None = None,
+        project: str | None = None,
+    ) -> Generator[str, None, None]:
+        """Yield the lines of a job's log, as `Job.logs` does."""
+        yield from self.job(name, project=project).logs(follow=follow, rank=rank, attempt=attempt)
+
+    def events(
+        self, name: str, *, follow: bool = False, project: str | None = None
+    ) -> Generator[JobEvent, None, None]:
+        """Yield the events of a job, as `Job.events` does."""
+        yield from self.job(name, project=project).events(follow=follow)
+
+    def wait(
+        self,
+        name: str,
+        until: Until = "end",
+        *,
+        timeout: TimeLimit | None = None,
+        check: bool = True,
+        project: str | None = None,
+    ) -> JobStatus:
+        """Wait for a job, as `Job.wait` does."""
+        return self.job(name, project=project).wait(until, timeout=timeout, check=check)
+
+    def stop(self, name: str, *, wait: bool = True, project: str | None = None) -> JobStatus:
+        """Stop a job, as `Job.stop` does."""
+        return self.job(name, project=project).stop(wait=wait)
+
+    def retry(self, name: str, *, project: str | None = None) -> JobStatus:
+        """Queue an ended job again, as `Job.retry` does."""
+        return self.job(name, project=project).retry()
+
+    def rm(self, name: str, *, project: str | None = None) -> None:
+        """Remove an ended job, as `Job.remove` does."""
+        self.job(name, project=project).remove()
 
     def cost(self, *, since: datetime | None = None, project: str | None = None) -> Decimal:
         """Return what a project has cost in US dollars, in total or since a point in time."""

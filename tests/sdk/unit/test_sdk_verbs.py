@@ -1,0 +1,86 @@
+"""What the command does has the same name in Python, or a reason why Python has no such method."""
+
+import inspect
+
+import pytest
+
+from cavvy import AsyncClient, Client, Job
+from cavvy.cli.main import COMMANDS
+
+# Commands whose method has the name of what it returns or takes.
+NAMED = {
+    "batch": "map",  # as built-in functions that apply a function to each row
+    "nodes": "hosts",  # the part of nodes that has verbs
+    "policy": "policies",
+}
+# Why a command has no method.
+REASONS = {
+    "it works on files and the terminal of this computer, before there is a job": (
+        *("init", "validate", "export", "image", "data", "diagram", "bench", "profile", "tune"),
+        *("deploy", "doctor", "completion", "mcp", "setup", "check", "server", "runner", "quota"),
+    ),
+    "it answers from the catalog without a server: `cavvy ... -o json` prints it for programs": (
+        *("offers", "plan", "estimate", "compare", "tco", "decide", "simulate", "catalog"),
+    ),
+    "it opens a terminal, a browser or a connection": (
+        *("top", "console", "dev", "exec", "ssh", "cp", "forward", "chat"),
+    ),
+    "services have an interface of their own, HTTP, which every language calls": (
+        *("serve", "services", "call", "key", "queue", "unserve", "model", "edge"),
+    ),
+    "people decide it, seldom, with the whole picture before them": (
+        *("budget", "notify", "advise", "join", "joined", "drill", "down", "gc"),
+        *("user", "role", "project", "audit", "credential", "pool", "trust", "token", "secret"),
+        *("machines", "schedules", "diff"),
+    ),
+    "an argument of Client says it: the address, the token": ("login", "logout", "context"),
+    "`Client.submit` runs a task again, with other parameters if they are given": ("rerun",),
+}
+# Commands whose name means something else in Python.
+OTHERS = {"reserve": "`Client.reserve` holds own hosts, as `cavvy reservations add` does"}
+UNNAMED = {name: why for why, names in REASONS.items() for name in names}
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_every_command_has_a_method_of_its_name_or_a_reason(client: type) -> None:
+    assert not {*UNNAMED} - {*COMMANDS}, "a command is gone"
+    for command in COMMANDS.keys() - OTHERS:
+        method = getattr(client, NAMED.get(command, command), None)
+        assert callable(method) != (command in UNNAMED), command
+
+
+def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
+    methods = [name for name, each in vars(Client).items() if callable(each) and name[0] != "_"]
+    for name in methods:
+        plain, other = (inspect.signature(getattr(each, name)) for each in (Client, AsyncClient))
+        given, wanted = list(other.parameters), list(plain.parameters)
+        assert given[1:] == wanted[1:] or name.startswith("submit"), name
+
+
+def test_a_verb_of_the_client_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[str, dict[str, object]]] = []
+    client = object.__new__(Client)
+    job = object.__new__(Job)
+    job.last_status = made = object()  # type: ignore[assignment]
+    monkeypatch.setattr(Client, "job", lambda self, name, *, project=None: job)
+    for name in ("wait", "stop", "retry", "remove", "logs", "events"):
+        monkeypatch.setattr(
+            Job,
+            name,
+            lambda self, *args, _name=name, **how: called.append((_name, how)) or iter("ab"),
+        )
+    assert client.status("x") is made  # type: ignore[comparison-overlap]
+    assert [*client.logs("x", rank=2)] == ["a", "b"]
+    assert [*client.events("x", follow=True)] == ["a", "b"]
+    client.wait("x", "running", check=False)
+    client.stop("x", wait=False)
+    client.retry("x")
+    client.rm("x")
+    assert called == [
+        ("logs", {"follow": False, "rank": 2, "attempt": None}),
+        ("events", {"follow": True}),
+        ("wait", {"timeout": None, "check": False}),
+        ("stop", {"wait": False}),
+        ("retry", {}),
+        ("remove", {}),
+    ]
