@@ -37,6 +37,7 @@ _NO_PATH = re.compile(
     rb"can't open file|No such file or directory|Could not open requirements file"
 )
 _PORT_USED = re.compile(rb"[^\n]*(?:address|port \d+ is) already in use[^\n]*", re.IGNORECASE)
+_NO_CODE = re.compile(rb"^(?:Import|Syntax|Indentation|Tab)Error\b|^usage: ", re.MULTILINE)
 _NUMBER = re.compile(rb"(?i)(?:(?<=:)|(?<=port[ =:])|(?<=port: )|(?<=\', ))\d{2,5}(?![\d.])")
 _IGNORED = (
     "files that .gitignore or .cavvyignore excludes are not submitted, and paths are relative to "
@@ -106,6 +107,13 @@ class FailureClues:
 
     def feed(self, data: bytes) -> None:
         self._end = (self._end + data[-_KEPT:])[-_KEPT:]
+
+    def is_known(self) -> bool:
+        """Return whether the output names a cause that no file of a checkpoint can have."""
+        causes = (_NO_MODULE, _NO_COMMAND, _PORT_USED, _NO_CODE)
+        return any(cause.search(self._end) for cause in causes) or any(
+            re.search(pattern, self._end, re.MULTILINE) for pattern, _ in _CAUSES
+        )
 
     def explain(self, work: WorkConfig, path: str, folder: str = "") -> str:
         """Return what the failed task probably lacks and how to add it, or "" without a clue.

@@ -92,6 +92,7 @@ class RankRunner:
         self._line_open = False  # whether the last line of the work's output has no end yet
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._clues = FailureClues()
+        self._cause_known = False  # whether the work failed for a reason that is known
         self._notification_socket: NotificationSocket | None = None
         # The task may end because it has read a notice there, before SIGTERM reaches it.
         self._heard_notice = False
@@ -539,8 +540,9 @@ class RankRunner:
                 f"out of memory: the work used more than its limit of {self._config.memory_mib} "
                 "MiB, and the kernel killed it"
             )
+            self._cause_known = True
         elif self._steps.gpu_excess and outcome == "exit":
-            reason = self._steps.gpu_excess
+            reason, self._cause_known = self._steps.gpu_excess, True
         elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
             outcome, reason = GPU, f"{fault} (exit code {code})"
         elif outcome == "exit" and self.reports.failure:
@@ -551,6 +553,7 @@ class RankRunner:
         """Add to the reason of a failure what the task probably lacks."""
         if self._work is None or outcome not in ("exit", "setup"):
             return reason
+        self._cause_known = self._cause_known or self._clues.is_known()
         clue = self._clues.explain(self._work, self._env.get("PATH", ""), self._config.folder)
         return f"{reason}; {clue}" if clue else reason
 
@@ -634,9 +637,10 @@ class RankRunner:
     def _describe_exit(self, outcome: str, code: int | None, reason: str) -> dict[str, object]:
         """Return the fields of the exit message."""
         failure = outcome if outcome in FAILURES else None
+        stated = "program" if outcome == "exit" and self._cause_known else failure
         return {
             "outcome": outcome if failure is None else "node",
-            "failure": failure,
+            "failure": stated,
             "exit_code": code,
             "reason": FAILURES.get(outcome, "") + self._redactor.text(reason),
             "log_bytes": self._log.size,

@@ -193,7 +193,7 @@ class NodeView(Answer, frozen=True, kw_only=True):
     exit_code: int | None
     exit_outcome: str | None
     exit_reason: str
-    exit_failure: str | None = None  # gpu-fault, slow-link or network
+    exit_failure: str | None = None  # gpu-fault, slow-link, network or program
     claimed_at: datetime | None
     running_at: datetime | None
     exited_at: datetime | None

@@ -461,6 +461,7 @@ class JobService:
                     raise TooLate(text, advise_retry(missed, phases))
             now = self._clock.now()
             await self._check_group(job, now)
+            job = replace(job, skipped_checkpoints=())
             if checkpoint is not None:
                 job = skip_newer(job, await self._store.checkpoints(job.id), checkpoint)
             changes = retry_job(job, now, account, moved=moved)

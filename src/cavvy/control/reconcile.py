@@ -261,16 +261,17 @@ class JobReconciler:
 
     async def _find_fallback(
         self, job: JobRecord, own: Attempt | None, now: datetime
-    ) -> tuple[int, int] | None:
+    ) -> tuple[int, int | None] | None:
         """Return the checkpoint from which an attempt started that failed soon, and the one before,
-        if both are stored."""
+        if it is stored."""
         if own is None or own.outcome is not AttemptOutcome.EXIT or own.number != job.attempt:
             return None
         since = own.running_at or own.created_at
         if own.checkpoint_at is not None or (own.ended_at or now) - since > _READS:
             return None
         saved = find_sources(await self._store.checkpoints(job.id), job, own.number)
-        return (saved[0].number, saved[1].number) if len(saved) > 1 else None
+        numbers = [each.number for each in saved]
+        return (numbers[0], numbers[1] if len(numbers) > 1 else None) if numbers else None
 
     def _bound_leases(
         self,

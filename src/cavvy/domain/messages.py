@@ -92,7 +92,9 @@ class AgentMessage:
     outcome: str | None = None  # exited: an AttemptOutcome; other values come from newer agents
     exit_code: int | None = None  # exited
     reason: str = ""  # exited
-    failure: str | None = None  # exited, if the outcome is `node`: a FailureKind
+    # exited, if the outcome is `node`: a FailureKind; `program` if the outcome is `exit` and its
+    # cause is known
+    failure: str | None = None
     # exited: bytes of the log; preparing, running: where in the log the setup's output begins and
     # the work's output begins
     log_bytes: int = 0

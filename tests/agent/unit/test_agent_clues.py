@@ -64,6 +64,25 @@ def test_a_missing_file_outside_of_the_folder(output: str, tmp_path: Path) -> No
     assert "started in an empty folder" in explain(inside, folder=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("output", "known"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", True),
+        ("OSError: [Errno 28] No space left on device: 'log'\n", True),
+        ("ModuleNotFoundError: No module named 'einops'\n", True),
+        ("ImportError: cannot import name 'Net' from 'model'\n", True),
+        ("OSError: [Errno 98] Address already in use\n", True),
+        ("RuntimeError: failed finding central directory\n", False),
+        ("FileNotFoundError: [Errno 2] No such file: 'ck/checkpoint-8/state.json'\n", False),
+        ("_pickle.UnpicklingError: pickle data was truncated\n", False),
+    ],
+)
+def test_a_known_cause_is_none_of_a_checkpoint(output: str, known: bool) -> None:
+    clues = FailureClues()
+    clues.feed(output.encode())
+    assert clues.is_known() is known
+
+
 @pytest.mark.parametrize("start", ["ck/", "{folder}/ck/", "/shared/"])
 def test_a_missing_file_of_a_checkpoint_is_none_that_was_not_submitted(
     tmp_path: Path, start: str

@@ -95,6 +95,7 @@ def test_messages_are_applied_once_in_order_and_up_to_a_gap() -> None:
         ("gpu-fault", FailureKind.GPU, "gpu-fault"),
         ("slow-link", FailureKind.LINK, "slow-link"),
         ("network", FailureKind.NETWORK, "network"),
+        ("program", FailureKind.PROGRAM, "node"),  # the outcome says it already
         ("quota", None, "node"),  # no agent can know it
         ("poem", None, "node"),
         (None, None, "node"),  # of an older agent, whatever its sentence says

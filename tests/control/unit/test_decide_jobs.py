@@ -17,6 +17,7 @@ from cavvy.domain.jobs import (
     JOB_MOVES,
     AttemptOutcome,
     AttemptPhase,
+    FailureKind,
     JobPhase,
     JobRecord,
     StopCause,
@@ -87,6 +88,27 @@ def test_work_that_fails_while_it_reads_its_checkpoint_gets_the_one_before() -> 
     assert again is not None
     assert again.skipped_checkpoints == (2,)
     assert turned(decide_job(failed, T0)) == (JobPhase.FAILED, 1), "no older one is stored"
+
+
+def test_a_checkpoint_is_not_blamed_for_a_failure_of_a_known_cause() -> None:
+    failed = ended(AttemptOutcome.EXIT, exit_code=1)
+    assert failed.attempt is not None
+    attempt = replace(failed.attempt, failure=FailureKind.PROGRAM)
+    action = decide_job(replace(failed, attempt=attempt, fallback=(2, 1)), T0)
+    assert turned(action) == (JobPhase.FAILED, 1)
+
+
+def test_a_checkpoint_is_used_again_if_the_one_before_fails_too() -> None:
+    failed = ended(
+        AttemptOutcome.EXIT, exit_code=1, retry=RetryPolicy(exit=1), retries={"checkpoint": 1}
+    )
+    job = replace(failed.job, skipped_checkpoints=(7, 2))
+    action = decide_job(replace(failed, job=job, fallback=(1, None)), T0)
+    assert isinstance(action, j.RequeueJob)
+    again = requeue_job(job, failed.attempt, action, "", T0).job
+    assert again is not None
+    assert again.skipped_checkpoints == (7,), "which a person chose"
+    assert again.retries == {"checkpoint": 0, "exit": 1}
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -38,7 +38,7 @@ _ENDS = frozenset(
     }
 )  # outcomes that an agent can report
 # The failures that an agent can report.
-_FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})
+_FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK, FailureKind.PROGRAM})
 # Messages of these kinds change a rank's state, so they are applied even if some of their fields
 # cannot be read. A message of any other kind is refused if one of its fields cannot be read.
 _NEEDED = frozenset(
@@ -380,7 +380,8 @@ def _exited(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
         exited_at=at,
     )
     report.moved = True
-    tell(report, at, "exited", reason, failure or outcome)
+    fact = outcome if failure is FailureKind.PROGRAM else failure or outcome
+    tell(report, at, "exited", reason, fact)
 
 
 # The handler of each kind of message. Unknown kinds come from newer agents and are ignored.

@@ -391,7 +391,8 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     where = f" on rank {first.rank}" if alone and first not in lost else ""
     early = "; the work ended with exit code 0, but did not report that it is complete"
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
-    failure = first.exit_failure if outcome is jobs.AttemptOutcome.NODE else None
+    stated = outcome in (jobs.AttemptOutcome.NODE, jobs.AttemptOutcome.EXIT)
+    failure = first.exit_failure if stated and outcome is first.exit_outcome else None
     return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
 
 

@@ -6,9 +6,17 @@ from datetime import datetime, timedelta
 from cavvy.control.decide.budgets import BudgetAllowance
 from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.control.decide.rows import NEVER, SOON
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobPhase, JobRecord, StopCause
+from cavvy.domain.jobs import (
+    Attempt,
+    AttemptOutcome,
+    AttemptPhase,
+    FailureKind,
+    JobPhase,
+    JobRecord,
+    StopCause,
+)
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_usd
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct, field, replace
 
 MARGIN = timedelta(seconds=5)  # how long billing may continue after the grace period of a stop
 LONGEST_DELAY = timedelta(hours=1)
@@ -23,9 +31,9 @@ class JobSnapshot(Struct, frozen=True, kw_only=True):
     spent: Money  # spent by all attempts until now, minimum charges included
     rate: HourlyRate  # hourly rate of all nodes of this job
     ran: timedelta = timedelta(0)  # total running time of all attempts
-    # the checkpoint from which the latest attempt started, and the one before, if the attempt ended
-    # soon after its start and saved nothing
-    fallback: tuple[int, int] | None = None
+    # the checkpoint from which the latest attempt started, and the one before if it is stored, if
+    # the attempt ended soon after its start and saved nothing
+    fallback: tuple[int, int | None] | None = None
     standby: bool = False  # whether a standby gang can take over
     # whether the server must wait for the gang's end to know if a person cancelled it at the
     # provider
@@ -51,6 +59,7 @@ class RequeueJob(Struct, frozen=True, kw_only=True):
     avoid: timedelta = timedelta(0)  # the cooldown of the failed offer
     anew: bool = False  # whether earlier failures of this kind no longer count
     skip: int | None = None  # the checkpoint that the next attempt must not start from
+    unskip: bool = False  # whether the next attempt may start from the newest checkpoint again
 
     @property
     def text(self) -> str:
@@ -156,9 +165,8 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
         case AttemptOutcome.LIMIT:
             return _limited(job, attempt)
         case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
-            return _read_older(view, attempt) or _again_or_fail(
-                view, attempt, "exit", _tries_of(job, attempt.exit_code)
-            )
+            again = _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
+            return _read_older(view, attempt) or _read_newest(view, again)
         case AttemptOutcome.STOPPED:
             return AdvanceJob(
                 phase=JobPhase.STOPPED, reason=attempt.reason, exit_code=attempt.exit_code
@@ -185,15 +193,25 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
 
 def _read_older(view: JobSnapshot, attempt: Attempt) -> RequeueJob | None:
     """Let the next attempt start from an older checkpoint if this attempt failed while it read the
-    newest one."""
+    newest one. If the cause of the failure is known, it is not the checkpoint."""
     if view.fallback is None or attempt.outcome is not AttemptOutcome.EXIT or not attempt.exit_code:
         return None
     newest, older = view.fallback
+    if older is None or attempt.failure is FailureKind.PROGRAM:
+        return None
     reason = (
         f"{attempt.reason}, soon after it had started from checkpoint {newest}, which may be "
         f"damaged: checkpoint {older} is used instead"
     )
     return RequeueJob(kind="checkpoint", reason=reason, skip=newest)
+
+
+def _read_newest(view: JobSnapshot, again: Action) -> Action:
+    """Let the next attempt start from the newest checkpoint again if an attempt from an older one
+    failed in the same way, since the checkpoint was not the cause then."""
+    if view.fallback and view.job.retries.get("checkpoint") and isinstance(again, RequeueJob):
+        return replace(again, unskip=True)
+    return again
 
 
 def _limited(job: JobRecord, attempt: Attempt) -> AdvanceJob:

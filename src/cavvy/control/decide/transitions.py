@@ -102,8 +102,11 @@ def requeue_job(
     avoid = drop_past(job.avoid, now)
     if failed:
         avoid[failed] = now + action.avoid
-    skipped = () if action.skip is None else (action.skip,)
-    counted = replace(job, retries={**job.retries, action.kind: 0}) if action.anew else job
+    skipped = job.skipped_checkpoints + (() if action.skip is None else (action.skip,))
+    if action.unskip and (skips := job.retries.get("checkpoint", 0)):
+        skipped = skipped[:-skips]
+    cleared = ([action.kind] if action.anew else []) + (["checkpoint"] if action.unskip else [])
+    counted = replace(job, retries={**job.retries, **dict.fromkeys(cleared, 0)})
     changed = replace(
         job,
         phase=JobPhase.QUEUED,
@@ -111,7 +114,7 @@ def requeue_job(
         reason=action.text,
         setback=action.reason,
         retries=count_retry(counted, action.kind),
-        skipped_checkpoints=(*job.skipped_checkpoints, *skipped),
+        skipped_checkpoints=skipped,
         avoid=avoid,
         standbys=(),
         not_before=now + action.delay if action.delay else None,
