@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine, Mapping, Sequence
 
+    from cavvy.cli.reach.mirror import FolderMirror
     from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client import ApiClient
     from cavvy.client.tunnel import NodeTunnel
@@ -590,6 +591,8 @@ class _SessionWay(Struct, frozen=True, kw_only=True):
 
 
 def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
+    if way.sync is not None:
+        _agree_to_send(_make_mirror(way, way.sync))
     if ide in ("jupyter", "code-server"):
         _open_page(way, ide, no_open=no_open)
     elif ide != "ssh":
@@ -604,12 +607,33 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
     click.echo(f"open a shell: cavvy ssh {way.there}    end the session: {way.end}")
 
 
-def _sync(way: _SessionWay, *, once: bool) -> None:
-    """Mirror the folder once, or until Ctrl-C."""
+def _make_mirror(way: _SessionWay, folder: Path) -> "FolderMirror":
     from cavvy.cli.reach.mirror import FolderMirror
 
+    return FolderMirror(folder, way.folder, f"{way.project}/{way.name}")
+
+
+def _agree_to_send(mirror: "FolderMirror") -> None:
+    """Ask about what was ignored when the folder was first mirrored, and no longer is. --yes agrees
+    to costs only; without a terminal, it stays here.
+    """
+    from cavvy.cli.task.submission import may_ask
+    from cavvy.cli.view.formatting import show_size
+
+    released = mirror.find_released() if may_ask() else {}
+    if not released:
+        return
+    for path, size in released.items():
+        told = f"{path} ({show_size(size)}) was ignored when the session began, and no longer is"
+        click.echo(escape_controls(told), err=True)
+    if click.confirm("send it to the session?", err=True):
+        mirror.release(released)
+
+
+def _sync(way: _SessionWay, *, once: bool) -> None:
+    """Mirror the folder once, or until Ctrl-C."""
     assert way.sync is not None
-    mirror = FolderMirror(way.sync, way.folder, f"{way.project}/{way.name}")
+    mirror = _make_mirror(way, way.sync)
 
     async def act(tunnel: "NodeTunnel", latest: "LatestTunnel") -> None:
         if not once:
@@ -636,9 +660,7 @@ async def _beside(way: _SessionWay, tunnel: "NodeTunnel", act: "Coroutine[Any, A
         return await act
     import asyncio
 
-    from cavvy.cli.reach.mirror import FolderMirror
-
-    mirror = FolderMirror(way.sync, way.folder, f"{way.project}/{way.name}")
+    mirror = _make_mirror(way, way.sync)
     main, copies = asyncio.ensure_future(act), asyncio.ensure_future(mirror.keep(tunnel, _say))
     try:
         await asyncio.wait([main, copies], return_when=asyncio.FIRST_COMPLETED)

@@ -6,12 +6,12 @@ import errno
 import os
 import stat
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
 from cavvy.spec.ignore_pattern import IgnorePattern, read_pattern, to_bytes
-from cavvy.spec.repository import open_repository
+from cavvy.spec.repository import find_ignore_files, open_repository
 
 OWN_FILE = ".cavvyignore"
 # Larger ignore files are no one's work, and each file of a folder is compared with all patterns.
@@ -30,7 +30,8 @@ def list_files(folder: Path) -> list[str]:
     """
     listed = _ask_git(folder)
     if listed is None:
-        return sorted(_walk(folder, "", (), git_rules=True))
+        outer = read_outer_rules(folder, find_ignore_files(folder))
+        return sorted(_walk(folder, "", outer, git_rules=True))
     own = IgnoreRules(folder)
     return sorted(path for path in listed if not own.ignores(path))
 
@@ -98,8 +99,9 @@ def _find_closed(folder: Path) -> OSError | None:
     return None
 
 
-# pairs of a folder with a pattern file and the patterns in it, outermost folder first
-Rules = tuple[tuple[str, list[IgnorePattern]], ...]
+# The patterns of each pattern file, the outermost first. Before them stand the file's folder, which
+# paths begin with, and what is put before a path if the file is outside of the folder.
+Rules = tuple[tuple[str, str, list[IgnorePattern]], ...]
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:
@@ -126,19 +128,35 @@ def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterat
 
 def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
     names = RULE_FILES if git_rules else (OWN_FILE,)
-    found: list[tuple[str, list[IgnorePattern]]] = []
-    for name in names:
-        content = _read_rules(folder / inside / name)
-        if content is None:
-            continue
-        lines = content.removeprefix(BOM_UTF8).split(b"\n")
-        found.append((inside, _read_patterns(lines, folder / inside / name)))
-    return tuple(found)
+    found = [(inside, "", _read_patterns(folder / inside / name)) for name in names]
+    return tuple(each for each in found if each[2])
 
 
-def _read_patterns(lines: list[bytes], file: Path) -> list[IgnorePattern]:
+def read_outer_rules(folder: Path, files: Sequence[tuple[Path, Path]]) -> Rules:
+    """Return the rules of ignore files outside of `folder`, each with its folder, the weakest
+    first. If they ignore the folder itself, none of them applies.
+    """
+    folder = folder.resolve()
+    read = [(base, patterns) for file, base in files if (patterns := _read_patterns(file))]
+    for each in (folder, *folder.parents):
+        for base, patterns in reversed(read):
+            if base in each.parents:
+                name = to_bytes(str(each.relative_to(base)))
+                found = _match(patterns, name, is_folder=True)
+                if found:
+                    return ()
+                if found is not None:
+                    break
+    prefixes = [f"{folder.relative_to(base)}/".removeprefix("./") for base, _ in read]
+    return tuple(("", prefix, each[1]) for prefix, each in zip(prefixes, read, strict=True))
+
+
+def _read_patterns(file: Path) -> list[IgnorePattern]:
+    content = _read_rules(file)
+    if content is None:
+        return []
     patterns, wild = list[IgnorePattern](), 0
-    for line in lines:
+    for line in content.removeprefix(BOM_UTF8).split(b"\n"):
         if not line.startswith(b"#") and not _WILD.isdisjoint(line):
             wild += len(line)
         if wild > _MOST_WILD:
@@ -171,21 +189,28 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
     decides whether a path is ignored. If several pattern files have a matching line, the innermost
     of these files decides.
     """
-    for base, patterns in reversed(rules):
-        name = to_bytes(path[len(base) :])
-        for pattern in reversed(patterns):
-            if pattern.names(name, is_folder=is_folder):
-                return pattern.include
+    for base, prefix, patterns in reversed(rules):
+        found = _match(patterns, to_bytes(prefix + path[len(base) :]), is_folder=is_folder)
+        if found is not None:
+            return found
     return False
+
+
+def _match(patterns: Sequence[IgnorePattern], name: str, *, is_folder: bool) -> bool | None:
+    """Return whether the patterns ignore what has this name, or None if they do not name it."""
+    for pattern in reversed(patterns):
+        if pattern.names(name, is_folder=is_folder):
+            return pattern.include
+    return None
 
 
 class IgnoreRules:
     """Applies the `.cavvyignore` files of a folder to paths that another program has listed, and
-    with `git_rules` also the `.gitignore` files.
+    with `git_rules` also the `.gitignore` files. `outer` are rules of files outside of the folder.
     """
 
-    def __init__(self, folder: Path, *, git_rules: bool = False) -> None:
-        self._folder, self._git_rules = folder, git_rules
+    def __init__(self, folder: Path, *, git_rules: bool = False, outer: Rules = ()) -> None:
+        self._folder, self._git_rules, self._outer = folder, git_rules, outer
         self._rules: dict[str, Rules] = {}
         self._folders: dict[str, bool] = {"": False}
 
@@ -208,7 +233,11 @@ class IgnoreRules:
 
     def _rules_for(self, inside: str) -> Rules:
         if inside not in self._rules:
-            outer = self._rules_for(inside[: inside.rstrip("/").rfind("/") + 1]) if inside else ()
+            outer = (
+                self._rules_for(inside[: inside.rstrip("/").rfind("/") + 1])
+                if inside
+                else self._outer
+            )
             own = _rules_of(self._folder, inside, git_rules=self._git_rules)
             self._rules[inside] = (*outer, *own)
         return self._rules[inside]

@@ -97,6 +97,33 @@ def find_top(folder: Path) -> Path:
     return folder if found is None or found[0] in homes else found[0]
 
 
+def find_ignore_files(folder: Path) -> list[tuple[Path, Path]]:
+    """Return the files outside of `folder` by which git ignores what is in it, each with the folder
+    to which its patterns belong, the weakest first: the user's own, the repository's `info/exclude`
+    and the `.gitignore` of each folder above. Without a repository, there are none.
+    """
+    folder = folder.resolve()
+    try:
+        found = _find(folder)
+        if found is None:
+            return []
+        top, own = found
+        common = _common_folder(own)
+        with TemporaryDirectory(prefix="cavvy-git-") as private:
+            settings = _read_settings(own, common, Path(private))
+    except OSError:
+        return []
+    above = [each for each in (folder, *folder.parents) if each.is_relative_to(top)][:0:-1]
+    wide = [top / _find_excludes(settings), common / "info" / "exclude"]
+    return [*((each, top) for each in wide), *((each / ".gitignore", each) for each in above)]
+
+
+def _find_excludes(settings: Mapping[str, str]) -> str:
+    """Return the path of the user's own ignore file."""
+    usual = os.path.join(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "git/ignore")
+    return os.path.expanduser(settings.get("core.excludesfile") or usual)
+
+
 def run_apart(*arguments: str) -> subprocess.CompletedProcess[bytes] | None:
     """Run git with the user's own settings and outside of all repositories, for example to ask
     another machine. Returns None if git cannot run or takes too long. Raises OSError.
@@ -121,8 +148,7 @@ def _prepare(folder: Path, stack: ExitStack) -> GitFolder | None:
     for path in (*links, own / "index", *own.glob("sharedindex.*")):
         if path.is_file() or path.is_dir():  # git would wait for the writer of a pipe
             (private / path.name).symlink_to(path)
-    usual = os.path.join(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "git/ignore")
-    excludes = os.path.expanduser(settings.get("core.excludesfile") or usual)
+    excludes = _find_excludes(settings)
     return GitFolder(
         folder.resolve(),
         None if bare else top,

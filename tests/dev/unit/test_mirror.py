@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -417,3 +418,51 @@ def test_batches_hold_the_limits() -> None:
     batches = list(mirrors._split(map(str, range(len(sizes))), lambda path: sizes[int(path)]))
     assert [len(each) for each in batches][:3] == [1, 2, 400]
     assert sum(map(len, batches)) == len(sizes)
+
+
+def test_what_was_ignored_stays_here_until_the_user_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(tmp_path, monkeypatch)
+    (pair.here / ".gitignore").write_text(".env\nsecrets/\n*.key\n")
+    (pair.here / ".env").write_text("TOKEN=1")
+    (pair.here / "secrets").mkdir()
+    (pair.here / "secrets/id").write_text("12345")
+    pair.sync()
+    (pair.here / ".gitignore").write_text("*.log\n")  # a program here, or the user, changes it
+    (pair.there / "secrets").mkdir()
+    (pair.there / "secrets/id").write_text("of the node")
+    (pair.here / "a.py").write_text("x")
+    mirror = FolderMirror(pair.here, str(pair.there), "dev")
+    said: list[str] = []
+    asyncio.run(mirror.settle(pair.tunnel, said.append))  # type: ignore[arg-type]
+    assert [each for each in said if ".env, secrets/ were ignored when the session began" in each]
+    assert (pair.here / "secrets/id").read_text() == "12345"
+    assert (pair.there / "secrets/id").read_text() == "of the node"
+    assert {".gitignore", "a.py"} <= read_tree(pair.there).keys()
+    assert ".env" not in read_tree(pair.there)
+    mirror = FolderMirror(pair.here, str(pair.there), "dev")
+    assert mirror.find_released() == {".env": 7, "secrets/": 5}
+    mirror.release([".env"])
+    pair.sync()
+    assert (pair.there / ".env").read_text() == "TOKEN=1"
+    assert (pair.there / "secrets/id").read_text() == "of the node"
+
+
+def test_ignore_files_outside_of_the_folder_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git reads them for a folder of a repository: those of the folders above, `info/exclude` and
+    the user's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    pair = Pair(tmp_path, monkeypatch)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "config/git").mkdir(parents=True)
+    (tmp_path / "config/git/ignore").write_text("global\n")
+    (tmp_path / ".gitignore").write_text("above\n/here/rooted\n/rooted2\n!own\n")
+    (tmp_path / ".git/info/exclude").write_text("excluded\n")
+    (pair.here / ".gitignore").write_text("own\n")
+    for name in ("above", "rooted", "rooted2", "excluded", "global", "own", "sent"):
+        (pair.here / name).write_text("x")
+    pair.sync()
+    assert read_tree(pair.there).keys() == {".gitignore", "rooted2", "sent"}

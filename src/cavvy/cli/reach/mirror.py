@@ -16,8 +16,9 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +41,8 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.landing import PART, Landing, LandingRefused
 from cavvy.client.state import default_home, write_private
 from cavvy.domain.values import Struct, field
-from cavvy.spec.ignore import RULE_FILES, SKIPPED, IgnoreRules
+from cavvy.spec.ignore import RULE_FILES, SKIPPED, IgnoreRules, read_outer_rules
+from cavvy.spec.repository import find_ignore_files
 
 if TYPE_CHECKING:
     from cavvy.client.tunnel import NodeTunnel
@@ -116,6 +118,9 @@ class MirrorState(Struct, kw_only=True):
 
     marker: str = ""
     entries: dict[str, SyncedEntry] = field(default_factory=dict)
+    # What has been ignored here stays here until the user agrees, whatever becomes of the ignore
+    # files; the names of folders end with a slash.
+    withheld: set[str] = field(default_factory=set)
 
 
 class MirrorCount(Struct, kw_only=True):
@@ -129,6 +134,8 @@ class MirrorCount(Struct, kw_only=True):
     unmerged: list[str] = field(default_factory=list)
     # changed on the node and left there, because programs here obey files of these names
     obeyed: list[str] = field(default_factory=list)
+    # ignored before and not any longer, and left here until the user agrees
+    released: list[str] = field(default_factory=list)
     left: int = 0  # paths that changed meanwhile
 
 
@@ -141,6 +148,27 @@ class FolderMirror:
         self._file = Path(default_home()) / "mirrors" / f"{key}.json"
         self._state = self._load()
         self._told: set[str] = set()
+        self._outer = find_ignore_files(here)
+
+    def find_released(self) -> dict[str, int]:
+        """Return what is no longer ignored, with the bytes of each file or folder. It stays here
+        unless `release` is called. Raises OSError.
+        """
+        listed = _list_here(self._here, self._read_rules(), self._state.withheld)
+        return {
+            path: _measure(self._here / path)
+            for path in sorted(listed.released)
+            if os.path.lexists(self._here / path)
+        }
+
+    def release(self, paths: Iterable[str]) -> None:
+        """Send these paths with the next pass: the user has agreed."""
+        self._state.withheld.difference_update(paths)
+        self._save()
+
+    def _read_rules(self) -> IgnoreRules:
+        outer = read_outer_rules(self._here, self._outer)
+        return IgnoreRules(self._here, git_rules=True, outer=outer)
 
     async def keep(self, tunnel: "NodeTunnel", say: Callable[[str], None]) -> None:
         """Mirror until the tunnel ends. Raises CommandFailure, RemoteError and TunnelLost."""
@@ -175,9 +203,12 @@ class FolderMirror:
 
     async def run(self, tunnel: "NodeTunnel") -> MirrorCount:
         """Make one pass. Raises CommandFailure, RemoteError and TunnelLost."""
-        rules = IgnoreRules(self._here, git_rules=True)
-        listed = asyncio.to_thread(_list_here, self._here, rules)
-        here, (there, marker) = await asyncio.gather(listed, self._list_there(tunnel, rules))
+        rules, withheld = self._read_rules(), self._state.withheld
+        listing = asyncio.to_thread(_list_here, self._here, rules, withheld)
+        listed, (there, marker) = await asyncio.gather(listing, self._list_there(tunnel, rules))
+        here, is_new = listed.found, not listed.ignored <= withheld
+        withheld |= listed.ignored
+        there = _drop_withheld(there, withheld)
         if marker is None or marker != self._state.marker or not here or not there:
             # A folder that is new, or empty although it had files, deletes nothing on the other.
             self._state.entries = {}
@@ -189,9 +220,9 @@ class FolderMirror:
         if marker is None or marker != self._state.marker:
             self._state.marker = token_hex(16)
             await _mark(tunnel, self._there, self._state.marker)
-        if made.changed:
+        if made.changed or is_new:
             await asyncio.to_thread(self._save)
-        count.obeyed = sorted(kept)
+        count.obeyed, count.released = sorted(kept), sorted(listed.released)
         return count
 
     def _tell(self, count: MirrorCount, say: Callable[[str], None]) -> None:
@@ -199,7 +230,8 @@ class FolderMirror:
             say(f"{path} changed here and on the node; the node's is saved as {path}.conflict")
         unmerged = [path for path in count.unmerged if path not in self._told]
         obeyed = [path for path in count.obeyed if path not in self._told]
-        self._told.update(unmerged, obeyed)
+        released = [path for path in count.released if path not in self._told]
+        self._told.update(unmerged, obeyed, released)
         for path in unmerged:
             say(f"{path} is a folder on one side and a file on the other; rename one")
         if obeyed:
@@ -207,6 +239,12 @@ class FolderMirror:
             say(
                 f"the node changed {', '.join(obeyed[:5])}{more}, which programs "
                 "here obey: yours stay as they are; `cavvy cp` fetches them under another name"
+            )
+        if released:
+            more = f" and {len(released) - 5} more" if len(released) > 5 else ""
+            say(
+                f"{', '.join(released[:5])}{more} were ignored when the session began, and stay "
+                "here; the next `cavvy dev --sync` asks whether to send them"
             )
 
     async def _list_there(
@@ -630,23 +668,58 @@ def _find_kept(root: Path, steps: Mapping[str, MirrorStep], here: Facts) -> set[
     }
 
 
-def _list_here(root: Path, rules: IgnoreRules) -> dict[str, FileFacts]:
-    found: dict[str, FileFacts] = {}
-    todo = [""]
+@dataclass(slots=True)
+class _Listed:
+    """A folder of this machine: what is mirrored, what is ignored now, and what is no longer
+    ignored but stays.
+    """
+
+    found: dict[str, FileFacts]
+    ignored: set[str]
+    released: set[str]
+
+
+def _list_here(root: Path, rules: IgnoreRules, withheld: Container[str]) -> _Listed:
+    listed, todo = _Listed({}, set(), set()), [""]
     while todo:
         inside = todo.pop()
         with suppress(FileNotFoundError), os.scandir(root / inside) as entries:
             for entry in entries:
                 path = f"{inside}{entry.name}"
-                if entry.name in WITHOUT:
+                facts = None if entry.name in WITHOUT else _facts_here(entry.path)
+                if facts is None:
                     continue
-                facts = _facts_here(entry.path)
-                if facts is None or not _takes(path, facts, rules):
-                    continue
-                found[path] = facts
-                if stat.S_ISDIR(facts.kind):
-                    todo.append(f"{path}/")
-    return found
+                name = f"{path}/" if stat.S_ISDIR(facts.kind) else path
+                if _ignores(name, rules):
+                    listed.ignored.add(name)
+                elif path in withheld or f"{path}/" in withheld:
+                    listed.released.add(name)
+                elif _takes(path, facts, rules):
+                    listed.found[path] = facts
+                    if stat.S_ISDIR(facts.kind):
+                        todo.append(name)
+    return listed
+
+
+def _drop_withheld(there: dict[str, FileFacts], withheld: Container[str]) -> dict[str, FileFacts]:
+    """Leave out what has been ignored here, with all that is in it. In `there`, a folder comes
+    before what is in it.
+    """
+    left, kept = set[str](), dict[str, FileFacts]()
+    for path, facts in there.items():
+        if path in withheld or f"{path}/" in withheld or path.rpartition("/")[0] in left:
+            left.add(path)
+        else:
+            kept[path] = facts
+    return kept
+
+
+def _measure(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder."""
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    files = (Path(top, name) for top, _, names in os.walk(path) for name in names)
+    return sum(each.lstat().st_size for each in files)
 
 
 def _facts_here(path: str | Path) -> FileFacts | None:
@@ -685,10 +758,11 @@ def _takes(path: str, facts: FileFacts, rules: IgnoreRules) -> bool:
         return False
     if facts.kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
         return False
-    ignored = (
-        rules.ignores_folder(f"{path}/") if facts.kind == stat.S_IFDIR else rules.ignores(path)
-    )
-    return not ignored
+    return not _ignores(f"{path}/" if facts.kind == stat.S_IFDIR else path, rules)
+
+
+def _ignores(name: str, rules: IgnoreRules) -> bool:
+    return rules.ignores_folder(name) if name.endswith("/") else rules.ignores(name)
 
 
 def _is_left(name: str) -> bool:
