@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 from scripts.docs import cli as reference
 from scripts.docs import decisions, pictures, providers, site
 from scripts.docs import python as interface
@@ -244,3 +245,9 @@ def test_the_site_has_a_group_for_each_track_that_begins_with_its_tutorial() -> 
     ]
     index = (ROOT / "docs/README.md").read_text("utf-8")
     assert re.findall(r"^## (.+)$", index, re.MULTILINE) == [name for name, _ in groups]
+
+
+def test_pages_have_the_answers_that_readers_look_for() -> None:
+    asked = yaml.safe_load((ROOT / "benchmarks/readers/questions.yaml").read_text("utf-8"))
+    for each in (question for group in asked.values() for question in group):
+        assert each["says"] in (ROOT / each["page"]).read_text("utf-8"), each["ask"]
