@@ -12,6 +12,7 @@ provider's table disables the provider.
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.values import Struct
@@ -142,6 +143,18 @@ def _may_declare(folder: str) -> bool:
     folder = folder or os.curdir
     if os.path.isfile(folder):  # packages in a zip file, which only importlib.metadata can read
         return True
+    try:
+        changed_ns = os.stat(folder).st_mtime_ns
+    except OSError:
+        return False
+    return _has_declaration(os.path.abspath(folder), changed_ns)
+
+
+@lru_cache(maxsize=64)
+def _has_declaration(folder: str, changed_ns: int) -> bool:
+    """Read the folder's packages. The answer is kept for as long as none is added or removed, since
+    a server would otherwise read hundreds of files each time that somebody asks for providers.
+    """
     try:
         names = [name for name in os.listdir(folder) if name.endswith(_METADATA)]
     except OSError:

@@ -1,5 +1,6 @@
 """Providers are found without being named, and their settings are checked."""
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -66,6 +67,21 @@ def test_local_is_on_by_default_and_only_enabled_ones_are_imported(prairie: None
     ]
     assert "prairie_provider" not in sys.modules
     assert not list_known()["prairie"].by_default
+
+
+def test_a_provider_that_is_installed_while_the_server_runs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders of packages are read only once, as long as they stay the same."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "prairie" not in list_known()
+    os.utime(tmp_path, (1, 1))
+    assert "prairie" not in list_known()
+    info = tmp_path / "prairie-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: prairie\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cavvy.providers]\nprairie = prairie_provider\n")
+    assert "prairie" in list_known()
 
 
 def test_what_is_loaded_gets_its_folder_and_settings(prairie: None, tmp_path: Path) -> None:
