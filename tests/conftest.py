@@ -21,7 +21,7 @@ from hypothesis import settings
 from tests.proofs import Notary, note
 from tests.sent_reports import pytest_report_to_serializable
 from tests.shared import GroupEnds
-from tests.spread import PROCESSES, ByGroup, Watch, arrange, level_of
+from tests.spread import PROCESSES, ByGroup, Watch, arrange, check_read, leaves_out, level_of
 from tests.states import StateReport
 from tests.verdict import Verdict, pytest_runtest_makereport
 
@@ -94,6 +94,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Verdict(Path(reruns) if reruns else None))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return leaves_out(collection_path, config.option.markexpr) or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     arrange(items)
@@ -111,6 +115,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    check_read(item)
     if getattr(item, "execution_count", 1) > 1:
         wind_up_again(item)
 

@@ -33,9 +33,11 @@ def state_folder(
         yield
 
 
-@pytest.fixture(params=("memory", "sqlite", "postgres"))
+@pytest.fixture(params=("sqlite", "postgres"))
 async def api(request: pytest.FixtureRequest, tmp_path: Path) -> "AsyncIterator[Api]":
-    """An open application state, for each kind of store."""
+    """An open application state, for each kind of store that servers have. The store in memory is
+    SQLite too; its own tests are those of the stores and of the simulator.
+    """
     from tests.api.api_state import open_api
 
     async with open_api(request.param, tmp_path) as opened:

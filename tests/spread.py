@@ -19,6 +19,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 # The folders of tests that start servers, agents and jobs as processes of their own, or attack them.
 PROCESSES = ("system", "hostile")
+# The folders most of whose tests need no servers, and what a file says of which some do: the mark,
+# or a fixture with a case for PostgreSQL.
+ALONE = dict.fromkeys(("unit", "sim", "torch"), ("mark.system",))
+SERVER_WORDS = {**ALONE, "contract": ("mark.system", "postgres", "store: Store", "api: Api")}
 # Files of real servers with one of these in their names use some that are brought up once, and stay
 # in one process.
 SHARED_SERVERS = {
@@ -36,8 +40,20 @@ def needs_servers(item: pytest.Item) -> bool:
     """Whether a test belongs to `make test-servers`, not to `make test`: by its mark, by its folder,
     or since one of its cases is PostgreSQL.
     """
-    marked = item.get_closest_marker("system") is not None
-    return marked or level_of(item.nodeid) in PROCESSES or "postgres" in item.nodeid
+    level, marked = level_of(item.nodeid), item.get_closest_marker("system") is not None
+    return marked or level in PROCESSES or (level not in ALONE and "postgres" in item.nodeid)
+
+
+def leaves_out(path: Path, marks: str) -> bool:
+    """Whether a run of the tests with these marks need not read a folder or a file. Each process
+    of a run imports all files that it reads, with what they import.
+    """
+    if marks == "not system":
+        return path.name in PROCESSES and path.is_dir()
+    if marks != "system" or path.suffix != ".py":
+        return False
+    words = SERVER_WORDS.get(path.parent.name, ())
+    return bool(words) and not any(word in path.read_text() for word in words)
 
 
 def level_of(nodeid: str) -> str:
@@ -56,6 +72,12 @@ def group_of(nodeid: str) -> str:
     return name.removesuffix(".py")
 
 
+def check_read(item: pytest.Item) -> None:
+    """Fail a test that needs servers, and whose file the run of such tests would not read."""
+    if needs_servers(item) and leaves_out(item.path, "system"):
+        pytest.fail(f"{item.path.name} needs servers: write @pytest.mark.system", pytrace=False)
+
+
 def arrange(items: list[pytest.Item]) -> None:
     """Mark with `system` what needs servers; the longest group goes first, and a file's tests stay
     in their order.
@@ -63,7 +85,7 @@ def arrange(items: list[pytest.Item]) -> None:
     known: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     groups = {item: group_of(item.nodeid) for item in items}
     for item in items:
-        if needs_servers(item):
+        if needs_servers(item) and not leaves_out(item.path, "system"):
             item.add_marker(pytest.mark.system)
     items.sort(key=lambda item: (-known.get(groups[item], NEW_S), groups[item]))
 

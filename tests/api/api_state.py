@@ -27,7 +27,7 @@ from cavvy.server.state_dir import StateDir
 from cavvy.settings import Settings
 
 TOKEN = "the-users-token"
-KINDS = ("memory", "sqlite", "postgres")
+KINDS = ("sqlite", "postgres")  # which servers have; some tests use "memory"
 
 # Nodes that never boot: a test is their agents. The free machine can be had twice.
 SCRIPT = """

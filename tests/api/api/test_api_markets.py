@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from tests.api.api_state import open_api, until
 
 TASK = """
@@ -27,11 +26,10 @@ latency_s = 0.0
 """
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_refusal_is_seen_and_the_rest_of_the_job_foretold(
-    kind: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    async with open_api(kind, tmp_path, script=SCRIPT) as api:
+    async with open_api("sqlite", tmp_path, script=SCRIPT) as api:
         assert (await api.http.get("/v1/markets")).json() == []
         made = await api.submit(TASK, consent=True)
 
@@ -63,9 +61,8 @@ async def test_a_job_without_a_deadline_has_no_forecast(tmp_path: Path) -> None:
         assert (await api.http.get("/v1/projects/default/jobs/none/forecast")).status_code == 404
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_check_ranks_the_offers_that_the_queue_would_try(kind: str, tmp_path: Path) -> None:
-    async with open_api(kind, tmp_path, script=SCRIPT) as api:
+async def test_a_check_ranks_the_offers_that_the_queue_would_try(tmp_path: Path) -> None:
+    async with open_api("sqlite", tmp_path, script=SCRIPT) as api:
         where, ask = "/v1/projects/p/job-check", {"text": TASK, "path": "task.yaml"}
         plain = (await api.http.post(where, json=ask)).json()
         assert plain["placements"] == []

@@ -29,19 +29,15 @@ OUTPUT = ("outputs/0", {"path": "large"})
 CHECKPOINT = (f"checkpoint/{'a' * 64}", dict[str, str]())
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def api(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[Api]:
+@pytest.fixture
+async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Api]:
     """A server with a bucket, which all tasks can use."""
     keys = start_google()
     for module in (transfers, bucket_checkpoints, uploads):
         monkeypatch.setattr(
             module, "open_place", lambda url, given, now: open_place(url, keys, now)
         )
-    async with open_api(request.param, tmp_path) as opened:
+    async with open_api("sqlite", tmp_path) as opened:
         yield opened
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.spread import Watch, group_of
+from tests.spread import Watch, group_of, leaves_out
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFTEST = """
@@ -26,6 +26,9 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     spread.arrange(items)
+
+def pytest_runtest_setup(item):
+    spread.check_read(item)
 
 def pytest_xdist_make_scheduler(config, log):
     return spread.ByGroup(config, log)
@@ -110,6 +113,44 @@ def test_each_test_belongs_to_one_of_both_runs(tmp_path: Path) -> None:
         "test_unit",
         "test_sim",
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "marks", "left_out"),
+    [
+        ("system", None, "not system", True),
+        ("unit", None, "not system", False),
+        ("unit", None, "system", False),
+        ("unit/test_a.py", "def test_it(): ...", "system", True),
+        ("unit/test_a.py", "def test_it(): ...", "not system", False),
+        ("unit/test_a.py", "@pytest.mark.system", "system", False),
+        ("contract/test_a.py", "def test_it(): ...", "system", True),
+        ("contract/test_a.py", "params=('sqlite', 'postgres')", "system", False),
+        ("api/test_a.py", "def test_it(api): ...", "system", False),
+        ("system/test_a.py", "def test_it(): ...", "system", False),
+        ("unit/test_a.py", "def test_it(): ...", "", False),
+    ],
+)
+def test_a_run_reads_only_files_that_may_have_its_tests(
+    file: str, text: str | None, marks: str, left_out: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    if text is None:
+        path.mkdir()
+    else:
+        path.parent.mkdir()
+        path.write_text(text)
+    assert leaves_out(path, marks) is left_out
+
+
+def test_a_test_of_servers_in_a_file_that_their_run_leaves_out_fails(tmp_path: Path) -> None:
+    """It fails in the run without servers, which would deselect it otherwise."""
+    cases = "import pytest\ndef pytest_generate_tests(metafunc):\n"
+    cases += "    metafunc.parametrize('s', ('sqlite', 'post' + 'gres'))\ndef test_it(s): ...\n"
+    with pytest.raises(AssertionError) as failed:
+        run(tmp_path, {"contract/test_a.py": cases}, "-m", "not system")
+    assert "test_a.py needs servers: write @pytest.mark.system" in str(failed.value)
+    assert "1 passed, 1 error" in str(failed.value)
 
 
 def test_what_a_group_shares_ends_with_it(tmp_path: Path) -> None:
