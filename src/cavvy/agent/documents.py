@@ -359,6 +359,10 @@ class WorkConfig:
     outputs: list[TransferConfig] = field(default_factory=list)
     volumes: list[VolumeConfig] = field(default_factory=list, metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
+    # which processes get SIGTERM before the work must end: handlers, main or all
+    notify: str = field(
+        default="handlers", metadata=harmless("SIGTERM goes to the programs that handle it")
+    )
     # seconds that the agent waits for another job's work after this work has ended
     keep_s: float = field(default=0, metadata=harmless("the agent exits when the work has ended"))
     # whether the agent waits for other work even after stopped work or a failed setup

@@ -588,7 +588,10 @@ class RankRunner:
             self._ending = (outcome, reason)
             self._move(AgentState.ENDING)
         if not asked:
-            self._steps.ask()
+            # a stop ends work that has only begun; after a notice, the work goes on elsewhere
+            self._steps.ask((seconds - reserve) / 2 if outcome == "preempted" else 0)
+        elif outcome != "preempted":
+            self._steps.insist()
         due = time.monotonic() + max(0.0, seconds)
         if self._kill_timer is None or due < self._kill_timer.due:
             self._loop.cancel(self._kill_timer)

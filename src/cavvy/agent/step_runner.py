@@ -75,6 +75,8 @@ class StepRunner:
         self._asked = False  # whether the step's first process received SIGTERM before it ended
         self._was_killed = False  # whether the agent sent SIGKILL to the work
         self._was_asked = False  # whether the agent sent SIGTERM to the work
+        self._patience_s = 0.0
+        self._awaits_start = False  # whether SIGTERM waits for the start of a program
         self.interrupted = False  # whether the task itself received SIGTERM before it ended
         self._watch: WorkMonitor | None = None  # set while the task itself runs
         self._running = False  # whether the owner was notified that the task runs
@@ -95,15 +97,32 @@ class StepRunner:
         self._check_until: float | None = None
         self._touched = 0.0
 
-    def ask(self) -> None:
-        """Send SIGTERM to the current step's processes."""
+    def ask(self, patience_s: float = 0) -> None:
+        """Send SIGTERM to the current step's processes. A program that still starts has up to
+        `patience_s` seconds to install its handler first."""
         if self.process is not None:
             if self.checkpoint_sync is not None and not self._was_asked:
                 self.checkpoint_sync.note_writers()
             self._was_asked = True
-            self.process.ask()
+            self._patience_s = patience_s
+            self.process.ask(patient=patience_s > 0)
         elif self._mounts is not None and not self._mounts.ready:
             self._mounts.kill()
+
+    def insist(self) -> None:
+        """Send SIGTERM now, if it waits for the start of a program."""
+        if self._awaits_start and self.process is not None:
+            self._awaits_start = False
+            if self.checkpoint_sync is not None:
+                self.checkpoint_sync.note_writers()
+            self.process.ask()
+
+    def _started(self, over: bool) -> None:
+        if over:
+            self.insist()
+        else:
+            self._awaits_start = True
+            self._loop.after(self._patience_s, self.insist)
 
     def kill(self, *, save: bool = False) -> None:
         """Send SIGKILL to the current step's processes. Unless `save` is set, also kill the
@@ -258,7 +277,7 @@ class StepRunner:
             name = f"{GROUP_PREFIX}{self._config.gang}-{self._config.rank}"
             command.cgroup = self._group = make_group(name, self._config.memory_mib)
         self.share_view(command)
-        command.status_path = self._config.status_file
+        command.status_path, command.notify = self._config.status_file, work.notify
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
@@ -302,7 +321,7 @@ class StepRunner:
         except CannotBuild as error:
             self._fail("setup", None, str(error))
             return
-        command.status_path = self._config.status_file
+        command.status_path, command.notify = self._config.status_file, self._work.notify
         self._owner.prepares()
         self._start(command, self._run_gone)
         self._measure_setup("")
@@ -437,6 +456,7 @@ class StepRunner:
             wrote=self._wrote,
             heard=self._heard if command.call is not None else None,
             ended=self._ended,
+            started=self._started,
             gone=lambda: self._gone(gone),
         )
 

@@ -34,6 +34,14 @@ URL_SCHEMES = (
 )  # schemes of URLs for inputs; outputs support all of them except the last three
 
 
+class NotifyTarget(StrEnum):
+    """Which processes of the work get SIGTERM before the work must end."""
+
+    HANDLERS = "handlers"  # the programs that handle it, but not what serves them
+    MAIN = "main"  # what the commands of `run` have started directly
+    ALL = "all"
+
+
 class SpotPolicy(StrEnum):
     """Whether a task may run on preemptible capacity."""
 
@@ -604,6 +612,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     work: Workload | None = None
     webhooks: tuple[WebhookTarget, ...] = ()
     grace: timedelta = timedelta(seconds=10)  # time between SIGTERM and SIGKILL
+    notify: NotifyTarget = NotifyTarget.HANDLERS
     keep: timedelta = timedelta(
         0
     )  # how long the nodes are kept, and billed, for the project's next job

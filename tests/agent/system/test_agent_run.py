@@ -13,6 +13,7 @@ from tests.system.agent_server import GANG, make_rig
 from tests.waits import PATIENCE_S
 
 from cavvy.agent.bundle import make_archive
+from cavvy.agent.work.environment import MPI_FOLDERS
 
 pytestmark = pytest.mark.system
 
@@ -73,6 +74,7 @@ def test_environment_is_clean_and_as_promised() -> None:
                 "TERM": "dumb",
                 "TMUX_TMPDIR": str(rig.home),
             },
+            **dict.fromkeys(MPI_FOLDERS, env["PRTE_MCA_prte_tmpdir_base"]),
             **{"A": "b c", "PYTHONUNBUFFERED": "0", "TOKEN": "***"},
             **{"CAVVY_PARAM_LR": "0.1", "CAVVY_PARAM_USE_AMP": "true", "CAVVY_PARAM_NAME": "x"},
             **{

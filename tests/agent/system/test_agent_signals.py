@@ -57,6 +57,8 @@ WAYS = {
         "echo 'trap \"echo over\" EXIT; python3 train.py; :' >x.sh; bash x.sh; echo end"
     ),
     "timeout": "timeout 600 python3 train.py",
+    "an unknown wrapper": 'cp "$(command -v timeout)" wrap && ./wrap 600 python3 train.py',
+    "nohup and env": "nohup env A=1 sh -c 'true; python3 train.py; true'",
     "from Python": 'python3 -c \'import subprocess; subprocess.call(["python3", "train.py"])\'',
 }
 
@@ -79,7 +81,63 @@ def test_the_ranks_of_a_launcher_get_the_signal_in_its_place() -> None:
         rig.stub.give("notice", 60)
         assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
         assert rig.output().count("saved 1\n") == 2, rig.output()
-        assert rig.output().endswith("end\n")
+        assert rig.output().endswith("saved 1\n")  # a later stage does not begin
+
+
+def test_a_stage_that_has_saved_is_not_taken_for_complete() -> None:
+    stages = "echo one; python3 train.py && touch two.done; echo three"
+    with make_rig(run=f"{FILES}{stages}") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 60)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.output().splitlines()[-1] == "saved 1"
+        assert not (rig.home / "work" / "two.done").exists()
+        assert rig.exited()["exit_code"] == 0
+
+
+# Imports for a while, and installs its handler only then.
+STARTS = """\
+import os, signal, sys, time
+print("starts", flush=True)
+while not os.path.exists("asked"):
+    time.sleep(0.01)
+signal.signal(signal.SIGTERM, lambda *_: (print("saved 1", flush=True), os._exit(0)))
+time.sleep(600)
+"""
+
+
+def test_a_program_that_starts_gets_the_signal_when_it_has_a_handler() -> None:
+    with make_rig(run=f"cat >starts.py <<'END'\n{STARTS}END\npython3 starts.py; echo end") as rig:
+        rig.launch()
+        rig.until(lambda: "starts" in rig.output())
+        rig.stub.give("notice", 600)
+        rig.until(lambda: (rig.home / "notice.json").exists())
+        (rig.home / "work" / "asked").touch()
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.output() == "starts\nsaved 1\n"
+        assert rig.exited()["outcome"] == "preempted"
+
+
+def test_a_stop_does_not_wait_for_a_program_that_starts() -> None:
+    with make_rig(run=f"cat >starts.py <<'END'\n{STARTS}END\npython3 starts.py; echo end") as rig:
+        rig.launch()
+        rig.until(lambda: "starts" in rig.output())
+        rig.stub.give("notice", 3600)
+        rig.until(lambda: (rig.home / "notice.json").exists())
+        rig.stub.give("stop", 3600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("stopped", 143)
+
+
+def test_a_program_that_never_has_a_handler_ends_before_the_time_is_up() -> None:
+    run = "cat >t.py <<'END'\nimport time\nprint('starts', flush=True)\ntime.sleep(600)\nEND\n"
+    with make_rig(run=f"{run}python3 t.py; echo end") as rig:
+        rig.launch()
+        rig.until(lambda: "starts" in rig.output())
+        rig.stub.give("notice", 4)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert (rig.exited()["outcome"], rig.exited()["exit_code"]) == ("preempted", 143)
 
 
 def test_a_program_without_a_handler_ends_at_once_with_its_helpers() -> None:

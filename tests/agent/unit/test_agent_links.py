@@ -32,7 +32,14 @@ def configure(gang: Path, rank: int) -> AgentConfig:
     config.folder = config.home + "/work"
     config.separates = False
     config.gang, config.rank, config.caches = "g-1", rank, str(gang.parent / "cache")
-    for name in ("phase_file", "setup_script", "run_script", "entry_script", "enter_script"):
+    for name in (
+        "phase_file",
+        "notice_file",
+        "setup_script",
+        "run_script",
+        "entry_script",
+        "enter_script",
+    ):
         setattr(config, name, f"{config.home}/{name}")
     return config
 

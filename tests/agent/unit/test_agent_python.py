@@ -112,3 +112,13 @@ def test_nodes_of_other_machines_do_not_get_the_path() -> None:
     for address, path in (("127.0.0.1", "/mine/bin"), ("10.0.0.5", ""), (None, "")):
         node = replace(NODE, address=address)
         assert make_assignment(job, ATTEMPT, [node], accelerators=0, secrets={}).path == path
+
+
+def test_two_jobs_have_different_folders_for_open_mpi(tmp_path: Path) -> None:
+    """Both name their session folder after a process ID, the same in both process namespaces."""
+    folders = [
+        make_environment(read_config(tmp_path, gang=gang), make_work())["PRTE_MCA_prte_tmpdir_base"]
+        for gang in ("a", "b", "a")
+    ]
+    assert folders[0] != folders[1]
+    assert folders[0] == folders[2]  # every node of a job has the same

@@ -1,6 +1,7 @@
 """The program that the user wrote gets SIGTERM, and what serves it runs on until it has ended."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.waits import wait_until
 
+from cavvy.agent.work.environment import SHELL_LINE
 from cavvy.agent.work.reaper import descendants, list_children
 from cavvy.agent.work.signal_targets import Targets, choose
 
@@ -101,6 +103,11 @@ WAYS: dict[str, Make] = {
     ],
     "a pipe": lambda folder, train: ["bash", "-c", " ".join(train) + " | cat; true"],
     "timeout": lambda folder, train: ["timeout", "300", *train],
+    "an unknown wrapper": lambda folder, train: [
+        str(shutil.copy(shutil.which("timeout") or "", folder / "wrap")),
+        "300",
+        *train,
+    ],
     "torchrun": lambda folder, train: [
         sys.executable,
         write(folder, "torchrun", LAUNCHES),
@@ -118,6 +125,24 @@ def test_the_program_saves_while_its_helpers_serve_it(
     with running(WAYS[way](tmp_path, train), state) as process:
         ask(process)
         assert state.read_text() == "saved"
+
+
+def test_a_task_can_choose_what_its_commands_have_started(state: Path, tmp_path: Path) -> None:
+    """With `main`, the launcher gets the signal, and not its ranks."""
+    train = [sys.executable, write(tmp_path, "train.py", TRAINS), str(state), "spawn"]
+    launch = " ".join([sys.executable, write(tmp_path, "torchrun", LAUNCHES), *train])
+    shell = ["bash", "-c", SHELL_LINE, write(tmp_path, "run.sh", f"{launch} | cat; true\n")]
+    with running(shell, state) as process:
+        below = list_children()
+        launcher = next(each for each in below[process.pid] if each in below)
+        targets = choose(process.pid, below, "main")
+        assert targets is not None
+        assert (targets.programs, targets.held) == ([launcher], [])
+        assert {*targets.first} == {launcher, process.pid}
+        assert choose(process.pid, below, "all") is None
+        found = choose(process.pid, below)
+        assert found is not None
+        assert found.programs == below[launcher]
 
 
 def test_a_shell_does_not_go_on_with_its_next_command(state: Path, tmp_path: Path) -> None:

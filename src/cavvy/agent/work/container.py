@@ -16,6 +16,7 @@ from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
 from ..images.devices import make_device_flags, make_specs_command
 from ..images.engine import ask, bring_image, find_config, quiet, wait
 from ..images.own_command import fill_in_command, names_own_command
+from .container_signals import make_functions
 from .environment import BASE, SHELL_LINE
 from .folder import CannotBuild
 from .reaper import ChildCommand, report
@@ -25,20 +26,28 @@ ENGINES = ("podman", "docker")
 # other than crun, or refuse a memory limit: see `_ways`.
 ULIMITS = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"]
 # The script of a container's first process. Docker and podman send SIGTERM only to this process, so
-# it passes the signal on to all others in the container. Apptainer's processes need no such help:
-# they are in the process group that the agent signals, and `kill -1` would reach all processes of
-# the user on the node.
+# it chooses which processes get it (`ask`), and waits for these. Apptainer's processes need no such
+# help: the agent chooses among them, and `kill -1` would reach all processes of the user on the
+# node. The pipe at its end tells the work's shell from commands in the background, whose input is
+# /dev/null.
 ENTRY = """\
-{variables}trap 't=1{passed_on}' TERM
+{variables}{functions}p= q=
+trap 't=1{passed_on}' TERM
 if command -v bash >/dev/null 2>&1; then s=bash; else s=sh; fi
 go() {
-  "$s" -e -c {line} "$1" & p=$!
+  : | "$s" -e -c {line} "$1" & p=$!
   while :; do t=0; wait $p; c=$?; [ $t = 1 ] || return $c; done
 }
 {links}{setup}echo run >{phase}
 go {run}
-exit $?
+c=$?
+while [ -n "$q" ] && kill -0 "$q" 2>/dev/null; do wait "$q"; done
+exit $c
 """
+# On the first SIGTERM; in a shell of its own, since this one waits for the work's shell $p.
+PASS_ON = (
+    '; [ -n "$q" ] || { if [ -n "$p" ]; then ask "$p" 2>/dev/null & q=$!; else kill -TERM -1; fi; }'
+)
 # Shell commands that create a link in the home folder of the image's user.
 LINK = """\
 [ -L ~/{path} ] || rmdir ~/{path} 2>/dev/null
@@ -92,7 +101,9 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
             return 125
 
     command.call = call
-    if run is run_container:
+    if run is run_sif:  # whose processes are below the agent's
+        command.entry = config.entry_script
+    else:
         command.cleanup = [engine, "rm", "-f", make_name(config)]
     return command
 
@@ -182,7 +193,8 @@ def write_entry(config: AgentConfig, work: WorkConfig) -> None:
             )
     text = (
         ENTRY.replace("{variables}", given)
-        .replace("{passed_on}", "" if bare else "; kill -TERM -1 2>/dev/null")
+        .replace("{passed_on}", "" if bare else PASS_ON)
+        .replace("{functions}", "" if bare else make_functions(work.notify, config.notice_file))
         .replace("{links}", links)
         .replace("{setup}", setup)
         .replace("{phase}", phase)

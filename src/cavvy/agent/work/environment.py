@@ -57,11 +57,13 @@ DEVICE_VARIABLES = {
 }
 
 
+# the variables of Open MPI 5 and 4; they apply to all nodes of a job
+MPI_FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 MPS = "/tmp/nvidia-mps"  # the default folder of the control daemon's pipes
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-# The shell survives SIGTERM, which its commands also receive, so that it can report their exit
-# code.
-SHELL_LINE = 'trap : TERM; . "$0"'
+# After SIGTERM, the shell waits for the command that runs, which may save, and then exits with its
+# exit code: what follows must not take for complete what was interrupted.
+SHELL_LINE = "trap 'exit $?' TERM; . \"$0\""
 # a file that marks an environment -> the variable that names the environment's folder
 MARKS = {"pyvenv.cfg": "VIRTUAL_ENV", "conda-meta": "CONDA_PREFIX"}
 
@@ -83,6 +85,11 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
     if config.fresh_cache and not config.covers and work.image is None:
         # The caches in the home folder may hold what the work of another project left there.
         env["XDG_CACHE_HOME"] = config.cache + "/xdg"
+    if work.image is None:
+        # Open MPI names its folder in /tmp after the process ID of mpirun, which is the same in the
+        # process namespaces of several jobs: the second mpirun would fail.
+        digest = hashlib.sha256(config.gang.encode()).hexdigest()[:12]
+        env.update(dict.fromkeys(MPI_FOLDERS, f"/tmp/cavvy-mpi-{digest}"))
     env.update(work.env)
     env.update(work.secrets)
     for name, value in work.params.items():

@@ -22,8 +22,9 @@ class WorkProcess:
 
     `wrote(bytes)` is called with output, and `heard(line)` with each line that the command's
     function writes to its channel. `ended(code)` is called when the first process has ended; `code`
-    is None if the reaper was killed. `gone()` is called last, when all processes have ended and
-    `wrote` has received all output.
+    is None if the reaper was killed. `started(False)` is called if the program still starts when it
+    is asked patiently, and `started(True)` when it is to be asked again. `gone()` is called last,
+    when all processes have ended and `wrote` has received all output.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class WorkProcess:
         wrote: Callable[[bytes], None] = _ignore,
         heard: Callable[[bytes], None] | None = None,
         ended: Callable[[int | None], None] = _ignore,
+        started: Callable[[bool], None] = _ignore,
         gone: Callable[[], None] = _ignore,
     ) -> None:
-        self._ended, self._gone = ended, gone
+        self._ended, self._started, self._gone = ended, started, gone
         self._reported = False
         self.oom_kills = (
             # number of the work's processes that the kernel killed for exceeding the memory limit
@@ -62,9 +64,10 @@ class WorkProcess:
             self._readers.append(PipeReader(loop, lines, by_line(heard)))
         self._control = PipeReader(loop, ours.detach(), by_line(self._heard), self._finish)
 
-    def ask(self) -> None:
-        """Send SIGTERM to the work's process group."""
-        self._control.write(b"T")
+    def ask(self, *, patient: bool = False) -> None:
+        """Send SIGTERM to the programs of the work. If `patient`, a program that still starts gets
+        it only when it is asked again."""
+        self._control.write(b"N" if patient else b"T")
 
     def hang_up(self) -> None:
         """Send SIGHUP to the work's process group, and close the output, so that a program that
@@ -87,6 +90,9 @@ class WorkProcess:
         self._output.drain()
 
     def _heard(self, line: bytes) -> None:
+        if line.startswith(b"start"):
+            self._started(line == b"started")
+            return
         self._reported = True
         code, self.oom_kills, asked = (int(word) for word in line.split()[1:])
         self.interrupted = bool(asked)

@@ -3,11 +3,13 @@ processes of the work if the agent dies.
 
 The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper
 communicate over a socket pair. The agent sends the letter T, H or K to request SIGTERM, SIGHUP or
-SIGKILL for the work; `signal_targets` chooses which processes get SIGTERM. If the agent's end of
-the socket pair closes, the agent is dead. When the work's first process has ended, the reaper
-reports one line, `exit CODE OOM ASKED`. CODE is the process's exit code. OOM is the number of
-processes that the kernel killed because the work used too much memory. ASKED is 1 if the work
-received SIGTERM before it ended, else 0.
+SIGKILL for the work; `signal_targets` chooses which processes get SIGTERM. N requests SIGTERM as
+well, but if the work's program still starts, the reaper sends no signal. It reports `starting`, and
+`started` when the program has a handler or has had the time to install one. The agent then sends T.
+If the agent's end of the socket pair closes, the agent is dead. When the work's first process has
+ended, the reaper reports one line, `exit CODE OOM ASKED`. CODE is the process's exit code. OOM is
+the number of processes that the kernel killed because the work used too much memory. ASKED is 1 if
+the work received SIGTERM before it ended, else 0.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from ..disk import open_own, read_process
 from ..loop import make_wake_pipe
 from .alone import reap
 from .cgroup import count_oom_kills
-from .signal_targets import Targets, choose
+from .signal_targets import ALL, Targets, choose, find_work, is_starting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LOOK_MS = 50  # how often is looked whether what got SIGTERM first has ended
 LATE_LOOKS = 10  # after so many looks, handlers are searched for that were installed meanwhile
-AFTER_MS = 2000  # how long after this the rest is left alone
+AFTER_MS = 5000  # how long after this the rest is left alone: a launcher looks at its ranks
 LINUX = os.uname().sysname == "Linux"
 # Signals whose default action programs expect. The agent may have inherited a different action.
 _DEFAULTED = (
@@ -72,6 +74,9 @@ class ChildCommand:
         self.cleanup: list[str] | None = (
             None  # a program to run at the end, such as the command that removes the container
         )
+        # the script of a shell that `call` starts, if the work's shell is a child of this shell
+        self.entry = ""
+        self.notify = "handlers"  # which processes get SIGTERM: see `signal_targets`
         self.channel = -1  # the file descriptor of a channel that only `call` writes to
         # whether child processes of the program may continue to run after the program has ended
         self.leaves = False
@@ -148,12 +153,15 @@ class Reaper:
         # A function of the agent waits for the program that it starts, such as a container engine's
         # client, which gets SIGTERM too, also where the function has a handler.
         self._passes = command.call is not None
+        self._notify, self._entry = command.notify, command.entry
         # whether the work's first process is not reaped yet; only then is its process ID valid
         self._alive = True
         self._asked = False  # whether the work was asked to end and is in its grace period
         # whether the work's first process was still running when the end was requested
         self._interrupted = False
         self._killing = False
+        self._starting = False  # whether the signal waits for the start of the work's program
+        self._signalled = False
         # what got SIGTERM first, until it has ended, and for a while after it
         self._targets: Targets | None = None
         self._looks_left = AFTER_MS // LOOK_MS
@@ -166,6 +174,8 @@ class Reaper:
         while self._reap():
             if self._killing:
                 self._kill()
+            if self._starting:
+                self._look_at_start()
             self._go_on_asking()
             for fd, _ in poll.poll(self._patience()):
                 if fd == self._wake:
@@ -176,7 +186,7 @@ class Reaper:
     def _patience(self) -> int | None:
         if self._killing:
             return SWEEP_MS
-        return None if self._targets is None else LOOK_MS
+        return None if self._targets is None and not self._starting else LOOK_MS
 
     def _reap(self) -> bool:
         """Reap all child processes that have ended. Return False when no child process is left."""
@@ -191,7 +201,7 @@ class Reaper:
                 self._ended(exit_code(status))
 
     def _ended(self, code: int) -> None:
-        self._alive = False
+        self._alive = self._starting = False
         if self._status_path and not self._killing:
             try:
                 with open(self._status_path, "w", opener=open_own) as file:
@@ -199,10 +209,7 @@ class Reaper:
             except OSError as error:  # The disk is full; the agent receives the code below.
                 _tell(f"cannot record the exit code: {error}")
         kills = count_oom_kills(self._cgroup) if self._cgroup else 0
-        try:
-            os.write(self._control, b"exit %d %d %d\n" % (code, kills, self._interrupted))
-        except OSError:
-            self._killing = True  # the agent has died
+        self._report(b"exit %d %d %d\n" % (code, kills, self._interrupted))
         if self._asked:
             # a program that got the signal may still save, with its helpers
             busy = set(self._targets.list_running() if self._targets is not None else ())
@@ -217,12 +224,12 @@ class Reaper:
             letters = os.read(self._control, 64)
         except OSError:
             letters = b""
-        if b"T" in letters:
+        if b"T" in letters or b"N" in letters:
             # reap first: a process that has already ended was not ended by this signal
             self._reap()
             self._asked, self._interrupted = True, self._alive
-            if self._alive and self._targets is None:
-                self._ask()
+            if self._alive and not self._signalled:
+                self._ask(patient=b"T" not in letters)
         if b"H" in letters and self._alive:
             _signal_group(self._work, signal.SIGHUP)
             _signal_group(self._work, signal.SIGCONT)  # a stopped program receives no signal
@@ -230,11 +237,48 @@ class Reaper:
             self._killing = True
         return bool(letters)
 
-    def _ask(self) -> None:
-        """Send SIGTERM to what has a handler for it, or else to the work's process group."""
-        self._targets = None if self._passes else choose(self._work, list_children())
+    def _choose(self) -> Targets | None:
+        children = list_children()
+        root = self._find_root(children)
+        return choose(root, children, self._notify) if root else None
+
+    def _find_starting(self) -> bool:
+        children = list_children()
+        root = self._find_root(children)
+        return bool(root) and is_starting(root, children)
+
+    def _find_root(self, children: dict[int, list[int]]) -> int:
+        """Return the process below which the user's programs are, or 0 if no such is here."""
+        if self._passes:
+            return find_work(self._work, children, self._entry)
+        return self._work
+
+    def _report(self, line: bytes) -> None:
+        try:
+            os.write(self._control, line)
+        except OSError:
+            self._killing = True  # the agent has died
+
+    def _look_at_start(self) -> None:
+        """Report when the work's program can handle the signal, or will not."""
+        if self._choose() is not None or not self._find_starting():
+            self._starting = False
+            self._report(b"started\n")
+
+    def _ask(self, *, patient: bool) -> None:
+        """Send SIGTERM to what has a handler for it, or else to every process of the work."""
+        self._targets = self._choose()
+        waits = patient and self._targets is None and self._notify != ALL
+        self._starting = waits and self._find_starting()
+        if self._starting:
+            self._report(b"starting\n")
+            return
+        self._signalled = True
         if self._targets is None:
+            apart = [pid for pid in descendants(os.getpid()) if not _in_group(pid, self._work)]
             _signal_group(self._work, signal.SIGTERM)
+            for pid in apart:  # such as a program that was started by setsid
+                _signal(pid, signal.SIGTERM)
             return
         for pid in self._targets.held:
             _signal(pid, signal.SIGSTOP)
@@ -250,7 +294,7 @@ class Reaper:
         if not targets.have_ended():
             self._looks += 1
             if self._looks % LATE_LOOKS == 0 and self._alive:
-                for pid in targets.add_late(choose(self._work, list_children())):
+                for pid in targets.add_late(self._choose()):
                     _signal(pid, signal.SIGTERM)
             return
         alive = {self._work, *descendants(os.getpid())}
@@ -437,6 +481,13 @@ def _signal_group(group: int, number: int) -> None:
         # The process has not created its group yet, or the group contains processes of another
         # user.
         _signal(group, number)
+
+
+def _in_group(pid: int, group: int) -> bool:
+    try:
+        return os.getpgid(pid) == group
+    except ProcessLookupError:
+        return True
 
 
 def _signal(pid: int, number: int) -> None:

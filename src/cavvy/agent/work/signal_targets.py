@@ -15,16 +15,24 @@ workers are children of a process that has one. /proc/PID/status says which proc
 * A launcher ends its ranks by itself, after a time of its own: torchrun after 30 s, mpirun after a
   second. So its ranks get the signal instead, if one of them has a handler. A process is also a
   launcher if it has told processes below it their ranks, the first one included.
+* A wrapper, such as `uv run`, `dumb-init` or a profiler, is a program of its own above another one
+  that has a handler, which gets the signal instead. An interpreter such as Python is no wrapper,
+  because scripts also start other programs as helpers.
 * The data workers of PyTorch do not count: they have a handler even if their program has none.
 * If only shells and launchers have a handler, every process gets the signal.
 
 What got no signal gets it when it installs a handler, or as soon as what got it has ended.
+
+The signal would end an interpreter that still imports its libraries, before it can install its
+handler. So, on a notice, a program that was started within the last 30 s has the rest of this time
+to install one (`is_starting`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 
 from ..disk import read_process
 from .environment import SHELL_LINE
@@ -40,7 +48,8 @@ _WORKER = sum(1 << (each - 1) for each in (signal.SIGBUS, signal.SIGFPE, signal.
 _FAULTS = sum(1 << (each - 1) for each in (signal.SIGABRT, signal.SIGILL))
 # The variables by which launchers tell a process its rank on this node, or in all.
 _LOCAL = b"LOCAL_RANK"
-_RANKS = (_LOCAL, b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
+RANKS = (_LOCAL, b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
+HANDLERS, MAIN, ALL = "handlers", "main", "all"
 SHELLS = ("sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "fish")
 # Programs that start others, and end them in less than the time that these have. `timeout` signals
 # its whole process group.
@@ -53,6 +62,9 @@ LAUNCHER_MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch"),
     *("deepspeed.launcher.runner", "accelerate.commands.launch", "horovod.runner.launch"),
 )
+# Programs that run scripts, perhaps with a number behind the name, such as python3.12.
+INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "R", "Rscript", "php", "lua")
+STARTS_S = 30.0  # within which a script imports its libraries and installs its handler
 _WORDS = 6  # of a command line; a launcher is among the first: `python -u -m torch.distributed.run`
 
 
@@ -93,11 +105,15 @@ class Targets:
         return not self.list_running()
 
 
-def choose(root: int, children: dict[int, list[int]]) -> Targets | None:
+def choose(root: int, children: dict[int, list[int]], notify: str = HANDLERS) -> Targets | None:
     """Return what to signal of a process and its descendants, or None if every process is to get
-    the signal, since none but shells and launchers has a handler. `children` maps the ID of each
-    process to those of its children.
+    the signal, since none but shells and launchers has a handler, or the task says so in `notify`.
+    `children` maps the ID of each process to those of its children.
     """
+    if notify == ALL:
+        return None
+    if notify == MAIN:
+        return _choose_main(root, children)
     first, held = _walk(root, children)
     programs = [pid for pid in first if _is_program(pid, children)]
     if not programs:
@@ -107,28 +123,69 @@ def choose(root: int, children: dict[int, list[int]]) -> Targets | None:
     return Targets(first, held, rest, programs)
 
 
+def find_work(root: int, children: dict[int, list[int]], entry: str) -> int:
+    """Return the process that the shell of the script `entry` has started, or 0."""
+    for pid in _below(root, children) if entry else ():
+        if is_shell(pid) and entry in _read_words(pid)[1:]:
+            return next(iter(children.get(pid, [])), 0)
+    return 0
+
+
+def _choose_main(root: int, children: dict[int, list[int]]) -> Targets | None:
+    """Choose what the commands of `run` have started directly. If some of these have a handler,
+    as in `python train.py | tee log`, the others do not get the signal yet."""
+    started = children.get(root, []) if _is_own_shell(root) else [root]
+    programs = [pid for pid in started if catches(pid)] or started
+    if not programs:
+        return None
+    first = [*programs, *({root} - {*programs})]  # the shell waits for them, and then ends
+    rest = [pid for pid in (root, *_below(root, children)) if pid not in first]
+    return Targets(first, [], rest, programs)
+
+
 def _is_program(pid: int, children: dict[int, list[int]]) -> bool:
     """Whether what handles the signal in this process is the user's: no shell, unless its trap is
     in charge of a program in the background, and no launcher."""
     if is_shell(pid):
         below = children.get(pid, [])
         return not _is_own_shell(pid) and any(
-            _ignores(each, _INT) and catches(each) for each in below
+            _is_aside(each, pid) and catches(each) for each in below
         )
-    return not is_launcher(pid) and not has_ranks(pid, children)
+    return not _passes_on(pid, children)
+
+
+def is_starting(root: int, children: dict[int, list[int]]) -> bool:
+    """Whether a script of this tree was started so recently that its handler may still come. Below
+    an interpreter, only the ranks of a launcher count, since helpers come and go."""
+    if not is_shell(root) and is_interpreter(root) and not _passes_on(root, children):
+        return not catches(root) and _read_age(root) < STARTS_S
+    return any(is_starting(each, children) for each in children.get(root, []))
+
+
+def _passes_on(pid: int, children: dict[int, list[int]]) -> bool:
+    """Whether programs below this one are what the user wrote."""
+    return is_launcher(pid) or _wraps(pid, children) or has_ranks(pid, children)
+
+
+def _wraps(pid: int, children: dict[int, list[int]]) -> bool:
+    exe = _read_exe(pid)
+    return bool(exe and not is_interpreter(pid)) and any(
+        catches(each) and not is_shell(each) and _read_exe(each) not in ("", exe)
+        for each in _below(pid, children)
+    )
 
 
 def _walk(pid: int, children: dict[int, list[int]]) -> tuple[list[int], list[int]]:
     """Return the processes to signal in this tree, and the shells to stop."""
     caught = catches(pid)
     shell = is_shell(pid)
-    if caught and not shell and not is_launcher(pid) and not has_ranks(pid, children):
+    if caught and not shell and not _passes_on(pid, children):
         return [pid], []
     first: list[int] = []
     held: list[int] = []
-    traps = caught and shell and not _is_own_shell(pid) and not _ignores(pid, _INT)
+    traps = caught and shell and not _is_own_shell(pid)
     for child in children.get(pid, []):
-        if traps and _ignores(child, _INT):
+        if traps and _is_aside(child, pid):
             continue
         more, stopped = _walk(child, children)
         first += more
@@ -153,6 +210,14 @@ def catches(pid: int) -> bool:
     caught = _read_mask(pid, b"SigCgt:")
     helps = caught & _WORKER == _WORKER and not caught & _FAULTS
     return bool(caught & _TERM) and not helps
+
+
+def _is_aside(pid: int, shell: int) -> bool:
+    """Whether a shell has started this process in the background: without its own input, and
+    ignoring SIGINT. In a container, all work ignores SIGINT, but has a pipe as its input."""
+    if not _ignores(shell, _INT):
+        return _ignores(pid, _INT)
+    return _read_link(pid, "fd/0") == os.devnull != _read_link(shell, "fd/0")
 
 
 def _ignores(pid: int, signals: int) -> bool:
@@ -180,7 +245,7 @@ def has_ranks(pid: int, children: dict[int, list[int]]) -> bool:
 def _read_ranks(pid: int) -> set[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return {each for each in file.read().split(b"\0") if each.partition(b"=")[0] in _RANKS}
+            return {each for each in file.read().split(b"\0") if each.partition(b"=")[0] in RANKS}
     except OSError:
         return set()  # a process of another user
 
@@ -191,10 +256,23 @@ def _is_own_shell(pid: int) -> bool:
 
 
 def is_shell(pid: int) -> bool:
+    return os.path.basename(_read_exe(pid)) in SHELLS
+
+
+def is_interpreter(pid: int) -> bool:
+    return os.path.basename(_read_exe(pid)).rstrip("0123456789.") in INTERPRETERS
+
+
+def _read_exe(pid: int) -> str:
+    """Return the path of a process's program, or "" for a process of another user."""
+    return _read_link(pid, "exe").split(" (deleted)")[0]  # as after an update
+
+
+def _read_link(pid: int, name: str) -> str:
     try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
+        return os.readlink(f"/proc/{pid}/{name}")
     except OSError:
-        return False
+        return ""
 
 
 def is_launcher(pid: int) -> bool:
@@ -219,6 +297,14 @@ def _read_words(pid: int) -> list[str]:
             return file.read(4096).decode(errors="replace").split("\0")
     except OSError:
         return []
+
+
+def _read_age(pid: int) -> float:
+    """Return the seconds since the process was started."""
+    began = _started(pid)
+    if not began:
+        return STARTS_S
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(began) / os.sysconf("SC_CLK_TCK")
 
 
 def _started(pid: int) -> bytes:

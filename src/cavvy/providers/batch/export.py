@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import NotifyTarget, TaskSpec
 from cavvy.domain.values import replace
 
 MASTER_PORT = 29500  # the default port of torchrun
@@ -92,6 +92,7 @@ def list_general_notes(task: TaskSpec) -> list[str]:
         "limits.budget": limits.budget,
         "limits.idle": limits.idle,
         "schedule": task.schedule or task.window,
+        "notify": task.notify is not NotifyTarget.HANDLERS,
         "webhooks": task.webhooks,
     }
     if absent := [key for key, value in only_cavvy.items() if value]:

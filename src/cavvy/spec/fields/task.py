@@ -6,10 +6,10 @@ The JSON Schema of a task file, for editors; `cavvy validate --schema` prints it
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
-from cavvy.domain.tasks import JobLimits, ResourceSpec, TaskSpec, Workload
+from cavvy.domain.tasks import JobLimits, NotifyTarget, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.batch_section import BATCH
@@ -35,6 +35,7 @@ from cavvy.spec.fields.kinds import (
     Schema,
     SectionReader,
     WrongValue,
+    choice,
     list_kinds,
     matching,
     named_texts,
@@ -385,6 +386,9 @@ class TaskKeys(TypedDict, total=False):
     webhooks: Annotated["str | Webhook | Sequence[str | Webhook]", WEBHOOKS]
     service: Annotated["Service", FieldSpec(SERVICE, to=("service", "replica_groups"))]
     grace: Annotated["Length", length_kind(timedelta(0), timedelta(hours=1))]
+    notify: Annotated[
+        'Literal["handlers", "main", "all"]', choice(NotifyTarget, {"group": NotifyTarget.ALL})
+    ]
     keep: Annotated["Length", length_kind(timedelta(0), timedelta(hours=24))]
     machine: Annotated["str", NAME]
     pool: Annotated["str", NAME]
