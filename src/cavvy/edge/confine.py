@@ -8,12 +8,15 @@ with Landlock (Linux 5.13), also without root, it reads only the model, Python, 
 its command names, and writes only to /dev/shm, WORK and accelerators. It gets no capabilities, and
 few variables beside those that the server has set for engines. What is missing of this is said on
 the standard error, and the engine runs: a device must go on serving. With `--strict` before FOLDER,
-the program does not run without Landlock: `cavvy model publish` converts the models of jobs so.
+for which `cavvy model publish` converts the models of jobs, the program has no sockets either, no
+accelerators and no /dev/shm: it reaches no network and no other program. Where the kernel cannot do
+all this, it does not run.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import glob
 import hashlib
 import json
@@ -40,7 +43,8 @@ _KEPT = ("PATH", "LANG", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH")  # variables, an
 _KEPT_BEGINNINGS = ("LC_", "OMP_", "ORT_", "CUDA_", "NVIDIA_")
 _SYSTEM = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/proc", "/sys"]
 _SYSTEM += ["/run/systemd/resolve"]
-_PLAIN = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm")
+_PLAIN = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_SHARED = ("/dev/shm",)  # with other programs of the same user
 _ACCELERATORS = [f"/dev/{each}" for each in ("nvidia*", "nvhost*", "nvmap", "dri", "kfd")]
 _ACCELERATORS += ["/dev/apex_*", "/dev/hailo*"]
 _MOST_PROCESSES = 4096  # and threads, of the user of an engine
@@ -51,6 +55,39 @@ _END_WITH_PARENT = 1
 _MAKE, _ADD, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE = 1, 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _ACCESSES = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
+# From linux/seccomp.h, linux/filter.h, linux/audit.h and linux/prctl.h.
+_SECCOMP, _FILTER = 22, 2
+_LOAD, _IF_EQUAL, _IF_NOT_LESS, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _REFUSE, _END = 0x7FFF0000, 0x00050000 | errno.EACCES, 0x80000000
+_X32 = 0x40000000  # where another numbering of x86 begins
+# System calls by which a program reaches others, each with its numbers on x86_64 and on aarch64:
+# sockets, also by a ring of requests, memory, messages and keys that all programs of a user share,
+# and what looks into other programs or leaves Landlock. What stays are files, which Landlock rules.
+_CLOSED = {
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "io_uring_setup": (425, 425),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "open_by_handle_at": (304, 265),
+    "mount": (165, 40),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+}
+_PROCESSORS = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
 _SCOPED_SINCE, _SCOPED = 6, 3  # no signals and no abstract sockets to processes outside
 
@@ -74,7 +111,7 @@ def main(arguments: list[str]) -> None:
         user = None if (closed := _find_closed(needed)) else choose_user(folder, files)
         if closed:
             say(f"an engine runs as root, because no other user can read {closed}")
-    written = [*_PLAIN, *nodes]
+    written = list(_PLAIN if strict else (*_PLAIN, *_SHARED, *nodes))
     if work:
         environ |= {"HOME": work, "TMPDIR": work}
         written.append(work)
@@ -97,8 +134,8 @@ def main(arguments: list[str]) -> None:
     if os.getppid() != parent:
         return
     restricted = restrict([*_SYSTEM, *needed], written)
-    if strict and not restricted:
-        sys.exit("the kernel cannot confine a program: it has no Landlock (Linux 5.13)")
+    if strict and not (restricted and close_calls()):
+        sys.exit("the kernel cannot confine a program: it lacks Landlock (Linux 5.13) or seccomp")
     if not restricted and user is None:
         say("an engine can read the key of this device: the kernel has no Landlock (Linux 5.13)")
     sys.stderr.flush()
@@ -106,8 +143,33 @@ def main(arguments: list[str]) -> None:
 
 
 def is_able() -> bool:
-    """Return whether the kernel can confine programs."""
-    return sys.platform == "linux" and _call(_MAKE, None, 0, 1) > 0
+    """Return whether the kernel can confine programs strictly."""
+    if sys.platform != "linux" or os.uname().machine not in _PROCESSORS:
+        return False
+    # a filter at no address is refused for its address, if the kernel has filters
+    number = ctypes.CDLL(None, use_errno=True).prctl(_SECCOMP, _FILTER, None, 0, 0)
+    has_filters = number == -1 and ctypes.get_errno() == errno.EFAULT
+    return has_filters and _call(_MAKE, None, 0, 1) > 0
+
+
+def close_calls() -> bool:
+    """Refuse the system calls by which this process and those that it starts would reach other
+    programs, for ever. Return False if the kernel cannot do it. Another numbering than that of the
+    processor, such as that of 32-bit programs, ends the program.
+    """
+    known = _PROCESSORS.get(os.uname().machine)
+    if known is None or struct.calcsize("P") != 8:
+        return False
+    mark, column = known
+    numbers = [each[column] for each in _CLOSED.values()]
+    # each with the numbers of instructions to skip if the comparison is true or false
+    lines = [(_LOAD, 0, 0, 4), (_IF_EQUAL, 1, 0, mark), (_RETURN, 0, 0, _END), (_LOAD, 0, 0, 0)]
+    lines += [(_IF_NOT_LESS, 0, 1, _X32), (_RETURN, 0, 0, _END)]
+    lines += [(_IF_EQUAL, len(numbers) - at, 0, each) for at, each in enumerate(numbers)]
+    lines += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in lines))
+    program = struct.pack("HxxxxxxQ", len(lines), ctypes.addressof(text))
+    return bool(ctypes.CDLL(None).prctl(_SECCOMP, _FILTER, program, 0, 0) == 0)
 
 
 def choose_variables(environ: os._Environ[str] | dict[str, str]) -> dict[str, str]:

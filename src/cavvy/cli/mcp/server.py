@@ -332,7 +332,7 @@ def run_command(words: Sequence[str]) -> str:
     """Run a command of Cavvy and return its output, marked as data. A failure of the command is
     part of the output. Raises CommandFailure if the command gives no answer.
     """
-    command = [sys.executable, "-m", "cavvy", *words]
+    command = [sys.executable, "-P", "-m", "cavvy", *words]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False

@@ -29,7 +29,8 @@ def convert_confined(
     if not confine.is_able():
         raise CommandFailure(
             "this machine cannot confine the programs that a model consists of, and does not "
-            "convert or evaluate it: that needs Linux 5.13 with Landlock",
+            "convert or evaluate it: that needs Linux 5.13 with Landlock and seccomp on 64 bits of "
+            "x86 or Arm",
             "convert the model in a job, and publish the job's checkpoint without --convert and "
             "--evaluate",
             exit_code=2,
@@ -39,7 +40,7 @@ def convert_confined(
         shutil.copytree(model.parent, files, symlinks=True)
         work.mkdir()
         made = work / "made"
-        words = [sys.executable, "-m", "cavvy.model_server.publish", "--model"]
+        words = [sys.executable, "-P", "-m", "cavvy.model_server.publish", "--model"]
         words.append(str(files / model.name))
         words += ["--convert", convert, "--target", str(made)] if convert else []
         if evaluate is not None:
@@ -47,7 +48,8 @@ def convert_confined(
             samples.unlink(missing_ok=True)
             shutil.copyfile(evaluate, samples)
             words += ["--samples", str(samples)]
-        confined = [sys.executable, "-m", "cavvy.edge.confine", "--strict"]
+        # without -P, `cavvy` could be a folder of the working folder
+        confined = [sys.executable, "-P", "-m", "cavvy.edge.confine", "--strict"]
         done = subprocess.run(
             [*confined, fresh, str(files), str(work), *words],
             stdin=subprocess.DEVNULL,

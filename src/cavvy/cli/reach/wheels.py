@@ -100,7 +100,15 @@ def _download(lock: Path, target: str, into: Path) -> None:
         platforms.append(f"manylinux_2_{minor}_{machine}")
         if minor in _OLD_NAMES:
             platforms.append(f"{_OLD_NAMES[minor]}_{machine}")
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     words += ["--no-input", "--only-binary=:all:", "--require-hashes", "--requirement", str(lock)]
     words += ["--dest", str(into), "--python-version", version, "--implementation", "cp"]
     for each in reversed(platforms):
