@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cavvy.cli.main import COMMANDS, SECTIONS, cli
+from cavvy.cli.main import COMMANDS, MERGED, SECTIONS, cli
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 _START = """\
@@ -41,12 +41,20 @@ def make_page() -> str:
     parts = [_START]
     for title, names in SECTIONS.items():
         parts.append(f"\n## {title}\n\n| command | what it does |\n|---|---|\n")
-        parts += [f"| [`cavvy {name}`](#cavvy-{name}) | {COMMANDS[name]} |\n" for name in names]
+        parts += [
+            f"| [`cavvy {name}`](#cavvy-{name}) | {COMMANDS[name]} |\n"
+            for name in names
+            if name not in MERGED
+        ]
     for names in SECTIONS.values():
         for name in names:
             command = cli.get_command(context, name)
             assert command is not None
-            parts += _sections(command, context, name)
+            if words := MERGED.get(name):
+                link = f"[`cavvy {words}`](#cavvy-{words.replace(' ', '-')})"
+                parts.append(f"\n## cavvy {name}\n\nThe former word for {link}.\n")
+            else:
+                parts += _sections(command, context, name)
     return "".join(parts)
 
 

@@ -147,6 +147,30 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "secret": ("secret", "credential"),
     "main": ("completion",),
 }
+# Commands that belong to another one, and how they are called there. The words of before are still
+# answered, but not listed.
+MERGED = {
+    "unserve": "stop",  # which ends services, too
+    "diagram": "catalog diagram",
+    "key": "services key",
+    "queue": "services queue",
+    "reservations": "nodes reservations",
+    "quota": "nodes quota",
+    "join": "nodes join",
+    "joined": "nodes joined",
+    "drill": "nodes drill",
+    "down": "nodes down",
+    "gc": "nodes gc",
+    "logout": "context logout",
+    "credential": "project credential",
+    "policy": "project policy",
+    "shares": "project shares",
+    "user": "server user",
+    "role": "server role",
+    "audit": "server audit",
+    "trust": "server trust",
+    "token": "server token",
+}
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 _HOMES = {name: home for home, names in FAMILIES.items() for name in names}
 
@@ -216,19 +240,19 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        from importlib import import_module
-
-        home = _HOMES.get(cmd_name, cmd_name)
-        function = "command" if home == cmd_name else f"{cmd_name}_command"
-        command = getattr(import_module(f"cavvy.cli.{home}"), function)
-        assert isinstance(command, click.Command)
+        command = _load(cmd_name)
+        if isinstance(command, click.Group):
+            for former, words in MERGED.items():
+                group, _, name = words.partition(" ")
+                if group == cmd_name and name not in command.commands:
+                    command.add_command(_load(former), name)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem
 
         options = click.Command.shell_complete(self, ctx, incomplete)
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        names = [name for name in COMMANDS if name.startswith(incomplete) and name not in MERGED]
         return options + [CompletionItem(name, help=COMMANDS[name]) for name in names]
 
     def resolve_command(
@@ -252,10 +276,21 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name]) for name in FIRST])
         with formatter.section("More"):
             more = (
-                (title, [name for name in names if name not in FIRST])
+                (title, [name for name in names if name not in FIRST and name not in MERGED])
                 for title, names in SECTIONS.items()
             )
             formatter.write_dl([(title.ljust(longest), ", ".join(names)) for title, names in more])
+
+
+def _load(name: str) -> click.Command:
+    """Import a command."""
+    from importlib import import_module
+
+    home = _HOMES.get(name, name)
+    function = "command" if home == name else f"{name}_command"
+    command = getattr(import_module(f"cavvy.cli.{home}"), function)
+    assert isinstance(command, click.Command)
+    return command
 
 
 def _list_commands(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -266,7 +301,8 @@ def _list_commands(ctx: click.Context, param: click.Parameter, value: bool) -> N
     longest = max(map(len, COMMANDS))
     for title, names in SECTIONS.items():
         with formatter.section(title):
-            formatter.write_dl([(name.ljust(longest), text) for name, text in names.items()])
+            rows = [(name.ljust(longest), text) for name, text in names.items()]
+            formatter.write_dl([row for row in rows if row[0].strip() not in MERGED])
     click.echo(formatter.getvalue().strip())
     ctx.exit()
 

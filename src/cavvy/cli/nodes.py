@@ -50,7 +50,8 @@ _reason_option = click.option(
 def command(context: click.Context, project: str | None, output: str) -> None:
     """List nodes that run or are billed now, of all providers.
 
-    The commands below are for own hosts: this machine, SSH hosts and machines that joined.
+    `cordon`, `drain`, `hosts`, `uncordon`, `who` and `reservations` are for own hosts: this
+    machine, SSH hosts and machines that joined.
     """
     if context.invoked_subcommand is not None:
         return

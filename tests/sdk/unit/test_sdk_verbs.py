@@ -1,6 +1,7 @@
 """What the command does has the same name in Python, or a reason why Python has no such method."""
 
 import inspect
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -63,15 +64,19 @@ def test_a_verb_of_the_client_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch
     job = object.__new__(Job)
     job.last_status = made = object()  # type: ignore[assignment]
     monkeypatch.setattr(Client, "job", lambda self, name, *, project=None: job)
+
+    def record(name: str) -> Callable[..., Iterator[str]]:
+        def call(self: Job, *args: object, **how: object) -> Iterator[str]:
+            called.append((name, how))
+            return iter("ab")
+
+        return call
+
     for name in ("wait", "stop", "retry", "remove", "logs", "events"):
-        monkeypatch.setattr(
-            Job,
-            name,
-            lambda self, *args, _name=name, **how: called.append((_name, how)) or iter("ab"),
-        )
-    assert client.status("x") is made  # type: ignore[comparison-overlap]
-    assert [*client.logs("x", rank=2)] == ["a", "b"]
-    assert [*client.events("x", follow=True)] == ["a", "b"]
+        monkeypatch.setattr(Job, name, record(name))
+    assert client.status("x") is made
+    assert "".join(client.logs("x", rank=2)) == "ab"
+    assert len([*client.events("x", follow=True)]) == 2
     client.wait("x", "running", check=False)
     client.stop("x", wait=False)
     client.retry("x")
