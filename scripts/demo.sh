@@ -20,26 +20,46 @@ epochs=${DEMO_EPOCHS:-$(sed -n 's/^ *epochs: .*default: \([0-9]*\).*/\1/p' "$tas
 
 if [ -t 1 ]; then bold=$'\e[1m' blue=$'\e[1;34m' plain=$'\e[0m'; else bold='' blue='' plain=''; fi
 [ -z "${NO_COLOR:-}" ] || blue=''
+frames='-\\|/'
 heading() { printf '\n%s%s%s\n' "$blue" "$*" "$plain"; }
 show() {
     printf '%s$ %s%s\n' "$bold" "$*" "$plain"
     "$@"
 }
+# Wait for a process. On a terminal, something moves until it has ended, also where it prints nothing.
+await() {
+    local code=0 turns=0
+    while [ -t 1 ] && kill -0 "$1" 2>/dev/null; do
+        printf '\r%s %s' "${frames:turns++%4:1}" "$2"
+        sleep 0.3
+    done
+    [ ! -t 1 ] || printf '\r\e[K'
+    wait "$1" || code=$?
+    return "$code"
+}
+# Run a command whose output is kept for later.
+keep() {
+    "${@:2}" >"$folder/output" &
+    await $! "$1"
+}
 # Show a command without the lines of its output that a first look does not need; the screen says so.
 brief() {
     printf '%s$ %s%s  # shortened\n' "$bold" "${*:2}" "$plain"
-    "${@:2}" | sed -e "$1" -e '/^$/d'
+    keep "${*:2:2}" "${@:2}"
+    sed -e "$1" -e '/^$/d' "$folder/output"
 }
-check() { .venv/bin/python scripts/demo_checks.py "$@"; }
+check() { keep checking .venv/bin/python scripts/demo_checks.py "$@"; }
 watcher=
 leave() {
     [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
-    cavvy down --all --yes >/dev/null 2>&1 || true
-    cavvy server stop >/dev/null 2>&1 || true
+    { cavvy down --all --yes && cavvy server stop; } >/dev/null 2>&1 &
+    await $! "stopping what the demo has started" || true
 }
 trap leave EXIT
 trap 'exit 130' INT TERM
 
+cavvy server start >/dev/null 2>&1 &
+starting=$!
 echo "A plan for eight H100 first, which starts nothing. Then a network learns to read digits on this machine, loses the"
 echo "machine, and continues where it was. No GPU, account or container; this machine's price of \$3.60/h is made up."
 
@@ -48,13 +68,16 @@ brief "/^pretrain:/d; /^prices:/d; /^based on/d; /^\[1\]/d; / shown (/d; / do no
 check plan examples/spot/task.yaml
 
 heading "2. Run a small one here. After a third of it, a fire drill takes the machine away (cavvy drill preempt):"
-last=$(check newest)
-check preempt "$last" $((epochs / 3)) &
+await "$starting" "starting a server"
+check newest
+last=$(cat "$folder/output")
+.venv/bin/python scripts/demo_checks.py preempt "$last" $((epochs / 3)) &
 watcher=$!
 show cavvy run "$task" --yes --param "epochs=$epochs"
-wait "$watcher"
+await "$watcher" checking
 watcher=
-name=$(check name "$last")
+check name "$last"
+name=$(cat "$folder/output")
 check resumed "$name"
 
 heading "3. What happened, step by step"

@@ -3,9 +3,12 @@ does; a command without a name finds the folder's job.
 """
 
 import io
+import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
 from rich.console import Console
 from tests.unit.cli_client import FakeClient, make_attempt, make_event, make_job, make_node
@@ -122,6 +125,12 @@ def test_without_a_name_the_newest_job_of_the_folders_task_is_meant(
     assert "digits-3" in capsys.readouterr().err
 
 
+def feed(lines: str) -> Callable[[str], str]:
+    """What a user types, a line at each question."""
+    left = iter(lines.split("\n"))
+    return lambda question: next(left)
+
+
 def test_without_a_task_the_only_job_is_meant_and_of_several_there_is_a_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +139,11 @@ def test_without_a_task_the_only_job_is_meant_and_of_several_there_is_a_list(
     with pytest.raises(CommandFailure) as raised:
         find_newest(make_client("one", "two"), "default", "logs")  # type: ignore[arg-type]
     assert "one (running), two (running)" in raised.value.hint
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    for given, wanted in (("", "one"), ("2", "two"), ("nonsense\n3\ntwo", "two")):
+        monkeypatch.setattr(click.termui, "visible_prompt_func", feed(given))
+        assert find_newest(make_client("one", "two"), "default", "logs") == wanted  # type: ignore[arg-type]
     with pytest.raises(CommandFailure, match="there is no job"):
         find_newest(make_client(), "default", "logs")  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobListing
 
 _LOOKED = 200  # newest jobs among which the folder's are looked for
-_LISTED = 5
+_LISTED = 5  # jobs that an error names
+_OFFERED = 10  # jobs from which a terminal chooses
 _LONGEST = 1 << 20  # bytes of a file that is looked at for the name of its task
 
 
 def find_newest(client: "ApiClient", project: str, command: str) -> str:
     """Return the name of the newest job of the tasks in the current folder or, without such a job,
-    of the project's only job, and say on standard error which job this is. Raises CommandFailure
-    with a list to choose from.
+    of the project's only job, and say on standard error which job this is. Of several, a terminal
+    is asked. Raises CommandFailure with a list to choose from.
     """
     jobs = client.jobs(project, limit=_LOOKED, arrays=True).jobs
     tasks = _task_names()
@@ -37,10 +39,33 @@ def find_newest(client: "ApiClient", project: str, command: str) -> str:
     if len(jobs) == 1:
         click.echo(f"{jobs[0].name}: the only job", err=True)
         return jobs[0].name
-    raise _ask(own or jobs, project, command)
+    if jobs and sys.stdin.isatty() and sys.stderr.isatty():
+        return _choose(own or jobs)
+    raise _refuse(own or jobs, project, command)
 
 
-def _ask(jobs: "Sequence[JobListing]", project: str, command: str) -> CommandFailure:
+def _choose(jobs: "Sequence[JobListing]") -> str:
+    """Show the newest jobs with numbers, and ask for one."""
+    from cavvy.cli.view.formatting import show_ago
+
+    shown = jobs[:_OFFERED]
+    width = max(len(job.name) for job in shown)
+    for number, job in enumerate(shown, 1):
+        since = show_ago(job.submitted_at)
+        click.echo(f"{number:>3}  {job.name.ljust(width)}  {job.phase:<8}  {since}", err=True)
+    known = {str(number): job.name for number, job in enumerate(shown, 1)}
+    known |= {job.name: job.name for job in jobs}
+
+    def read(text: str) -> str:
+        if text.strip() not in known:
+            raise click.BadParameter(f"expected 1 to {len(shown)}, or the name of a job")
+        return known[text.strip()]
+
+    found: str = click.prompt("Which job", default="1", value_proc=read, err=True)
+    return found
+
+
+def _refuse(jobs: "Sequence[JobListing]", project: str, command: str) -> CommandFailure:
     shown = ", ".join(f"{job.name} ({job.phase})" for job in jobs[:_LISTED])
     if not shown:
         return CommandFailure(
