@@ -86,7 +86,6 @@ NOT_RUN = {
     ): "minutes; tests/tuning/torch/test_tuning.py tunes",
     ("guides/python.md", "ssh -N"): "another machine",
     ("guides/language-models.md", "cavvy serve"): "a language model of 200 MB",
-    ("guides/language-models.md", "cavvy chat"): "a language model of 200 MB",
     ("guides/devices.md", ""): "devices; scripts/demo_edge.py does all of it",
     ("guides/serve.md", "cavvy deploy"): "a model that a job has trained",
     ("guides/serve.md", "cd examples/plan-service"): "half a minute; test_service_plan.py plans",
