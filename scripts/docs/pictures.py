@@ -18,12 +18,17 @@ _TABLE = re.compile(r"VALUES\n|\| value \| default \|.*?\n\n", re.DOTALL)
 def make_page(text: str) -> str:
     """The page with the current table of values."""
     rows = [
-        f"| `{row['name']}` | {_default(row)} | {row['unit']} | {row['source'] or 'required, or found'}"
-        f" {row['as_of'] or ''} |".replace("  |", " |")
+        f"| `{row['name']}` | {_default(row)} | {row['unit']} | {_source(row)} |"
         for row in read_table("cavvy.costs", "assumptions")
     ]
     table = "\n".join(["| value | default | unit | source |", "|---|---|---|---|", *rows])
     return _TABLE.sub(lambda _: f"{table}\n\n", text, count=1)
+
+
+def _source(row: Mapping[str, str]) -> str:
+    if not row["source"]:
+        return f"required, or found: {row['meaning']}" if row["meaning"] else "required, or found"
+    return f"{'weak: ' if row['weak'] else ''}{row['source']} {row['as_of']}".strip()
 
 
 def _default(row: Mapping[str, str]) -> str:

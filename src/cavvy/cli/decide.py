@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ROWS = 8
 _NAME, _NAME_PX = 44, 330  # characters of a name in a picture, and their width
+_EXAMPLES = {"machines": "1", "use": "40%"}
 _NO_CHANGE = "No other weight or cost alone would change the answer."
 # the value in the file, the question and the usual answer; "-" leaves the value out
 _QUESTIONS = (
@@ -97,10 +98,11 @@ def command(
         from cavvy.cli.view.report import write_report
 
         write_report(report, _make_report(made, asked))
+    advice = _advise(made, task)
     if output == "json":
-        json_out(_make_document(made, asked))
+        json_out({**_make_document(made, asked), "advice": advice or None})
     else:
-        _show(made)
+        _show(made, advice)
     if not made.ranked:
         raise CommandFailure("every option breaks a requirement", "relax one of those listed above")
     if made.answer is None:
@@ -193,7 +195,7 @@ def _find_market(asked: "DecisionFile", file: str, task: "TaskSpec | None") -> "
     from cavvy.cli.task.place_options import Market
     from cavvy.costs.ownership import list_assumptions
     from cavvy.domain.facts import Fact
-    from cavvy.spec.cost_plan import CostPlanError, complete_plan
+    from cavvy.spec.cost_plan import CostPlanError, complete_plan, explain_missing
 
     if not asked.plan.gpu:
         raise CostPlanError(f"{file}: gpu is missing", "state the machine, such as `gpu: H100:8`")
@@ -201,7 +203,7 @@ def _find_market(asked: "DecisionFile", file: str, task: "TaskSpec | None") -> "
     defaults = {name: each for name, each in list_assumptions().items() if each is not None}
     known = {**defaults, **found, **asked.plan.given}
     if missing := [name for name in ("machines", "use") if name not in known]:
-        hint = f"for example --set {missing[0]}={'1' if missing[0] == 'machines' else '40%'}"
+        hint = f"{explain_missing(missing)}\nor add --set {missing[0]}={_EXAMPLES[missing[0]]}"
         raise CostPlanError(f"{file}: {missing[0]} is missing", hint)
     overhead = known["cloud.spot_overhead"]
     return Market(
@@ -260,21 +262,41 @@ def _add_use(made: "PlaceDecision", market: "Market") -> "PlaceDecision":
     return replace(made, turning=[*made.turning, point])
 
 
-def _show(made: "PlaceDecision") -> None:
+def _advise(made: "PlaceDecision", task: "TaskSpec | None") -> str:
+    """Return what spot with checkpoints would save, as `cavvy plan` says it."""
+    from cavvy.cli.task.available import PlanRequest, advise_spot, gather
+    from cavvy.planner.placements import RankingView
+    from cavvy.planner.rank import plan
+
+    if task is None or made.answer is None or task.service is not None:
+        return ""
+    now = datetime.now(UTC)
+    only = PlanRequest(now=now, view=RankingView(limit=1))
+    offered = gather(task, anywhere=True, output_mib=None, only=only)
+    best = plan(
+        task, offered.offers, now=now, situation=offered.situation, view=only.view
+    ).placements
+    return advise_spot(task, next(iter(best), None), now, market=offered.market)
+
+
+def _show(made: "PlaceDecision", advice: str) -> None:
+    for title, place in (("Answer", made.answer), ("Runner-up", made.runner_up)):
+        if place is not None:
+            text_out(f"{title}: {_name(made, place)}, ${_monthly(place):,.0f} a month")
+    if advice:
+        text_out(f"hint: {advice}")
+    click.echo()
     columns = [
         TableColumn("place", wrap=True),
         TableColumn("score", show=lambda value: f"{value:.3f}"),
         TableColumn("usd_month", "USD/MONTH", show=lambda value: f"{value:,.0f}"),
     ]
-    rows = [
-        (each.option.name, each.score, each.option.monthly.value + each.option.moves.value)
-        for each in _list_shown(made)
-    ]
+    rows = [(each.option.name, each.score, _monthly(each)) for each in _list_shown(made)]
     rows_out(columns, rows, empty="no option meets the requirements")
     for title, place in (("Answer", made.answer), ("Runner-up", made.runner_up)):
         if place is None:
             continue
-        click.echo(f"\n{title}: {_name(made, place)}")
+        click.echo(f"\nThe points of the {title.lower()}, {place.option.name}:")
         points = [
             (
                 each.criterion,
@@ -300,6 +322,11 @@ def _show(made: "PlaceDecision") -> None:
         click.echo(f"\n{_NO_CHANGE}")
     for each in made.excluded:
         text_out(f"not possible: {each.name}: {'; '.join(each.refusals)}")
+
+
+def _monthly(place: "RankedPlace") -> float:
+    """Return the costs of a month in dollars."""
+    return place.option.monthly.value + place.option.moves.value
 
 
 def _name(made: "PlaceDecision", place: "RankedPlace") -> str:

@@ -203,6 +203,7 @@ def _print_notes(answers: "Sequence[_Alternative]", output: str) -> None:
     ]  # the JSON output contains the warnings
     notes = [f"warning: {each}" for each in warnings if output != "json"]
     notes += [f"note: {problem}" for each in answers for problem in each.offered.problems]
+    notes += [f"hint: {each.advice}" for each in answers if each.advice and output != "json"]
     for note in dict.fromkeys(notes):
         click.echo(note, err=True)
 
@@ -218,12 +219,13 @@ class _Alternative(Struct, frozen=True):
     message: str  # why no offer fits, or "" if an offer fits
     forecast: "Sequence[Forecast]"
     warnings: Sequence[str]
+    advice: str = ""  # what would make the task cheaper
 
 
 def _answer(
     task: "TaskSpec", by: str, limit: int, all_locations: bool, ready: bool, output_mib: int | None
 ) -> _Alternative:
-    from cavvy.cli.task.available import PlanRequest, gather
+    from cavvy.cli.task.available import PlanRequest, advise_spot, gather
     from cavvy.cli.task.market import tell_forecast
     from cavvy.planner.explain import explain, say_no_offer
     from cavvy.planner.placements import Objective, RankingView
@@ -249,7 +251,15 @@ def _answer(
     message = ""
     if not made.placements:
         message = _say_missing(task, offered, ready) or say_no_offer(task, found)
-    return _Alternative(task, by, offered, made, found, message, forecast, warnings)
+    advice = advise_spot(
+        task,
+        next(iter(made.placements), None) if only.by is Objective.COST else None,
+        now,
+        anywhere=not ready,
+        output_mib=output_mib,
+        market=offered.market,
+    )
+    return _Alternative(task, by, offered, made, found, message, forecast, warnings, advice)
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
@@ -631,6 +641,7 @@ def _document(answer: _Alternative) -> dict[str, object]:
         ],
         "message": answer.message or None,
         "warnings": list(answer.warnings),
+        "advice": answer.advice or None,
         "forecast": [_forecast_document(each) for each in answer.forecast],
     }
 

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view.numbers import count_option
-from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out
+from cavvy.cli.view.output import TableColumn, json_option, json_out, rows_out, text_out
 from cavvy.domain.values import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cavvy.costs.ownership import CostSpread, OwnershipForecast, OwnershipPlan, TornadoRow
+    from cavvy.costs.ownership import (
+        CostAssumption,
+        CostSpread,
+        OwnershipForecast,
+        OwnershipPlan,
+        TornadoRow,
+    )
     from cavvy.domain.facts import Fact
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -140,6 +146,34 @@ def _say_break_even(study: _Study) -> list[str]:
     return said
 
 
+def _say_cheapest(study: _Study) -> str:
+    """Return the answer: the cheapest option, and what it and the others cost."""
+    years, cheapest = study.plan.values["years"], study.forecast.cheapest
+    others = sorted(study.forecast.options, key=lambda each: each.present)
+    rest = ", ".join(
+        f"{each.name} ${each.present:,.0f}" for each in others if each.name != cheapest.name
+    )
+    return (
+        f"Cheapest over {years:g} years: {cheapest.name}, ${cheapest.present:,.0f} (present value; "
+        f"{rest})."
+    )
+
+
+def _say_weak(study: _Study) -> list[str]:
+    """Return which values have weak sources, those that change the result most first."""
+    assumptions = study.plan.assumptions
+    names = dict.fromkeys([row.assumption.name for row in study.tornado] + list(assumptions))
+    weak = [name for name in names if assumptions[name].weak]
+    if not weak:
+        return []
+    return [
+        f"{len(weak)} of {len(assumptions)} values have weak sources, which are assumptions or "
+        f"pages that name no data: {', '.join(weak)}.",
+        "State what you know, with its source, such as `owned: {maintenance: {value: 6%, source: "
+        "offer of 3 May}}`.",
+    ]
+
+
 def _list_changes(study: _Study) -> list[tuple[str, float, float]]:
     """Return the values at which the answer between owning and renting changes."""
     from cavvy.costs.ownership import find_change
@@ -158,10 +192,10 @@ def _show(study: _Study) -> None:
     if spread is not None:
         for number, name in enumerate(("5 % of random plans", "50 %", "95 %")):
             rows.append((name, *(round(each[number]) for each in spread.percentiles.values())))
-    rows_out(heads, rows, title=f"{study.plan.name}: {study.plan.values['years']:g} years")
+    for line in (_say_cheapest(study), *_say_break_even(study), *_say_weak(study)):
+        text_out(line)
     click.echo()
-    for line in _say_break_even(study):
-        click.echo(line)
+    rows_out(heads, rows, title=f"{study.plan.name}: {study.plan.values['years']:g} years")
     if changes := _list_changes(study):
         click.echo("\nOwning and renting would cost the same at:")
         rows_out(["value", "plan", "equal_at"], changes)
@@ -190,11 +224,14 @@ def _show(study: _Study) -> None:
     rows_out(
         [*map(TableColumn, ("assumption", "value")), TableColumn("source", wrap=True), "as_of"],
         [
-            (each.name, round(each.value, 6), each.source, str(each.as_of or "no date"))
+            (each.name, round(each.value, 6), _say_source(each), str(each.as_of or "no date"))
             for each in study.plan.assumptions.values()
         ],
     )
-    pairs_out([("Cheapest", study.forecast.cheapest.name)])
+
+
+def _say_source(assumption: "CostAssumption") -> str:
+    return f"weak: {assumption.source}" if assumption.weak else assumption.source
 
 
 def _make_document(study: _Study) -> dict[str, object]:
@@ -267,8 +304,9 @@ def _make_report(study: _Study) -> str:
         ReportSection(
             title="Result",
             texts=[
-                f"The cheapest option is {study.forecast.cheapest.name}.",
+                _say_cheapest(study),
                 *_say_break_even(study),
+                *_say_weak(study),
             ],
             pictures=[
                 draw_points(
@@ -317,7 +355,7 @@ def _list_assumptions(study: _Study) -> "list[Fact]":
             name=each.name,
             value=each.value,
             unit=each.unit,
-            source=each.source,
+            source=_say_source(each),
             as_of=each.as_of,
             formula="" if each.low == each.high else f"{each.low:g} to {each.high:g}",
         )

@@ -30,6 +30,7 @@ _TORNADO = 12  # rows of a tornado
 class CostAssumption(Struct, frozen=True, kw_only=True):
     """A value of a plan with its range, its source and the day of the source. `low` and `high` are
     equal to the value if the value is certain. `least` and `most` are the bounds of valid values.
+    `weak` is true if the source is an assumption or a page that names no data.
     """
 
     name: str
@@ -41,6 +42,7 @@ class CostAssumption(Struct, frozen=True, kw_only=True):
     unit: str
     source: str
     as_of: date | None = None
+    weak: bool = False
 
 
 class OwnershipPlan(Struct, frozen=True, kw_only=True):
@@ -124,6 +126,13 @@ def list_assumptions() -> Mapping[str, CostAssumption | None]:
 
 
 @cache
+def list_meanings() -> Mapping[str, str]:
+    """Return what each value means that has no default, with an example."""
+    rows = read_table(__package__, "assumptions")
+    return {row["name"]: row["meaning"] for row in rows if row["meaning"]}
+
+
+@cache
 def list_bounds() -> Mapping[str, tuple[float, float, str]]:
     """Return the least and the most of each value, and its unit."""
     return {
@@ -146,6 +155,7 @@ def _read_default(row: Mapping[str, str]) -> CostAssumption | None:
         unit=row["unit"],
         source=row["source"],
         as_of=date.fromisoformat(row["as_of"]) if row["as_of"] else None,
+        weak=bool(row["weak"]),
     )
 
 

@@ -66,9 +66,9 @@ def _key(lot: OfferLot) -> tuple[object, ...]:
 
 
 class _Kind(Struct):
-    """The lots of one kind of machine, by their lowest rate. The lots in `kept` have an offer in
-    the limits; those in `mixed`, a part of `kept`, have also an offer that breaks a limit; those in
-    `broken` have only offers that break `limit` first.
+    """The lots of one kind of machine, by their lowest rate. The lots in `kept` have an offer
+    within the limits. Those in `mixed`, a part of `kept`, have also an offer that breaks a limit.
+    Those in `broken` have only offers that break `limit` first.
     """
 
     kept: Sequence[OfferLot]

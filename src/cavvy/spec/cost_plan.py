@@ -9,7 +9,13 @@ from datetime import date
 from difflib import get_close_matches
 from math import isfinite
 
-from cavvy.costs.ownership import CostAssumption, OwnershipPlan, list_assumptions, list_bounds
+from cavvy.costs.ownership import (
+    CostAssumption,
+    OwnershipPlan,
+    list_assumptions,
+    list_bounds,
+    list_meanings,
+)
 from cavvy.domain.values import Struct, replace
 from cavvy.spec.tree import read_table
 
@@ -101,10 +107,7 @@ def complete_plan(read: CostPlanFile, found: Mapping[str, CostAssumption]) -> Ow
         )
     missing = [name for name, each in known.items() if each is None]
     if missing:
-        hint = (
-            "write each value as a number, or as {value: ..., source: ...}; with `gpu: H100:8`, "
-            "prices of clouds come from the catalog"
-        )
+        hint = explain_missing(missing)
         if read.gpu and "owned.power_kw" in missing:
             hint = (
                 f"no data sheet in the catalog states the power of {read.gpu}: state the kW of a "
@@ -126,6 +129,12 @@ def complete_plan(read: CostPlanFile, found: Mapping[str, CostAssumption]) -> Ow
         )
     _check_together(read.name, complete)
     return OwnershipPlan(name=read.name, assumptions=complete)
+
+
+def explain_missing(names: Iterable[str]) -> str:
+    """Return a hint that says what each of these missing values means, with an example."""
+    meanings = list_meanings()
+    return "\n".join(f"{name} is {meanings[name]}" for name in names if name in meanings)
 
 
 def _check_together(name: str, known: Mapping[str, CostAssumption]) -> None:

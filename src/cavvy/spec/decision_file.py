@@ -132,11 +132,8 @@ def _translate_task(data: Mapping[str, object]) -> dict[str, object]:
         "gpu": stated.get("gpu"),
         "machines": data.get("nodes", 1),
         "residency": stated.get("regions"),
-        "preemption": "refused" if stated.get("spot") == "never" else "tolerated",
         "kind": "service" if "service" in data else "training",
     }
-    if "spot" not in stated and "checkpoint" not in data:
-        found["preemption"] = "refused"
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -325,7 +325,7 @@ def test_edge_devices_do_the_work_of_the_machines_or_are_not_possible(home: Path
     told = json.loads(run("decide", str(plan), "-o", "json").stdout)
     edge = next(e for e in told["ranked"] if e["option"]["name"] == "edge devices")["option"]
     tariff = 0.1282  # of the table of assumptions, as in `cavvy tco`
-    assert edge["monthly"]["value"] == pytest.approx(40 * (2000 / 48 + 0.1 * 730 * tariff))
+    assert edge["monthly"]["value"] == pytest.approx(40 * (2000 / 60 + 0.1 * 730 * tariff))
     for change, why in (
         ("edge={price_usd: 2000, power_kw: 0.1}", "not stated: edge.speed, edge.memory_gb"),
         ("model_gb=40", "the model needs 40 GB, and a device has 16 GB"),
@@ -656,3 +656,80 @@ def test_a_few_questions_replace_the_file(home: Path, monkeypatch: pytest.Monkey
     names = [place["option"]["name"] for place in told["ranked"]]
     assert "own machines" in names
     assert not any(name.endswith(" spot") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("more", "spot", "purchase", "advised"),
+    [
+        ("", "", "on-demand", "checkpoint: {path: checkpoints}"),
+        ("checkpoint: {path: ck}\n", "", "on-demand", "with `spot: auto`"),
+        ("", ", spot: auto", "spot", "checkpoint: {path: checkpoints}"),
+        ("checkpoint: {path: ck}\n", ", spot: auto", "spot", ""),
+    ],
+)
+def test_plan_and_decide_give_one_answer_about_spot(
+    home: Path, more: str, spot: str, purchase: str, advised: str
+) -> None:
+    task = home / "task.yaml"
+    task.write_text(
+        f"resources: {{gpu: H100:8{spot}}}\nrun: python train.py\n{more}"
+        "work: {duration: 5h, measured_on: H100:8}\n"
+    )
+    planned = json.loads(run("plan", str(task), "-o", "json", "--limit", "1").stdout)
+    told = json.loads(run("decide", str(task), "--set", "use=40%", "-o", "json").stdout)
+    assert planned["placements"][0]["purchase"] == purchase
+    assert told["answer"].endswith(f" {purchase}")
+    assert planned["advice"] == told["advice"]
+    assert bool(told["advice"]) == bool(advised)
+    assert advised in (told["advice"] or "")
+    if advised:
+        shown = run("plan", str(task), "--limit", "1")
+        assert f"hint: {told['advice']}" in shown.stderr
+        now = planned["placements"][0]["cost_micros"] / 1e6
+        assert f"instead of ${now:,.2f}" in told["advice"]
+
+
+def test_the_work_that_preemptions_repeat_is_that_of_the_plan(home: Path) -> None:
+    task = home / "task.yaml"
+    task.write_text(
+        "resources: {gpu: H100:8, spot: auto}\nrun: python train.py\n"
+        "work: {duration: 300h, measured_on: H100:8}\n"
+    )
+    told = json.loads(run("decide", str(task), "--set", "use=40%", "-o", "json").stdout)
+    reasons = {each["name"]: "; ".join(each["reasons"]) for each in told["excluded"]}
+    spots = [why for name, why in reasons.items() if name.endswith(" spot")]
+    assert spots
+    assert all("unlikely to finish on spot" in why for why in spots)
+
+
+def test_the_answer_comes_first(home: Path) -> None:
+    (home / "plan.yaml").write_text(PLAN)
+    decided = run("decide", str(home / "plan.yaml")).stdout.splitlines()
+    assert decided[0].startswith("Answer: ")
+    assert decided[0].endswith(" a month")
+    assert decided[1].startswith("Runner-up: ")
+    lines = run("tco", str(home / "plan.yaml"), "--runs", "0").stdout.splitlines()
+    told = json.loads(run("tco", str(home / "plan.yaml"), "--runs", "0", "-o", "json").stdout)
+    assert lines[0].startswith(f"Cheapest over 3 years: {told['cheapest']}, $")
+
+
+def test_weak_sources_are_marked(home: Path) -> None:
+    (home / "plan.yaml").write_text(PLAN)
+    shown = run("tco", str(home / "plan.yaml"), "--runs", "0").stdout
+    weak = {line.split()[0] for line in shown.splitlines() if " weak: " in line}
+    assert "owned.maintenance" in weak
+    assert "owned.life_years" not in weak
+    assert f"{len(weak)} of " in shown
+    (home / "plan.yaml").write_text(PLAN.replace("300000", "300000, maintenance: 6%"))
+    again = run("tco", str(home / "plan.yaml"), "--runs", "0").stdout
+    assert f"{len(weak) - 1} of " in again
+
+
+@pytest.mark.parametrize("command", ["tco", "decide"])
+def test_a_missing_value_is_explained_with_an_example(home: Path, command: str) -> None:
+    (home / "plan.yaml").write_text("machines: 2\ngpu: H100:8\nowned: {price_usd: 300000}\n")
+    failed = run(command, str(home / "plan.yaml"))
+    assert failed.exit_code == 2
+    assert "use is missing" in failed.stderr
+    assert "use is the share of all hours in which a machine works" in failed.stderr
+    assert "`use: 40%`" in failed.stderr

@@ -13,8 +13,8 @@ from cavvy.cli.task.market import LiveMarket, ProviderAnswer, ask_market
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.offers import Offer, Purchase, Readiness, list_sellers
-from cavvy.domain.tasks import Objection, SpotPolicy, TaskSpec
-from cavvy.domain.units import Money
+from cavvy.domain.tasks import CheckpointPolicy, Objection, SpotPolicy, TaskSpec
+from cavvy.domain.units import Money, format_rate, format_usd
 from cavvy.domain.values import Struct, field, replace
 from cavvy.planner import shared_hosts
 from cavvy.planner.explain import Rejection
@@ -24,11 +24,13 @@ from cavvy.planner.objections import (
 )
 from cavvy.planner.placements import (
     Objective,
+    Placement,
     PlanCounts,
     PlanningContext,
     RankingView,
     deadline_of,
 )
+from cavvy.planner.rank import plan
 from cavvy.planner.shortlist import shorten
 from cavvy.planner.transfers import group_places
 from cavvy.providers import registry
@@ -58,6 +60,7 @@ class AvailableOffers(Struct, frozen=True, kw_only=True):
     fixed: Sequence[Offer] = ()
     others: PlanCounts = PlanCounts()  # fitting offers of the catalog that were not read
     spots: Collection[str] = ()  # the providers of all fitting spot offers
+    market: LiveMarket = LiveMarket()  # the answers of the configured providers
     answered: frozenset[str] = frozenset()  # the configured providers that reported offers
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider has
 
@@ -76,12 +79,13 @@ def gather(
     anywhere: bool,
     output_mib: int | None,
     only: PlanRequest | None = None,
+    market: LiveMarket | None = None,
 ) -> AvailableOffers:
     """Collect offers from the configured providers and, with `anywhere`, from the catalog. With
-    `only`, offers of the catalog that cannot be in this part of the plan are only counted. Raises
-    CommandFailure.
+    `only`, offers of the catalog that cannot be in this part of the plan are only counted. With
+    `market`, the providers are not asked again. Raises CommandFailure.
     """
-    rival, market = _rival(task), ask_market()
+    rival, market = _rival(task), market or ask_market()
     live = _sort_offers(task, market)
     found = _FromCatalog()
     if anywhere:
@@ -106,6 +110,7 @@ def gather(
         answered=frozenset(offer.provider for offer in market.offers),
         unknown=found.unknown,
         others=found.others,
+        market=market,
         spots=found.spots | {each.provider for each in offers if each.purchase is Purchase.SPOT},
     )
 
@@ -320,6 +325,62 @@ def _read_best(
     )
 
 
+def advise_spot(
+    task: TaskSpec,
+    best: Placement | None,
+    now: datetime,
+    *,
+    anywhere: bool = True,
+    output_mib: int | None = None,
+    market: LiveMarket | None = None,
+) -> str:
+    """Return what the task would cost on spot with checkpoints, and what to write for it: its total
+    or, if the task states no work and has an accelerator, the price of an hour. Returns "" if this
+    saves nothing, or if the task has both. `best` is the first placement of the task's plan.
+    """
+    saves, spot = task.checkpoint is not None, task.resources.spot is not SpotPolicy.NEVER
+    if best is None or task.service is not None or (saves and spot):
+        return ""
+    if not best.rate.micros_per_hour or (best.cost is None and not task.resources.accelerators):
+        return ""
+    other = replace(
+        task,
+        checkpoint=task.checkpoint or CheckpointPolicy(path="checkpoints"),
+        resources=replace(task.resources, spot=SpotPolicy.AUTO),
+    )
+    only = PlanRequest(now=now, view=RankingView(limit=1))
+    offered = gather(other, anywhere=anywhere, output_mib=output_mib, only=only, market=market)
+    made = plan(
+        other,
+        offered.offers,
+        now=now,
+        situation=offered.situation,
+        view=only.view,
+        others=offered.others,
+    )
+    first = next(iter(made.placements), None)
+    prices = None if first is None else _compare_prices(first, best)
+    if first is None or prices is None:
+        return ""
+    changes = ["`checkpoint: {path: checkpoints}` (a folder where the task saves its state)"]
+    changes = [] if saves else changes
+    changes += [] if spot else ["`spot: auto` under `resources`"]
+    return (
+        f"with {' and '.join(changes)}, {prices}, on {first.offer.purchase} at "
+        f"{first.offer.provider} ({first.offer.instance_type})"
+    )
+
+
+def _compare_prices(first: Placement, best: Placement) -> str | None:
+    """Say how much less `first` costs than `best`; returns None if it does not cost less."""
+    if first.cost is not None and best.cost is not None:
+        less, cost, old = first.cost < best.cost, format_usd(first.cost), format_usd(best.cost)
+        return f"the expected total is {cost} instead of {old}" if less else None
+    if first.rate >= best.rate:
+        return None
+    return f"the price is {format_rate(first.rate)} instead of {format_rate(best.rate)}"
+
+
 def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
     """Return a hint for a task that no configured provider can run. The hint names the cheapest
     offer of a provider that can be set up, and the command that sets it up. `is_file` is false if
@@ -362,8 +423,6 @@ def _say_set_up(offer: Offer) -> str:
     """Return a sentence that describes the offer and gives the command that sets up its
     provider.
     """
-    from cavvy.domain.units import format_rate
-
     name, known = offer.provider, load_settings()
     where = f"{offer.instance_type} at {name} ({offer.region}) for {format_rate(offer.rate)}"
     start = f"the cheapest offer of a provider that you can set up is {where}"

@@ -11,8 +11,10 @@ from cavvy.costs.decision import ASSUMED_ON, ROUND_TRIPS, OptionKind, PlaceOptio
 from cavvy.costs.ownership import HOURS_PER_MONTH, CostAssumption, OwnershipPlan, forecast_ownership
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import SpotPolicy, TaskSpec
+from cavvy.domain.units import format_duration
 from cavvy.domain.values import Struct, replace
+from cavvy.planner.scoring import Courses
 from cavvy.planner.transfers import TRANSFER_MBPS
 from cavvy.planner.work import estimate, start_time
 from cavvy.spec.cost_plan import CostPlanError
@@ -45,9 +47,11 @@ class Market(Struct, frozen=True, kw_only=True):
 
 
 def describe_task(task: TaskSpec, now: datetime) -> dict[str, object]:
-    """Return what a task states of its deadline and its inputs, as values of a file to decide: the
-    place that sends most data, and all data that is there."""
-    found: dict[str, object] = {}
+    """Return what a task states of spot, its deadline and its inputs, as values of a file to
+    decide: the place that sends most data, and all data that is there. As for `cavvy plan`, a task
+    uses spot only if its file says so."""
+    spot = any(each.spot is not SpotPolicy.NEVER for each in task.resources.choices)
+    found: dict[str, object] = {"preemption": "tolerated" if spot else "refused"}
     limits = task.limits
     after = limits.deadline_after or (limits.deadline - now if limits.deadline else None)
     if after is not None and task.service is None:
@@ -93,9 +97,13 @@ def _breaks(asked: DecisionFile, offer: Offer) -> bool:
 def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
     spot, reserved = offer.purchase is Purchase.SPOT, bool(offer.term_months)
     always = reserved or asked.kind is WorkKind.SERVICE
-    share = 1.0 if always else market.use * (1 + market.overhead.value if spot else 1)
+    repeated = find_repeated(market, offer) if spot else _not_repeated()
+    share = 1.0 if always else market.use * (1 + (repeated.value if repeated else 0))
     usd = float(offer.rate.usd)
     excluded = []
+    if repeated is None:
+        repeated = market.overhead
+        excluded.append("the task is unlikely to finish on spot: write checkpoints")
     if _breaks(asked, offer):
         excluded.append(f"{offer.region} is not in {', '.join(asked.residency)}")
     if spot and not asked.preemption:
@@ -110,11 +118,29 @@ def _rent(asked: DecisionFile, market: Market, offer: Offer) -> PlaceOption:
         monthly=_price_month(market, offer, share, usd),
         moves=_move(asked, market, _place_of(offer)),
         round_trip=trip,
-        repeated=market.overhead if spot else _not_repeated(),
+        repeated=repeated,
         commits=reserved,
         elastic=1 / asked.peak if reserved else 1.0,
         finish=finish,
         excluded=tuple(excluded),
+    )
+
+
+def find_repeated(market: Market, offer: Offer) -> Fact | None:
+    """Return the share of the work that preemptions repeat on a spot offer: for a task that states
+    its work, the expectation of `cavvy plan`. Returns None if the task is unlikely to finish."""
+    task = market.task
+    course = Courses(task, 0.0)(offer) if task is not None and task.work is not None else None
+    if course is None or course.run_time is None or task is None or task.service is not None:
+        return market.overhead
+    if course.loss is None or course.loss.time is None:
+        return None
+    every = course.loss.checkpoint_every
+    saved = f"a checkpoint every {format_duration(every)}" if every else "no checkpoint"
+    return replace(
+        market.overhead,
+        value=course.loss.time / course.run_time,
+        source=f"{course.loss.per_hour:g} preemptions an hour are assumed, with {saved}",
     )
 
 
@@ -255,7 +281,8 @@ def _finish(asked: DecisionFile, market: Market, offer: Offer | None) -> Fact:
             "state how long these machines work, such as --set work_hours=20, or `work` in a task",
         )
     spot = offer is not None and offer.purchase is Purchase.SPOT
-    repeated = market.overhead.value if spot else 0.0
+    share = find_repeated(market, offer) if offer is not None and spot else None
+    repeated = share.value if share else 0.0
     place = "own" if offer is None else _place_of(offer)
     copied = 0.0 if asked.data_at in ("", place) else asked.data_gb * 8000 / TRANSFER_MBPS / 3600
     first = _DELIVERY_DAYS * 24 if offer is None else start_time(offer).total_seconds() / 3600
