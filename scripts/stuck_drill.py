@@ -1,12 +1,12 @@
 # ruff: noqa: E501  # each program is one line of a table
-"""Runs 20 programs that hang and 40 sound ones that are silent, and lets the real py-spy and the
+"""Runs 20 programs that hang, 40 sound ones that compute and 24 that wait, and lets the real py-spy and the
 rule of `limits.stuck` judge each.
 
     python scripts/stuck_drill.py              # all, 6 at a time
     python scripts/stuck_drill.py lock spin    # those whose names contain one of these words
 
-A hang counts as found if the reason names its rank and line. It may be ended unless it computes. A
-sound program must not be ended. Programs of several ranks need `torch`; without it, they are said
+A hang counts as found if the reason names its rank and line. It is ended only if it is known to be
+one: others wait for it, or nothing can wake it. A sound program must not be ended. Programs of several ranks need `torch`; without it, they are said
 to have not run. No server is needed: what it would decide is decided by the same function.
 """
 
@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cavvy.agent.work.stacks import take_stacks
-from cavvy.control.decide.failures import STACKS, find_behind
+from cavvy.control.decide.failures import STACKS, find_behind, is_hopeless
 from cavvy.domain.jobs import Node, NodePhase, Order, RankStack, StackReport
 
 GANG = """
@@ -113,6 +113,33 @@ SOUND = {
     + "READY\nif rank == 1:\n    while True: rank = rank\ndist.all_reduce(value)",
 }
 
+WAITING = {  # sound programs that only wait for what is to come
+    "coordinator": "import queue, threading, time\nq = queue.Queue()\ndef feed():\n    while True:\n        time.sleep(3600)\n        q.put(1)\nthreading.Thread(target=feed, daemon=True).start()\nREADY\nq.get()",
+    "coordinator-of-processes": "import multiprocessing as m, time\ndef feed(q):\n    time.sleep(3600)\n    q.put(1)\nif __name__ == '__main__':\n    q = m.Queue()\n    m.Process(target=feed, args=(q,), daemon=True).start()\n    time.sleep(.5)\n    READY\n    q.get()",
+    "server": "import http.server\ns = http.server.HTTPServer(('127.0.0.1', 0), http.server.SimpleHTTPRequestHandler)\nREADY\ns.serve_forever()",
+    "server-in-thread": "import http.server, threading\ns = http.server.ThreadingHTTPServer(('127.0.0.1', 0), http.server.SimpleHTTPRequestHandler)\nthreading.Thread(target=s.serve_forever).start()\nREADY\nthreading.Event().wait()",
+    "accepts": "import socket\ns = socket.create_server(('127.0.0.1', 0))\nREADY\ns.accept()",
+    "selects": "import select, socket\ns = socket.create_server(('127.0.0.1', 0))\nREADY\nselect.select([s], [], [])",
+    "asyncio-server": "import asyncio\nasync def main():\n    s = await asyncio.start_server(lambda r, w: None, '127.0.0.1', 0)\n    READY\n    await s.serve_forever()\nasyncio.run(main())",
+    "polls": "import os, time\nREADY\nwhile not os.path.exists('never'):\n    time.sleep(30)",
+    "polls-often": "import os, time\nREADY\nwhile not os.path.exists('never'):\n    time.sleep(.5)",
+    "event-with-limit": "import threading\nREADY\nthreading.Event().wait(10**6)",
+    "lock-file": "import fcntl, subprocess, sys, time\nf = open('lock', 'w')\nhold = 'import fcntl, time; f = open(\"lock\", \"a\"); fcntl.flock(f, 2); print(1, flush=True); time.sleep(3600)'\np = subprocess.Popen([sys.executable, '-c', hold], stdout=subprocess.PIPE)\np.stdout.readline()\nREADY\nfcntl.flock(f, 2)",
+    "lock-file-polled": "import os, time\nopen('lock', 'w').close()\nREADY\nwhile True:\n    try:\n        os.open('lock', os.O_CREAT | os.O_EXCL)\n        break\n    except FileExistsError:\n        time.sleep(10)",
+    "download": "import socket, subprocess, sys, threading\ns = socket.create_server(('127.0.0.1', 0))\nget = f'import socket; socket.create_connection((\"127.0.0.1\", {s.getsockname()[1]})).recv(1)'\nREADY\nsubprocess.run([sys.executable, '-c', get])",
+    "download-in-shell": "import subprocess\nREADY\nsubprocess.run(['sh', '-c', 'sleep 3600; echo done'])",
+    "pipe-of-child": "import subprocess\np = subprocess.Popen(['sleep', '3600'], stdout=subprocess.PIPE)\nREADY\np.stdout.read()",
+    "database": "import socket\ns = socket.create_server(('127.0.0.1', 0))\nc = socket.create_connection(s.getsockname())\nREADY\nc.recv(1)",
+    "signal": "import signal, threading\nstop = threading.Event()\nsignal.signal(signal.SIGTERM, lambda *_: stop.set())\nREADY\nstop.wait()",
+    "pause": "import signal\nREADY\nsignal.pause()",
+    "sigwait": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\nREADY\nsignal.sigwait({signal.SIGUSR1})",
+    "timer": "import threading\ndone = threading.Event()\nthreading.Timer(3600, done.set).start()\nREADY\ndone.wait()",
+    "alarm": "import signal, threading\ndone = threading.Event()\nsignal.signal(signal.SIGALRM, lambda *_: done.set())\nsignal.alarm(3600)\nREADY\ndone.wait()",
+    "pool-of-sleepers": "import time\nfrom concurrent.futures import ThreadPoolExecutor\nREADY\nwith ThreadPoolExecutor(2) as p:\n    list(p.map(time.sleep, [3600, 3600]))",
+    "process-pool": "import time\nfrom concurrent.futures import ProcessPoolExecutor\nif __name__ == '__main__':\n    with ProcessPoolExecutor(2) as p:\n        found = p.map(time.sleep, [3600, 3600])\n        time.sleep(.5)\n        READY\n        list(found)",
+    "two-that-sleep": GANG + "READY\ntime.sleep(3600 + rank)",
+}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -123,7 +150,8 @@ class Result:
 
 def main() -> int:
     words = sys.argv[1:]
-    chosen = [(n, p, True) for n, p in HANGS.items()] + [(n, p, False) for n, p in SOUND.items()]
+    chosen = [(n, p, True) for n, p in HANGS.items()]
+    chosen += [(n, p, False) for n, p in (SOUND | WAITING).items()]
     chosen = [each for each in chosen if not words or any(word in each[0] for word in words)]
     with ThreadPoolExecutor(6) as pool:
         results = []
@@ -157,14 +185,13 @@ def judge(name: str, text: str, hangs: bool) -> Result:
             for each in started:
                 os.killpg(each.pid, signal.SIGKILL)
                 each.wait()
-    reason, ranks_behind = decide(json.loads(json.dumps(found)))
-    moved = bool(found["moved"])
+    reason, ranks_behind, ends = decide(json.loads(json.dumps(found)))
     if not hangs:
-        return Result(name, moved, reason)
+        return Result(name, not ends, reason)
     lines = path_lines(text)
     right = any(f"program.py:{line} " in f"{reason} " for line in lines)
     right = right and ranks_behind == (ranks - 1,)
-    return Result(name, right, f"{'named' if moved else 'ended'}: {reason}")
+    return Result(name, right, f"{'ended' if ends else 'named'}: {reason}")
 
 
 def path_lines(text: str) -> list[int]:
@@ -193,19 +220,26 @@ def list_group(started: "list[subprocess.Popen[bytes]]") -> list[int]:
     return found
 
 
-def decide(found: dict[str, object]) -> tuple[str, tuple[int, ...]]:
-    """Return the reason that the server would give, and the ranks that it names."""
+def decide(found: dict[str, object]) -> tuple[str, tuple[int, ...], bool]:
+    """Return the reason that the server would give, the ranks that it names, and whether it would
+    end the work."""
     from msgspec import convert
 
     now = datetime.now(UTC)
     stacks = convert(found["stacks"], tuple[RankStack, ...])
-    report = StackReport(at=now, stacks=stacks, moved=bool(found["moved"]), text=str(found["text"]))
+    report = StackReport(
+        at=now,
+        stacks=stacks,
+        moved=bool(found["moved"]),
+        deadlocked=bool(found["deadlocked"]),
+        text=str(found["text"]),
+    )
     order = Order(seq=1, kind=STACKS, seconds=90, reason="", at=now)
     node = Node(
         attempt_id="j-1", project="p", rank=0, phase=NodePhase.RUNNING, order=order, stacks=report
     )
     behind = find_behind([node], "no progress", now)
-    return behind.reason[:150], tuple(behind.ranks)
+    return behind.reason[:150], tuple(behind.ranks), is_hopeless([node])
 
 
 if __name__ == "__main__":

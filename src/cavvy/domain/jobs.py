@@ -355,12 +355,13 @@ class RankStack(Struct, frozen=True, kw_only=True):
 
 
 class StackReport(Struct, frozen=True, kw_only=True):
-    """The stacks of the processes of one node. `moved` states that one of them does not hang.
-    `text` says why there are no stacks."""
+    """The stacks of the processes of one node. `moved` states that one of them does not hang,
+    `deadlocked` that nothing can wake any of them. `text` says why there are no stacks."""
 
     at: datetime
     stacks: tuple[RankStack, ...] = ()
     moved: bool = False
+    deadlocked: bool = False
     text: str = ""
 
 

@@ -74,6 +74,7 @@ class AgentMessage:
     figures: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     stacks: list[RankStack] = field(default_factory=list)  # stacks
     moved: bool = False  # stacks: whether the work makes progress
+    deadlocked: bool = False  # stacks: whether nothing can wake any process of the work
     bytes: int = 0  # checkpoint
     files: int = 0  # checkpoint
     newest_at: datetime | None = None  # checkpoint

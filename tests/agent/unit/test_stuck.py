@@ -157,16 +157,39 @@ def test_old_answers_and_orders_do_not_count_for_a_new_silence() -> None:
     assert isinstance(decide_attempt(again, at(1000)), a.RecheckAttempt)
 
 
-def test_work_whose_agents_do_not_answer_is_stopped_without_stacks() -> None:
+def test_work_whose_agents_do_not_answer_is_named_and_goes_on() -> None:
     late = 1000 + STACKS_WAIT.total_seconds()
     found = replace(
         ordered(silent(700)),
         nodes=tuple(replace(n, heard_at=at(late)) for n in ordered(silent(700)).nodes),
     )
-    action = decide_attempt(found, at(late))
-    assert isinstance(action, a.EndStuck)
-    assert action.work.ranks == (0,)
-    assert action.work.reason == "no progress for 10m00s (limits.stuck)"
+    noted = note(found, late)
+    assert noted.attempt.silent is not None
+    assert noted.attempt.silent.reason == "no progress for 10m00s (limits.stuck)"
+    assert isinstance(decide_attempt(noted, at(late + 1)), a.RecheckAttempt), "noted once"
+
+
+def test_work_that_only_waits_is_named_and_goes_on() -> None:
+    """A coordinator, a server or a loop that sleeps looks like a hang, but no rank waits for it."""
+    found = answered(ordered(silent(700, 700)), "serve.py:4", "serve.py:9")
+    noted = note(found, 1006)
+    assert noted.attempt.silent is not None
+    assert "rank 1 is at serve.py:9" in noted.attempt.silent.reason
+
+
+def test_work_that_nothing_can_wake_is_ended() -> None:
+    """Each of its processes waits for itself, on each node."""
+    found = answered(ordered(silent(700, 700)), "t.py:4", "t.py:4")
+
+    def tell(*deadlocked: bool) -> AttemptSnapshot:
+        nodes = [
+            replace(node, stacks=replace(node.stacks, deadlocked=each))  # type: ignore[type-var]  # they have answered
+            for node, each in zip(found.nodes, deadlocked, strict=True)
+        ]
+        return replace(found, nodes=tuple(nodes))
+
+    assert isinstance(decide_attempt(tell(True, True), at(1006)), a.EndStuck)
+    note(tell(True, False), 1006)
 
 
 def working(old: AttemptSnapshot, *stacks: RankStack, seconds: float) -> AttemptSnapshot:
@@ -264,7 +287,7 @@ def test_work_that_succeeds_before_the_stop_has_succeeded() -> None:
 
 
 def test_the_end_is_stored_with_the_orders_and_an_event() -> None:
-    found = answered(ordered(silent(700)), "train.py:4")
+    found = answered(ordered(silent(700)), "all_reduce train.py:4")
     action = decide_attempt(found, at(1001))
     assert isinstance(action, a.EndStuck)
     rows = JobRows(job=JOB, attempts={1: found.attempt}, nodes={"j-1": found.nodes})

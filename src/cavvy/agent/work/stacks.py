@@ -19,6 +19,8 @@ import time
 import zlib
 
 from ..disk import open_own, read_process
+from .cpu_uses import CpuUses
+from .deadlocks import is_deadlocked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +32,6 @@ MOST_PROCESSES = 64
 MOST_TEXT = 200_000  # characters of all stacks in the log
 LIMIT_S = 10.0  # of one call of the tool
 ROUNDS, PAUSE_S = 4, 4.0  # a process whose stack differs between rounds does not hang
-# The part of its time for which a process wants a CPU if it computes; what only polls wants less.
-BUSY = 0.1
 # Devices of GPUs. A process that waits for one may keep a CPU busy, so that its use says nothing.
 GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 PPID, START = 1, 19  # indexes of the fields of /proc/PID/stat after the program's name
@@ -77,7 +77,8 @@ LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ")
 
 def report_stacks(path: str, pids: Collection[int], rank: int) -> int:
     """Print the stacks as one line of JSON: `stacks` has the place of each process, `moved` whether
-    one of them does not hang, `text` the stacks or why there are none. `path` is the PATH of the
+    one of them does not hang, `deadlocked` whether nothing can wake any of them, `text` the stacks
+    or why there are none. `path` is the PATH of the
     work, and `rank` that of the node. Runs in a process of its own.
     """
     found = take_stacks(path, pids, rank)
@@ -91,20 +92,27 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     programs = sorted(pid for pid in pids if is_python(pid))[:MOST_PROCESSES]
     if not tool:
         text = f"no stacks: {TOOL} is installed neither with the task nor with Cavvy on this node"
-        uses = CpuUses(pids)
+        uses, dead = CpuUses(pids), is_deadlocked(pids)
         uses.rest(PAUSE_S)
         works = find_working({*pids}, {}, set(), uses.list_busy())
-        return {"stacks": list_flights(programs), "moved": bool(works), "text": text}
+        return {
+            "stacks": list_flights(programs),
+            "moved": bool(works),
+            "deadlocked": dead and is_deadlocked(pids),
+            "text": text,
+        }
     since, asked = time.time(), ask_for_dumps(programs)
     uses = CpuUses(pids)
     seen: dict[int, list[dict[str, Any]]] = {}
-    moved, faults = set[int](), list[str]()
+    moved, faults, own, dead = set[int](), list[str](), set[int](), True
     for turn in range(ROUNDS):
         if turn:
             uses.rest(PAUSE_S)
+            dead = dead and is_deadlocked({*pids} - own)  # the tool has stopped no thread lately
         for pid in programs if not turn else list(seen):
             frames, fault = dump(tool, pid)
             if any(each["file"].endswith(OWN) for each in frames):
+                own.add(pid)
                 continue
             if fault:
                 faults.append(fault)
@@ -137,7 +145,12 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     )
     if not programs:
         text = "no stacks: the work runs no Python program"
-    return {"stacks": stacks, "moved": bool(works), "text": text}
+    return {
+        "stacks": stacks,
+        "moved": bool(works),
+        "deadlocked": dead and not works,
+        "text": text,
+    }
 
 
 def find_working(
@@ -157,24 +170,6 @@ def find_working(
     return found
 
 
-class CpuUses:
-    """For how long processes want a CPU, between the looks of the tool, which stops them."""
-
-    def __init__(self, pids: Collection[int]) -> None:
-        self._wanted = dict.fromkeys(pids, 0.0)
-        self._spent = 0.0
-
-    def rest(self, seconds: float) -> None:
-        began, before = time.monotonic(), {pid: read_wanted(pid) for pid in self._wanted}
-        time.sleep(seconds)
-        for pid, each in before.items():
-            self._wanted[pid] += max(0.0, read_wanted(pid) - each)
-        self._spent += time.monotonic() - began
-
-    def list_busy(self) -> set[int]:
-        return {pid for pid, each in self._wanted.items() if each >= BUSY * self._spent > 0}
-
-
 def list_parents(pid: int, among: set[int]) -> Iterator[int]:
     """Yield a process, and those of the work that have started it, the nearest first."""
     told = set[int]()
@@ -182,19 +177,6 @@ def list_parents(pid: int, among: set[int]) -> Iterator[int]:
         told.add(pid)
         yield pid
         pid = int((read_process(pid) or [b"", b"0"])[PPID])
-
-
-def read_wanted(pid: int) -> float:
-    """Return for how many seconds the threads of a process have run, or waited for a CPU."""
-    total = 0
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/schedstat") as file:
-                run, waited, _ = file.read().split()
-            total += int(run) + int(waited)
-    except (OSError, ValueError):  # it has ended, or the kernel does not count
-        pass
-    return total / 1e9
 
 
 def has_gpu(pid: int) -> bool:

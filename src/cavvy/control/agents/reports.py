@@ -234,7 +234,13 @@ def _stacks(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
     )
     report.node = replace(
         report.node,
-        stacks=StackReport(at=now, stacks=stacks, moved=message.moved, text=message.text[:300]),
+        stacks=StackReport(
+            at=now,
+            stacks=stacks,
+            moved=message.moved,
+            deadlocked=message.deadlocked,
+            text=message.text[:300],
+        ),
     )
     report.moved = True
 

@@ -102,7 +102,7 @@ def _judge(
     limit, before = view.job.task.limits.stuck, view.attempt.silent
     found = find_behind(nodes, reason, now)
     answers = [node.stacks for node in nodes if node.stacks and _has_answered(node)]
-    if limit is not None and not any(answer.moved for answer in answers):
+    if limit is not None and is_hopeless(nodes):
         return found
     stacks = [each for answer in answers for each in answer.stacks]
     marks = sorted(
@@ -111,7 +111,8 @@ def _judge(
         if each.call and not each.works
     )
     mark = f"{found.ranks} {marks}" if marks and found.ranks else ""
-    looked = max((answer.at for answer in answers), default=now)
+    asked = [node.order.at for node in nodes if node.order and node.order.at]
+    looked = max((answer.at for answer in answers), default=max(asked, default=now))
     if before is not None and before.at >= looked:
         return None
     same = before is not None and before.mark == mark and bool(mark)
@@ -119,6 +120,19 @@ def _judge(
     if limit is not None and same and now - since >= (PATIENCE - 1) * limit:
         return found
     return SilentWork(at=looked, since=since, reason=found.reason, mark=mark)
+
+
+def is_hopeless(nodes: Sequence[Node]) -> bool:
+    """Return whether silent work is known to hang: no rank computes, and one waits in an operation
+    for others or for a GPU, or nothing can wake any process of any node. Other work may only wait
+    for what is to come: a file, a request, a download, a message."""
+    answers = [node.stacks for node in nodes if node.stacks and _has_answered(node)]
+    if any(answer.moved for answer in answers):
+        return False
+    stacks = [each for answer in answers for each in answer.stacks]
+    if any(each.call or not all(last.done for last in each.collectives) for each in stacks):
+        return True
+    return len(answers) == len(nodes) > 0 and all(answer.deadlocked for answer in answers)
 
 
 def next_silence(view: AttemptSnapshot, now: datetime) -> timedelta:
