@@ -61,12 +61,38 @@ ALONE = ("export MASTER_ADDR=127.0.0.1 NODE_RANK=0 CAVVY_HOSTS=127.0.0.1",)
 SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 
+# Sends SIGTERM to the programs that handle it, but not to what these have started, such as the
+# workers of a data loader: bit 14 of SigCgt is SIGTERM. PyTorch's own workers handle it as well,
+# and are known by the signals that they handle besides (4c0 of 4e8). If nothing but shells handles
+# it, all processes of the work get it.
+_TELL = """\
+cavvy_tell() { # SIGTERM for the programs of process $1 that handle it
+    case $(readlink "/proc/$1/exe") in
+    */sh | */bash | */dash | */ash | */busybox) CAVVY_SHELL=1 ;;
+    *) CAVVY_SHELL= ;;
+    esac
+    CAVVY_MASK=$(sed -n 's/^SigCgt:.*\\(........\\)$/\\1/p' "/proc/$1/status")
+    CAVVY_MASK=$((0x${CAVVY_MASK:-0}))
+    if [ $((CAVVY_MASK & 0x4000)) != 0 ] && [ $((CAVVY_MASK & 0x4e8)) != $((0x4c0)) ]; then
+        kill -TERM "$1"
+        [ -n "$CAVVY_SHELL" ] || { CAVVY_TOLD=1 && return; }
+    fi
+    for CAVVY_EACH in $(cat "/proc/$1/task/$1/children"); do cavvy_tell "$CAVVY_EACH"; done
+}
+cavvy_stop() {
+    CAVVY_TOLD=
+    cavvy_tell "$CAVVY_CHILD" 2>/dev/null
+    [ -n "$CAVVY_TOLD" ] || kill -TERM -- "-$CAVVY_CHILD" 2>/dev/null || kill -TERM "$CAVVY_CHILD"
+}
+"""
+
+
 def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
     """Return the program: the lines of `prepare`, then the task's setup and work, then the lines of
     `finish`. The program exits with the exit code of the work. The lines of `finish` can read the
     work's exit code from CAVVY_CODE.
 
-    The program passes SIGTERM on to all processes of the work, because a shell that is the first
+    The program passes SIGTERM on to the programs of the work, because a shell that is the first
     process of a container would ignore the signal.
     """
     lines = [
@@ -81,13 +107,15 @@ def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[s
 
 def list_start_lines(work: str) -> list[str]:
     """Return shell lines that run the shell program in the variable `work`, such as "$0", with bash
-    if the image has bash, and pass SIGTERM on to it. Then CAVVY_CODE is the program's exit code.
+    if the image has bash, and pass SIGTERM on to its programs. Then CAVVY_CODE is the program's
+    exit code.
     """
     return [
         "set -m 2>/dev/null # the work gets its own process group",
         f'"$(command -v bash || command -v sh)" -c "{STAY}; {work}" &',
         "CAVVY_CHILD=$!",
-        'trap \'kill -TERM -- "-$CAVVY_CHILD" 2>/dev/null || kill -TERM "$CAVVY_CHILD"\' TERM',
+        *_TELL.splitlines(),
+        "trap cavvy_stop TERM",
         "while :; do",
         '    wait "$CAVVY_CHILD"',
         "    CAVVY_CODE=$?",

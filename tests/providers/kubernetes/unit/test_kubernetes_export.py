@@ -4,6 +4,7 @@ task does not set.
 
 import re
 import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,39 @@ def test_the_end_of_a_pod_reaches_the_work(tmp_path: Path) -> None:
     run += "while :; do sleep 0.05; done"
     (pod,) = export(TaskSpec(name="t", run=run))
     command = [each.replace("$$(", "$(") for each in pod["spec"]["containers"][0]["command"]]
-    lone = ["unshare", "--user", "--pid", "--fork", "--kill-child"]
+    assert end_pod(command, tmp_path / "up") == 5
+    assert (tmp_path / "told").exists()
+
+
+def end_pod(command: list[str], up: Path) -> int:
+    """The exit code of a pod's first process that is asked to end when the file `up` exists."""
+    lone = ["unshare", "--user", "--map-root-user", "--pid", "--mount-proc", "--fork"]
     if subprocess.run([*lone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine has no namespaces for processes")
-    with subprocess.Popen([*lone, *command]) as outer:
-        wait_until((tmp_path / "up").exists)
+    with subprocess.Popen([*lone, "--kill-child", *command]) as outer:
+        wait_until(up.exists)
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
         subprocess.run(["kill", "-TERM", *children], check=True)
-        assert outer.wait(PATIENCE_S) == 5
-    assert (tmp_path / "told").exists()
+        return outer.wait(PATIENCE_S)
+
+
+def test_a_program_in_a_pod_saves_while_its_helpers_serve_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import multiprocessing, os, signal\n"
+        "def feed(queue):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    while True: queue.put(1)\n"
+        "heard, queue = [], multiprocessing.Queue(2)\n"
+        "multiprocessing.Process(target=feed, args=(queue,), daemon=True).start()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: heard.append(1))\n"
+        "open('up', 'w')\n"
+        "while not heard: queue.get(timeout=30)\n"
+        "for _ in range(1000): queue.get(timeout=30)\n"
+        "open('saved', 'w')\n"
+    )
+    run = f"cd {tmp_path}; {sys.executable} train.py; touch next"
+    (pod,) = export(TaskSpec(name="t", run=run))
+    command = [each.replace("$$(", "$(") for each in pod["spec"]["containers"][0]["command"]]
+    assert end_pod(command, tmp_path / "up") == 0
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "next").exists()
