@@ -177,6 +177,28 @@ def test_a_folder_that_is_being_removed_stays_as_it_was(tmp_path: Path) -> None:
     assert (paths(choice), [row["path"] for row in choice.kept]) == ([], list(before))
 
 
+def test_a_new_folder_that_lacks_files_of_others_like_it_is_not_finished(tmp_path: Path) -> None:
+    """And as long as it is not, the folder before it stays, although the work has removed it."""
+    write(tmp_path / "checkpoint-10" / "model")
+    before = ("checkpoint-8/model", "checkpoint-8/state")
+    choice = choose(tmp_path, before=before)
+    assert (paths(choice), [row["path"] for row in choice.kept]) == ([], list(before))
+    assert paths(choose(tmp_path, before=before, ended=True)) == ["checkpoint-10/model"]
+    for path in (write(tmp_path / "checkpoint-10" / "state"), tmp_path / "checkpoint-10" / "model"):
+        os.utime(path, (1e9, 1e9))
+    assert len(paths(choose(tmp_path, before=before))) == 2
+
+
+def test_a_new_folder_has_to_rest_as_long_as_it_took_to_fill_it(tmp_path: Path) -> None:
+    now = time.time()
+    for name, age_s in (("model", 6), ("state", 4)):
+        write(tmp_path / "first" / name)
+        os.utime(tmp_path / "first" / name, (now - age_s, now - age_s))
+    assert len(paths(choose(tmp_path))) == 2
+    os.utime(tmp_path / "first" / "model", (now - 30, now - 30))
+    assert paths(choose(tmp_path)) == []
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_new_folder_that_a_later_file_names_needs_no_long_look(
     tmp_path: Path, named: bool

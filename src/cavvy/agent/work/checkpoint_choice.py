@@ -45,7 +45,8 @@ class LookResult:
     `since` is the list of an earlier look, if there was one: a new folder must not have changed
     since then. `restless`: files that were being changed in each earlier look. `find_birth` returns
     when a folder was created (ns since 1970); a new folder that the work has been filling for
-    longer than `filled_s` seconds is one in which it always writes.
+    longer than `filled_s` seconds is one in which it always writes. `ended`: whether the work has
+    ended and adds nothing to a new folder.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class LookResult:
         restless: frozenset[str] = frozenset(),
         find_birth: Callable[[str], int | None] = lambda folder: None,
         filled_s: float = FILLED_S,
+        ended: bool = False,
         cut_ns: int = 0,
         torn: frozenset[int] = frozenset(),
     ) -> None:
+        self.ended = ended
         self.find_birth, self.filled_ns = find_birth, int(filled_s * 1e9)
         self.first = [entry for entry in first if not entry.path.endswith(_INDEX)]
         self.second, self.writers, self.unknown = second, writers, frozenset(unknown)
@@ -174,6 +177,7 @@ def choose_files(look: LookResult) -> FileChoice:
     ]
     paths = {entry.path for entry in taken}
     alone = {path for path in busy if path in look.before}
+    alone |= _find_replaced(unfinished | busy, look)
     kept = [
         row
         for path, row in look.before.items()
@@ -183,6 +187,18 @@ def choose_files(look: LookResult) -> FileChoice:
     return FileChoice(
         taken, frozenset(growing & paths), kept, frozenset(touched), is_all=not partly
     )
+
+
+def _find_replaced(left_out: set[str], look: LookResult) -> set[str]:
+    """Return the files of the newest checkpoint that the work has removed, although those of the
+    same kind with a higher number are not finished."""
+    kinds = {_NUMBER.sub("#", name) for name in left_out if _NUMBER.search(name)}
+    here = {entry.path for entry in look.first}
+    return {
+        path
+        for path in look.before.keys() - here
+        if any(_NUMBER.sub("#", each) in kinds for each in (path, *_list_folders(path)))
+    }
 
 
 def _sort_files(look: LookResult) -> tuple[list[FileEntry], set[str], set[str]]:
@@ -285,6 +301,10 @@ def _find_unfinished(
                 continue
             found.add(folder)
             break
+    if not look.ended:
+        new = {name for entry in look.first for name in _list_folders(entry.path)} - known - opened
+        tops = {name for name in new if os.path.dirname(name) not in new}
+        found |= {name for name in tops if _is_fresh(name, look) or _lacks_files(name, look)}
     newest = _find_newest_numbers(look)
     unfinished = {
         name
@@ -292,6 +312,30 @@ def _find_unfinished(
         if not (_is_still(name, look) and (_is_outdated(name, newest) or _is_named(name, look)))
     }
     return unfinished, opened
+
+
+def _is_fresh(folder: str, look: LookResult) -> bool:
+    """Return whether a new folder has rested for less time than the work needed to fill it."""
+    times = [entry.mtime_ns for entry in look.first if _is_in(entry.path, folder)]
+    spent = min(max(times) - min(times), int(PATIENCE_S * 1e9))
+    return time.time_ns() - max(times) < spent
+
+
+def _lacks_files(folder: str, look: LookResult) -> bool:
+    """Return whether a new folder lacks files that all folders of its kind in the newest checkpoint
+    have, and has not rested for long."""
+    kind = _NUMBER.sub("#", folder)
+    others: dict[str, set[str]] = {}
+    for path in look.before:
+        for name in _list_folders(path):
+            if name != folder and _NUMBER.sub("#", name) == kind:
+                others.setdefault(name, set()).add(_NUMBER.sub("#", path))
+    entries = [entry for entry in look.first if _is_in(entry.path, folder)]
+    has = {_NUMBER.sub("#", entry.path) for entry in entries}
+    if not others or set.intersection(*others.values()) <= has:
+        return False
+    last = max(entry.mtime_ns for entry in entries)
+    return bool(last > time.time_ns() - PATIENCE_S * 1e9)
 
 
 def _is_always_filled(folder: str, look: LookResult) -> bool:

@@ -105,9 +105,9 @@ def hand_over(
     `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
     started. `quiet`: do not report waits for the bucket. `copy_first`: first copy the files on this
     disk and upload the copies, because the work changes the files during each upload. `given`: see
-    `list_checkpoint`. `settle_s`: seconds between two looks at the files. `filled_s`: see
-    `LookResult`. `cut_ns`: when the work was killed, or 0. `torn`: inodes that the work had open
-    when SIGTERM ended it.
+    `list_checkpoint`. `settle_s`: seconds between two looks at the files; 0 after the work
+    has ended. `filled_s`: see `LookResult`. `cut_ns`: when the work was killed, or 0. `torn`:
+    inodes that the work had open when SIGTERM ended it.
     """
     os.nice(10)
     raise_limit()
@@ -115,7 +115,13 @@ def hand_over(
     try:
         look = partial(CheckpointUpload.look, config, folder, given, quiet=quiet)
         saving = _look_often(
-            look, settle_s, copy_first=copy_first, filled_s=filled_s, cut_ns=cut_ns, torn=torn
+            look,
+            settle_s,
+            copy_first=copy_first,
+            filled_s=filled_s,
+            ended=not settle_s,
+            cut_ns=cut_ns,
+            torn=torn,
         )
         result = _send_checkpoint(saving)
         result.update(
@@ -290,6 +296,7 @@ class CheckpointUpload:
         since: list[FileEntry] | None = None,
         restless: frozenset[str] = frozenset(),
         filled_s: float = FILLED_S,
+        ended: bool = False,
         cut_ns: int = 0,
         torn: frozenset[int] = frozenset(),
     ) -> frozenset[str]:
@@ -316,6 +323,7 @@ class CheckpointUpload:
             restless=restless,
             find_birth=lambda path: born_ns(os.path.join(self._folder, path)),
             filled_s=filled_s,
+            ended=ended,
             cut_ns=cut_ns,
             torn=torn,
         )
