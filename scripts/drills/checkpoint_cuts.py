@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Self
 
 from scripts.drills.checkpoint_writers import WRITERS, Writer
 
-from cavvy.agent.work import checkpoint_upload
+from cavvy.agent.work import checkpoint_hand_over
 from cavvy.agent.work.checkpoint_upload import CheckpointUpload
 
 _HEAD = "import json, os, shutil, sys, time\n"
@@ -106,11 +106,12 @@ class Cutter:
             process.wait()
 
     def take_first(self) -> None:
-        """Wait for the first checkpoint. Raises RuntimeError if the program ends."""
-        while not MemoryUpload.newest:
+        """Wait for the first checkpoint from which the program can resume: before its first save,
+        there are only logs. Raises RuntimeError if the program ends."""
+        while not MemoryUpload.newest or self.cut()[1]:
             if self._program.poll() is not None:
                 raise RuntimeError(Path(self._home, "log").read_text(errors="replace")[-2000:])
-            self.take_until(time.monotonic() + 0.1)
+            self.take_until(time.monotonic() + self._every_s / 4)
 
     def take_until(self, end: float) -> None:
         """Take checkpoints until then, as often as the agent does in a folder that always
@@ -120,7 +121,7 @@ class Cutter:
                 time.sleep(min(end, self._next) - now)
                 continue
             before = MemoryUpload.count
-            checkpoint_upload.hand_over(
+            checkpoint_hand_over.hand_over(
                 self._config,
                 str(self._folder),
                 copy_first=True,
@@ -191,16 +192,16 @@ class Quiet:
         self._out, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)
-        self._real = checkpoint_upload.CheckpointUpload
+        self._real = checkpoint_hand_over.CheckpointUpload
         self._nice = os.nice
         os.nice = lambda by: 0
-        checkpoint_upload.CheckpointUpload = MemoryUpload  # type: ignore[misc]  # for the drill
+        checkpoint_hand_over.CheckpointUpload = MemoryUpload  # type: ignore[misc]  # for the drill
 
     def __exit__(self, *error: object) -> None:
         os.dup2(self._out, 1)
         os.close(self._out)
         os.nice = self._nice
-        checkpoint_upload.CheckpointUpload = self._real  # type: ignore[misc]  # as above
+        checkpoint_hand_over.CheckpointUpload = self._real  # type: ignore[misc]  # as above
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.work import checkpoint_upload
+from cavvy.agent.work import checkpoint_hand_over
 
 
 class StillLoop:
@@ -25,5 +25,5 @@ def make_calm_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str 
     folder.mkdir()
     (folder / name).write_text("first")
     monkeypatch.setattr(os, "nice", lambda by: by)
-    monkeypatch.setattr(checkpoint_upload, "raise_limit", lambda: None)
+    monkeypatch.setattr(checkpoint_hand_over, "raise_limit", lambda: None)
     return folder

@@ -21,7 +21,7 @@ from .work.checkpoint_files import (
     newest,
     watch_start_ns,
 )
-from .work.checkpoint_upload import hand_over
+from .work.checkpoint_hand_over import hand_over
 from .work.open_files import find_writers
 
 TYPE_CHECKING = False

@@ -18,6 +18,14 @@ class CheckpointFile(Struct, frozen=True, kw_only=True):
     mode: int = 0o644
     mtime_ns: int = 0  # modification time; programs use it to find their newest file
     link: str | None = None  # target of a link; None for a file
+    # offset and bytes of each extent of a sparse file, whose content is stored without the holes;
+    # None if the content is stored as it is
+    data: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def stored_size(self) -> int:
+        """The size of the stored content in bytes."""
+        return self.size if self.data is None else sum(length for _, length in self.data)
 
 
 class SavedCheckpoint(Struct, frozen=True, kw_only=True):

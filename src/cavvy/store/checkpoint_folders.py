@@ -22,7 +22,14 @@ from typing import BinaryIO
 import msgspec
 
 from cavvy.agent.allowed_folders import check_regular, open_below, raise_error, walk_below
+from cavvy.agent.work.sparse_files import (
+    MOST_EXTENTS,
+    find_extents,
+    read_stored,
+    restore_holes,
+)
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
+from cavvy.domain.values import replace
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
 from cavvy.store.bucket_folder import BucketFolder
@@ -153,13 +160,18 @@ class CheckpointFolders:
 
     def copy(
         self, project: str, job_id: str, files: Iterable[CheckpointFile], target: BlobStore
-    ) -> None:
-        """Copy the contents of these files to another store. Raises HashMismatch, StoreFull."""
+    ) -> list[CheckpointFile]:
+        """Copy the contents of these files to another store, sparse files with their holes, and
+        return the files as that store has them. Raises HashMismatch, StoreFull."""
         blobs = self.blobs(project, job_id)
-        wanted = {each.sha256 for each in files if each.link is None}
+        copied = [
+            each if each.data is None else _copy_sparse(blobs, each, target) for each in files
+        ]
+        wanted = {each.sha256 for each in files if each.link is None and each.data is None}
         for name in target.missing(sorted(wanted)):
             with _open(blobs, name) as file:
                 target.put(name, iter(partial(file.read, _CHUNK), b""))
+        return copied
 
     def remove(self, project: str, job_id: str) -> RemovedCheckpoints:
         """Delete as much of the job's folder as possible. Other processes may be deleting files in
@@ -215,7 +227,17 @@ def _fault_of(file: CheckpointFile) -> str:
         return "the link has no valid target"
     if not (0 <= file.size <= _LARGEST and abs(file.mtime_ns) <= NEWEST_NS and file.mode >= 0):
         return "the size, mode or time is out of range"
+    if file.data is not None and not _are_extents(file.data, file.size):
+        return "the extents of the sparse file are not in order or out of range"
     return ""
+
+
+def _are_extents(extents: Sequence[tuple[int, int]], size: int) -> bool:
+    ends = [0, *(start + length for start, length in extents)]
+    ordered = all(
+        start >= end and length > 0 for end, (start, length) in zip(ends, extents, strict=False)
+    )
+    return ordered and ends[-1] <= size and len(extents) <= MOST_EXTENTS
 
 
 def _size_of(folder: Path) -> int:
@@ -246,23 +268,65 @@ def _take(blobs: BlobStore, folder: int, path: str, link: str) -> CheckpointFile
         # a job that is still running may have replaced the file with a link or a pipe
         opened = open_below(folder, path, os.O_RDONLY | os.O_NONBLOCK)
         with open(check_regular(opened, path), "rb") as file:
-            name = hashlib.file_digest(file, "sha256").hexdigest()
-            file.seek(0)
+            found = os.fstat(file.fileno())
+            extents = find_extents(file.fileno(), found.st_size)
+            name = _hash(_read_file(file, extents))
             try:
-                blobs.put(name, iter(lambda: file.read(_CHUNK), b""))
+                blobs.put(name, _read_file(file, extents))
             except HashMismatch:
                 if not tries_left:
                     raise
                 continue
-            found = os.fstat(file.fileno())
+            if extents is None:
+                found = os.fstat(file.fileno())
         return CheckpointFile(
             path=path,
             sha256=name,
             size=found.st_size,
             mode=stat.S_IMODE(found.st_mode),
             mtime_ns=max(-NEWEST_NS, min(found.st_mtime_ns, NEWEST_NS)),
+            data=None if extents is None else tuple((start, size) for start, size in extents),
         )
     raise AssertionError("unreachable")
+
+
+def _read_file(file: BinaryIO, extents: list[list[int]] | None) -> Iterator[bytes]:
+    """Yield the content of a file as it is stored."""
+    if extents is not None:
+        return read_stored(file.fileno(), extents)
+    file.seek(0)
+    return iter(partial(file.read, _CHUNK), b"")
+
+
+def _hash(pieces: Iterable[bytes]) -> str:
+    found = hashlib.sha256()
+    for data in pieces:
+        found.update(data)
+    return found.hexdigest()
+
+
+def _copy_sparse(blobs: BlobStore, each: CheckpointFile, target: BlobStore) -> CheckpointFile:
+    """Copy a sparse file with its holes, and return it as the target has it."""
+    name = _hash(_read_whole(blobs, each))
+    if target.missing([name]):
+        target.put(name, _read_whole(blobs, each))
+    return replace(each, sha256=name, data=None)
+
+
+def _read_whole(blobs: BlobStore, each: CheckpointFile) -> Iterator[bytes]:
+    """Yield the content of a sparse file with its holes."""
+    at = 0
+    with _open(blobs, each.sha256) as source:
+        for start, length in (*(each.data or ()), (each.size, 0)):
+            while at < start:
+                yield bytes(min(_CHUNK, start - at))
+                at += min(_CHUNK, start - at)
+            while at < start + length:
+                data = source.read(min(_CHUNK, start + length - at))
+                if not data:
+                    raise HashMismatch(f"the stored content of {each.path} is too short")
+                yield data
+                at += len(data)
 
 
 def _put(blobs: BlobStore, each: CheckpointFile, path: Path) -> None:
@@ -272,6 +336,8 @@ def _put(blobs: BlobStore, each: CheckpointFile, path: Path) -> None:
         return
     with _open(blobs, each.sha256) as source, path.open("xb") as target:
         shutil.copyfileobj(source, target, _CHUNK)
+    if each.data is not None:
+        restore_holes(str(path), each.data, each.size)
     path.chmod(each.mode & 0o777)
     os.utime(path, ns=(each.mtime_ns, each.mtime_ns))
 

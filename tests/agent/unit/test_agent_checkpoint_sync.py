@@ -18,7 +18,7 @@ from cavvy.agent.ends import AgentState
 from cavvy.agent.http_client import StorageTimeout
 from cavvy.agent.runner import RankRunner
 from cavvy.agent.sidecar import SidecarPlace
-from cavvy.agent.work import checkpoint_files, checkpoint_upload
+from cavvy.agent.work import checkpoint_files, checkpoint_hand_over, checkpoint_upload
 
 
 class CountingSaver(CheckpointSync):
@@ -80,7 +80,7 @@ def test_what_begins_while_the_files_are_opened_waits_for_the_next_checkpoint(
     monkeypatch.setattr(
         checkpoint_upload.CheckpointUpload, "send", lambda self: sent.append(True) or (1, 1)
     )
-    checkpoint_upload.hand_over(
+    checkpoint_hand_over.hand_over(
         make_config(tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0
     )
     said = json.loads(capfd.readouterr().out.splitlines()[-1])
@@ -190,7 +190,7 @@ def test_handing_over_to_a_silent_bucket_says_so(
     for quiet, told in ((False, ["waits", "silent"]), (True, ["silent"])):
         home = tmp_path / str(quiet)
         home.mkdir()
-        checkpoint_upload.hand_over(
+        checkpoint_hand_over.hand_over(
             make_config(home, tmp_path),
             str(folder),
             copy_first=False,
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_listed_is_told_and_makes_no_checkpoint(
         0,
         ["the checkpoint folder cannot be uploaded: [Errno 13] Permission denied: 'sub/locked'"],
     )
-    checkpoint_upload.hand_over(config, str(folder), copy_first=False, since_ns=0, began_ns=0)
+    checkpoint_hand_over.hand_over(config, str(folder), copy_first=False, since_ns=0, began_ns=0)
     assert json.loads(capfd.readouterr().out) == {
         "state": "failed",
         "reason": "[Errno 13] Permission denied: 'sub/locked'",
@@ -253,7 +253,7 @@ def test_what_cannot_be_read_or_goes_while_it_is_opened_is_said(
         home.mkdir()
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", refuse)
-            checkpoint_upload.hand_over(
+            checkpoint_hand_over.hand_over(
                 make_config(home, tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0
             )
         said = json.loads(capfd.readouterr().out.splitlines()[-1])

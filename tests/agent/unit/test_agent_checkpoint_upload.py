@@ -20,7 +20,12 @@ from cavvy.agent import checkpoint_sync as module
 from cavvy.agent.checkpoint_sync import LAST_TRIES, VOIDS, CheckpointSync
 from cavvy.agent.http_client import TransferFailed
 from cavvy.agent.sidecar import SidecarPlace
-from cavvy.agent.work import checkpoint_files, checkpoint_restore, checkpoint_upload
+from cavvy.agent.work import (
+    checkpoint_files,
+    checkpoint_hand_over,
+    checkpoint_restore,
+    checkpoint_upload,
+)
 from cavvy.agent.work.checkpoint_files import SHORTEST_S, CheckpointWatcher, born_ns
 from cavvy.store.checkpoint_folders import NEWEST_NS
 
@@ -242,7 +247,7 @@ def test_a_file_that_vanishes_before_it_is_opened_is_in_no_checkpoint(
         return found
 
     monkeypatch.setattr(checkpoint_files, "list_folder", late)
-    checkpoint_upload.hand_over(
+    checkpoint_hand_over.hand_over(
         make_config(tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0
     )
     assert json.loads(capfd.readouterr().out)["state"] == "same"
@@ -492,7 +497,9 @@ def test_a_checkpoint_that_the_control_plane_refuses_is_told_and_not_sent_for_ev
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         config.address = f"http://127.0.0.1:{server.server_port}"
-        checkpoint_upload.hand_over(config, str(folder), copy_first=False, since_ns=0, began_ns=0)
+        checkpoint_hand_over.hand_over(
+            config, str(folder), copy_first=False, since_ns=0, began_ns=0
+        )
         server.shutdown()
         thread.join()
     assert json.loads(capfd.readouterr().out) == {
@@ -514,7 +521,7 @@ def test_a_name_that_is_not_utf8_is_named_and_the_rest_is_saved(
     else:
         (folder / name).write_text("x")
     monkeypatch.setattr(checkpoint_upload.CheckpointUpload, "send", lambda self: (1, 1))
-    checkpoint_upload.hand_over(
+    checkpoint_hand_over.hand_over(
         make_config(tmp_path), str(folder), copy_first=False, since_ns=0, began_ns=0
     )
     told = json.loads(capfd.readouterr().out)

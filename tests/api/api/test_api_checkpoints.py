@@ -101,7 +101,7 @@ async def test_a_checkpoint_counts_when_all_of_it_is_here(api: Api) -> None:
         "deep/b",
         "new",
     ]
-    assert held["files"][0] == {**entry("a", b"one"), "link": None}
+    assert held["files"][0] == {**entry("a", b"one"), "link": None, "data": None}
     assert (await fetch(api, gang, name_of(b"two"))).content == b"two"
 
 

@@ -318,7 +318,7 @@ def _is_fresh(folder: str, look: LookResult) -> bool:
     """Return whether a new folder has rested for less time than the work needed to fill it."""
     times = [entry.mtime_ns for entry in look.first if _is_in(entry.path, folder)]
     spent = min(max(times) - min(times), int(PATIENCE_S * 1e9))
-    return time.time_ns() - max(times) < spent
+    return bool(time.time_ns() - max(times) < spent)
 
 
 def _lacks_files(folder: str, look: LookResult) -> bool:

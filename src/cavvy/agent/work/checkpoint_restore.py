@@ -10,6 +10,7 @@ from ..disk import read_number, write_whole
 from ..http_client import BlockingClient, StorageTimeout, TransferFailed
 from .blobs import fetch_to
 from .checkpoint_files import write_rows
+from .sparse_files import restore_holes
 from .trees import remove_tree
 
 TYPE_CHECKING = False
@@ -107,6 +108,9 @@ def fetch(
             fetch_file(config, str(each["sha256"]), path, tell)
         else:
             fetch_to(line, str(each["sha256"]), path)
+        extents = each.get("data")
+        if isinstance(extents, list):
+            restore_holes(path, extents, int(str(each["size"])))
         os.chmod(path, int(str(each["mode"])) & 0o777)
         os.utime(path, ns=(int(str(each["mtime_ns"])),) * 2)
     remove_tree(folder)

@@ -1,11 +1,4 @@
-"""Uploads the checkpoint folder to the control plane. May block.
-
-The upload runs in a separate process during the work. The process reports its result as a line of
-JSON with the key `state`. The states `saved` and `refused` are final. After the other states, the
-upload must be repeated: `void` (the work changed a file), `same` (the work has finished nothing
-new), `silent` (the bucket does not respond) or `failed` (an error on this node). Earlier lines
-(`full` or `waits`) report what the upload is waiting for.
-"""
+"""Uploads the files of the checkpoint folder to the control plane. May block."""
 
 from __future__ import annotations
 
@@ -22,9 +15,6 @@ from ..http_client import (
     CHUNK,
     FAULTS,
     BlockingClient,
-    RequestInvalid,
-    StorageTimeout,
-    TransferFailed,
 )
 from ..outbox import time_text
 from .checkpoint_choice import DATABASE, FILLED_S, LookResult, choose_files
@@ -33,21 +23,19 @@ from .checkpoint_files import (
     FileEntry,
     born_ns,
     check_names,
-    fingerprint,
     list_checkpoint,
     newest,
     read_rows,
     split_names,
     write_rows,
-    written,
 )
 from .open_files import find_open
+from .sparse_files import find_extents, map_stored
 from .trees import copy_open, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from ..config import AgentConfig
 
@@ -63,135 +51,12 @@ MISMATCH = 422
 RACY_NS = 2_000_000_000
 # tries of a commit; before each retry, files that the control plane has lost are sent again
 COMMITS = 5
-# the lengths of successive looks at a folder that the work is changing, and of the pauses between
-# them, as shares of the first look
-SHARES, PAUSE = (1, 0.5, 0.25, 0.12, *(0.06,) * 8), 0.13
 LISTS = 5  # maximum tries to list the folder twice with the same result
 PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow at most 64 MiB
 
 
 class FileChanged(Exception):
     """Raised if a file changed while the upload read it."""
-
-
-# The state of the upload after each exception. The first class that matches applies. Unreadable
-# files raise an OSError. The work can change the files of an invalid request.
-FAILURES = {
-    FileChanged: "void",
-    RequestInvalid: "failed",
-    StorageTimeout: "silent",
-    TransferFailed: "refused",
-    OSError: "failed",
-}
-
-
-def hand_over(
-    config: AgentConfig,
-    folder: str,
-    *,
-    copy_first: bool,
-    since_ns: int,
-    began_ns: int,
-    quiet: bool = False,
-    given: list[str] | None = None,
-    settle_s: float = 0.0,
-    filled_s: float = FILLED_S,
-    cut_ns: int = 0,
-    torn: frozenset[int] = frozenset(),
-) -> int:
-    """Upload the finished files that the control plane does not have, commit the checkpoint, and
-    report the result.
-
-    `since_ns`: time of the newest change already uploaded; `began_ns`: when this attempt's work
-    started. `quiet`: do not report waits for the bucket. `copy_first`: first copy the files on this
-    disk and upload the copies, because the work changes the files during each upload. `given`: see
-    `list_checkpoint`. `settle_s`: seconds between two looks at the files; 0 after the work
-    has ended. `filled_s`: see `LookResult`. `cut_ns`: when the work was killed, or 0. `torn`:
-    inodes that the work had open when SIGTERM ended it.
-    """
-    os.nice(10)
-    raise_limit()
-    began = time.monotonic()
-    try:
-        look = partial(CheckpointUpload.look, config, folder, given, quiet=quiet)
-        saving = _look_often(
-            look,
-            settle_s,
-            copy_first=copy_first,
-            filled_s=filled_s,
-            ended=not settle_s,
-            cut_ns=cut_ns,
-            torn=torn,
-        )
-        result = _send_checkpoint(saving)
-        result.update(
-            {
-                "files": saving.count,
-                "bytes": saving.size,
-                "newest_ns": newest(saving.entries),
-                "wrote_s": round(written(folder, saving.entries, since_ns, began_ns)[1], 3),
-                "print": fingerprint(saving.listed) if saving.is_all else "",
-                "unnamed": saving.unnamed,
-                "seconds": round(time.monotonic() - began, 3),
-            }
-        )
-        saving.close()
-    except tuple(FAILURES) as error:
-        state = next(state for kind, state in FAILURES.items() if isinstance(error, kind))
-        result = {"state": state, "reason": str(error)}
-    finally:
-        remove_tree(copies_of(config))
-    os.write(1, (json.dumps(result) + "\n").encode())
-    return 0
-
-
-def _look_often(
-    look: Callable[[], CheckpointUpload],
-    settle_s: float,
-    *,
-    copy_first: bool,
-    **more: Any,
-) -> CheckpointUpload:
-    """Look at the folder until the work changes none of the newest checkpoint's files, each time
-    for a shorter time, since a program may save often; and copy the files if the work may change
-    them soon. Raises FileChanged, OSError."""
-    since: list[FileEntry] | None = None
-    restless: frozenset[str] | None = None
-    shares = SHARES if settle_s else (1.0,)
-    for left, share in zip(reversed(range(len(shares))), shares, strict=True):
-        saving = look()
-        time.sleep(settle_s * share)
-        busy = saving.choose(
-            since=since,
-            restless=(restless or frozenset()) if not left else frozenset(),
-            **more,
-        )
-        try:
-            if not busy or not left:
-                if copy_first or not saving.is_all:
-                    saving.copy()
-                return saving
-        except FileChanged:
-            if not left:
-                raise
-        since = saving.all_entries if since is None else since
-        restless = busy if restless is None else restless & busy
-        saving.close()
-        time.sleep(settle_s * PAUSE)
-    raise AssertionError("unreachable")
-
-
-def _list_names(entries: list[FileEntry]) -> list[tuple[str, int, str]]:
-    return [(entry.path, entry.inode, entry.link) for entry in entries]
-
-
-def _send_checkpoint(saving: CheckpointUpload) -> dict[str, object]:
-    saving.hash()
-    if saving.is_same():
-        return {"state": "same"}
-    number, sent = saving.send()
-    saving.remember()
-    return {"state": "saved", "number": number, "sent": sent}
 
 
 def copies_of(config: AgentConfig) -> str:
@@ -207,7 +72,8 @@ def tell_waiting(text: str) -> None:
 class CheckpointUpload:
     """Uploads the files `entries` of the checkpoint folder. Keeps the files open, so that this
     process can read their content even after the work has replaced or removed them. If `may_vanish`
-    is set, files that the work removed before they were opened are left out by `choose`.
+    is set, files that the work removed before they were opened are left out by `choose`. If `packs`
+    is set, sparse files are stored without their holes.
     """
 
     def __init__(
@@ -219,6 +85,7 @@ class CheckpointUpload:
         *,
         given: list[str] | None = None,
         may_vanish: bool = False,
+        packs: bool = False,
     ) -> None:
         self._config = config
         self._tell = tell
@@ -227,8 +94,9 @@ class CheckpointUpload:
         self._entries = entries
         self._open: dict[str, int] = {}
         self._names: dict[str, str] = {}
+        self._packs, self._extents = packs, dict[str, list[list[int]]]()
         self._known_path = config.private + "/hashes.json"
-        self._known = read_known(self._known_path)  # path -> [size, time, inode, hash]
+        self._known = read_known(self._known_path)  # path -> [size, time, inode, hash, extents]
         self._copies = copies_of(config)
         self._growing: frozenset[str] = frozenset()
         self._kept: list[dict[str, object]] = []
@@ -263,7 +131,7 @@ class CheckpointUpload:
                 break
         entries, unnamed = split_names(listed)
         tell = None if quiet else tell_waiting
-        found = cls(config, folder, entries, tell, given=given, may_vanish=True)
+        found = cls(config, folder, entries, tell, given=given, may_vanish=True, packs=True)
         found.listed, found.unnamed = listed, unnamed
         return found
 
@@ -349,7 +217,7 @@ class CheckpointUpload:
     def _extends(self, entry: FileEntry, row: dict[str, object]) -> bool:
         """Return whether the file begins with its version `row` of the newest checkpoint."""
         size = int(str(row["size"]))
-        if not 0 < size <= entry.size:
+        if not 0 < size <= entry.size or row.get("data") is not None:
             return False
         found, reader = hashlib.sha256(), UploadBody(self, entry, 0, size)
         try:
@@ -392,10 +260,14 @@ class CheckpointUpload:
         for entry in self._entries:
             if entry.link:
                 continue
-            name = self._get_known(entry) or self._hash(entry)
+            name = self._get_known(entry)
+            extents = self._find_extents(entry, is_known=name is not None)
+            if extents is not None:
+                self._extents[entry.path] = extents
+            name = name or self._hash(entry)
             self._names[entry.path] = name
             if entry.mtime_ns < time.time_ns() - RACY_NS and entry.path not in self._growing:
-                kept[entry.path] = [*entry[1:4], name]
+                kept[entry.path] = [*entry[1:4], name, extents]
         try:
             write_whole(self._known_path, json.dumps(kept))
         except OSError:
@@ -416,7 +288,7 @@ class CheckpointUpload:
                 if name is not None and name in missing:
                     missing.discard(name)
                     (self._send_direct if direct else self._send)(entry, name)
-                    sent += entry.size
+                    sent += self.get_stored_size(entry)
             number = json.loads(self._line.read("POST", "checkpoints", self._commit(), self._tell))[
                 "number"
             ]
@@ -429,20 +301,40 @@ class CheckpointUpload:
         from ..data.transfer import send_file
 
         read = partial(self._read_at, entry)
-        send_file(self._config, name, entry.size, read, self._tell)
+        send_file(self._config, name, self.get_stored_size(entry), read, self._tell)
 
     def _read_at(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        data = os.pread(self.get_file(entry), length, offset)
+        data = self.read(entry, offset, length)
         self._check(entry)
         if len(data) != length:
             raise FileChanged(entry.path)
         return data
 
+    def read(self, entry: FileEntry, offset: int, length: int) -> bytes:
+        """Return bytes of the file's stored content. Raises FileChanged."""
+        file, extents = self.get_file(entry), self._extents.get(entry.path)
+        if extents is None:
+            return os.pread(file, length, offset)
+        return b"".join(os.pread(file, n, at) for at, n in map_stored(extents, offset, length))
+
+    def get_stored_size(self, entry: FileEntry) -> int:
+        """Return the size in bytes of the file's stored content."""
+        extents = self._extents.get(entry.path)
+        return int(entry.size) if extents is None else sum(length for _, length in extents)
+
+    def _find_extents(self, entry: FileEntry, *, is_known: bool) -> list[list[int]] | None:
+        if not self._packs or entry.path in self._growing:
+            return None
+        if is_known:
+            known = self._known[entry.path][4:]
+            return known[0] if known else None
+        return find_extents(self.get_file(entry), entry.size)
+
     def _send(self, entry: FileEntry, name: str) -> None:
         """Send one file to the control plane. After a failure, continue after the last byte that
         the control plane has received.
         """
-        offset, size = 0, entry.size
+        offset, size = 0, self.get_stored_size(entry)
         while True:
             query = f"&offset={offset}&size={size}" if size > PART else ""
             part = UploadBody(self, entry, offset if query else 0, min(offset + PART, size))
@@ -493,6 +385,8 @@ class CheckpointUpload:
                 files.append(
                     {"path": path, "sha256": name, "size": size, "mode": mode, "mtime_ns": mtime}
                 )
+                if path in self._extents:
+                    files[-1]["data"] = self._extents[path]
         return sorted(files, key=lambda row: str(row["path"]))
 
     def _commit(self) -> bytes:
@@ -560,28 +454,18 @@ class UploadBody:
         self._saving = saving
         self._entry = entry
         self._at = start
-        self._end = entry.size if end is None else end
+        self._end = saving.get_stored_size(entry) if end is None else end
         self.size = self._end - start
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes of the file. Raises FileChanged if the file has become shorter."""
         left = self._end - self._at
-        data = os.pread(
-            self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at
-        )
+        data = self._saving.read(self._entry, self._at, min(left, size if size > 0 else CHUNK))
         if left and not data:
             raise FileChanged(self._entry.path)
         self._at += len(data)
         return data
 
 
-def raise_limit() -> None:
-    """Raise this process's limit on open files to the allowed maximum."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):
-            return
+def _list_names(entries: list[FileEntry]) -> list[tuple[str, int, str]]:
+    return [(entry.path, entry.inode, entry.link) for entry in entries]

@@ -46,7 +46,7 @@ def _copy_bytes(source: int, target: int) -> None:
     stays sparse. Raises OSError."""
     size, at = os.fstat(source).st_size, 0
     while at < size:
-        at, end = _find_data(source, at, size)
+        at, end = find_data(source, at, size)
         while at < end:
             data = os.pread(source, min(end - at, CHUNK), at)
             if not data:
@@ -57,7 +57,7 @@ def _copy_bytes(source: int, target: int) -> None:
         at += os.pwrite(target, data, at)
 
 
-def _find_data(file: int, at: int, size: int) -> tuple[int, int]:
+def find_data(file: int, at: int, size: int) -> tuple[int, int]:
     """Return the start and the end of the next data of an open file at or after `at`; both are
     `size` if only a hole follows. Raises OSError."""
     try:

@@ -256,8 +256,7 @@ class Checkpoints:
                 files = await asyncio.to_thread(self._folders.read, job.project, job.id, manifest)
             else:
                 files = []
-            await asyncio.to_thread(self._folders.copy, job.project, job.id, files, blobs)
-            return files
+            return await asyncio.to_thread(self._folders.copy, job.project, job.id, files, blobs)
 
     async def remove(self, job: JobRecord, *, from_bucket: bool = True) -> RemovedCheckpoints:
         """Delete the checkpoints of a job that has ended, also from its bucket if `from_bucket` is
@@ -311,7 +310,7 @@ class Checkpoints:
         held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted(
-            {each.sha256 for each in wanted if held.get(each.sha256) != each.size}
+            {each.sha256 for each in wanted if held.get(each.sha256) != each.stored_size}
         ):
             return FilesMissing(blobs=missing)
         saved = self._row(
