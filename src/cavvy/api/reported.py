@@ -24,6 +24,10 @@ _TEXT = 8192  # maximum characters of a text for users; the rest is cut off
 _FAULT = 300  # maximum characters of `fault`
 _NUMBER = 1e300  # sums of larger numbers could overflow
 
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+# control characters but the line feed and the tab, and those that change the direction of text
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Name = Annotated[str, Meta(max_length=255)]
@@ -152,12 +156,12 @@ def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None
         if form is str and isinstance(value, str):
             value = value[:_TEXT]
         try:
-            fields[name] = _plain(msgspec.convert(value, form))
+            fields[name] = msgspec.convert(_show(value), form)
         except msgspec.ValidationError as error:
             faults.append(f"{name}: {error}")
     if not isinstance(kind, str):
         kind, faults = "", [f"kind: text was expected, not {type(kind).__name__}", *faults]
-    return AgentMessage(seq=seq, kind=plain(kind), fault="; ".join(faults)[:_FAULT], **fields)
+    return AgentMessage(seq=seq, kind=_show(kind), fault="; ".join(faults)[:_FAULT], **fields)
 
 
 def _plain(value: Any) -> Any:
@@ -167,6 +171,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {plain(name): _plain(each) for name, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _show(value: Any) -> Any:
+    """Make the texts of a message fit for a database and for a terminal: all that people read of a
+    node passes here, and could otherwise set a title, clear the screen or reverse a line.
+    """
+    if isinstance(value, str):
+        return _CONTROLS.sub(lambda each: repr(each[0])[1:-1], plain(_COLOURS.sub("", value)))
+    if isinstance(value, dict):
+        return {_show(name): _show(each) for name, each in value.items()}
+    return [_show(each) for each in value] if isinstance(value, list) else value
 
 
 def _whole(digits: str) -> float:

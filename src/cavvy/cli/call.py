@@ -250,10 +250,10 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
             text = say_problem(answer.read())
             hint = _advise_key(found, key) if answer.status == 401 else ""
             raise CommandFailure(f"the answer has the status {answer.status}: {text}", hint)
-        parts = []
+        parts, output = list[str](), JobOutput()
         for part in _read_parts(answer):
             parts.append(part)
-            click.echo(part, nl=False)
+            output.write(part.encode(errors="replace"))
         click.echo()
     return "".join(parts)
 

@@ -205,7 +205,7 @@ def sign(name: str, key: Path, files: Path | None, project: str) -> None:
             wanted = program if wanted is None else program | wanted
         signed = model_keys.sign_version(client, project, found.name, signing, wanted)
     for path, digest in signed.items():
-        click.echo(f"{digest}  {path}")
+        click.echo(f"{digest}  {escape_controls(path)}")
     click.echo(f"{found.name} is signed")
 
 
@@ -230,7 +230,7 @@ def _say_published(made: "ModelView", *, signed: bool, output: str) -> None:
         return
     told = [f"{key} {value:g}" for key, value in made.notes.items()]
     size = formatting.show_size(made.size)
-    click.echo(f"published {made.name}: {', '.join([made.main, size, *told])}")
+    click.echo(f"published {made.name}: {', '.join([escape_controls(made.main), size, *told])}")
     if not signed:
         click.echo(f"no device gets it before: cavvy model sign {made.name} --key FILE")
     click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")

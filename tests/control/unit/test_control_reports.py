@@ -2,6 +2,7 @@
 an agent go on.
 """
 
+import json
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 
@@ -410,6 +411,20 @@ def test_every_field_of_a_message_is_read_from_the_wire() -> None:
     assert (message.outcome, message.failure) == ("node", "gpu")
     known = {each.name for each in fields(AgentMessage)}
     assert set(FIELDS) | {"seq", "kind", "fault"} == known
+
+
+def test_no_text_of_a_node_controls_a_terminal() -> None:
+    evil = "\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\x9b5n\r\u202eback\x7f\x1b"
+    texts = {"text": evil, "reason": evil, "source": evil, "name": evil, "outcome": evil}
+    more = {"values": {evil: evil}, "stacks": [{"rank": 0, "place": evil, "call": evil}]}
+    said = [{"seq": 1, "kind": evil, **texts, **more}]
+    body = {"gang": "g", "rank": 0, "nonce": "n", "messages": said}
+    _, [message] = read_batch(json.dumps(body).encode(), NOW, ReportedBatch)
+    shown = r"red \x1b]0;title\x07\x1b[2J\x9b5n\r\u202eback\x7f\x1b"
+    assert [getattr(message, each) for each in ("kind", *texts)] == [shown] * (len(texts) + 1)
+    assert message.values == {shown: shown}
+    assert (message.stacks[0].place, message.stacks[0].call) == (shown, shown)
+    assert not message.fault
 
 
 def test_a_rank_that_reports_without_end_does_not_fill_the_disk_with_events() -> None:

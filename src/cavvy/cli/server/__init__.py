@@ -9,6 +9,7 @@ from cavvy.cli.server.backup import adopt_command, backup_command, restore_comma
 from cavvy.cli.server.setup import command as setup_command
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.job_output import JobOutput, show_whole
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import json_option
 
@@ -170,7 +171,8 @@ def logs(lines: int, follow: bool) -> None:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - lines * 4096))
-            click.echo(b"\n".join(file.read().splitlines()[-lines:]).decode("utf-8", "replace"))
+            last = b"\n".join(file.read().splitlines()[-lines:])
+            click.echo(show_whole(last).decode("utf-8", "replace"))
             end = file.tell()
     except FileNotFoundError:
         raise CommandFailure(
@@ -198,10 +200,11 @@ def _follow(path: str, offset: int) -> None:
 
     file = open(path, "rb")  # noqa: SIM115 - a new log means a new file
     file.seek(offset)
+    output = JobOutput()
     try:
         while True:
             if part := file.read():
-                click.echo(part.decode("utf-8", "replace"), nl=False)
+                output.write(part)
                 continue
             if os.path.exists(path) and not os.path.samestat(
                 os.stat(path), os.fstat(file.fileno())
