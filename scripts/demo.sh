@@ -56,7 +56,7 @@ leave() {
     await $! "stopping what the demo has started" || true
 }
 trap leave EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' INT TERM HUP
 
 cavvy server start >/dev/null 2>&1 &
 starting=$!
