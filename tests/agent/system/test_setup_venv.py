@@ -47,7 +47,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def run_job(folder: Path, **task: object) -> str:
     """What `cavvy run` of a task says, which ends well."""
     (folder / "task.yaml").write_text(json.dumps({"workdir": ".", **task}))
-    command = [f"{sys.prefix}/bin/cavvy", "run", "task.yaml"]
+    return call(folder, "run", "task.yaml")
+
+
+def call(folder: Path, *words: str) -> str:
+    command = [f"{sys.prefix}/bin/cavvy", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -64,11 +68,13 @@ def test_what_a_setup_installs_is_its_jobs_alone(home: Path, tmp_path: Path) -> 
 
     said = run_job(folder, name="first", setup=setup, run=see)
     assert "brown " in said
-    assert "setting-up" in said
+    assert "setting-up" not in said  # a followed setup is one line
+    assert "setting-up" in call(folder, "logs", "--setup", "first")
+    assert "brown" not in call(folder, "logs", "--setup", "first")
     assert sys.prefix not in said
     again = run_job(folder, name="again", setup=setup, run=see)
     assert "brown " in again
-    assert "setting-up" not in again
+    assert "setting-up" not in call(folder, "logs", "--setup", "again")
 
     unseen = "! python3 -c 'import bay' 2>/dev/null"
     for task in ({"setup": "true"}, {}):
