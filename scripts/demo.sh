@@ -64,7 +64,8 @@ echo "A plan for eight H100 first, which starts nothing. Then a network learns t
 echo "machine, and continues where it was. No GPU, account or container; this machine's price of \$3.60/h is made up."
 
 heading "1. What does a run on eight H100 cost by its deadline, on spot, on demand, and when Cavvy chooses?"
-brief "/^pretrain:/d; /^prices:/d; /^based on/d; /^\[1\]/d; / shown (/d; / do not fit/,\$d" cavvy plan examples/spot/task.yaml --limit 2
+narrow="s/  NOTES\$//; s/  \[[0-9]*\]\$//; s/  READINESS   //; s/  configurable//; s/  CPUS  BUY/  BUY/; s/  [0-9][0-9]*  \(spot\|on-demand\) /  \1 /"
+brief "$narrow; /^pretrain:/d; /^prices:/d; /^based on/d; /^\[1\]/d; / shown (/d; / do not fit/,\$d" cavvy plan examples/spot/task.yaml --limit 2
 check plan examples/spot/task.yaml
 
 heading "2. Run a small one here. After a third of it, a fire drill takes the machine away (cavvy drill preempt):"

@@ -154,11 +154,12 @@ class Training:
 
     def tell(self, loss: float) -> None:
         left = self.spent_s / self.epoch * (self.epochs - self.epoch)
-        print(
-            f"epoch {self.epoch:3d}/{self.epochs}  loss {loss:.4f}  accuracy {self.accuracy:.4f}  "
-            f"{left:.0f} s left",
-            flush=True,
-        )
+        if self.epochs <= 10 or self.epoch % (self.epochs // 2) == 0:  # progress tells of each
+            print(
+                f"epoch {self.epoch:3d}/{self.epochs}  loss {loss:.4f}  "
+                f"accuracy {self.accuracy:.4f}  {left:.0f} s left",
+                flush=True,
+            )
         figures = {
             "loss": round(loss, 4),
             "accuracy": round(self.accuracy, 4),

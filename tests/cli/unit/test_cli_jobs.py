@@ -886,7 +886,7 @@ def test_run_says_where_else_what_no_configured_place_has_is_to_be_had(
         r"cheapest offer of a provider that you can set up is \S+ at (\w+)", told.stderr
     )
     assert named is not None
-    assert f"&& cavvy check {named[1]}" in told.stderr
+    assert f": cavvy setup {named[1]}" in told.stderr
     file.write_text("run: 'true'\nresources: {instance: p5.48xlrge}\n")
     assert "did you mean p5.48xlarge?" in run("run", str(file)).stderr
 
