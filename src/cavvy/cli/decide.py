@@ -100,7 +100,7 @@ def command(
         write_report(report, _make_report(made, asked))
     advice = _advise(made, task)
     if output == "json":
-        json_out({**_make_document(made, asked), "advice": advice or None})
+        json_out({**_make_document(made, asked), "advice": [advice] if advice else []})
     else:
         _show(made, advice)
     if not made.ranked:

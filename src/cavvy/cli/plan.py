@@ -203,7 +203,8 @@ def _print_notes(answers: "Sequence[_Alternative]", output: str) -> None:
     ]  # the JSON output contains the warnings
     notes = [f"warning: {each}" for each in warnings if output != "json"]
     notes += [f"note: {problem}" for each in answers for problem in each.offered.problems]
-    notes += [f"hint: {each.advice}" for each in answers if each.advice and output != "json"]
+    hints = [advice for each in answers for advice in each.advice]
+    notes += [f"hint: {each}" for each in hints if output != "json"]
     for note in dict.fromkeys(notes):
         click.echo(note, err=True)
 
@@ -219,7 +220,7 @@ class _Alternative(Struct, frozen=True):
     message: str  # why no offer fits, or "" if an offer fits
     forecast: "Sequence[Forecast]"
     warnings: Sequence[str]
-    advice: str = ""  # what would make the task cheaper
+    advice: Sequence[str] = ()  # what the task's model needs, and what would make it cheaper
 
 
 def _answer(
@@ -227,6 +228,7 @@ def _answer(
 ) -> _Alternative:
     from cavvy.cli.task.available import PlanRequest, advise_spot, gather
     from cavvy.cli.task.market import tell_forecast
+    from cavvy.cli.task.model_needs import say_need
     from cavvy.planner.explain import explain, say_no_offer
     from cavvy.planner.placements import Objective, RankingView
     from cavvy.planner.rank import plan, warn_of_dear_spot, warn_of_notices
@@ -251,7 +253,8 @@ def _answer(
     message = ""
     if not made.placements:
         message = _say_missing(task, offered, ready) or say_no_offer(task, found)
-    advice = advise_spot(
+    need = say_need(task, [each.offer for each in made.placements])
+    cheaper = advise_spot(
         task,
         next(iter(made.placements), None) if only.by is Objective.COST else None,
         now,
@@ -259,6 +262,7 @@ def _answer(
         output_mib=output_mib,
         market=offered.market,
     )
+    advice = tuple(each for each in (need, cheaper) if each)
     return _Alternative(task, by, offered, made, found, message, forecast, warnings, advice)
 
 
@@ -641,7 +645,7 @@ def _document(answer: _Alternative) -> dict[str, object]:
         ],
         "message": answer.message or None,
         "warnings": list(answer.warnings),
-        "advice": answer.advice or None,
+        "advice": list(answer.advice),
         "forecast": [_forecast_document(each) for each in answer.forecast],
     }
 

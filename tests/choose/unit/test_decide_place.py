@@ -681,12 +681,12 @@ def test_plan_and_decide_give_one_answer_about_spot(
     assert told["answer"].endswith(f" {purchase}")
     assert planned["advice"] == told["advice"]
     assert bool(told["advice"]) == bool(advised)
-    assert advised in (told["advice"] or "")
+    assert advised in "".join(told["advice"])
     if advised:
         shown = run("plan", str(task), "--limit", "1")
-        assert f"hint: {told['advice']}" in shown.stderr
+        assert f"hint: {told['advice'][0]}" in shown.stderr
         now = planned["placements"][0]["cost_micros"] / 1e6
-        assert f"instead of ${now:,.2f}" in told["advice"]
+        assert f"instead of ${now:,.2f}" in told["advice"][0]
 
 
 def test_the_work_that_preemptions_repeat_is_that_of_the_plan(home: Path) -> None:

@@ -32,6 +32,7 @@ SIZES = {str(each["name"]): int(each["parameters"]) for each in profiles._zoo()}
         ("llama-0b", "llama-1b"),
         ("9" * 400 + "b", "resnet18"),  # infinite: all are equally far
         ("zzz", None),
+        ("gpt-oss-20b", "llama-8b"),
         ("", None),
     ],
 )
@@ -72,3 +73,11 @@ def test_the_stated_length_is_that_of_the_traced_kernels() -> None:
             assert queries == {int(stated[1].replace(",", ""))}, data["name"]
         else:
             assert data["sample"] == "image of 224 x 224 pixels"
+
+
+@pytest.mark.parametrize("name", ["phi", "deepseek"])
+def test_a_name_without_a_size_lists_all_sizes(name: str) -> None:
+    found = CliRunner().invoke(cli, ["estimate", name])
+    hint = getattr(found.exception, "hint", "") or found.output
+    assert f"--model {name}-7b" in hint
+    assert "llama-70b (70.6 B)" in hint

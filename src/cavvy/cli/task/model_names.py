@@ -8,6 +8,7 @@ from math import inf, log
 # The size in a name, such as 7b in llama-7b, 0.5B in Qwen2.5-0.5B, or 110m in bert-110m.
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)([mb])(?![a-z])")
 _UNITS = {"m": 1e6, "b": 1e9}
+_FAR = log(4)  # models that differ by more are not alike
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -23,9 +24,11 @@ def suggest_model(name: str, parameters: Mapping[str, int]) -> str | None:
     if same := plain.get(_plain(asked)):
         return same
     kin = list_kin(asked, parameters)
-    if stated := _SIZE.search(asked):
-        wanted = float(stated[1]) * _UNITS[stated[2]]
-        return min(kin or parameters, key=lambda each: _ratio(wanted, parameters[each]))
+    if (wanted := read_size(asked)) is not None:
+        near = min(kin or parameters, key=lambda each: _ratio(wanted, parameters[each]))
+        if _FAR < _ratio(wanted, parameters[near]) < inf:  # a family without a model of such a size
+            near = min(parameters, key=lambda each: _ratio(wanted, parameters[each]))
+        return near
     numbers = {each: float(found[-1]) for each in kin if (found := _NUMBER.findall(each))}
     if numbers and (written := _NUMBER.findall(asked)):
         number = float(written[-1])
@@ -39,6 +42,12 @@ def suggest_model(name: str, parameters: Mapping[str, int]) -> str | None:
     return next(iter(get_close_matches(asked, parameters, n=1)), None)
 
 
+def read_size(name: str) -> float | None:
+    """Return the number of parameters that a name states, such as 7e9 for llama-7b, or None."""
+    stated = _SIZE.search(name.lower().rpartition("/")[2])
+    return float(stated[1]) * _UNITS[stated[2]] if stated else None
+
+
 def list_kin(name: str, parameters: Mapping[str, int]) -> list[str]:
     """Return the built-in models of the family of `name`, the smallest first."""
     words = set(re.findall(r"[a-z]+", name.lower().rpartition("/")[2]))
@@ -47,12 +56,19 @@ def list_kin(name: str, parameters: Mapping[str, int]) -> list[str]:
 
 
 def say_suggestion(name: str, parameters: Mapping[str, int]) -> str:
-    """Return a hint with the nearest built-in model and the sizes of its family, or "" if none is
-    similar.
+    """Return a hint with the nearest built-in model and the sizes of its family. If none is
+    similar, the hint lists all models, or is "" if the name is that of a file.
     """
     close = suggest_model(name, parameters)
     if close is None:
-        return ""
+        if re.search(r"[/\\]|\.[a-z]\w*$", name, re.IGNORECASE):
+            return ""
+        every = sorted(parameters, key=lambda each: parameters[each])
+        sizes = [f"{each} ({_say_size(parameters[each])})" for each in every]
+        return (
+            f"to name a model, state its size, such as `--model {name}-7b`, and the nearest one "
+            f"is suggested. Built in, with their parameters: {', '.join(sizes)}"
+        )
     sizes = [
         f"{each} ({_say_size(parameters[each])} parameters)" for each in list_kin(close, parameters)
     ]

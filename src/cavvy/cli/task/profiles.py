@@ -49,9 +49,42 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
     )
 
 
+def find_memory(name: str, count: int, nodes: int) -> tuple[str, float, float, float]:
+    """Return the batch of a built-in model's step, and the MiB that the step needs on each of
+    `count` accelerators of `nodes` nodes: with shared state, the same with activation
+    checkpointing, and with a copy of the state on each.
+    """
+    from cavvy.planner.estimate.profile import StepSettings
+    from cavvy.planner.estimate.table import estimate_memory
+
+    plain = find_model(name, "bf16", False)
+    has_lean = any(each["name"] == name and each["checkpointing"] for each in _zoo())
+    lean = find_model(name, "bf16", True) if has_lean else plain
+    alone = StepSettings(accelerators=count, nodes=nodes)
+    shared = StepSettings(accelerators=count, nodes=nodes, shard=True)
+    return (
+        f"batch {plain.batch}" + (f" x {plain.sample}" if plain.sample else ""),
+        estimate_memory(plain, shared).needed,
+        estimate_memory(lean, shared).needed,
+        estimate_memory(plain, alone).needed,
+    )
+
+
+def has_room(needed_mib: float, memory_mib: int) -> bool:
+    """Return whether an accelerator with `memory_mib` has `needed_mib` for a program."""
+    from cavvy.planner.estimate.table import fits_memory
+
+    return fits_memory(needed_mib, memory_mib)
+
+
 def say_model(name: str) -> str:
     """Return a hint with the built-in model that is nearest to a name, or "" if none is similar."""
-    return say_suggestion(name, {str(each["name"]): int(each["parameters"]) for each in _zoo()})
+    return say_suggestion(name, model_parameters())
+
+
+def model_parameters() -> dict[str, int]:
+    """Return the number of parameters of each built-in model."""
+    return {str(each["name"]): int(each["parameters"]) for each in _zoo()}
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

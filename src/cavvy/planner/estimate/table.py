@@ -80,7 +80,12 @@ class DeviceEstimate(Struct, frozen=True, kw_only=True):
     @property
     def fits(self) -> bool:
         """Whether the device has enough memory, including a safety margin."""
-        return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
+        return fits_memory(self.memory.needed, self.device.memory_mib)
+
+
+def fits_memory(needed_mib: float, memory_mib: int) -> bool:
+    """Return whether an accelerator with `memory_mib` has `needed_mib` for a program."""
+    return needed_mib <= memory_mib - _RESERVED_MIB
 
 
 def list_devices() -> tuple[DeviceRates, ...]:
