@@ -4,12 +4,11 @@ and stops jobs early that fall behind, by asynchronous successive halving (ASHA)
 Sources: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NeurIPS 2011); Li et al., A
 System for Massively Parallel Hyperparameter Tuning (MLSys 2020). Optuna's TPESampler chooses; jobs
 that still run count as bad results ("constant liar"), so that jobs that start together get
-different values. Optuna's SuccessiveHalvingPruner decides about stops from the jobs' reports.
+different values.
 """
 
 import asyncio
 import random
-from asyncio import to_thread
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import count
@@ -20,7 +19,6 @@ from weakref import WeakValueDictionary
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.transitions import turn_job
 from cavvy.domain.arrays import RungValue, choose_values, count_combinations
-from cavvy.domain.events import Event
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord, StopCause
 from cavvy.domain.tasks import EarlyStop, SweptParam, TaskSpec
 from cavvy.domain.units import format_count
@@ -184,7 +182,6 @@ def _order(param: SweptParam) -> Sequence[int] | None:
 # The names under which programs report their steps, if the task names none.
 _STEPS = ("done", "step", "steps", "epoch", "epochs")
 _MOST_STEPS = 10**15  # more steps count as this many: each power of `reduction` is a row
-_FIRST = 0  # place of the judged job among the trials
 
 Progress = Mapping[str, float | str]
 
@@ -214,7 +211,7 @@ class EarlyStopper:
 
     def __init__(self, store: Store, judge: Judge | None = None) -> None:
         self._store = store
-        self._judge = judge or judge_by_optuna
+        self._judge = judge or judge_by_halving
 
     async def check(
         self, job: JobRecord, progress: Progress, now: datetime
@@ -233,13 +230,7 @@ class EarlyStopper:
         others = await self._store.arrays.list_rungs(array_id)
         others.pop(job.id, None)
         report = RungReport(step=step, value=value, passed=passed)
-        events: tuple[Event, ...] = ()
-        try:
-            verdict = await to_thread(self._judge, rule, report, [*others.values()])
-        except ImportError:  # the server has moved; the reports of its jobs must not fail
-            verdict = RungVerdict(reached=1, stops=False)
-            text = "not compared with other jobs, because this server has no Optuna: "
-            events = (make_event(job, now, "unjudged", text + extra_command("tuning")),)
+        verdict = self._judge(rule, report, [*others.values()])
         numbers = range(passed, passed + verdict.reached)
         rungs = [
             RungValue(
@@ -252,7 +243,7 @@ class EarlyStopper:
             for number in numbers
         ]
         if not verdict.stops:
-            return rungs, RowChanges(events=events)
+            return rungs, RowChanges()
         last = numbers[-1]
         beside = sum(last in each for each in others.values())
         reached = f"{rule.metric} {value:.6g} after {format_count(step, 'step')}"
@@ -278,29 +269,21 @@ def _read_number(value: object) -> float | None:
     return float(value) if is_number and isfinite(value) else None  # type: ignore[arg-type]
 
 
-def judge_by_optuna(
+def judge_by_halving(
     rule: EarlyStop, report: RungReport, others: Sequence[Mapping[int, float]]
 ) -> RungVerdict:
-    """Let Optuna's pruner judge a report. Raises ImportError if Optuna is not installed."""
-    import optuna
-    from optuna.trial import TrialState, create_trial
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction="maximize" if rule.highest else "minimize")
-    pruner = optuna.pruners.SuccessiveHalvingPruner(
-        min_resource=rule.min_steps, reduction_factor=rule.reduction
-    )
-    passed = {f"completed_rung_{number}": 0.0 for number in range(report.passed)}
-    values = [{f"completed_rung_{n}": value for n, value in each.items()} for each in others]
-    study.add_trial(
-        create_trial(
-            state=TrialState.RUNNING,
-            system_attrs=passed,
-            intermediate_values={report.step: report.value},
-        )
-    )
-    for attributes in values:
-        study.add_trial(create_trial(state=TrialState.RUNNING, system_attrs=attributes))
-    stops = pruner.prune(study, study.get_trials(deepcopy=True)[_FIRST])
-    reached = len(study.get_trials(deepcopy=False)[_FIRST].system_attrs) - report.passed
-    return RungVerdict(reached=reached, stops=stops)
+    """Judge a report by asynchronous successive halving. At each rung that the job has newly
+    reached, it goes on if its value is among the best 1/`reduction` of all values that were
+    reported there, its own included, or is the best one if there are fewer than `reduction`. A
+    job that stops at a rung does not reach the next one.
+    """
+    sign = -1 if rule.highest else 1
+    reached = 0
+    while report.step >= rule.min_steps * rule.reduction ** (report.passed + reached):
+        rung = report.passed + reached
+        values = [each[rung] for each in others if rung in each] + [report.value]
+        best = sorted(sign * value for value in values)[: max(1, len(values) // rule.reduction)]
+        reached += 1
+        if sign * report.value > best[-1]:
+            return RungVerdict(reached=reached, stops=True)
+    return RungVerdict(reached=reached, stops=False)

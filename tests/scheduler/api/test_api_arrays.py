@@ -178,11 +178,8 @@ async def test_what_is_refused_is_not_stored(api: Api) -> None:
     assert (answer.status_code, answer.json()["code"]) == (404, "job-not-found")
 
 
-async def test_the_first_rank_of_a_job_of_a_sweep_is_judged(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_first_rank_of_a_job_of_a_sweep_is_judged(api: Api) -> None:
     """What other ranks report says nothing about the job."""
-    monkeypatch.setattr(submission, "find_spec", lambda name: name)  # an installed Optuna
     early = "best: 'loss:min', stop_early: {min_steps: 2, reduction: 2}"
     await submit(api, f"{{name: tune, nodes: 2, sweep: {{lr: [1]}}, {early}, run: 'x'}}")
     [job] = (await read(api, "arrays/tune"))["jobs"]

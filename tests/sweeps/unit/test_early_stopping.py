@@ -1,6 +1,7 @@
 """Jobs of a sweep that are stopped early: what is judged, stored and shown."""
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -20,10 +21,10 @@ from cavvy.control.sweeps import (
     RungReport,
     RungVerdict,
     find_step,
-    judge_by_optuna,
+    judge_by_halving,
 )
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, StopCause
-from cavvy.domain.tasks import EarlyStop, SweptParam, TaskSpec
+from cavvy.domain.tasks import EarlyStop, SweepSearch, SweptParam, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError
@@ -104,26 +105,9 @@ def test_a_report_without_a_number_and_a_step_is_not_judged(
     assert sweep.rungs() == {}
 
 
-def test_reports_are_stored_where_optuna_is_missing() -> None:
-    """The server may have moved to another machine; a report that failed would be sent for ever."""
-
-    def judge(*_: object) -> RungVerdict:
-        raise ModuleNotFoundError("No module named 'optuna'")
-
-    sweep = Sweep(judge)
-    assert [sweep.report("a", loss=0.5, step=step) for step in (2, 2, 7)] == ["", "", ""]
-    assert sweep.rungs() == {"a": {0: 0.5, 1: 0.5}}
-    check = EarlyStopper(sweep.store, judge).check
-    job, progress = make_job("b"), {"loss": 0.5, "step": 2.0}
-    rungs, changes = asyncio.run(check(job, progress, NOW))  # type: ignore[arg-type]
-    assert len(rungs) == 1
-    assert "this server has no Optuna: " in changes.events[0].text
-
-
 def test_a_huge_step_reaches_few_rungs() -> None:
     """Each rung is a row that all later reports of the sweep read."""
-    pytest.importorskip("optuna")
-    sweep = Sweep(judge_by_optuna, replace(RULE, min_steps=1, reduction=2))
+    sweep = Sweep(judge_by_halving, replace(RULE, min_steps=1, reduction=2))
     sweep.report("a", loss=0.5, step=1e300)
     assert 40 < len(sweep.rungs()["a"]) <= 51
 
@@ -187,12 +171,65 @@ def test_the_saved_cost_is_told() -> None:
     assert exit_code_of([whole, early]) == 0
 
 
-def test_a_server_without_optuna_refuses_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_optuna_stops_jobs_early(monkeypatch: pytest.MonkeyPatch) -> None:
     task = TaskSpec(name="tune", run="x", sweep=SWEEP, stop_early=RULE)
     monkeypatch.setattr(submission, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    submission.check_tuning(task)
+    sweep = Sweep(None)
+    assert sweep.report("a", loss=0.5, step=2) == ""
+    assert "stopped early" in sweep.report("b", loss=0.7, step=2)
     with pytest.raises(ApiProblem, match="the server has no Optuna"):
-        submission.check_tuning(task)
-    submission.check_tuning(replace(task, stop_early=None))
+        submission.check_tuning(replace(task, search=SweepSearch(metric="loss")))
+
+
+def ask_optuna(
+    rule: EarlyStop, report: RungReport, others: Sequence[Mapping[int, float]]
+) -> RungVerdict:
+    """The verdict of another implementation of the same rule."""
+    optuna = pytest.importorskip("optuna", reason="needs the extra `tuning`")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize" if rule.highest else "minimize")
+    pruner = optuna.pruners.SuccessiveHalvingPruner(
+        min_resource=rule.min_steps, reduction_factor=rule.reduction
+    )
+    passed = {f"completed_rung_{number}": 0.0 for number in range(report.passed)}
+    make, running = optuna.trial.create_trial, optuna.trial.TrialState.RUNNING
+    value = {report.step: report.value}
+    study.add_trial(make(state=running, system_attrs=passed, intermediate_values=value))
+    for each in others:
+        attributes = {f"completed_rung_{n}": value for n, value in each.items()}
+        study.add_trial(make(state=running, system_attrs=attributes))
+    stops = pruner.prune(study, study.get_trials(deepcopy=True)[0])
+    reached = len(study.get_trials(deepcopy=False)[0].system_attrs) - report.passed
+    return RungVerdict(reached=reached, stops=stops)
+
+
+VALUES = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0, 7.5])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    highest=st.booleans(),
+    min_steps=st.integers(1, 4),
+    reduction=st.integers(2, 4),
+    step=st.integers(0, 70),
+    passed=st.integers(0, 3),
+    value=VALUES,
+    others=st.lists(st.dictionaries(st.integers(0, 4), VALUES), max_size=12),
+)
+def test_the_verdict_is_that_of_optuna(
+    highest: bool,
+    min_steps: int,
+    reduction: int,
+    step: int,
+    passed: int,
+    value: float,
+    others: list[dict[int, float]],
+) -> None:
+    rule = EarlyStop(metric="loss", highest=highest, min_steps=min_steps, reduction=reduction)
+    report = RungReport(step=step, value=value, passed=passed)
+    assert judge_by_halving(rule, report, others) == ask_optuna(rule, report, others)
 
 
 def test_the_keys_are_read() -> None:
@@ -215,8 +252,7 @@ def test_the_keys_are_read() -> None:
 
 @pytest.mark.parametrize("highest", [False, True])
 def test_the_worse_job_stops_and_the_better_one_goes_on(highest: bool) -> None:
-    pytest.importorskip("optuna", reason="needs the extra `tuning`")
-    sweep = Sweep(judge_by_optuna, replace(RULE, highest=highest, min_steps=1, reduction=2))
+    sweep = Sweep(judge_by_halving, replace(RULE, highest=highest, min_steps=1, reduction=2))
     sign = -1 if highest else 1
     assert sweep.report("a", loss=sign * 2.0, step=1) == ""
     assert "is not among the best 1/2 of 2 jobs" in sweep.report("b", loss=sign * 3.0, step=1)
@@ -228,9 +264,8 @@ def test_the_worse_job_stops_and_the_better_one_goes_on(highest: bool) -> None:
 @given(data=st.data())
 def test_the_best_job_at_the_top_rung_is_never_stopped(highest: bool, data: st.DataObject) -> None:
     """Also if reports come in any order, are repeated, or skip rungs."""
-    pytest.importorskip("optuna", reason="needs the extra `tuning`")
     rule = EarlyStop(metric="loss", highest=highest, min_steps=1, reduction=2)
-    sweep = Sweep(judge_by_optuna, rule)
+    sweep = Sweep(judge_by_halving, rule)
     jobs = data.draw(st.integers(2, 6))
     stopped: dict[str, int] = {}
     steps = dict.fromkeys(map(str, range(jobs)), 0)

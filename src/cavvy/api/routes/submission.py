@@ -802,16 +802,13 @@ async def _check_earlier(app_state: AppState, task: TaskSpec, name: str) -> None
 
 
 def check_tuning(task: TaskSpec) -> None:
-    """Raise ApiProblem if the server cannot decide which jobs of the sweep to stop early, or which
-    values they get."""
-    decided = {"stop_early": "which jobs are stopped", "search": "which values jobs get"}
-    for key, what in decided.items():
-        if getattr(task, key) is not None and find_spec("optuna") is None:
-            raise ApiProblem(
-                "invalid-task",
-                f"{key}: the server has no Optuna, which decides {what}",
-                f"install it on the server: {extra_command('tuning')}",
-            )
+    """Raise ApiProblem if the server cannot decide which values the jobs of the sweep get."""
+    if task.search is not None and find_spec("optuna") is None:
+        raise ApiProblem(
+            "invalid-task",
+            "search: the server has no Optuna, which decides which values jobs get",
+            f"install it on the server: {extra_command('tuning')}",
+        )
 
 
 async def check_secrets(app_state: AppState, task: TaskSpec) -> None:

@@ -109,7 +109,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
         None
     )  # the provider's notice before it reclaims a node
     read_blob: ReadBlob | None = None  # None if this server has no frozen folders
-    judge: Judge | None = None  # of reports in sweeps; None for Optuna
+    judge: Judge | None = None  # of reports in sweeps; None for successive halving
     traced: bool = False  # whether the server sends traces, so that work learns its span
 
 
