@@ -275,7 +275,7 @@ def _find_way(
         folder=folder,
         ports=ports,
         home=(_task(job).get("checkpoint") or {}).get("path") == _HOME,
-        sync=None if sync_folder is None else Path(sync_folder).resolve(),
+        sync=None if sync_folder is None else _find_sync(Path(sync_folder)),
     )
 
 
@@ -605,6 +605,22 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
         _sync(way, once=no_open)
     click.echo(f"the session continues until it is idle; reconnect with: {way.again}")
     click.echo(f"open a shell: cavvy ssh {way.there}    end the session: {way.end}")
+
+
+def _find_sync(folder: Path) -> Path:
+    """Return the real path of a folder to mirror. Raises CommandFailure for a link of a cloned
+    repository that leads elsewhere.
+    """
+    from cavvy.spec.sent_folders import find_exit
+
+    if link := find_exit(folder):
+        raise CommandFailure(
+            f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing was "
+            "sent",
+            f"if you want to mirror that, name it: --sync {folder.resolve()}",
+            exit_code=2,
+        )
+    return folder.resolve()
 
 
 def _make_mirror(way: _SessionWay, folder: Path) -> "FolderMirror":

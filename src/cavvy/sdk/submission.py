@@ -63,7 +63,7 @@ def submit_task(
     ceiling_micros = _read_ceiling(options.max_cost)
     named = options.project or loaded.task.project
     project = find_project() if named == USUAL_PROJECT and not options.project else named
-    origin, notes = _make_origin(connection, project, loaded, home, is_file=task.is_file)
+    origin, notes = _make_origin(connection, project, loaded, home, sent=task.sent)
     made = connection.submit(
         loaded.text,
         project=project,
@@ -125,7 +125,7 @@ def _make_origin(
     loaded: "LoadedTask",
     home: str | None,
     *,
-    is_file: bool,
+    sent: set[Path] | None,
 ) -> "tuple[RunOrigin, tuple[str, ...]]":
     """Upload the task's files. Returns the origin of the run, and remarks about the files."""
     parts = find_parts(loaded.task, loaded.source, loaded.folder)
@@ -133,8 +133,8 @@ def _make_origin(
     notes = loaded.source.notes
 
     def send(snapshot: FolderSnapshot) -> int:
-        if is_file:  # a task of a program has the folders that its author names
-            _check_folders(loaded, parts, snapshot)
+        if sent is not None:
+            _check_folders(loaded, parts, snapshot, sent)
         return upload(connection, project, snapshot.blobs())
 
     if parts:
@@ -151,21 +151,26 @@ def _make_origin(
 
 
 def _check_folders(
-    loaded: "LoadedTask", parts: Mapping[str, Path], snapshot: FolderSnapshot
+    loaded: "LoadedTask", parts: Mapping[str, Path], snapshot: FolderSnapshot, sent: set[Path]
 ) -> None:
-    """Raise FreezeError for a folder that the task file may have chosen against the user."""
+    """Raise FreezeError for a folder that the task file may have chosen against the user, unless
+    the program has named it (`sent`).
+    """
     from cavvy.spec.sent_folders import find_doubtful, is_named
 
     own = loaded.source.own_folder
     named = is_named(loaded.overrides, own)
     found = find_doubtful(parts, loaded.folder, snapshot, named=named, own=bool(own))
     for each in found:
+        if each.real in sent:
+            continue
         raise FreezeError(
             f"the local folder {each.real} of the task ({each.files:,} files, {each.size:,} bytes) "
             f"{each.why}; nothing was sent",
             "if you want to send it, name it: task.replace(workdir=FOLDER)"
             if each.is_workdir
-            else "save credentials as secrets of the project",
+            else "save credentials as secrets of the project; if you want to send this, name it: "
+            "Task.from_file(FILE, send=[PATH])",
         )
 
 

@@ -1,7 +1,7 @@
 """A task that is described in Python or read from a task file."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from os import PathLike, fspath
 from pathlib import Path
@@ -37,12 +37,18 @@ class Task:
 
     @classmethod
     def from_file(
-        cls, path: str | PathLike[str], *, params: Mapping[str, object] | None = None
+        cls,
+        path: str | PathLike[str],
+        *,
+        params: Mapping[str, object] | None = None,
+        send: Iterable[str | PathLike[str]] = (),
     ) -> Self:
         """Read a task file of Cavvy, SkyPilot or dstack. `params` replace the defaults of the
-        file's parameters. Raises InvalidTask.
+        file's parameters. `send` are files and folders outside of the file's repository that may be
+        sent if the file names them. Raises InvalidTask.
         """
         from cavvy.spec import SpecError, read_file
+        from cavvy.spec.sent_folders import name_places
 
         file = Path(path).expanduser().absolute()
         try:
@@ -51,6 +57,7 @@ class Task:
             raise _make_invalid(error, str(path)) from error
         task = cls.__new__(cls)
         task._set(file, text, _scalars(params), "", {})
+        task._sent = name_places(fspath(each) for each in send)
         return task
 
     def replace(self, **keys: Unpack["TaskKeys"]) -> "Task":
@@ -64,6 +71,7 @@ class Task:
         task = type(self).__new__(type(self))
         merged = _merge(self._overrides, changes)
         task._set(self._file, self.text, self._params, self._dialect, merged)
+        task._sent = self._sent
         return task
 
     def _set(
@@ -75,6 +83,7 @@ class Task:
         overrides: Mapping[str, Any],
     ) -> None:
         self._file = file
+        self._sent = set[Path]()
         self._params = dict(params)
         self._dialect = dialect
         self._overrides = dict(overrides)
@@ -87,9 +96,11 @@ class Task:
         return _SHOWN if self._file.name == _SHOWN else str(self._file)
 
     @property
-    def is_file(self) -> bool:
-        """Whether the task was read from a file; the dialect of others is known."""
-        return not self._dialect
+    def sent(self) -> set[Path] | None:
+        """What the program sends although the file's author chose it, or None if the task was not
+        read from a file: its author is the program's.
+        """
+        return None if self._dialect else self._sent
 
     def _load(
         self, params: Mapping[str, object] | None = None, *, now: datetime | None = None

@@ -3,12 +3,19 @@
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 
+from cavvy.cli.dev import _find_sync
+from cavvy.cli.model import _find_files
 from cavvy.cli.task import submission
+from cavvy.cli.task.options import _note_sent
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.sdk.files import find_parts, freeze_parts
-from cavvy.spec.sent_folders import DoubtfulFolder, find_doubtful
+from cavvy.sdk.submission import _check_folders
+from cavvy.sdk.task import Task
+from cavvy.spec.sent_folders import DoubtfulFolder, find_doubtful, find_exit
+from cavvy.spec.workdir import FreezeError
 from cavvy.task_files import ReadOptions, load_task
 
 
@@ -80,8 +87,6 @@ def test_folders_of_the_repository_and_those_that_the_user_names_are_sent(
 def test_a_user_who_says_no_at_the_terminal_sends_nothing(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import click
-
     asked: list[str] = []
 
     def refuse(text: str, **_: object) -> None:
@@ -117,3 +122,82 @@ def find_folder(folder: Path) -> Path:
     (folder / "tasks" / "a.yaml").write_text("run: python train.py\n")
     loaded = load_task("tasks/a.yaml", {})
     return find_parts(loaded.task, loaded.source, loaded.folder)[""].resolve()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("resources: {cpus: 1}\nfile_mounts: {/tmp/x: ~/private}\nrun: x\n", "private"),
+        ("resources: {cpus: 1}\nfile_mounts: {/tmp/x: ~/private/diary}\nrun: x\n", "private/diary"),
+        ("resources: {cpus: 1}\nfile_mounts: {/tmp/x: ./link}\nrun: x\n", "private"),
+        ("resources: {cpus: 1}\nfile_mounts: {/tmp/x: ../private}\nrun: x\n", "private"),
+        ("type: task\nfiles: ['~/private:/tmp/x']\ncommands: [x]", "private"),
+    ],
+)
+def test_other_files_outside_of_the_repository_need_a_question_too(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, text: str, named: str
+) -> None:
+    """No list of names knows what is private."""
+    real = repository.parent / named
+    monkeypatch.setattr(submission, "may_ask", lambda: False)
+    with pytest.raises(CommandFailure, match="is outside of") as found:
+        find(repository, text)
+    assert f"{real} (4 B in 1 file)" in found.value.message
+    assert f"--send {real}; --yes does not agree" in found.value.hint
+    with click.Context(click.Command("run"), obj=None) as context:
+        _note_sent(context, click.Option(["--send"]), (str(real),))
+        find(repository, text)
+        _note_sent(context, click.Option(["--send"]), ("link",))  # the link is not what it leads to
+        with pytest.raises(CommandFailure, match="is outside of"):
+            find(repository, text)
+
+
+def test_files_of_the_repository_and_of_a_named_folder_need_none(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "may_ask", lambda: False)
+    mounts = "resources: {cpus: 1}\nfile_mounts: {/tmp/x: %s}\nrun: x\n"
+    assert find(repository, mounts % "./src") == []
+    loose = repository.parent / "loose"
+    (loose / "tasks").mkdir(parents=True)
+    (loose / "data").mkdir()
+    (loose / "data" / "a").write_text("x")
+    monkeypatch.chdir(loose)
+    assert find(loose, mounts % "./data") == []
+
+
+def test_a_link_of_a_repository_is_not_what_the_user_names(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "may_ask", lambda: False)
+    with pytest.raises(
+        CommandFailure, match=r"is where .*link leads, a link out of its repository"
+    ):
+        find(repository, "run: x\n", f'{{"workdir": "{repository}/link"}}')
+    private = repository.parent / "private"
+    assert find_exit(Path("link")) == find_exit(repository / "link/below") == repository / "link"
+    assert find_exit(private) is find_exit(Path("src")) is None
+    (repository / "inner").symlink_to("src")
+    assert find_exit(Path("inner")) is None
+    (repository.parent / "data").symlink_to("private")  # the user's own
+    assert find_exit(repository.parent / "data") is None
+    for call in (lambda: _find_files("link", repository / "x"), lambda: _find_sync(Path("link"))):
+        with pytest.raises(CommandFailure, match="leads out of its repository"):
+            call()
+    assert _find_sync(private) == private
+
+
+def test_a_program_names_what_it_sends_for_a_file(repository: Path) -> None:
+    file, private = repository / "a.yaml", repository.parent / "private"
+    file.write_text("resources: {cpus: 1}\nfile_mounts: {/tmp/x: ~/private}\nrun: x\n")
+    for sent in ([], ["link"], [private], ["~/private"]):
+        task = Task.from_file(file, send=sent).replace(name="b")
+        loaded = task._load()
+        parts = find_parts(loaded.task, loaded.source, loaded.folder)
+        snapshot = freeze_parts(loaded.task, parts, repository.parent / ".state", 100)
+        assert task.sent is not None
+        if sent in ([], ["link"]):
+            with pytest.raises(FreezeError, match=r"is outside of .* send=\[PATH\]"):
+                _check_folders(loaded, parts, snapshot, task.sent)
+        else:
+            _check_folders(loaded, parts, snapshot, task.sent)

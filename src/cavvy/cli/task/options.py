@@ -96,6 +96,8 @@ _OVERRIDES = (
     ),
 )
 
+SENT = "cavvy.sent"  # what the user sends, in click's context
+
 _VARIABLE = re.compile(
     r"""[ \t]*(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*
     (?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|(?P<plain>(?!(?<=[ \t])\#)[^\n'"].*?|))
@@ -202,9 +204,24 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
     for row in reversed(_OVERRIDES):
         wrapped = _make_option(*row)(wrapped)
     kind = click.Path(allow_dash=True)
-    return click.argument("file", metavar="[TASK.YAML|-]", required=False, type=kind)(
-        as_option(wrapped)
+    send = click.option(
+        "--send",
+        multiple=True,
+        metavar="PATH",
+        expose_value=False,
+        callback=_note_sent,
+        help="Send this file or folder outside of the task file's repository without a question; "
+        "repeatable.",
     )
+    return click.argument("file", metavar="[TASK.YAML|-]", required=False, type=kind)(
+        send(as_option(wrapped))
+    )
+
+
+def _note_sent(context: click.Context, _: click.Parameter, paths: tuple[str, ...]) -> None:
+    from cavvy.spec.sent_folders import name_places
+
+    context.meta[SENT] = name_places(paths)
 
 
 def resource_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -187,8 +187,9 @@ def _agree_to_folders(
     loaded: "LoadedTask", parts: Mapping[str, Path], snapshot: FolderSnapshot, agreed: set[Path]
 ) -> None:
     """Ask about each folder that the task file may have chosen against the user, and add it to
-    `agreed`. A working folder that the command line names was the user's choice. --yes agrees to
-    costs only. Raises CommandFailure without a terminal."""
+    `agreed`. What the command line names, with --workdir or --send, was the user's choice. --yes
+    agrees to costs only. Raises CommandFailure without a terminal."""
+    from cavvy.cli.task.options import SENT
     from cavvy.cli.view.formatting import show_size
     from cavvy.domain.units import format_count
     from cavvy.spec.sent_folders import find_doubtful, is_named
@@ -196,6 +197,8 @@ def _agree_to_folders(
     own = loaded.source.own_folder
     named = is_named(loaded.overrides, own)
     found = find_doubtful(parts, loaded.folder, snapshot, named=named, own=bool(own))
+    context = click.get_current_context(silent=True)
+    agreed.update([] if context is None else context.meta.get(SENT, ()))
     for each in found:
         if each.real in agreed:
             continue
@@ -209,7 +212,8 @@ def _agree_to_folders(
                 f"if you want to send it, name it: --workdir {shlex.quote(str(each.real))}; --yes "
                 "does not agree to it"
                 if each.is_workdir
-                else "save credentials with `cavvy secret set`; --yes does not agree to send them"
+                else "save credentials with `cavvy secret set`; if you want to send this, name it: "
+                f"--send {shlex.quote(str(each.real))}; --yes does not agree to it"
             )
             raise CommandFailure(f"{told}; nothing was sent", hint, exit_code=2)
         click.echo(escape_controls(told), err=True)
