@@ -54,6 +54,15 @@ sys.exit(max(rank.wait() for rank in ranks))
 """
 
 
+# As GNU parallel does, it starts nothing new after the signal, and waits for what it has started.
+WAITS = """
+import signal, subprocess, sys
+def wait(*_): print("waits", flush=True)
+CALLS
+sys.exit(subprocess.call(sys.argv[1:]))
+"""
+
+
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
@@ -106,6 +115,16 @@ WAYS: dict[str, Make] = {
     "an unknown wrapper": lambda folder, train: [
         str(shutil.copy(shutil.which("timeout") or "", folder / "wrap")),
         "300",
+        *train,
+    ],
+    "parallel": lambda folder, train: [
+        sys.executable,
+        write(folder, "parallel", WAITS.replace("CALLS", "signal.signal(signal.SIGTERM, wait)")),
+        *train,
+    ],
+    "Python": lambda folder, train: [
+        sys.executable,
+        write(folder, "runs.py", WAITS.replace("CALLS", "")),
         *train,
     ],
     "torchrun": lambda folder, train: [

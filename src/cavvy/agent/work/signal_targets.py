@@ -57,6 +57,8 @@ LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "horovodrun", "timeout", "make"),
     *("mpirun", "mpiexec", "orterun", "prterun", "prte", "orted", "prted", "mpiexec.hydra"),
     *("hydra_pmi_proxy", "hydra_bstrap_proxy", "srun"),
+    # scripts that run programs: they pass the signal on too late, or not at all
+    *("parallel", "supervisord", "honcho", "snakemake", "conda", "mamba", "npm", "wandb"),
 )
 LAUNCHER_MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch"),
