@@ -166,11 +166,31 @@ if __name__ == "__main__":
             if ranks.rank == 0: save(step)
             ranks.Barrier(); break
 """
+CAVVY = """\
+from cavvy import train
+if __name__ == "__main__":
+    run = train.Run(folder)
+    model = run.model(lambda: torch.nn.Linear(1, 1)); optimizer = run.optimizer(torch.optim.SGD)
+    rows = run.data(train.Tensors(torch.ones(100000, 1)), global_batch=2)
+    run.resume(); begin(run.steps)
+    try:
+        for batch in run.batches(rows, epochs=1):
+            run.accumulate(lambda part: model(part[0]).pow(2).mean(), batch)
+            run.step(optimizer); tell(run.steps)
+    except SystemExit: print("SAVED", run.steps, flush=True); raise
+"""
+# Three stages, of which the second one trains. A stage that was interrupted is not complete.
+SCRIPT = (
+    "printf 'echo one\\n{python} train.py && touch done\\n[ ! -e done ] || echo three\\n' "
+    ">stages.sh; bash stages.sh"
+)
 MODULE = "{python} -m torch.distributed.run --standalone --nproc-per-node 2 train.py"
 # name -> the module that it needs, its program, and the command
 TRAINERS = {
     "plain": ("torch", TORCH + PLAIN, "{python} train.py"),
     "stages": ("torch", TORCH + PLAIN, "echo one; {python} train.py; echo three"),
+    "script": ("torch", TORCH + PLAIN, SCRIPT),
+    "cavvy": ("cavvy", TORCH + CAVVY, "{python} train.py"),
     "torchrun": ("torch", TORCH + RANKS, MODULE),
     "accelerate": (
         "accelerate",

