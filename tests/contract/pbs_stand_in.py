@@ -3,21 +3,25 @@ queue and its states.
 
 `install(folder)` makes the commands and a cluster of four nodes; every command is this file under
 its name, and the state is one JSON file behind a lock. It is not PBS: scheduling is first come,
-first served with what fits.
+first served with what fits. A test calls dozens of commands, most of whose time is Python's start:
+each imports only what it needs, and this file as a compiled module.
 """
+
+from __future__ import annotations
 
 import fcntl
 import json
 import os
 import re
-import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+
+TYPE_CHECKING = False  # as in `typing`, which takes long to import
+if TYPE_CHECKING:
+    from pathlib import Path
 
 COMMANDS = ("qsub", "qstat", "qselect", "qdel", "pbsnodes", "pbsdsh")
 KILL_DELAY_S = 2
@@ -27,12 +31,12 @@ USAGE = 2
 
 def install(folder: Path) -> dict[str, str]:
     """The environment in which the commands are found and know their cluster."""
+    import shlex
+
     (folder / "bin").mkdir(parents=True)
     for name in COMMANDS:
         path = folder / "bin" / name
-        path.write_text(
-            f'#!/bin/sh\nexec {sys.executable} -I -S {os.path.abspath(__file__)} {name} "$@"\n'
-        )
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(_command(name))} "$@"\n')
         path.chmod(0o755)
     nodes = {
         f"n{i}": {"ncpus": 16, "mem": 65536, "ngpus": 4, "gpu_type": "a100" if i > 2 else "h100"}
@@ -43,18 +47,28 @@ def install(folder: Path) -> dict[str, str]:
     return {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PBS_CONF_FILE": str(folder / "pbs.conf")}
 
 
+def _command(name: str) -> list[str]:
+    """What runs one of the functions below in a process of its own."""
+    folder, file = os.path.split(os.path.abspath(__file__))
+    module = file.removesuffix(".py")
+    code = f"import sys; sys.path.insert(0, {folder!r}); import {module}; {module}.main()"
+    return [sys.executable, "-I", "-S", "-c", code, name]
+
+
 def save(folder: Path, state: dict) -> None:  # type: ignore[type-arg]
-    fresh = folder / "state.new"
-    fresh.write_text(json.dumps(state))
-    fresh.rename(folder / "state.json")
+    fresh = os.path.join(folder, "state.new")
+    with open(fresh, "w") as file:
+        file.write(json.dumps(state))
+    os.rename(fresh, os.path.join(folder, "state.json"))
 
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[dict]:  # type: ignore[type-arg]
     """The state, for as long as nobody else changes it."""
-    with open(folder / "lock", "a") as lock:
+    with open(os.path.join(folder, "lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        state = json.loads((folder / "state.json").read_text())
+        with open(os.path.join(folder, "state.json")) as file:
+            state = json.load(file)
         yield state
         save(folder, state)
 
@@ -90,6 +104,8 @@ def options(
 
 
 def qsub(folder: Path, arguments: list[str]) -> None:
+    import shlex
+
     script = sys.stdin.read()
     directives = [
         word
@@ -181,6 +197,8 @@ def _seconds(text: str) -> int:
 
 def schedule(folder: Path, state: dict) -> None:  # type: ignore[type-arg]
     """Start what fits, each chunk on a node of its own."""
+    import subprocess
+
     for number, job in state["jobs"].items():
         if job["state"] != "Q":
             continue
@@ -194,13 +212,12 @@ def schedule(folder: Path, state: dict) -> None:  # type: ignore[type-arg]
             job["comment"] = "Not Running: Insufficient amount of resource: ncpus"
             continue
         job |= {"state": "R", "hosts": hosts, "stime": int(time.time()), "comment": "Job run"}
-        command = [sys.executable, "-I", "-S", os.path.abspath(__file__), "run", number]
         quiet = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.DEVNULL,
             "stderr": subprocess.DEVNULL,
         }
-        subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
+        subprocess.Popen([*_command("run"), number], start_new_session=True, **quiet)  # type: ignore[call-overload]
 
 
 def _fits(state: dict, name: str, chunk: dict) -> bool:  # type: ignore[type-arg]
@@ -220,16 +237,19 @@ def _held(state: dict, name: str) -> dict[str, int]:  # type: ignore[type-arg]
 
 def run(folder: Path, arguments: list[str]) -> None:
     """The node's part: run the script of a job to its end, and let the next ones in."""
+    import subprocess
+
     (number,) = arguments
     with cluster(folder) as state:
         job = state["jobs"][number]
-    nodefile = folder / f"nodes-{number}"
-    nodefile.write_text("".join(f"{host}\n" for host in job["hosts"]))
+    nodefile = os.path.join(folder, f"nodes-{number}")
+    with open(nodefile, "w") as file:
+        file.write("".join(f"{host}\n" for host in job["hosts"]))
     environ = {
         **os.environ,
         **job["variables"],
         "PBS_JOBID": number,
-        "PBS_NODEFILE": str(nodefile),
+        "PBS_NODEFILE": nodefile,
         "PBS_NODENUM": "0",
         "PBS_O_WORKDIR": job["folder"],
     }
@@ -285,10 +305,8 @@ def end_all(number: str, delay_s: float = KILL_DELAY_S) -> None:
 def processes(number: str) -> list[int]:
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            if f"PBS_JOBID={number}".encode() in Path(f"/proc/{entry}/environ").read_bytes().split(
-                b"\0"
-            ):
+        with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
+            if f"PBS_JOBID={number}".encode() in file.read().split(b"\0"):
                 found.append(int(entry))
     return [pid for pid in found if pid != os.getpid()]
 
@@ -300,6 +318,8 @@ def signal_all(number: str, which: int) -> None:
 
 
 def pbsdsh(folder: Path, arguments: list[str]) -> None:
+    import subprocess
+
     _, command = options(arguments, "osv", "cn")
     with cluster(folder) as state:
         hosts = state["jobs"][os.environ["PBS_JOBID"]]["hosts"]
@@ -423,6 +443,7 @@ def pbsnodes(folder: Path, arguments: list[str]) -> None:
         print(json.dumps({"nodes": shown}))
 
 
-if __name__ == "__main__":
-    home = Path(Path(os.environ["PBS_CONF_FILE"]).read_text().strip().partition("=")[2])
+def main() -> None:
+    with open(os.environ["PBS_CONF_FILE"]) as file:
+        home = file.read().strip().partition("=")[2]
     globals()[sys.argv[1]](home, sys.argv[2:])
