@@ -153,7 +153,7 @@ def _may_declare(folder: str) -> bool:
 @lru_cache(maxsize=64)
 def _has_declaration(folder: str, changed_ns: int) -> bool:
     """Read the folder's packages. The answer is kept for as long as none is added or removed, since
-    a server would otherwise read hundreds of files each time that somebody asks for providers.
+    a server would otherwise read hundreds of files for each request that names a provider.
     """
     try:
         names = [name for name in os.listdir(folder) if name.endswith(_METADATA)]

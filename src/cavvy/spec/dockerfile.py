@@ -44,7 +44,7 @@ class DockerfileRecipe(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # messages for the user
 
 
-class _Setup(Struct, frozen=True, kw_only=True):
+class _ImageSetup(Struct, frozen=True, kw_only=True):
     """The parts of a setup: the Debian packages to install, and the commands that do not install
     Debian packages. `known` is true if it is certain that the setup only installs packages.
     """
@@ -81,7 +81,7 @@ def make_dockerfile(task: TaskSpec, *, base: str = "") -> str:
 
 
 def _one_stage(
-    task: TaskSpec, setup: _Setup, base: str, uses: tuple[str, ...] | None
+    task: TaskSpec, setup: _ImageSetup, base: str, uses: tuple[str, ...] | None
 ) -> DockerfileRecipe:
     lines = [f"FROM {base}", "WORKDIR /work"]
     notes = []
@@ -105,7 +105,7 @@ def _one_stage(
 
 
 def _two_stages(
-    task: TaskSpec, setup: _Setup, build: str, run: str, uses: tuple[str, ...] | None
+    task: TaskSpec, setup: _ImageSetup, build: str, run: str, uses: tuple[str, ...] | None
 ) -> DockerfileRecipe:
     python = () if build == PYTHON else ("python3", "python3-venv")
     tools = (
@@ -173,7 +173,7 @@ def _uses(task: TaskSpec) -> tuple[str, ...] | None:
     return task.setup_uses
 
 
-def _take_apart(setup: str) -> _Setup:
+def _take_apart(setup: str) -> _ImageSetup:
     packages: list[str] = []
     kept: list[str] = []
     known = True
@@ -189,7 +189,9 @@ def _take_apart(setup: str) -> _Setup:
             kept.append(" && ".join(rest))
     if re.search(r"[|;<>`]|\$\(|\b(if|for|while|case)\b", "\n".join(kept)):
         known = False
-    return _Setup(packages=tuple(dict.fromkeys(packages)), commands="\n".join(kept), known=known)
+    return _ImageSetup(
+        packages=tuple(dict.fromkeys(packages)), commands="\n".join(kept), known=known
+    )
 
 
 def _packages(command: str) -> list[str]:

@@ -304,7 +304,7 @@ def _find_unfinished(
     if not look.ended:
         new = {name for entry in look.first for name in _list_folders(entry.path)} - known - opened
         tops = {name for name in new if os.path.dirname(name) not in new}
-        found |= {name for name in tops if _is_fresh(name, look) or _lacks_files(name, look)}
+        found |= {name for name in tops if _is_fresh(name, look) or _misses_files(name, look)}
     newest = _find_newest_numbers(look)
     unfinished = {
         name
@@ -321,7 +321,7 @@ def _is_fresh(folder: str, look: LookResult) -> bool:
     return bool(time.time_ns() - max(times) < spent)
 
 
-def _lacks_files(folder: str, look: LookResult) -> bool:
+def _misses_files(folder: str, look: LookResult) -> bool:
     """Return whether a new folder lacks files that all folders of its kind in the newest checkpoint
     have, and has not rested for long."""
     kind = _NUMBER.sub("#", folder)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FUTEX = {"x86_64": "202", "aarch64": "98"}
 WAIT_CHILD = {"x86_64": ("61", "247"), "aarch64": ("260", "95")}  # wait4, waitid
 PRIVATE, FUTEX_WAIT = 0x80, (0, 9)  # of linux/futex.h: only threads of this process can wake it
-# Signals whose handlers wake nobody: Python's for Ctrl-C, those of faults, two of the C library.
+# Signals whose handlers wake no thread: Python's for Ctrl-C, those of faults, two of the C library.
 HARMLESS = sum(1 << (number - 1) for number in (2, 4, 6, 7, 8, 11, 32, 33))
 
 

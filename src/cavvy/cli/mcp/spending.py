@@ -155,7 +155,7 @@ class Spending:
             known = [each for each in list_budgets(client) if _enforces(each, tag, user, project)]
             if any(each.limit_micros <= self._limit.micros for each in known):
                 return
-            # of the user, so that nobody else's jobs with this tag use it up
+            # of the user, so that no other user's jobs with this tag use it up
             ask = BudgetAsk(limit_micros=self._limit.micros, tag=tag, user=user, hard_percent=100)
             put_budget(client, name, ask)
         except ApiError as error:

@@ -118,7 +118,7 @@ class MirrorState(Struct, kw_only=True):
 
     marker: str = ""
     entries: dict[str, SyncedEntry] = field(default_factory=dict)
-    # What has been ignored here stays here until the user agrees, whatever becomes of the ignore
+    # What has been ignored here stays here until the user agrees, even after a change of the ignore
     # files; the names of folders end with a slash.
     withheld: set[str] = field(default_factory=set)
 

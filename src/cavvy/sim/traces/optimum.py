@@ -34,7 +34,7 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
     spans = list(_spans(world, start_s, terms.deadline_s))
     lengths = [round(length) for length, _ in spans]
     unit = gcd(*lengths, round(terms.work_s), round(terms.overhead_s)) or 1
-    search = _Search(terms, unit)
+    search = _OptimumSearch(terms, unit)
     for length, (_, quotes) in zip(lengths, spans, strict=True):
         search.launch(quotes)
         search.run(length // unit, quotes)
@@ -66,7 +66,7 @@ def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span
         yield end_s - since, holding
 
 
-class _Search:
+class _OptimumSearch:
     """The lowest cost of each state: `idle[m][p]` if the job idles with its checkpoint in market m,
     and `runs[m, spot][p]` if a gang runs in market m. Index p stands for p minus `overhead` units
     of finished work, a negative amount while the first gang is still loading.
