@@ -228,7 +228,6 @@ def _answer(
 ) -> _Alternative:
     from cavvy.cli.task.available import PlanRequest, advise_spot, gather
     from cavvy.cli.task.market import tell_forecast
-    from cavvy.cli.task.model_needs import say_need
     from cavvy.planner.explain import explain, say_no_offer
     from cavvy.planner.placements import Objective, RankingView
     from cavvy.planner.rank import plan, warn_of_dear_spot, warn_of_notices
@@ -253,7 +252,7 @@ def _answer(
     message = ""
     if not made.placements:
         message = _say_missing(task, offered, ready) or say_no_offer(task, found)
-    need = say_need(task, [each.offer for each in made.placements])
+    need = _say_need(task, made)
     cheaper = advise_spot(
         task,
         next(iter(made.placements), None) if only.by is Objective.COST else None,
@@ -264,6 +263,15 @@ def _answer(
     )
     advice = tuple(each for each in (need, cheaper) if each)
     return _Alternative(task, by, offered, made, found, message, forecast, warnings, advice)
+
+
+def _say_need(task: "TaskSpec", made: "PlacementPlan") -> str:
+    """Return what the task's model needs, if offers of the plan have less."""
+    if not task.resources.accelerators:
+        return ""
+    from cavvy.cli.task.model_needs import say_need
+
+    return say_need(task, [each.offer for each in made.placements])
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:

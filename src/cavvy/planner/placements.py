@@ -157,7 +157,7 @@ class TaskLimiter:
             None if limits.budget is None else max(Money(0), limits.budget - situation.spent)
         )
         self._past = deadline is not None and deadline <= now
-        self._any = self._budget is not None or any(
+        self.has_limits = self._budget is not None or any(
             left is not None for left in self._left.values()
         )
 
@@ -171,7 +171,7 @@ class TaskLimiter:
         """Yield each limit that the offer would break, and the ratio of the estimate to the limit,
         in the order of `PlanLimit`.
         """
-        if not self._any:
+        if not self.has_limits:
             return
         for limit, length in (
             (PlanLimit.DURATION, run_time),

@@ -94,15 +94,21 @@ class _Search:
     def split(self, lots: Sequence[OfferLot]) -> Iterator[list[OfferLot]]:
         """Yield the lots of each kind, the cheapest first."""
         found: dict[tuple[object, ...], list[OfferLot]] = {}
+        copies, works = self._task.inputs or self._task.outputs, self._task.work is not None
         for lot in lots:
-            key = (*shape_of(lot.sample, self._task), lot.sample.network_mbps, lot.part)
+            offer = lot.sample
+            # Without work, all machines take the same time, which is unknown.
+            machine = shape_of(offer, self._task) if works else (offer.purchase,)
+            key = (*machine, copies and offer.network_mbps, lot.part)
             found.setdefault(key, []).append(lot)
         for each in found.values():
             yield sorted(each, key=_rate)
 
     def sort(self, lots: Sequence[OfferLot]) -> _Kind:
         """Sort the lots of one kind by whether their offers are within the limits."""
-        if not self._broken(self._score(lots[-1].sample, max(lot.most for lot in lots))):
+        if not self._limiter.has_limits or not self._broken(
+            self._score(lots[-1].sample, max(lot.most for lot in lots))
+        ):
             return _Kind(kept=lots)
         scored = self._score(lots[0].sample)
         if broken := self._broken(scored):

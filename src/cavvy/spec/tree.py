@@ -170,7 +170,8 @@ _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]{1,300}|[0-9]{1,300}(?:\.[0-9]{0,300})?)(?:[eE][-+]?[0-9]{1,9})?"
 )
 _TEXT_TAGS = frozenset({"!", "tag:yaml.org,2002:str"})
-_UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PLAIN = re.compile("[\t\n\r\x20-\x7e]*")
+_UNREADABLE = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 class _Hopeless(Exception):
@@ -178,7 +179,8 @@ class _Hopeless(Exception):
 
 
 def _readable(text: str, notes: ProblemNotes) -> bool:
-    match = _UNREADABLE.search(text)
+    # Most files are plain, and the other pattern takes milliseconds to compile.
+    match = None if _PLAIN.fullmatch(text) else re.search(_UNREADABLE, text)
     if match is None:
         return True
     before = text[: match.start()]
