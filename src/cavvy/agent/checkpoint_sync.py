@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 3.0
 PATIENCE_S = 30.0  # maximum seconds of constant changes before an upload of what is finished
+SLOW_S = 10.0  # seconds of an upload below which no one is warned that it takes long
 # minimum seconds after which a folder that is always being filled is no single save
 FILLED_MIN_S = 2.0
 HANDLED_NS = 500_000_000  # work that still writes so long after a signal has a handler
@@ -67,7 +68,8 @@ class CheckpointSync(SidecarProcess):
         self._opened: list[int] = []  # inodes that the work had open before it got SIGTERM
         self._handled_ns = 0  # a write after this time shows that the work handles the signal
         self._torn: frozenset[int] = frozenset()
-        self._told_unnamed = False
+        self._told_unnamed = self._told_slow = False
+        self._stated_s = every_s or 0.0
         # whether the user was warned that the folder is a link to another place
         self._told_unlisted = False
         found = self._list()
@@ -233,6 +235,13 @@ class CheckpointSync(SidecarProcess):
                 "link's target is not UTF-8; rename the file"
             )
         self.seconds = float(str(result["seconds"]))
+        if self.seconds > max(self._stated_s, SLOW_S) and self._stated_s and not self._told_slow:
+            self._told_slow = True
+            self._warn(
+                f"a checkpoint is complete only {self.seconds:.0f} s after the program has written "
+                f"it, which is longer than `checkpoint.every` ({self._stated_s:g} s): a lost node "
+                "can cost more work than that; save less often, or less"
+            )
         fields = {name: result[name] for name in ("number", "files", "bytes", "sent", "seconds")}
         self._newest_ns = int(str(result["newest_ns"]))
         if float(str(result["wrote_s"])) >= SHORTEST_S:

@@ -278,6 +278,11 @@ def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
     become the first checkpoint.
     """
     path = inside(folder, checkpoint.path)
+    if os.path.isfile(path) and not os.path.islink(path):
+        raise CannotBuild(
+            f"the checkpoint folder {checkpoint.path} is a file of the working folder: name "
+            "another folder in `checkpoint.path`, or rename the file"
+        )
     if checkpoint.storage is None:
         os.makedirs(path, exist_ok=True)
         return path

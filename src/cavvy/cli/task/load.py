@@ -81,7 +81,9 @@ def read_tasks(
                 if each.until_submitted and each.key.startswith("file_mounts"):
                     hint = "for example --env NAME=VALUE"
                     raise CommandFailure(f"{file}: {each}", hint, exit_code=2)
-            check_task(file, loaded.source, loaded.folder)
+            notes = check_task(file, loaded.source, loaded.folder)
+            for note in notes if tells else ():
+                click.echo(f"note: {note}", err=True)
         workdir = _find_unnamed(found)
         if workdir is None:
             return found

@@ -17,6 +17,7 @@ import click
 
 from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.reach.session import make_failure, make_patience, task_project
+from cavvy.cli.task.checkpoint_notes import list_checkpoint_notes, object_to_checkpoint
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.client.state import default_home
@@ -45,12 +46,14 @@ def check_task(
     true, the sizes of the task's files must be permitted, too, and at least one offer must meet the
     task's resources and limits. `folder` is the folder of the task file. Configured providers are
     queried only about names that the catalog lacks. Returns notes about what only a provider that
-    is not configured can tell. Raises SpecError with all problems, or CommandFailure.
+    is not configured can tell, and about checkpoints. Raises SpecError with all problems, or
+    CommandFailure.
     """
     texts, notes = _explain_size(file), list[str]()
     for task in source.tasks:
         if missing := object_to_files(task, source, folder, sizes=whole):
             texts.append(missing)
+        notes += list_checkpoint_notes(task)
         if task.service is not None and (objection := object_to_service(task)):
             texts.append(f"{objection}; delete the key or change its value")
         unknown = [*_list_misspelt(task), *_list_unknown(task)]
@@ -71,6 +74,8 @@ def object_to_files(task: TaskSpec, source: Translation, folder: Path, *, sizes:
     """
     try:
         parts = find_parts(task, source, folder)
+        if objection := object_to_checkpoint(task, parts):
+            return objection
         if sizes and parts:
             limit_mib = load_settings().whole("server.blob_mib")
             check_files(task, parts, _list_sizes(parts), limit_mib)
