@@ -22,7 +22,7 @@ from .work.checkpoint_files import (
     watch_start_ns,
 )
 from .work.checkpoint_hand_over import hand_over
-from .work.open_files import find_writers
+from .work.torn_files import TornFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ PATIENCE_S = 30.0  # maximum seconds of constant changes before an upload of wha
 SLOW_S = 10.0  # seconds of an upload below which no one is warned that it takes long
 # minimum seconds after which a folder that is always being filled is no single save
 FILLED_MIN_S = 2.0
-HANDLED_NS = 500_000_000  # work that still writes so long after a signal has a handler
 SETTLE_S = 1.0  # maximum seconds between the two looks of an upload
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
 RESTLESS_S = 300.0  # seconds of constant changes after which the user is warned
@@ -65,9 +64,7 @@ class CheckpointSync(SidecarProcess):
         self._filled_s = max(FILLED_MIN_S, every_s) if every_s else FILLED_S
         self._settle_s = min(SETTLE_S, self._every_s / 4)
         self._cut_ns = 0  # when the work was killed by a signal
-        self._opened: list[int] = []  # inodes that the work had open before it got SIGTERM
-        self._handled_ns = 0  # a write after this time shows that the work handles the signal
-        self._torn: frozenset[int] = frozenset()
+        self._torn_files, self._torn = TornFiles(), frozenset[int]()
         self._told_unnamed = self._told_slow = False
         self._stated_s = every_s or 0.0
         # whether the user was warned that the folder is a link to another place
@@ -113,9 +110,7 @@ class CheckpointSync(SidecarProcess):
 
     def note_writers(self) -> None:
         """Take note of the files that the work has open, before it gets a signal."""
-        writers = find_writers({entry.inode for entry in self._list()})
-        self._handled_ns = time.time_ns() + HANDLED_NS
-        self._opened = [inode for inode, appends in writers.items() if not appends]
+        self._torn_files.note({entry.inode for entry in self._list()})
 
     def cut(self, *, killed: bool, failed: bool) -> None:
         """Take note of how the work ended just now. If another process `killed` it, what it was
@@ -123,9 +118,8 @@ class CheckpointSync(SidecarProcess):
         then are not whole, except files that the work wrote to long after the signal.
         """
         self._cut_ns = time.time_ns() if killed else 0
-        if failed and self._opened:
-            late = {each.inode for each in self._list() if each.mtime_ns > self._handled_ns}
-            self._torn = frozenset(self._opened) - late
+        changed_ns = {entry.inode: entry.mtime_ns for entry in self._list()}
+        self._torn = self._torn_files.find(changed_ns, failed=failed)
 
     def _list(self) -> list[FileEntry]:
         """Return the files of the checkpoint folder, or [] if the folder cannot be listed."""

@@ -101,8 +101,8 @@ class StepRunner:
         """Send SIGTERM to the current step's processes. A program that still starts has up to
         `patience_s` seconds to install its handler first."""
         if self.process is not None:
-            if self.checkpoint_sync is not None and not self._was_asked:
-                self.checkpoint_sync.note_writers()
+            if not self._was_asked:
+                self._note_writers()
             self._was_asked = True
             self._patience_s = patience_s
             self.process.ask(patient=patience_s > 0)
@@ -113,9 +113,13 @@ class StepRunner:
         """Send SIGTERM now, if it waits for the start of a program."""
         if self._awaits_start and self.process is not None:
             self._awaits_start = False
-            if self.checkpoint_sync is not None:
-                self.checkpoint_sync.note_writers()
+            self._note_writers()
             self.process.ask()
+
+    def _note_writers(self) -> None:
+        for each in (self.checkpoint_sync, self._checkpoints):
+            if each is not None:
+                each.note_writers()
 
     def _started(self, over: bool) -> None:
         if over:
@@ -128,8 +132,8 @@ class StepRunner:
         """Send SIGKILL to the current step's processes. Unless `save` is set, also kill the
         uploads."""
         if self.process is not None:
-            if self.checkpoint_sync is not None and not self._was_killed:
-                self.checkpoint_sync.note_writers()
+            if not self._was_killed:
+                self._note_writers()
             self._was_killed = True
             self.process.kill()
         if not save:
@@ -568,10 +572,12 @@ class StepRunner:
         self._task_code, self.ended = self._code, True
         if self._work.image is not None:
             self._look_at_container()
+        code = self._task_code or 0
+        if self._checkpoints and (torn := self._checkpoints.explain_torn(failed=code != 0)):
+            self._owner.say("event", name="unsafe", text=torn)
         if self.checkpoint_sync is None:
             self._send_rest()
         else:
-            code = self._task_code or 0
             by_other = code > SIGNALLED and not (self._was_asked or self._was_killed)
             self.checkpoint_sync.cut(killed=by_other, failed=code != 0)
             self.checkpoint_sync.finish(self._send_rest)

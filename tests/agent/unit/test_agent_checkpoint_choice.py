@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from cavvy.agent.work.checkpoint_choice import (
     LookResult,
     choose_files,
 )
-from cavvy.agent.work.checkpoint_files import list_folder
+from cavvy.agent.work.checkpoint_files import CheckpointWatcher, list_folder
+from cavvy.agent.work.checkpoint_upload import CheckpointUpload
 from cavvy.agent.work.open_files import find_open
 
 
@@ -262,3 +264,41 @@ def test_a_log_that_was_open_when_the_work_ended_holds_up_no_other_file(tmp_path
         tmp_path, before=("log", "model"), torn=frozenset([inode]), extends=lambda entry, row: True
     )
     assert (paths(choice), [row["path"] for row in choice.kept]) == (["model"], ["log"])
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_a_database_that_is_always_changed_is_copied_whole(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "work" / "ckpt"
+    folder.mkdir(parents=True)
+    base = sqlite3.connect(folder / "study.db", isolation_level=None)
+    base.execute(f"pragma journal_mode = {mode}")
+    base.execute("create table t (x)")
+    base.execute("insert into t values (1)")
+    config: Any = SimpleNamespace(
+        private=str(tmp_path), folder=str(tmp_path / "work"), address="unix:/nowhere"
+    )
+    upload = CheckpointUpload.look(config, str(folder), None, quiet=True)
+    base.execute("insert into t values (2)")
+    assert not upload.choose()
+    upload.hash()
+    for entry, read in upload.list_contents().values():
+        (tmp_path / Path(entry.path).name).write_bytes(read(0, entry.size))
+    upload.close()
+    base.close()
+    copied = sqlite3.connect(tmp_path / "study.db")
+    assert copied.execute("select x from t").fetchall() == [(1,)]
+    copied.close()
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_shared_folder_names_what_a_signal_left_half_written(
+    tmp_path: Path, files: ExitStack, handled: bool
+) -> None:
+    path = write(tmp_path / "last.pt")
+    watcher = CheckpointWatcher(str(tmp_path))
+    files.enter_context(path.open("r+"))
+    watcher.note_writers()
+    if handled:
+        os.utime(path, (time.time() + 9,) * 2)
+    assert ("was writing last.pt" in watcher.explain_torn(failed=True)) is not handled
+    assert watcher.explain_torn(failed=False) == ""

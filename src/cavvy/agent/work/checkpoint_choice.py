@@ -14,6 +14,8 @@ import os
 import re
 import time
 
+from .database_copies import DATABASE, INDEX, JOURNALS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,9 +32,6 @@ FILLED_S = 30.0  # if the task states no interval
 UNITS = 10
 # maximum bytes of a file that is always being changed, and that no other file belongs to
 STATUS_BYTES = 1024 * 1024
-DATABASE = b"SQLite format 3\0"  # sqlite.org/fileformat.html
-# files beside a database that belong to it, and its index of one of them, which is made anew
-_JOURNALS, _INDEX = ("-wal", "-journal"), "-shm"
 _NUMBER = re.compile(r"\d+")
 
 
@@ -70,7 +69,7 @@ class LookResult:
     ) -> None:
         self.ended = ended
         self.find_birth, self.filled_ns = find_birth, int(filled_s * 1e9)
-        self.first = [entry for entry in first if not entry.path.endswith(_INDEX)]
+        self.first = [entry for entry in first if not entry.path.endswith(INDEX)]
         self.second, self.writers, self.unknown = second, writers, frozenset(unknown)
         self.find_status, self.extends, self.cut_ns = find_status, extends, cut_ns
         self.read_start, self.torn, self.restless = read_start, torn, restless
@@ -107,7 +106,7 @@ class LookResult:
     def is_database(self, entry: FileEntry) -> bool:
         """Return whether the file is an SQLite database, or belongs to one. If it does not change,
         it is whole, although it is open: SQLite undoes a change that was cut short."""
-        for ending in _JOURNALS:
+        for ending in JOURNALS:
             if entry.path.endswith(ending):
                 main = self._by_path.get(entry.path[: -len(ending)])
                 return main is not None and self.read_start(main).startswith(DATABASE)

@@ -16,6 +16,7 @@ from collections import namedtuple
 from ..allowed_folders import AllowedFolders, ignore_error, raise_unless_vanished
 from ..disk import read_known, walk_files, write_whole
 from ..outbox import file_time_text
+from .torn_files import TornFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +43,26 @@ class CheckpointWatcher:
         self._folder = folder
         self._told = self._last = measure(folder)
         self._began_ns = watch_start_ns(self._told[0] > 0)
+        self._torn = TornFiles()
+
+    def note_writers(self) -> None:
+        """Take note of the files that the work has open, before it gets a signal."""
+        self._torn.note({entry.inode for entry in list_folder(self._folder)})
+
+    def explain_torn(self, *, failed: bool) -> str:
+        """Return which files the ended work was writing when it got a signal, or ""."""
+        entries = list_folder(self._folder)
+        changed_ns = {entry.inode: entry.mtime_ns for entry in entries}
+        torn = self._torn.find(changed_ns, failed=failed)
+        names = [entry.path for entry in entries if entry.inode in torn]
+        if not names:
+            return ""
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        return (
+            f"the program was writing {names[0]}{more} in the checkpoint folder when a signal "
+            "ended it, and this folder keeps what is there: to never lose the previous state, "
+            "write a new file and rename it when it is complete"
+        )
 
     def look(self, *, last: bool = False) -> dict[str, object]:
         """Return the fields of a `checkpoint` message, or {} if there is no new checkpoint. Pass

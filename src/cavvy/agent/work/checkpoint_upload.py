@@ -17,7 +17,7 @@ from ..http_client import (
     BlockingClient,
 )
 from ..outbox import time_text
-from .checkpoint_choice import DATABASE, FILLED_S, LookResult, choose_files
+from .checkpoint_choice import FILLED_S, LookResult, choose_files
 from .checkpoint_files import (
     NEWEST_NS,
     FileEntry,
@@ -29,6 +29,7 @@ from .checkpoint_files import (
     split_names,
     write_rows,
 )
+from .database_copies import DATABASE, JOURNALS, DatabaseCopies
 from .open_files import find_open
 from .sparse_files import find_extents, map_stored
 from .trees import copy_open, remove_tree
@@ -94,6 +95,7 @@ class CheckpointUpload:
         self._entries = entries
         self._open: dict[str, int] = {}
         self._names: dict[str, str] = {}
+        self._databases: dict[str, FileEntry] = {}
         self._packs, self._extents = packs, dict[str, list[list[int]]]()
         self._known_path = config.private + "/hashes.json"
         self._known = read_known(self._known_path)  # path -> [size, time, inode, hash, extents]
@@ -133,7 +135,33 @@ class CheckpointUpload:
         tell = None if quiet else tell_waiting
         found = cls(config, folder, entries, tell, given=given, may_vanish=True, packs=True)
         found.listed, found.unnamed = listed, unnamed
+        found.copy_databases()
         return found
+
+    def copy_databases(self) -> None:
+        """Copy the databases that the work has open, and read the copies from now on. Raises
+        OSError."""
+        os.makedirs(self._copies, exist_ok=True)
+        copies = DatabaseCopies(self._top, self._copies)
+        open_files = {
+            each.inode: self._open[each.path] for each in self._entries if each.path in self._open
+        }
+        writers = find_open(open_files)[0]
+        for entry in self._entries:
+            if entry.inode in writers and entry.path in self._open:
+                copies.copy(entry, self._open[entry.path])
+        self._databases = copies.entries
+        for path, file in copies.files.items():
+            if path in self._open:
+                os.close(self._open[path])
+            self._open[path] = file
+        self._entries = self._with_databases(self._entries)
+
+    def _with_databases(self, entries: list[FileEntry]) -> list[FileEntry]:
+        """Return the list with the copied databases and their journals as they were copied."""
+        names = {path + each for path in self._databases for each in ("", *JOURNALS)}
+        others = [entry for entry in entries if entry.path not in names]
+        return sorted([*others, *self._databases.values()])
 
     def close(self) -> None:
         """Close the files."""
@@ -180,7 +208,7 @@ class CheckpointUpload:
         second = split_names(list_checkpoint(self._config, self._folder, self._given))[0]
         look = LookResult(
             self._entries,
-            second,
+            self._with_databases(second),
             find_status=self._find_status,
             writers=writers,
             unknown=unknown,
