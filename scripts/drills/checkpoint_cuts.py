@@ -105,10 +105,15 @@ class Cutter:
             process.kill()
             process.wait()
 
+    def stop(self) -> None:
+        """Kill the program, so that what was found is read without it."""
+        self._program.kill()
+        self._program.wait()
+
     def take_first(self) -> None:
         """Wait for the first checkpoint from which the program can resume: before its first save,
         there are only logs. Raises RuntimeError if the program ends."""
-        while not MemoryUpload.newest or self.cut()[1]:
+        while not MemoryUpload.newest or self.resume(*self.cut())[1]:
             if self._program.poll() is not None:
                 raise RuntimeError(Path(self._home, "log").read_text(errors="replace")[-2000:])
             self.take_until(time.monotonic() + self._every_s / 4)
@@ -133,9 +138,8 @@ class Cutter:
             saved = MemoryUpload.count > before
             self._next = now + (self._every_s / 2 if saved else min(3.0, self._every_s / 4))
 
-    def cut(self) -> tuple[float, str]:
-        """Lay out the newest checkpoint and resume from it. Return the age of what was resumed in
-        seconds, or why it could not be."""
+    def cut(self) -> tuple[float, Path]:
+        """Lay out the newest checkpoint in a new folder. Return when, and the folder."""
         self._number += 1
         now, folder = time.time(), Path(self._home, f"again-{self._number}")
         folder.mkdir()
@@ -147,11 +151,16 @@ class Cutter:
                 continue
             path.write_bytes(MemoryUpload.contents[row["sha256"]])
             os.utime(path, ns=(row["mtime_ns"],) * 2)
+        return now, folder
+
+    def resume(self, at: float, folder: Path) -> tuple[float, str]:
+        """Resume from what was laid out then. Return the age of what was resumed in seconds, or
+        why it could not be."""
         assert self._reader.stdin is not None
         self._reader.stdin.write(f"{folder}\n".encode())
         self._reader.stdin.flush()
         said = self._said()
-        return (0.0, said["error"]) if "error" in said else (now - said["at"], "")
+        return (0.0, said["error"]) if "error" in said else (at - said["at"], "")
 
     def _said(self) -> dict[str, Any]:
         assert self._reader.stdout is not None
@@ -174,9 +183,14 @@ def cut_often(
         Cutter(writer, python, every_s, home) as cutter,
     ):
         cutter.take_first()
+        cutter.take_until(time.monotonic() + 2 * every_s)
+        found = []
         for _ in range(cuts):
             cutter.take_until(time.monotonic() + chance.uniform(0, 2 * every_s))
-            age, fault = cutter.cut()
+            found.append(cutter.cut())
+        cutter.stop()
+        for each in found:
+            age, fault = cutter.resume(*each)
             if fault:
                 faults.append(fault)
             else:
