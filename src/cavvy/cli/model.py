@@ -489,6 +489,7 @@ def push(name: str, target: str, project: str, output: str) -> None:
 
 def _pull_from(source: str, folder: Path) -> Path:
     """Write the files of a version in another registry to a new folder, and return it."""
+    from cavvy.client.landing import LandingRefused
     from cavvy.client.mlflow import MlflowRegistry, RegistryRefused
 
     try:
@@ -497,6 +498,9 @@ def _pull_from(source: str, folder: Path) -> Path:
         MlflowRegistry().pull(source, folder)
     except RegistryRefused as error:
         raise CommandFailure(str(error), exit_code=2) from error
+    except LandingRefused as error:
+        told = f"the files of {source} cannot be written: {error.message}"
+        raise CommandFailure(told, error.hint, exit_code=2) from error
     except OSError as error:  # such as a full disk, or a file where another one needs a folder
         told = f"the files of {source} cannot be written: {error.strerror}"
         raise CommandFailure(told, exit_code=2) from error
@@ -506,6 +510,7 @@ def _pull_from(source: str, folder: Path) -> Path:
 def _pull_hub(source: str, folder: Path) -> Path:
     from hashlib import sha256
 
+    from cavvy.client.landing import Landing
     from cavvy.store.objects.base import ObjectDenied, ObjectMissing, ObjectTryAgain
     from cavvy.store.objects.hub import ENDPOINT, HubRepository
 
@@ -519,20 +524,18 @@ def _pull_hub(source: str, folder: Path) -> Path:
         chosen = [each for each in found if not inside or f"{each.key}/".startswith(f"{inside}/")]
         if not chosen:
             raise ObjectMissing(f"{source} has no files")
-        for each in chosen:
-            path = each.key[len(inside) :].strip("/") or each.key.rpartition("/")[2]
-            if any(part in ("", ".", "..") for part in path.split("/")):
-                raise ObjectDenied(f"{source} has a file {path!r:.100}, which leads out of it")
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            digest, size = sha256(), each.size or 0
-            with target.open("xb") as file:
-                for offset in range(0, size, _PIECE):
-                    piece = _read_piece(hub, each.key, offset, min(_PIECE, size - offset))
-                    digest.update(piece)
-                    file.write(piece)
-            if target.stat().st_size != size or each.sha256 not in ("", digest.hexdigest()):
-                raise ObjectDenied(f"{path} of {source} has other bytes than the Hub lists")
+        folder.mkdir()
+        with Landing(folder) as landing:
+            for each in chosen:
+                path = each.key[len(inside) :].strip("/") or each.key.rpartition("/")[2]
+                digest, size, count = sha256(), each.size or 0, 0
+                with landing.create(path) as file:
+                    for offset in range(0, size, _PIECE):
+                        piece = _read_piece(hub, each.key, offset, min(_PIECE, size - offset))
+                        digest.update(piece)
+                        count += file.write(piece)
+                if count != size or each.sha256 not in ("", digest.hexdigest()):
+                    raise ObjectDenied(f"{path} of {source} has other bytes than the Hub lists")
     except ObjectDenied as error:
         hint = "" if token else "here, HF_TOKEN is an environment variable; it is not set"
         raise CommandFailure(str(error), hint, exit_code=2) from error

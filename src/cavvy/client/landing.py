@@ -104,6 +104,16 @@ class Landing:
                 _set(file.fileno(), mode, mtime)
             os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """Open a new file for writing, in a folder that the caller has made. The folders above the
+        file are created.
+        """
+        with self.inside(path, make=True) as (parent, name):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(name, flags, 0o666, dir_fd=parent), "wb") as file:
+                yield file
+
     def finish_folder(self, path: str, mode: int, mtime: float) -> None:
         """Set the mode and the times of the folder. The caller must have written the folder's
         contents before this call.

@@ -19,6 +19,7 @@ from time import time
 from typing import Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
+from cavvy.client.landing import Landing
 from cavvy.http_client import MOST_BYTES, HttpClient, NoReply
 
 PREFIX = "models:/"
@@ -60,7 +61,7 @@ class MlflowRegistry:
 
     def pull(self, model: str, folder: Path) -> str:
         """Write the files of a version to a new folder. Return the version, as NAME/NUMBER. Raises
-        RegistryRefused, OSError."""
+        RegistryRefused, LandingRefused, OSError."""
         name, number, alias = _read_name(model)
         if alias:
             found = self._ask("GET", "/registered-models/alias", {"name": name, "alias": alias})
@@ -73,14 +74,13 @@ class MlflowRegistry:
         )
         root, count = _find_root(place, f"{name}/{number}"), 0
         folder.mkdir()
-        for path in self._walk(root):
-            count += 1
-            if count > _MOST_FILES:
-                raise RegistryRefused(f"{name}/{number} has more than {_MOST_FILES} files")
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as file:
-                self._send("GET", f"{_FILES}/{quote(f'{root}/{path}')}", into=file)
+        with Landing(folder) as landing:
+            for path in self._walk(root):
+                count += 1
+                if count > _MOST_FILES:
+                    raise RegistryRefused(f"{name}/{number} has more than {_MOST_FILES} files")
+                with landing.create(path) as file:
+                    self._send("GET", f"{_FILES}/{quote(f'{root}/{path}')}", into=file)
         if not count:
             raise RegistryRefused(f"{name}/{number} has no files")
         return f"{name}/{number}"
