@@ -9,6 +9,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import cast
 
 from cavvy.spec.ignore_pattern import IgnorePattern, read_pattern, to_bytes
 from cavvy.spec.repository import find_ignore_files, open_repository
@@ -24,16 +25,21 @@ RULE_FILES = (".gitignore", OWN_FILE)
 SKIPPED = frozenset({".git", ".venv", "__pycache__"})
 
 
-def list_files(folder: Path) -> list[str]:
-    """Return the sorted paths, relative to `folder`, of all files and links that are not ignored.
-    Raises OSError if a folder cannot be read.
+def list_files(folder: Path, *, hidden: bool = True) -> list[str]:
+    """Return the sorted paths, relative to `folder`, of all files and links that are not ignored;
+    without `hidden`, only those whose first part does not begin with a dot. Raises OSError if a
+    folder cannot be read.
     """
     listed = _ask_git(folder)
     if listed is None:
         outer = read_outer_rules(folder, find_ignore_files(folder))
-        return sorted(_walk(folder, "", outer, git_rules=True))
-    own = IgnoreRules(folder)
-    return sorted(path for path in listed if not own.ignores(path))
+        # as a rule, so that hidden folders, which may be large, are not even read
+        outer = outer if hidden else (*outer, ("", "", [_HIDDEN]))
+        listed = list(_walk(folder, "", outer, git_rules=True))
+    else:
+        own = IgnoreRules(folder)
+        listed = [path for path in listed if not own.ignores(path)]
+    return sorted(path for path in listed if hidden or not path.startswith("."))
 
 
 def _ask_git(folder: Path) -> list[str] | None:
@@ -102,6 +108,7 @@ def _find_closed(folder: Path) -> OSError | None:
 # The patterns of each pattern file, the outermost first. Before them stand the file's folder, which
 # paths begin with, and what is put before a path if the file is outside of the folder.
 Rules = tuple[tuple[str, str, list[IgnorePattern]], ...]
+_HIDDEN = cast(IgnorePattern, read_pattern(b"/.*"))
 
 
 def _walk(folder: Path, inside: str, rules: Rules, *, git_rules: bool) -> Iterator[str]:

@@ -10,11 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from cavvy.domain.tasks import TaskSpec
-from cavvy.spec.workdir import OWN_FOLDER, FreezeError, list_folder
+from cavvy.spec.workdir import (
+    MOST_OWN_BYTES,
+    MOST_OWN_FILES,
+    OWN_FOLDER,
+    FreezeError,
+    list_folder,
+)
 
-# Larger folders are submitted only if the task file has `workdir`.
-_MOST_BYTES = 1 << 30
-_MOST_FILES = 20_000
 _COLLECTIONS = frozenset(("Desktop", "Documents", "Downloads"))  # folders of a home folder
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 _WRITTEN = re.compile(r">>?\s*[^\s;|&()]+")  # a file that the command creates
@@ -90,7 +93,7 @@ def explain_unsent(folder: Path) -> str | None:
     if reason := _find_unfit(folder):
         return reason
     try:
-        found, _ = list_folder(folder, most_bytes=_MOST_BYTES, most_files=_MOST_FILES)
+        found, _ = list_folder(folder, most_bytes=MOST_OWN_BYTES, most_files=MOST_OWN_FILES)
     except (FreezeError, OSError) as error:
         return f"{error}; --workdir . submits it" if _say_key(folder) else str(error)
     return "" if found else None
@@ -102,7 +105,7 @@ def choose_named(folder: Path, named: Sequence[tuple[str, str]]) -> tuple[tuple[
     if reason := explain_unfit(folder):
         return named[0], reason
     try:
-        found, _ = list_folder(folder, most_bytes=_MOST_BYTES, most_files=_MOST_FILES)
+        found, _ = list_folder(folder, most_bytes=MOST_OWN_BYTES, most_files=MOST_OWN_FILES)
     except (FreezeError, OSError) as error:
         return named[0], f"{error}{_say_key(folder)}"
     paths = [each.path for each, _ in found]

@@ -22,6 +22,9 @@ from cavvy.spec.ignore import OWN_FILE, list_files
 # listed in an ignore file.
 MOST_BYTES = 10 << 30
 MOST_FILES = 200_000
+# of a home folder, and of folders that are submitted without `workdir`
+MOST_OWN_BYTES = 1 << 30
+MOST_OWN_FILES = 20_000
 OWN_FOLDER = "move the task file and the files that the work needs into a folder of their own"
 # A cached hash is used only if, when the cache was written, the file had not changed for this long.
 # A file with a more recent change may have changed again within the same clock tick.
@@ -112,7 +115,9 @@ def freeze(
 
     `state` is Cavvy's own folder, which contains keys and is never part of a snapshot. Files that
     `.gitignore` or `.cavvyignore` excludes are left out. In a repository, git itself applies
-    `.gitignore`. If `only` is given, the snapshot contains only that file. Raises FreezeError.
+    `.gitignore`. Of the user's home folder, hidden files and folders are left out, since programs
+    keep keys in them, and it may have at most MOST_OWN_BYTES and MOST_OWN_FILES. If `only` is
+    given, the snapshot contains only that file. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
     found, notes = list_folder(
@@ -143,18 +148,23 @@ def list_folder(
     """
     if only is None:
         check_folder(folder)
+    is_home = only is None and folder.resolve() == Path.home().resolve()
+    if is_home:
+        most_bytes, most_files = min(most_bytes, MOST_OWN_BYTES), min(most_files, MOST_OWN_FILES)
     try:
-        paths = list_files(folder) if only is None else [only]
+        paths = list_files(folder, hidden=not is_home) if only is None else [only]
     except OSError as error:
         raise FreezeError(
             f"cannot read {error.filename or folder}: {error.strerror}",
             f"make it readable, or list it in {OWN_FILE}",
         ) from error
     paths, left_out = _without_state(folder, paths, state)
+    if is_home:
+        left_out.append(f"{folder} is your home folder: its hidden files and folders stay here")
     if len(paths) > most_files:
         raise FreezeError(
             f"{folder} has {len(paths):,} files, which is more than the limit of {most_files:,}",
-            _ignore_hint(paths),
+            OWN_FOLDER if is_home else _ignore_hint(paths),
         )
     found, notes = _look(folder, paths)
     _check_size(folder, found, most_bytes)
@@ -195,10 +205,10 @@ def check_folder(folder: Path) -> None:
         raise FreezeError(
             f"the working folder {folder} is a file", "use the folder that contains the file"
         )
-    real, home = folder.resolve(), Path.home().resolve()
-    if real in (home, Path("/")):
-        what = "is your home folder" if real == home else "contains your home folder"
-        raise FreezeError(f"{folder} {what}, which cannot be submitted", OWN_FOLDER)
+    if folder.resolve() == Path("/"):
+        raise FreezeError(
+            f"{folder} contains your home folder, which cannot be submitted", OWN_FOLDER
+        )
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:

@@ -398,10 +398,25 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         (tmp_path / "no", "does not exist"),
         (tmp_path / "file", "is a file"),
         (Path("/"), "contains your home folder.* into a folder of their own"),
-        (Path.home(), "is your home folder.* into a folder of their own"),
     ):
         with pytest.raises(FreezeError, match=words):
             freeze(path)
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_hidden_files_of_a_home_folder_stay(
+    is_repository: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In containers and on machines of clouds, people often work in the home folder itself."""
+    write(tmp_path, {"train.py": "x", "lib/.hidden": "x", ".netrc": "k", ".ssh/id_rsa": "k"})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if is_repository:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    found = freeze(tmp_path)
+    assert [each.path for each in found.entries] == ["lib/.hidden", "train.py"]
+    assert "its hidden files and folders stay here" in found.notes[-1]
+    with pytest.raises(FreezeError, match="more than the limit of 1; move"):
+        freeze(tmp_path, most_files=1)
 
 
 def test_a_folder_that_has_a_home_folder_in_it_is_one(
