@@ -343,8 +343,8 @@ def _checkpoint(message: AgentMessage) -> str:
         took = f"; {say_size(message.sent)} written in {seconds:.1f} s{rate}" if speed else ""
         return f"a checkpoint is complete: {size}{took}"
     return (
-        f"checkpoint {message.number} is safe: {size}; {say_size(message.sent)} sent in "
-        f"{seconds:.1f} s{rate}"
+        f"checkpoint {message.number} is safe: the checkpoint is complete with {size}; "
+        f"{say_size(message.sent)} sent in {seconds:.1f} s{rate}"
     )
 
 
