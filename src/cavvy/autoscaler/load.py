@@ -324,6 +324,9 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
     return max(1, round(strictness * minutes))
 
 
+_MOST_REPLICAS = 2_000  # that are tried one by one; task files permit 1,000
+
+
 def count_for_wait(
     load: ServiceLoad, terms: ScalingTerms, late: float, batch: BatchFit | None = None
 ) -> int:
@@ -347,13 +350,14 @@ def count_for_wait(
     erlangs = load.erlangs
     if erlangs <= 0:
         return 0
-    replicas = int(erlangs / terms.concurrency) + 1
+    each = max(1, terms.concurrency)
+    replicas = int(erlangs / each) + 1
     while (
-        find_late_share(load, replicas * terms.concurrency, terms.wait_s) > late
-        or _late_share_of_batches(load, batch, replicas * terms.concurrency, terms.wait_s) > late
+        find_late_share(load, replicas * each, terms.wait_s) > late
+        or _late_share_of_batches(load, batch, replicas * each, terms.wait_s) > late
     ):
         replicas += 1
-        if replicas > terms.most:
+        if replicas > min(terms.most, _MOST_REPLICAS):
             return replicas
     return replicas
 

@@ -23,6 +23,7 @@ _GRACE = ("GH200", "GB200", "GB300")
 TOKEN_PRICE_SOURCE = "genai-prices 0.2.3, 2026-11"
 # what names of files, repositories and offers add to the name of a model: its format, or how an API
 # serves it
+_LONGEST = 500  # characters of a name that are compared
 _ADDED = re.compile(
     r"(?:bf16|fp16|fp8|fp4|nvfp4|mxfp4|int8|int4|awq|gptq|gguf|w4a16|w8a8|w8a16|bnb4bit|4bit|8bit|"
     r"q[2-8](?:km|ks|0|1)|dynamic|quantized|turbo|fast|lite|hf)$"
@@ -179,7 +180,7 @@ def find_name(model: str) -> str:
     `hf://meta-llama/Meta-Llama-3.1-8B-Instruct-FP8@main`: without organization, revision, format
     and punctuation.
     """
-    name = model.lower().rsplit("/", 1)[-1]
+    name = model[-_LONGEST:].lower().rsplit("/", 1)[-1]
     name = re.sub(r"[^a-z0-9]", "", re.split("[:@]", name)[0].removesuffix(".gguf"))
     if name.startswith("metallama"):
         name = name.removeprefix("meta")

@@ -26,6 +26,7 @@ from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUni
 from cavvy.domain.values import Struct, replace
 
 _HOUR_US = 3_600_000_000
+_LONGEST = timedelta(days=36_525)
 _DAY = timedelta(days=1)
 _MICRO = Decimal("0.000001")
 # The ledger rounds each entry, and each day's part of an entry, to a micro-dollar.
@@ -318,8 +319,12 @@ def _is_long(line: BillLine) -> bool:
 
 
 def _days(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Return the period, split at the beginning of each day in UTC."""
+    """Return the period, split at the beginning of each day in UTC. A period of a hundred years, as
+    a damaged bill can have, stays whole."""
     at = since
+    if until - since > _LONGEST:
+        yield since, until
+        return
     while at.date() < until.date():
         midnight = datetime.combine(at.date() + _DAY, time(), at.tzinfo)
         yield at, midnight

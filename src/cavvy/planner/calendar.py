@@ -16,6 +16,8 @@ from cavvy.domain.values import Struct
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 _NEAR = timedelta(hours=4)  # more than any change of clocks but those of the date line
+# Prices of later hours are not compared: a window opens again within a week.
+_FARTHEST = timedelta(days=14)
 _HORIZON = 366 * 8  # number of days to search; 29 February occurs at least once in eight years
 HISTORY = timedelta(days=14)  # prices older than this are ignored
 _ENOUGH = timedelta(days=3)  # a job does not wait if the price history is shorter than this
@@ -230,7 +232,8 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     current = prices[-1][1].micros_per_hour
     hour = now.replace(minute=0, second=0, microsecond=0) + _HOUR
     best, best_at = float(current), now
-    while hour < window.end:
+    end = min(window.end, hour + _FARTHEST)
+    while hour < end:
         expected = _expected(prices, hour, now)
         if expected is not None and expected < best:
             best, best_at = expected, hour

@@ -27,6 +27,9 @@ class ReservableType(NamedTuple):
     instance_type: str
 
 
+_MOST_MACHINES = 10_000  # that one piece of advice commits to
+
+
 class UsedMachine(Struct, frozen=True, kw_only=True):
     """The time for which one machine was charged at the on-demand price."""
 
@@ -103,7 +106,8 @@ def _add(levels: list[float], machine: UsedMachine, since: datetime) -> float:
 def _commit(offer: Offer, levels: Sequence[float], rate: float) -> ReservationAdvice | None:
     machines, saved, used = 0, 0.0, 0.0
     committed = offer.rate.micros_per_hour * len(levels)
-    while machines < max(levels):
+    most = min(_MOST_MACHINES, max(levels))
+    while machines < most:
         hours = sum(min(1.0, max(0.0, level - machines)) for level in levels)
         if hours * rate <= committed:
             break

@@ -146,6 +146,9 @@ def read_goals(service: StoredService) -> GoalEstimate | None:
     return _decode_state(service.scaling).goals if service.scaling else None
 
 
+_LONGEST_S = 86_400  # the autoscaler remembers less than a day of single seconds
+
+
 def observe(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> ServiceObservation:
@@ -187,7 +190,9 @@ def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> Servi
 
 
 def _spread(count: int, seconds: int) -> tuple[int, ...]:
-    """Return the arrivals of each second, assuming that requests arrived evenly."""
+    """Return the arrivals of each second, assuming that requests arrived evenly. After a longer
+    time than `_LONGEST_S`, they count as if they had arrived in this time."""
+    seconds = min(seconds, _LONGEST_S)
     return tuple(
         count * (second + 1) // seconds - count * second // seconds for second in range(seconds)
     )

@@ -17,6 +17,9 @@ _MOST_SPARES = 2
 NEVER_S = -_DAY_S  # the time of an event that has not happened
 
 
+_MOST_REPLICAS = 2_000  # of a service; task files permit 1,000
+
+
 class ServiceTerms(Struct, frozen=True, kw_only=True):
     """The constants of a service. `replicas` replicas should be ready for the share `availability`
     of the time.
@@ -29,6 +32,11 @@ class ServiceTerms(Struct, frozen=True, kw_only=True):
     availability: float = DEFAULT_AVAILABILITY
     # The region of each zone. Zones of one region tend to lose their spot at the same time.
     regions: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The replicas that are placed one by one: `replicas`, at most `_MOST_REPLICAS`."""
+        return min(_MOST_REPLICAS, self.replicas)
 
     def together(self, zone: int) -> list[int]:
         """Return all zones in the region of this zone, including the zone itself."""
@@ -83,7 +91,7 @@ class SpotHedge:
         self._turn = 0
 
     def place(self, seen: ServiceView) -> ReplicaPlacement:
-        wanted = self._service.replicas + self._spare
+        wanted = self._service.count + self._spare
         for zone in range(self._service.zones):
             if seen.lost[zone] or seen.failed[zone]:
                 self._shunned.add(zone)
@@ -94,9 +102,7 @@ class SpotHedge:
         spot = [len(ages) for ages in seen.ages_s]
         while sum(spot) < wanted:
             spot[self._next(spot)] += 1
-        return ReplicaPlacement(
-            tuple(spot), min(self._service.replicas, max(0, wanted - seen.ready))
-        )
+        return ReplicaPlacement(tuple(spot), min(self._service.count, max(0, wanted - seen.ready)))
 
     def _next(self, spot: list[int]) -> int:
         """Return the next zone in round-robin order. Zones without a replica of the service are
@@ -199,7 +205,7 @@ class SteadyPlacement:
 
     def place(self, seen: ServiceView) -> ReplicaPlacement:
         self._learn(seen)
-        need = self._service.replicas
+        need = self._service.count
         held = [len(ages) for ages in seen.ages_s]
         self._spares, risk = self._choose_spares(held, seen.now_s)
         spot = held.copy()
@@ -257,7 +263,7 @@ class SteadyPlacement:
 
         If no number of spares is enough, the number with the lowest risk is returned.
         """
-        need = self._service.replicas
+        need = self._service.count
         spot = held.copy()
         while sum(spot) > need:
             spot[self._worst(spot)] -= 1
@@ -277,7 +283,7 @@ class SteadyPlacement:
         short = [
             zone
             for zone, count in enumerate(spot)
-            if count and sum(spot) - count < self._service.replicas
+            if count and sum(spot) - count < self._service.count
         ]
         return sum(self._hazard(zone) for zone in short)
 
