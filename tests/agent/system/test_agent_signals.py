@@ -43,6 +43,13 @@ signal.signal(signal.SIGTERM, lambda *_: [each.kill() for each in ranks])
 print("launched", flush=True)
 sys.exit(max(each.wait() for each in ranks))
 """
+# Waits for its helper, even after the signal.
+WAITS = """\
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: None)
+helper = "import signal, sys; signal.signal(15, lambda *_: sys.exit(3)); print('ready', flush=True)"
+print(subprocess.call([sys.executable, "-c", helper + "; signal.pause()"]), flush=True)
+"""
 FILES = "cat >train.py <<'END'\n" + TRAIN + "END\ncat >launcher.py <<'END'\n" + LAUNCHER + "END\n"
 WAYS = {
     "exec": "exec python3 train.py",
@@ -82,6 +89,26 @@ def test_the_ranks_of_a_launcher_get_the_signal_in_its_place() -> None:
         assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
         assert rig.output().count("saved 1\n") == 2, rig.output()
         assert rig.output().endswith("saved 1\n")  # a later stage does not begin
+
+
+def test_a_task_may_notify_every_process() -> None:
+    run = f"cat >waits.py <<'END'\n{WAITS}END\npython3 waits.py; echo end"
+    with make_rig(run=run, notify="all") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.output() == "ready\n3\n"
+
+
+def test_a_task_may_notify_only_what_its_commands_have_started() -> None:
+    run = FILES + "python3 launcher.py train.py; echo end"
+    with make_rig(run=run, notify="main") as rig:
+        rig.launch()
+        rig.until(lambda: rig.output().count("ready") == 2)
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert "saved" not in rig.output()  # the launcher has killed its ranks
 
 
 def test_a_stage_that_has_saved_is_not_taken_for_complete() -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.agent.system.test_agent_signals import LAUNCHER, TRAIN
+from tests.agent.system.test_agent_signals import LAUNCHER, TRAIN, WAITS
 from tests.agent.unit.test_agent_documents import WORK
 from tests.waits import PATIENCE_S, wait_until
 
@@ -142,15 +142,6 @@ def test_a_stop_ends_a_program_that_starts(tmp_path: Path) -> None:
     with running(tmp_path, "python3 slow.py; echo end", ready="starts") as work:
         work.ask()
         assert work.wait() == (128 + signal.SIGTERM, ["starts"])
-
-
-# Waits for its helper, even after the signal.
-WAITS = """\
-import signal, subprocess, sys
-signal.signal(signal.SIGTERM, lambda *_: None)
-helper = "import signal, sys; signal.signal(15, lambda *_: sys.exit(3)); print('ready', flush=True)"
-print(subprocess.call([sys.executable, "-c", helper + "; signal.pause()"]), flush=True)
-"""
 
 
 def test_a_task_may_notify_every_process(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     CheckpointPolicy,
+    NotifyTarget,
     ResourceSpec,
     TaskSpec,
     Transfer,
@@ -105,3 +106,10 @@ def test_what_only_cavvy_does_is_said() -> None:
     assert "# The commands use CAVVY_MPI, which only Cavvy sets.\n" in text
     assert "one of the task's 2 alternatives" in text
     assert "#SBATCH --cpus-per-task=3\n" in text
+
+
+@pytest.mark.parametrize("notify", NotifyTarget)
+def test_that_only_cavvy_chooses_which_processes_are_notified_is_said(notify: NotifyTarget) -> None:
+    task = TaskSpec(name="t", run="x", notify=notify)
+    text = slurm.make_export(task, None, 1, JobOptions(), "")
+    assert ("# Only Cavvy applies notify." in text) is (notify is not NotifyTarget.HANDLERS)
