@@ -111,6 +111,37 @@ def test_a_task_may_notify_only_what_its_commands_have_started() -> None:
         assert "saved" not in rig.output()  # the launcher has killed its ranks
 
 
+# A server that ends on SIGTERM, and a program that needs it to save.
+SERVED = """\
+cat >serve.py <<'END'
+import os, signal, socketserver, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+socketserver.UnixStreamServer("server", socketserver.StreamRequestHandler).serve_forever()
+END
+cat >uses.py <<'END'
+import os, signal, socket, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+while not os.path.exists("server"): time.sleep(0.01)
+print("ready", flush=True)
+while not heard: time.sleep(0.01)
+time.sleep(1)
+socket.socket(socket.AF_UNIX).connect("server")
+print("saved", len(heard), flush=True)
+END
+python3 serve.py & python3 uses.py; echo end
+"""
+
+
+def test_a_server_in_the_background_may_outlast_the_program_that_needs_it() -> None:
+    with make_rig(run=SERVED, notify="main") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 600)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.output() == "ready\nsaved 1\n"
+
+
 def test_a_stage_that_has_saved_is_not_taken_for_complete() -> None:
     stages = "echo one; python3 train.py && touch two.done; echo three"
     with make_rig(run=f"{FILES}{stages}") as rig:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.agent.system.test_agent_signals import LAUNCHER, TRAIN, WAITS
+from tests.agent.system.test_agent_signals import LAUNCHER, SERVED, TRAIN, WAITS
 from tests.agent.unit.test_agent_documents import WORK
 from tests.waits import PATIENCE_S, wait_until
 
@@ -149,6 +149,12 @@ def test_a_task_may_notify_every_process(tmp_path: Path) -> None:
     with running(tmp_path, "python3 waits.py; echo end", notify="all") as work:
         work.ask()
         assert work.wait() == (0, ["ready", "3"])
+
+
+def test_a_server_in_the_background_may_outlast_the_program_that_needs_it(tmp_path: Path) -> None:
+    with running(tmp_path, SERVED, notify="main") as work:
+        work.ask()
+        assert work.wait() == (0, ["ready", "saved 1"])
 
 
 def test_a_task_may_notify_only_what_its_commands_have_started(tmp_path: Path) -> None:

@@ -135,7 +135,12 @@ choose() {
   case $1 in
     all) ;;
     main)
-      if is_shell "$work"; then eval "below=\${k_$work-}"; else below=$work; fi
+      below=$work
+      if is_shell "$work"; then
+        eval "below=\${k_$work-}"
+        for i in $below; do aside "$i" "$work" || programs="$programs $i"; done
+        below=${programs:-$below} programs=
+      fi
       for i in $below; do eval "programs=\"\$programs \${c_$i:+$i}\""; done
       case $programs in *[0-9]*) ;; *) programs=$below;; esac
       first="$work $programs";;

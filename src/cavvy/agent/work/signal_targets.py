@@ -134,9 +134,11 @@ def find_work(root: int, children: dict[int, list[int]], entry: str) -> int:
 
 
 def _choose_main(root: int, children: dict[int, list[int]]) -> Targets | None:
-    """Choose what the commands of `run` have started directly. If some of these have a handler,
-    as in `python train.py | tee log`, the others do not get the signal yet."""
+    """Choose what the commands of `run` have started directly, but not in the background, such as
+    a server that the program uses, unless all is there. If some of these have a handler, as in
+    `python train.py | tee log`, the others do not get the signal yet."""
     started = children.get(root, []) if _is_own_shell(root) else [root]
+    started = [pid for pid in started if pid == root or not _is_aside(pid, root)] or started
     programs = [pid for pid in started if catches(pid)] or started
     if not programs:
         return None
