@@ -1,6 +1,5 @@
 """`cavvy setup`: asks for what a provider needs, checks it, and writes it to the settings file."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from cavvy.cli.check import ProviderFinding, examine_one, load_known
 from cavvy.cli.reach.arguments import complete_providers
 from cavvy.cli.reach.providers import foresee_node_endpoint
 from cavvy.cli.reach.settings_file import read_table, write_table
-from cavvy.cli.task.submission import may_ask
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import pairs_out
 from cavvy.domain.values import replace
@@ -62,6 +60,7 @@ def command(provider: str, pairs: tuple[str, ...], key_file: str | None, no_chec
       cavvy setup aws --set regions=us-east-1
       echo $KEY | cavvy setup lambda --key-file -
     """
+    from cavvy.cli.task.submission import may_ask
     from cavvy.providers import registry
 
     known, installed = load_known(provider)
@@ -236,6 +235,8 @@ class _Setup:
         )
 
     def _examine(self) -> ProviderFinding:
+        import asyncio
+
         name = self._manifest.name
         table = {**self._before, **self._changes}
         settings = replace(self._known, providers={**self._known.providers, name: table})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cavvy.cli import setup
 from cavvy.cli.check import ProviderFinding
 from cavvy.cli.reach.settings_file import change_table
+from cavvy.cli.task import submission
 from cavvy.settings import Settings
 
 FILE = """\
@@ -88,7 +89,7 @@ def run(*words: str, given: str = "") -> Result:
 def test_a_key_and_settings_are_asked_for_checked_and_written(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "may_ask", lambda: True)
+    monkeypatch.setattr(submission, "may_ask", lambda: True)
     told = run("runpod", given="good\nus\nnonsense=1\nregions=eu\n")
     assert told.exit_code == 0, told.output
     assert "good" not in told.output  # a key is never shown
