@@ -37,10 +37,22 @@ await() {
     wait "$1" || code=$?
     return "$code"
 }
+# Move one character at the cursor for six seconds: a command on a busy machine begins late to say something.
+tick() {
+    local turn
+    [ -t 1 ] || return 0
+    for turn in {0..19}; do
+        printf '\r%s\r' "${frames:turn%4:1}"
+        sleep 0.3
+    done
+}
 # Run a command whose output is kept for later.
 keep() {
-    "${@:2}" >"$folder/output" &
-    await $! "$1"
+    local code=0
+    "${@:2}" >"$folder/output" 2>"$folder/errors" &
+    await $! "$1" || code=$?
+    cat "$folder/errors" >&2
+    return "$code"
 }
 # Show a command without the lines of its output that a first look does not need; the screen says so.
 brief() {
@@ -52,20 +64,20 @@ check() { keep checking .venv/bin/python scripts/demo_checks.py "$@"; }
 watcher=
 leave() {
     [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
-    { cavvy down --all --yes && cavvy server stop; } >/dev/null 2>&1 &
+    { cavvy down --all --yes; cavvy server stop; } >/dev/null 2>&1 &
     await $! "stopping what the demo has started" || true
 }
 trap leave EXIT
 trap 'exit 130' INT TERM HUP
 
-cavvy server start >/dev/null 2>&1 &
-starting=$!
 echo "A plan for eight H100 first, which starts nothing. Then a network learns to read digits on this machine, loses the"
 echo "machine, and continues where it was. No GPU, account or container; this machine's price of \$3.60/h is made up."
 
 heading "1. What does a run on eight H100 cost by its deadline, on spot, on demand, and when Cavvy chooses?"
 narrow="s/  NOTES\$//; s/  \[[0-9]*\]\$//; s/  READINESS   //; s/  configurable//; s/  CPUS  BUY/  BUY/; s/  [0-9][0-9]*  \(spot\|on-demand\) /  \1 /"
 brief "$narrow; /^pretrain:/d; /^prices:/d; /^based on/d; /^\[1\]/d; / shown (/d; / do not fit/,\$d" cavvy plan examples/spot/task.yaml --limit 2
+cavvy server start >/dev/null 2>&1 &
+starting=$!
 check plan examples/spot/task.yaml
 
 heading "2. Run a small one here. After a third of it, a fire drill takes the machine away (cavvy drill preempt):"
@@ -74,6 +86,7 @@ check newest
 last=$(cat "$folder/output")
 .venv/bin/python scripts/demo_checks.py preempt "$last" $((epochs / 3)) &
 watcher=$!
+tick &
 show cavvy run "$task" --yes --param "epochs=$epochs"
 await "$watcher" checking
 watcher=

@@ -93,9 +93,12 @@ class Stub:
 
     def kinds(self) -> list[str]:
         with self.lock:
-            # where the setup's output begins is told beside
-            kinds = [str(message["kind"]) for message in self.messages]
-            return [kind for kind in kinds if kind != "preparing"]
+            # a setup also tells where its output begins, and now and then how much it has written
+            return [
+                str(message["kind"])
+                for message in self.messages
+                if message["kind"] != "preparing" and "setup_" not in str(message.get("values"))
+            ]
 
     def last(self, kind: str) -> dict[str, object]:
         with self.lock:
