@@ -33,7 +33,7 @@ _ADVICE = {
     "fleet fleets cluster clusters node sinfo pbsnodes": "`cavvy nodes` lists nodes, "
     "`cavvy machines` lists named machines, `cavvy join` adds a machine",
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
-    "config setup": "`cavvy check` shows which providers are configured",
+    "config configure": "`cavvy setup PROVIDER` sets up a provider, `cavvy check` shows all",
     "autostop idle extend": "`cavvy machines keep NAME 1h` sets how long a machine waits for work",
     "kubectl": "`cavvy run TASK.YAML` runs a task, `cavvy ps` lists jobs, `cavvy status NAME` "
     "shows one, `cavvy logs -f NAME` follows its log",
