@@ -246,6 +246,7 @@ def keep(path: Path, runs: list[MachineRun]) -> None:
     several measured machines have the same key, the rate of the slowest machine is written.
     """
     from cavvy.cli.task.profiles import read_file
+    from cavvy.cli.view.report import write_text
 
     data: dict[str, Any] = read_file(path) if path.exists() else {"format": "cavvy-work-profile/1"}
     rates: dict[str, float] = {}
@@ -256,7 +257,7 @@ def keep(path: Path, runs: list[MachineRun]) -> None:
             machines[run.machine] = run.rate
     data["measured"] = {**data.get("measured", {}), **rates}
     data["machines"] = {**data.get("machines", {}), **machines}
-    path.write_text(json.dumps(data) + "\n")
+    write_text(path, json.dumps(data) + "\n")
 
 
 def _measure(

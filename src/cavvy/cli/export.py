@@ -83,10 +83,9 @@ def command(
     if target is None:
         click.echo(text.rstrip("\n"))
         return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandFailure(f"{target} cannot be written: {error.strerror}") from error
+    from cavvy.cli.view.report import write_text
+
+    write_text(Path(target), text)
     click.echo(f"wrote {target}", err=True)
 
 

@@ -37,6 +37,7 @@ def command(
     The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
     budget. The command asks for confirmation before it overwrites a file.
     """
+    from cavvy.cli.view.report import write_text
     from cavvy.spec import SpecError
     from cavvy.task_files import parse_task
 
@@ -55,14 +56,12 @@ def command(
     text = make_starter(_defaults(file) if defaults else _ask(file))
     try:
         parse_task(text, file=str(file))
-        file.write_text(text)
     except SpecError as error:
         raise CommandFailure(
             f"the task file from these answers is invalid:\n{error}",
             "start again with different answers",
         ) from error
-    except OSError as error:
-        raise CommandFailure(f"cannot write {file}: {error.strerror}") from error
+    write_text(file, text)
     click.echo(f"wrote {file}")
     _next_steps(str(file))
 

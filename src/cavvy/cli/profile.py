@@ -214,6 +214,7 @@ def tune_command(
       cavvy tune --numerics --report tuned.html train.py
     """
     _need_torch()
+    from cavvy.cli.view.report import write_text
     from cavvy.tuning.text import describe_change, describe_trial, make_page
     from cavvy.tuning.tune import PlanTuner
 
@@ -236,7 +237,7 @@ def tune_command(
             for trial in tuner.run():
                 click.echo(describe_trial(trial, tuner.facts, price))
     if report:
-        Path(report).write_text(make_page(script, tuner.trials, tuner.facts, price))
+        write_text(Path(report), make_page(script, tuner.trials, tuner.facts, price))
     click.echo(_summarize(tuner))
     click.echo(_apply(tuner, out, shlex.join(["python", *list_words(script), *arguments])))
 
@@ -245,11 +246,12 @@ def _apply(tuner: "PlanTuner", out: str, command: str) -> str:
     """Write the plan to the file `out`. Returns a text that explains how to use the plan or, for a
     plain loop, which lines of the script to change.
     """
+    from cavvy.cli.view.report import write_text
     from cavvy.tuning.text import describe_script_changes
 
     if tuner.is_plain:
         return describe_script_changes(tuner.plan, tuner.facts)
-    Path(out).write_text(json.dumps(tuner.plan, indent=1))
+    write_text(Path(out), json.dumps(tuner.plan, indent=1))
     return f"wrote {out}; to use it: CAVVY_TRAIN_PLAN={shlex.quote(out)} {command}"
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from cavvy.cli.dev import _find_sync
+from cavvy.cli.main import cli
 from cavvy.cli.model import _find_files
 from cavvy.cli.task import submission
 from cavvy.cli.task.options import _note_sent
@@ -201,3 +203,14 @@ def test_a_program_names_what_it_sends_for_a_file(repository: Path) -> None:
                 _check_folders(loaded, parts, snapshot, task.sent)
         else:
             _check_folders(loaded, parts, snapshot, task.sent)
+
+
+def test_what_a_command_writes_follows_no_link_out_of_a_repository(repository: Path) -> None:
+    """The text may be another person's, such as the commands of an exported task."""
+    obeyed = repository.parent / ".bashrc"
+    (repository / "job.sh").symlink_to("../.bashrc")
+    (repository / "a.yaml").write_text("run: evil\n")
+    for command in (["export", "slurm", "a.yaml", "--to"], ["init", "--defaults"]):
+        result = CliRunner().invoke(cli, [*command, "job.sh"])
+        assert "a link that leads out of its repository" in result.output.replace("\n", " ")
+        assert (result.exit_code, obeyed.exists()) == (2, False)

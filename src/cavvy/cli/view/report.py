@@ -93,7 +93,16 @@ def write_report(path: Path, page: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Raises CommandFailure."""
+    """Write a file, but not where a link of a cloned repository leads. Raises CommandFailure."""
+    from cavvy.spec.sent_folders import find_exit
+
+    if link := find_exit(path):
+        raise CommandFailure(
+            f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing was "
+            "written",
+            "remove the link, or name another file",
+            exit_code=2,
+        )
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
