@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cavvy.catalog.fit import OfferLot
 from cavvy.catalog.needs import parse_accelerator
+from cavvy.cli.task.problems import fits_one
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
     CheckpointPolicy,
@@ -237,6 +238,8 @@ def test_the_plan_of_the_short_list_is_the_plan_of_all_offers(
     found = plan(task, few, now=NOW, by=by, situation=situation, view=view, others=others)
     assert found == expected
     assert found.considered == len(every)
+    first = plan(task, fitting, now=NOW, view=RankingView(limit=1))
+    assert fits_one(sample.snapshot, task, NOW) == bool(first.placements)
 
 
 def test_skipped_regions_are_not_counted(sample: Sample) -> None:

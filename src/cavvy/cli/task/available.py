@@ -296,10 +296,11 @@ def _ask_catalog(
 
 
 def _is_short(task: TaskSpec, only: PlanRequest, rival: TaskSpec | None) -> bool:
-    """Return whether the first offers of the plan are enough. A forecast of a task with a deadline,
-    and the comparison of spot with on-demand, need all offers.
+    """Return whether the first offers of the plan are enough. A forecast of a task with a deadline
+    that may use spot, and the comparison of spot with on-demand, need all offers.
     """
-    return rival is None and deadline_of(task, only.now) is None
+    foreseen = task.resources.spot is SpotPolicy.AUTO and deadline_of(task, only.now) is not None
+    return rival is None and not foreseen
 
 
 def _read_best(

@@ -178,6 +178,8 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> _Impossible | None:
             listed = {provider for provider, _, _ in snapshot.regions()}
             for each in tasks_of(with_rates(task, folder)):
                 need = each.resources
+                if enough is None and fits_one(snapshot, each, now):
+                    return None
                 found = snapshot.match(need, limit=enough)
                 if plan(each, found.offers, now=now).placements:
                     return None
@@ -197,6 +199,25 @@ def _explain_impossible(task: TaskSpec, folder: Path) -> _Impossible | None:
     except SnapshotError:
         return None
     return _Impossible(gaps[0], is_gap=True) if gaps else _Impossible(join_reasons(reasons))
+
+
+def fits_one(snapshot: "CatalogSnapshot", task: TaskSpec, now: datetime) -> bool:
+    """Return whether an offer of the catalog is within the task's limits, without reading all."""
+    from cavvy.planner.placements import Objective, PlanningContext, RankingView
+    from cavvy.planner.rank import plan
+    from cavvy.planner.shortlist import shorten
+    from cavvy.planner.transfers import group_places
+
+    found = snapshot.match_lots(task.resources, misses=0, group=group_places(task, {}, sends=False))
+    lots, _ = shorten(
+        task,
+        found.lots,
+        now=now,
+        by=Objective.COST,
+        situation=PlanningContext(),
+        view=RankingView(limit=1),
+    )
+    return bool(plan(task, snapshot.read_lots(found, lots), now=now).placements)
 
 
 def _explain_instance(snapshot: "CatalogSnapshot", need: ResourceSpec) -> str:
