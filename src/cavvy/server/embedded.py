@@ -33,7 +33,13 @@ from cavvy.client.state import (
     write_server,
 )
 from cavvy.server.state_dir import LogFile, StateDir, StateDirBusy, StateDirError, home_error
-from cavvy.server.threads import describe_long, end_threads, open_threads, tell_long
+from cavvy.server.threads import (
+    describe_long,
+    end_threads,
+    exit_at_last,
+    open_threads,
+    tell_long,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -521,4 +527,6 @@ def _start_log() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    exit_at_last(exit_code)
+    sys.exit(exit_code)

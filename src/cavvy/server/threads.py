@@ -6,6 +6,7 @@ from working. So each call is noted, and named with its stack once it has taken 
 
 import concurrent.futures
 import logging
+import os
 import sys
 import threading
 import time
@@ -133,3 +134,21 @@ def _name(fn: Callable[..., object], args: tuple[object, ...]) -> str:
     if getattr(called, "__name__", "") == "run" and type(bound).__name__ == "Context" and args:
         return _name(args[0], ()) if callable(args[0]) else "a call"
     return str(getattr(called, "__qualname__", called))
+
+
+def exit_at_last(code: int) -> None:
+    """End the process within END_S, even if Python waits for threads that others have started, such
+    as those of a cloud's library. Each of them is told with its stack."""
+
+    def wait() -> None:
+        time.sleep(END_S)
+        for each in threading.enumerate():
+            if not each.daemon and each is not threading.main_thread():
+                frame = sys._current_frames().get(each.ident or 0)
+                stack = "".join(traceback.format_stack(frame)) if frame else ""
+                text = "a thread does not end, and is killed with the process: %s"
+                _log.warning(text, each.name, extra={"stack": stack})
+        logging.shutdown()
+        os._exit(code)
+
+    threading.Thread(target=wait, daemon=True, name="exit").start()

@@ -8,7 +8,9 @@ import signal
 import socket
 import sqlite3
 import stat
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +28,7 @@ from cavvy.client import (
     StartFailed,
     Unreachable,
     connect,
+    launch,
 )
 from cavvy.client.connection import ensure_server, stop_server
 from cavvy.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
@@ -402,3 +405,31 @@ ControlPlane._run = broken
     out, err = run_python(ANEW.format(patch=patch)).communicate(timeout=PATIENCE_S)
     assert out == "anew: -P -m cavvy.server.embedded\n", err
     assert "a bug in control" in err
+
+
+HANGS = """
+import sys, threading
+if "cavvy.server.embedded" in sys.orig_argv:
+    def hang():
+        while True:
+            threading.Event().wait(60)
+    threading.Thread(target=hang, name="of-a-library").start()
+"""
+
+
+def test_a_stop_that_says_stopped_has_stopped_also_if_a_thread_hangs(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that the server uses has started a thread that never ends."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setattr(launch, "start_process", subprocess.Popen)  # not one that is prepared
+    pid = pid_of(home)
+    stopped = CliRunner().invoke(cli, ["server", "stop"], prog_name="cavvy")
+    assert stopped.exit_code == 0, stopped.output
+    assert "the server has stopped" in stopped.output
+    with suppress(FileNotFoundError):  # as a child of this process, it is a zombie
+        assert ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    log = (home / "server.log").read_text()
+    assert "a thread does not end, and is killed with the process: of-a-library" in log

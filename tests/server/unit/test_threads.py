@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 
 import pytest
-from tests.waits import wait_until
+from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.server import embedded, threads
 
@@ -85,3 +87,27 @@ def test_a_call_that_takes_too_long_is_told_once_with_its_line(
     assert len(caplog.records) == 1
     assert "let_go.wait()" in caplog.records[0].stack
     assert pool.end(0) == []
+
+
+ENDLESS = """
+import logging, sys, threading
+from cavvy.server import threads
+logging.basicConfig(format="%(message)s")
+threads.END_S = 0.1
+threading.Thread(target=threading.Event().wait, name="of-a-library").start()
+print("begins", flush=True)
+threads.exit_at_last(3)
+sys.exit(3)
+"""
+
+
+def test_a_process_that_ends_waits_for_no_thread_of_a_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "begins\n")
+    assert "a thread does not end, and is killed with the process: of-a-library" in done.stderr
