@@ -36,9 +36,10 @@ def _is_foreign(file: int) -> bool:
     return os.geteuid() not in (0, os.fstat(file).st_uid)
 
 
-def find_writers(inodes: set[int]) -> dict[int, bool]:
+def find_writers(inodes: set[int], handled: set[int] | None = None) -> dict[int, bool]:
     """Return the inodes that a process of this user has open for writing, and whether every such
-    process only appends. Processes whose files this user may not see are omitted."""
+    process only appends. Processes whose files this user may not see are omitted. Adds to `handled`
+    the inodes that a process with a handler of SIGTERM has open."""
     found: dict[int, bool] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
@@ -48,7 +49,17 @@ def find_writers(inodes: set[int]) -> dict[int, bool]:
                     if inode in inodes and (flags := _read_flags(pid, file)) & os.O_ACCMODE:
                         appends = bool(flags & os.O_APPEND)
                         found[inode] = appends and found.get(inode, True)
+                        if handled is not None and _handles_sigterm(pid):
+                            handled.add(inode)
     return found
+
+
+def _handles_sigterm(pid: str) -> bool:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+        for line in status:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def _read_flags(pid: str, file: str) -> int:
