@@ -30,7 +30,7 @@ from cavvy.cli.view.output import (
 from cavvy.domain.values import Struct, field, replace
 
 if TYPE_CHECKING:
-    from cavvy.providers.base import Manifest, NodeEndpoint, Provider
+    from cavvy.providers.base import Manifest, NodeEndpoint, Provider, ServicePage
     from cavvy.providers.registry import KnownProvider
     from cavvy.settings import Settings
 
@@ -58,6 +58,8 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
     # what each setting does, by name
     choices: Mapping[str, str] = field(default_factory=dict)
     unsupported: Mapping[str, str] = field(default_factory=dict)
+    service: str = ""  # a cloud's service for which the provider was checked
+    page: "ServicePage | None" = None  # of this service
 
     @property
     def state(self) -> str:
@@ -119,7 +121,7 @@ def command(
         return
     findings = [each for each in _examine(name) if name or each.enabled or not each.test_double]
     if service:
-        findings = [_require_service(each, service) for each in findings]
+        findings = [_as_service(each, service) for each in findings]
     if output == "json":
         json_out([_plain(finding) for finding in findings] if name is None else _plain(findings[0]))
     elif name is None or output == "csv":
@@ -139,10 +141,13 @@ def _split_service(name: str | None) -> tuple[str, str | None]:
     return (service, CLUSTER_SERVICES[service]) if service in CLUSTER_SERVICES else ("", name)
 
 
-def _require_service(found: ProviderFinding, service: str) -> ProviderFinding:
-    """Return the finding, with a problem if no node is run by the service."""
+def _as_service(found: ProviderFinding, service: str) -> ProviderFinding:
+    """Return the finding with the page of the service, and a problem if no node is run by it."""
     from cavvy.cli.task.unknown import explain_cluster
+    from cavvy.providers import registry
 
+    manifest = registry.manifest_of(registry.list_known()[found.name])
+    found = replace(found, service=service, page=manifest.services[service])
     if found.state != "ready" or f"service {service}" in {label for label, _ in found.facts}:
         return found
     problem = f"no node in the contexts in use belongs to {service}: {explain_cluster(service)}"
@@ -398,7 +403,65 @@ def _details(finding: ProviderFinding) -> str:
     return ", ".join([*shown, *more])
 
 
+def _list_machine_prices(page: "ServicePage") -> Sequence[tuple[str, str]]:
+    """Return the lowest prices of an accelerator at the service's cloud, by its name, and what has
+    no price."""
+    from cavvy.domain.offers import Purchase
+    from cavvy.domain.units import Money, format_usd
+
+    found: dict[str, dict[Purchase, tuple[float, str]]] = {}
+    offers = list_prices(page.cloud)
+    for each in offers:
+        if each.accelerator and each.accelerator_count and not each.reserved:
+            price = each.rate.micros_per_hour / each.accelerator_count / each.accelerator_part
+            before = found.setdefault(each.accelerator, {})
+            before[each.purchase] = min(
+                before.get(each.purchase, (price, "")), (price, each.instance_type)
+            )
+    rows = []
+    for name, prices in sorted(found.items()):
+        parts = [
+            f"{format_usd(Money(round(price)))} {purchase}" + (f" ({instance})" if instance else "")
+            for purchase, (price, instance) in sorted(prices.items())
+        ]
+        rows.append((name, "; ".join(parts)))
+    lacks = [name for name, prices in sorted(found.items()) if Purchase.SPOT not in prices]
+    if lacks and found.keys() - set(lacks):
+        rows.append(("no spot price", ", ".join(lacks)))
+    elif lacks:
+        rows.append(("no spot price", f"the catalog has none of {page.cloud}"))
+    if not any(not each.accelerator for each in offers):
+        rows.append(("no price", "of machines without accelerators: set `price_usd_node_hr`"))
+    return rows
+
+
+def _show_service(finding: ProviderFinding, page: "ServicePage") -> None:
+    """Show the page of a cloud's Kubernetes service."""
+    from cavvy.cli.task.unknown import explain_cluster
+
+    pairs: list[tuple[str, object]] = [
+        ("service", f"{finding.service}: {page.title}, by the provider {finding.name}"),
+        ("state", finding.state),
+    ]
+    if finding.problem:
+        pairs.append(("problem", finding.problem))
+    if not finding.enabled:
+        pairs.append(("to use it", explain_cluster(finding.service)))
+        pairs.append(("settings", f"{finding.file}; all: `cavvy check {finding.name}`"))
+    pairs_out([*pairs, *finding.facts, ("docs", finding.docs)])
+    click.echo("\nWhat is its own")
+    pairs_out([(f"  {what}", text) for what, text in page.facts])
+    click.echo(f"\nThe lowest prices of an accelerator in the catalog, per hour ({page.cloud})")
+    pairs_out([(f"  {name}", price) for name, price in _list_machine_prices(page)])
+    click.echo("\nWhat is missing, or needs a step")
+    missing = [*page.missing, *finding.unsupported.items()]
+    pairs_out([(f"  {what}", text) for what, text in missing])
+
+
 def _show(finding: ProviderFinding) -> None:
+    if finding.page is not None:
+        _show_service(finding, finding.page)
+        return
     pairs: list[tuple[str, object]] = [
         ("provider", f"{finding.name}: {finding.title}"),
         ("state", finding.state),
@@ -424,7 +487,20 @@ def _show(finding: ProviderFinding) -> None:
 
 
 def _plain(finding: ProviderFinding) -> dict[str, object]:
+    page = finding.page
+    own = (
+        {}
+        if page is None
+        else {
+            "service": finding.service,
+            "service_title": page.title,
+            "own": dict(page.facts),
+            "prices": dict(_list_machine_prices(page)),
+            "missing": dict(page.missing),
+        }
+    )
     return {
+        **own,
         "provider": finding.name,
         "title": finding.title,
         "docs": finding.docs,

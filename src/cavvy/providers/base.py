@@ -179,6 +179,17 @@ class Ability(Struct, Generic[_P], frozen=True, kw_only=True):
     purpose: str  # description for authors of providers, shown on the reference page
 
 
+class ServicePage(Struct, frozen=True, kw_only=True):
+    """What `cavvy check` shows of a cloud's service whose name stands for the provider: `cloud` is
+    the provider in the catalog that has the prices of its machines, and `facts` and `missing` are
+    pairs of a subject and a text."""
+
+    title: str
+    cloud: str
+    facts: Sequence[tuple[str, str]]
+    missing: Sequence[tuple[str, str]]
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """A provider's description of itself, for the docs, `cavvy check` and the contract suite."""
 
@@ -210,6 +221,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # name in a task's `resources.options` -> its meaning
     rights: str = ""  # the minimum rights that the API key or the account needs; "" if not stated
+    services: Mapping[str, ServicePage] = field(
+        default_factory=dict
+    )  # name of a cloud's service that stands for the provider -> what is special about it
     prices: str = ""  # a module that defines SOURCE: PriceSource, for `cavvy catalog refresh`
     shares_files: bool = (
         # True: its nodes can access the server's own folders. False: checkpoints are uploaded.

@@ -14,6 +14,7 @@ from cavvy.providers.abilities import (
     WHO_AM_I,
 )
 from cavvy.providers.base import Feature, Manifest, explain_results
+from cavvy.providers.kubernetes.profiles import PROFILES, describe_service
 from cavvy.providers.settings import flag, gpu_rates, node_price, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
@@ -54,6 +55,7 @@ MANIFEST = Manifest(
         "with {mode: …, cache: CLAIM}, a volume claim keeps the engine's data",
     },
     docs="docs/guides/kubernetes.md",
+    services={each.name: describe_service(each) for each in PROFILES},
     settings=(
         text(
             "kubeconfig",

@@ -1,6 +1,7 @@
 """Pods of managed clusters cost their share of the machine's price in the catalog."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.providers.kubernetes.unit.test_kubernetes_calls import make_provider,
 from tests.providers.kubernetes.unit.test_kubernetes_reading import NOW, make_node, write_config
 
 from cavvy.catalog.fit import match_offers
-from cavvy.cli.check import ProviderFinding, _require_service, _split_service
+from cavvy.cli.check import ProviderFinding, _as_service, _split_service
 from cavvy.cli.main import cli
 from cavvy.cli.reach.providers import load_providers
 from cavvy.domain.offers import Offer, Purchase
@@ -386,10 +387,10 @@ def test_a_check_of_a_service_fails_without_its_nodes() -> None:
     ready = ProviderFinding(name="kubernetes", enabled=True, facts=[("service gke", "x")])
     assert _split_service("GKE") == ("gke", "kubernetes")
     assert _split_service("aws") == ("", "aws")
-    assert _require_service(ready, "gke").state == "ready"
-    assert "az aks get-credentials" in _require_service(ready, "aks").problem
+    assert _as_service(ready, "gke").state == "ready"
+    assert "az aks get-credentials" in _as_service(ready, "aks").problem
     broken = replace(ready, problem="no answer")
-    assert _require_service(broken, "aks").problem == "no answer"
+    assert _as_service(broken, "aks").problem == "no answer"
 
 
 def test_the_rights_of_a_service_are_those_of_its_provider(
@@ -405,3 +406,25 @@ def test_the_rights_of_a_service_are_those_of_its_provider(
         2,
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("service", "own"),
+    [
+        ("gke", ("cloud.google.com/gke-nodepool", "gke-gcloud-auth-plugin", "(gcp)")),
+        ("aks", ("kubernetes.azure.com/agentpool", "scalesetpriority=spot:NoSchedule", "(azure)")),
+        ("eks", ("eks.amazonaws.com/nodegroup", "aws eks get-token", "(aws)")),
+        ("coreweave", ("gpu.nvidia.com/model", "cloud/state=production", "(coreweave)")),
+    ],
+)
+def test_each_service_has_a_page_of_its_own(service: str, own: Sequence[str]) -> None:
+    runner = CliRunner(env={"COLUMNS": "500"})
+    told = runner.invoke(cli, ["check", service]).output
+    assert all(each in told for each in own)
+    assert "What is missing" in told
+    others = {"gke-nodepool", "agentpool", "nodegroup", "node.coreweave.cloud"}
+    assert sum(each in told for each in others) == 1
+    plain = json.loads(runner.invoke(cli, ["check", service, "-o", "json"]).output)
+    assert (plain["service"], plain["provider"]) == (service, "kubernetes")
+    assert set(plain["own"]) >= {"its nodes", "GPU names", "prices", "login"}
+    assert "drivers" in plain["missing"]
