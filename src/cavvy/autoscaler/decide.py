@@ -49,6 +49,7 @@ from cavvy.autoscaler.load import (
     record_load,
 )
 from cavvy.autoscaler.objectives import GoalEstimate, estimate_goals
+from cavvy.autoscaler.recurring import BurstRecord, expect_rate, record_bursts
 from cavvy.autoscaler.terms import (
     MarketObservation,
     ScaleReason,
@@ -75,7 +76,18 @@ class ColdStart(Struct, frozen=True, kw_only=True):
     high_s: float
 
 
+class ServedSums(Struct, frozen=True, kw_only=True):
+    """Over about the last hour: the requests that replicas started, and those that waited too long
+    before."""
+
+    started: float = 0.0
+    late: float = 0.0
+
+
 _MINUTE_S = 60.0
+_ENOUGH = 2.0  # with so many times the late requests of a burst permitted, it is not prepared
+_READY_BEFORE_S = 10.0  # replicas for an expected burst should be ready so long before it
+_BY_LOAD = (TargetKind.QUEUE_WAIT, TargetKind.CONCURRENCY, TargetKind.RATE)
 _FEW = 0.2  # of the replicas: so many more may wait for `rise_s`
 _MEASURED_REQUESTS = 100  # from so many on, the measured time of service is used
 
@@ -97,7 +109,8 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     `spot` is the record of the spot policy, for the markets `spot_markets`. `tokens` are sums over
     about the last hour's answers of a language model, and `goals` is what they say about the
     service's objectives. `higher_since_s` is the time since which the load needs a few more
-    replicas than are wanted, or None.
+    replicas than are wanted, or None. `bursts` are the service's bursts and those that are
+    expected, and `served` says how many requests were late in about the last hour.
     """
 
     began_s: float | None = None
@@ -112,6 +125,8 @@ class ScalingState(Struct, frozen=True, kw_only=True):
     tokens: TokenTimes = TokenTimes()
     goals: GoalEstimate | None = None
     higher_since_s: float | None = None
+    bursts: BurstRecord = BurstRecord()
+    served: ServedSums = ServedSums()
 
 
 def decide(
@@ -137,6 +152,8 @@ def decide(
     wanted, reason = _agree(terms, state, seen, load, max(need, wished), surplus, agreeing)
     if wanted == wished > need and (reason is ScaleReason.LOAD or wanted > before):
         reason = ScaleReason.OBJECTIVE
+    if (expected := _count_expected(terms, state, seen, load, late)) > wanted:
+        wanted, reason = expected, ScaleReason.EXPECTED
     wanted, reason = _bound(terms, wanted, reason)
     placement, spot = place_replicas(wanted, terms, state, seen)
     decision = ScalingDecision(wanted=wanted, reason=reason, placement=placement)
@@ -167,6 +184,12 @@ def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) 
         state,
         began_s=seen.now_s if state.began_s is None else state.began_s,
         load=load,
+        served=add_to_hour(
+            state.served,
+            ServedSums(started=seen.started, late=seen.late),
+            len(seen.arrivals),
+        ),
+        bursts=record_bursts(state.bursts, seen.arrivals, seen.now_s),
         tokens=add_to_hour(state.tokens, seen.tokens, len(seen.arrivals)),
         cold_starts=cold_starts,
         idle_since_s=None if busy else idle_since_s,
@@ -232,6 +255,29 @@ def _agree(
     if young or highest >= before:
         return before, ScaleReason.HELD
     return highest, ScaleReason.LOAD if highest == need else ScaleReason.HELD
+
+
+def _count_expected(
+    terms: ScalingTerms,
+    state: ScalingState,
+    seen: ServiceObservation,
+    load: ServiceLoad,
+    late: float,
+) -> int:
+    """Return the number of replicas for a burst that is expected while a replica would start, or 0
+    if there is none, or if enough requests are on time without these replicas.
+    """
+    if terms.kind not in _BY_LOAD:
+        return 0
+    known = [
+        _estimate(state.cold_starts, each, seen.markets, terms.cold_start_s).high_s
+        for each in seen.markets
+    ]
+    ahead_s = max(known, default=terms.cold_start_s) + _READY_BEFORE_S
+    rate = expect_rate(state.bursts, seen.now_s, ahead_s)
+    if rate <= load.rate or state.budget > _ENOUGH * (rate - load.rate) * ahead_s:
+        return 0
+    return count_replicas(replace(load, rate=rate, burst=False, latest=0.0), seen, terms, late)
 
 
 def _count_for_backlog(

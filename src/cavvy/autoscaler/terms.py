@@ -158,6 +158,7 @@ class ScaleReason(StrEnum):
     """The reason for the number of replicas that the service gets."""
 
     LOAD = "load"  # the average load needs the replicas
+    EXPECTED = "expected"  # a burst that came again and again is due
     BURST = "burst"  # arrivals exceed their average by more than chance explains
     OBJECTIVE = "objective"  # answers would miss an objective without them
     BACKLOG = "backlog"  # waiting requests would be late without them

@@ -117,6 +117,7 @@ def list_pairs(found: "service_wire.ServedView") -> list[tuple[str, str]]:
         *([("unreachable", found.unreachable)] if found.unreachable else []),
         ("replicas", f"{scale}; at least {found.least}, at most {found.most}"),
     ]
+    pairs += [] if found.aim is None else [("on time", _show_aim(found.aim, found.most))]
     pairs += [("", _show_unplaced(found, each)) for each in found.unplaced]
     pairs += [("", _show_replica(each)) for each in found.replicas]
     pairs += [] if found.traffic is None else _list_traffic(found.traffic)
@@ -262,6 +263,34 @@ def _show_level(asked: "service_wire.LevelView", reached: "service_wire.LevelSha
     if not parts:
         return "not measured yet"
     return f"{', '.join(parts)}; {format_count(reached.requests, 'request')}"
+
+
+def _show_aim(aim: "service_wire.AimView", most: int) -> str:
+    """Return that too few requests are on time, why, and what it takes."""
+    from cavvy.cli.view.formatting import show_minute
+    from cavvy.domain.units import Money, format_usd
+
+    share, wanted = f"{100 * aim.on_time:.3g}%", f"{100 * aim.aim:.3g}%"
+    text = f"{share} of the last hour's requests waited at most {aim.wait_s:g} s; wanted: {wanted}"
+    bursts = f"the last {format_count(aim.bursts, 'burst')}"
+    bursts += f" had {aim.ratio:.2g} times the usual requests" if aim.ratio else ""
+    cost = (
+        ""
+        if aim.more_micros_hr is None
+        else f", which costs {format_usd(Money(aim.more_micros_hr))} an hour more"
+    )
+    keeps = f"`replicas.min: {aim.needed}` would be enough{cost}"
+    start = f"a replica takes {aim.start_s:.2g} s to start"
+    match aim.cause:
+        case "most":
+            return f"{text}; `replicas.max` permits only {most}: {aim.needed} are needed{cost}"
+        case "learnt":
+            at = "" if aim.next_at is None else f" at {show_minute(aim.next_at)}"
+            needed = format_count(aim.needed, "replica")
+            return f"{text}; {bursts}, and {needed} start before the next one, expected{at}"
+        case "irregular":
+            return f"{text}; {bursts} and came at no regular times, and {start}: {keeps}"
+    return f"{text}; the requests grow faster than replicas start, and {start}: {keeps}"
 
 
 def _show_objective(each: "service_wire.ObjectiveView", most: int) -> str:

@@ -158,6 +158,27 @@ class LevelView(Answer, frozen=True, kw_only=True):
     speed: TokenSpeedView | None = None
 
 
+class AimView(Answer, frozen=True, kw_only=True):
+    """Why too few of about the last hour's requests were on time: the share `on_time` waited at
+    most `wait_s`, and `aim` was wanted. `cause` is `most` (`replicas.max` is reached), `learnt`
+    (bursts are expected from now on, the next at `next_at`), `irregular` (bursts cannot be
+    foreseen) or `start` (the load grows faster than replicas start, in `start_s`). `needed`
+    replicas would be enough, which costs `more_micros_hr` more than `replicas.min` while they run;
+    null if the price is not known. The last `bursts` bursts had `ratio` times the usual load.
+    """
+
+    on_time: float
+    aim: float
+    wait_s: float
+    cause: str
+    needed: int
+    start_s: float
+    bursts: int
+    ratio: float
+    next_at: datetime | None = None
+    more_micros_hr: int | None = None
+
+
 class TrialView(Answer, frozen=True, kw_only=True):
     """The running trial of a new revision next to the serving revision, or the last trial that
     ended. `end` is "" during the trial. After the trial, `end` is the reason why the revision took
@@ -227,7 +248,8 @@ class ServedView(Answer, frozen=True, kw_only=True):
     the last replica failed to start. `target` is the number of replicas that the autoscaler
     requests, and `why` is the reason for this number. `url` is empty while the gateway starts. If
     the gateway cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null
-    and `fallbacks` and `edge` are empty in lists of services.
+    and `fallbacks` and `edge` are empty in lists of services. `aim` is null while
+    enough requests are on time.
     """
 
     project: str
@@ -250,6 +272,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     traffic: ServiceTrafficView | None
     trial: TrialView | None = None
     slo: LevelView | None = None
+    aim: AimView | None = None
     webhooks: list[WebhookView] = field(default_factory=list)
     crons: list[CronView] = field(default_factory=list)
     queue: QueueView | None = None

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.client import service_wire, wire
 from cavvy.client.addresses import name_host
 from cavvy.client.service_wire import (
+    AimView,
     CronView,
     FallbackView,
     LevelShares,
@@ -49,7 +50,7 @@ from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.decide.queued_calls import find_next
 from cavvy.control.decide.service import is_canary, state_of
 from cavvy.control.decide.service_figures import LevelCounts, measure_level
-from cavvy.control.decide.traffic import ServiceTraffic, read_goals
+from cavvy.control.decide.traffic import ServiceTraffic, read_goals, read_missed_aim
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.decide.webhook_calls import LEAST, is_usable
 from cavvy.control.running_costs import sum_to_now
@@ -277,6 +278,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         traffic=None if traffic is None else _view_traffic(traffic),
         trial=_view_trial(service),
         slo=_view_level(service, app_state.now()),
+        aim=_view_aim(service, app_state.now()),
         webhooks=view_webhooks(app_state, service),
         crons=view_crons(service, app_state.now()),
         spent_micros=sums[0].amount.micros if sums else 0,
@@ -311,6 +313,24 @@ def _view_level(service: StoredService, now: datetime) -> LevelView | None:
         day=_view_shares(day),
         objectives=list(_view_objectives(asked, goals)),
         speed=None if goals is None else view(TokenSpeedView, goals.speeds),
+    )
+
+
+def _view_aim(service: StoredService, now: datetime) -> AimView | None:
+    """Return why too few requests are on time, and what would be enough; None if enough are."""
+    found = read_missed_aim(service, now)
+    if found is None:
+        return None
+    serving = (each for each in service.replicas if each.state in SERVING)
+    rate = max((each.rate.micros_per_hour for each in serving), default=0)
+    more = max(0, found.needed - service.spec.replicas.least)
+    next_s = found.next_s
+    return view(
+        AimView,
+        found,
+        cause=str(found.cause),
+        next_at=None if next_s is None else datetime.fromtimestamp(next_s, UTC),
+        more_micros_hr=more * rate if rate else None,
     )
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from cavvy.autoscaler.aims import MissedAim, find_missed_aim
 from cavvy.autoscaler.decide import ScalingState, decide
 from cavvy.autoscaler.objectives import GoalEstimate
 from cavvy.autoscaler.terms import MarketObservation, ScalingTerms, ServiceObservation
@@ -144,6 +145,15 @@ def read_goals(service: StoredService) -> GoalEstimate | None:
     the speed of the language model is unknown.
     """
     return _decode_state(service.scaling).goals if service.scaling else None
+
+
+def read_missed_aim(service: StoredService, now: datetime) -> MissedAim | None:
+    """Return why too few of the service's requests were on time in about the last hour, or None if
+    enough were."""
+    if not service.scaling or not service.wanted:
+        return None
+    state = _decode_state(service.scaling)
+    return find_missed_aim(make_terms(service.spec), state, now.timestamp())
 
 
 _LONGEST_S = 86_400  # the autoscaler remembers less than a day of single seconds
