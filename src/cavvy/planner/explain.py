@@ -5,12 +5,13 @@ and, if no offer is left, a summary in one sentence.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from cavvy.catalog.accelerators import split_instance
 from cavvy.catalog.fit import Constraint, NearMiss, OfferMatches
 from cavvy.catalog.needs import format_need
 from cavvy.domain.offers import Offer, Purchase, Readiness
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_memory, format_rate, format_usd
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.planner.placements import PlacementPlan, PlanLimit, ceil_cent
 
 # For each constraint, the field of the task file that sets it.
@@ -133,6 +134,8 @@ def say_no_offer(task: TaskSpec, found: Explanation) -> str:
             f"{format_rate(task.resources.max_rate)}"
         )
         return f"No offer: the cheapest {wish(task.resources)} is {rates}; {nearest.change}"
+    if lacks_instance(task.resources, found):
+        return say_no_instance(task.resources, ())
     if limits or found.misses:
         nearest = (limits or found.misses)[0]
         where = (
@@ -143,6 +146,57 @@ def say_no_offer(task: TaskSpec, found: Explanation) -> str:
             f"{nearest.text}; {nearest.change}"
         )
     return _far_from_all(found)
+
+
+def ask_for_wholes(need: ResourceSpec) -> ResourceSpec | None:
+    """Return the same need with whole GPUs instead of MIG instances, or None if it does not consist
+    of instances only."""
+    parts = [split_instance(each.name or "") for each in need.accelerators]
+    families = list(dict.fromkeys(each[0] for each in parts if each is not None))
+    if not families or None in parts:
+        return None
+    one = need.accelerators[0]
+    return replace(need, accelerators=tuple(replace(one, name=f, part=1.0) for f in families))
+
+
+def lacks_instance(need: ResourceSpec, found: Explanation) -> bool:
+    """Return whether the need is for MIG instances, and no offer that comes near has one."""
+    names = {each.name for each in need.accelerators}
+    near = any(each.offer.accelerator in names for each in found.misses)
+    return ask_for_wholes(need) is not None and not near and not found.kept
+
+
+def say_no_instance(need: ResourceSpec, wholes: Sequence[Offer]) -> str:
+    """Return who has the needed MIG instances, and what a whole GPU costs: the first of `wholes`.
+    Clouds rent whole GPUs."""
+    price = ""
+    if wholes:
+        best = wholes[0]
+        price = (
+            f", or request a whole GPU: {best.accelerator} costs from {format_rate(best.rate)} "
+            f"({best.instance_type} at {best.provider})"
+        )
+    return (
+        f"No offer: no configured provider has an instance {wish(need)}. Hosts, Slurm and "
+        "Kubernetes clusters have the MIG instances that were made on their GPUs, and clouds rent "
+        f"whole GPUs; add such a host or cluster{price}"
+    )
+
+
+def replace_misses(found: Explanation, need: ResourceSpec, wholes: Sequence[Offer]) -> Explanation:
+    """Return the explanation with whole GPUs as the nearest misses of a need for instances: other
+    GPUs with as much memory as an instance are not near."""
+    asked = wish(need)
+    misses = [
+        OfferMiss(
+            offer=each,
+            reason=Constraint.ACCELERATOR,
+            text=f"is a whole {each.accelerator}, you asked for an instance {asked}",
+            change=f"request {each.accelerator} in resources.gpu",
+        )
+        for each in wholes
+    ]
+    return replace(found, misses=tuple(misses))
 
 
 def _far_from_all(found: Explanation) -> str:

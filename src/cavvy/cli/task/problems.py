@@ -222,32 +222,13 @@ def fits_one(snapshot: "CatalogSnapshot", task: TaskSpec, now: datetime) -> bool
 
 def _explain_instance(snapshot: "CatalogSnapshot", need: ResourceSpec) -> str:
     """Return who has MIG instances, and what a whole GPU costs, if the need is for instances only.
-    Otherwise, return "". Clouds rent whole GPUs."""
-    from cavvy.catalog.accelerators import split_instance
-    from cavvy.domain.units import format_rate
+    Otherwise, return ""."""
+    from cavvy.planner.explain import ask_for_wholes, say_no_instance
 
-    parts = [split_instance(each.name or "") for each in need.accelerators]
-    found = [each for each in parts if each is not None]
-    if not found or len(found) < len(parts):
+    wholes = ask_for_wholes(need)
+    if wholes is None:
         return ""
-    family, profile = found[0]
-    wholes = tuple(
-        replace(need.accelerators[0], name=name, part=1.0)
-        for name in dict.fromkeys(each for each, _ in found)
-    )
-    offers = snapshot.match(replace(need, accelerators=wholes), limit=1, misses=0).offers
-    price = ""
-    if offers:
-        best = offers[0]
-        price = (
-            f", or request a whole GPU: {best.accelerator} costs from {format_rate(best.rate)} "
-            f"({best.instance_type} at {best.provider})"
-        )
-    return (
-        f"No offer: no configured provider has an instance {family}:{profile}. Hosts, Slurm "
-        "and Kubernetes clusters have the MIG instances that were made on their GPUs, and clouds "
-        f"rent whole GPUs; add such a host or cluster{price}"
-    )
+    return say_no_instance(need, snapshot.match(wholes, limit=1, misses=0).offers)
 
 
 def _explain_gap(
