@@ -8,7 +8,8 @@ the next one if they came at equal distances, such as every 40 minutes or at the
     expected = o + m * P, the first one that is not over, for a burst at o and a distance P between
                bursts, if at least `_LEAST_HITS` of the last `_SLOTS` times o + (m - k) * P had a
                burst, these are at least the share `_LEAST_SHARE` of those in which the service was
-               used, and bursts at random times would hardly hit so many
+               used, their heights or ratios are alike, and bursts at random times would hardly hit
+               so many
     height   = the median of the heights of these bursts, or of their ratios to the base before
                them times the base now: of the two, the one that varies less
 """
@@ -33,6 +34,7 @@ _SLOTS, _LEAST_HITS, _LEAST_SHARE = 6, 2, 0.6
 # how far ahead bursts are expected, how often this is done, and after how many distances no more
 _AHEAD_S, _AGAIN_S, _MOST_AHEAD = 3600.0, 900.0, 500
 _CHANCE = 0.3  # regular bursts are taken for random ones, or random for regular, at most so often
+_ALIKE = 0.35  # the heights of the bursts of a sequence vary by at most this part of their mean
 _LATEST = 4  # distances are measured from so many last bursts
 _SHORTEST_S = 240.0
 _SPREAD, _MOST_SPREAD_S, _LEAST_SPREAD_S = 0.05, 180.0, 15.0
@@ -235,12 +237,16 @@ def _continue(
     if next_s + learnt_s + _SHOWS_S < now_s:
         next_s += exact_s
     bursts = [record.bursts[each] for each in hits]
+    ratios = [each.height / each.base if each.base > 0 else 0.0 for each in bursts]
+    varied = _vary(ratios), _vary([each.height for each in bursts])
+    if min(varied) > _ALIKE:
+        return None
     expected = ExpectedBurst(
         at_s=next_s,
         spread_s=learnt_s,
         period_s=exact_s,
         height=median(each.height for each in bursts),
-        ratio=_find_ratio(bursts),
+        ratio=median(ratios) if varied[0] <= varied[1] else 0.0,
     )
     return len(hits), expected
 
@@ -292,14 +298,6 @@ def _find_nearest(starts: Sequence[float], at_s: float) -> int:
 
 def _is_quiet(record: BurstRecord, at_s: float) -> bool:
     return any(begin <= at_s <= end for begin, end in record.quiet)
-
-
-def _find_ratio(bursts: Sequence[SeenBurst]) -> float:
-    """Return the ratio of the bursts' heights to their bases, or 0 if their heights vary less."""
-    if any(each.base <= 0 for each in bursts):
-        return 0.0
-    ratios = [each.height / each.base for each in bursts]
-    return median(ratios) if _vary(ratios) <= _vary([each.height for each in bursts]) else 0.0
 
 
 def _vary(values: Sequence[float]) -> float:
