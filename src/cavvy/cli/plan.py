@@ -111,8 +111,6 @@ def command(
 
 
 _PLANNED = ("resources", "nodes", "image")  # groups with the same of these get the same offers
-# whole GPUs that are shown if no provider has a MIG instance, and offers that are read for them
-_WHOLES, _WHOLES_READ = 3, 50
 
 
 def _list_parts(task: "TaskSpec") -> "Iterator[tuple[str, TaskSpec]]":
@@ -253,7 +251,9 @@ def _answer(
     found = explain(offered.matches, made, refused=offered.refused, readiness=offered.readiness)
     message = ""
     if not made.placements:
-        found, told = _lead_to_wholes(task, found)
+        from cavvy.cli.task.problems import lead_to_wholes
+
+        found, told = lead_to_wholes(task, found)
         message = _say_missing(task, offered, ready) or told or say_no_offer(task, found)
     need = _say_need(task, made)
     cheaper = advise_spot(
@@ -275,30 +275,6 @@ def _say_need(task: "TaskSpec", made: "PlacementPlan") -> str:
     from cavvy.cli.task.model_needs import say_need
 
     return say_need(task, [each.offer for each in made.placements])
-
-
-def _lead_to_wholes(task: "TaskSpec", found: "Explanation") -> tuple["Explanation", str]:
-    """Return the explanation with whole GPUs as nearest misses, and who has instances, if the task
-    needs MIG instances."""
-    from cavvy.planner.explain import (
-        ask_for_wholes,
-        lacks_instance,
-        replace_misses,
-        say_no_instance,
-    )
-    from cavvy.store.snapshot import CatalogSnapshot
-    from cavvy.store.snapshot.layout import SnapshotError
-
-    need, wholes = task.resources, ask_for_wholes(task.resources)
-    if wholes is None or not lacks_instance(need, found):
-        return found, ""
-    try:
-        with CatalogSnapshot.open() as snapshot:
-            offers = snapshot.match(wholes, limit=_WHOLES_READ, misses=0).offers
-    except SnapshotError:
-        offers = ()
-    best = list({each.provider: each for each in reversed(offers)}.values())[::-1][:_WHOLES]
-    return replace_misses(found, need, best), say_no_instance(need, best)
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:

@@ -34,8 +34,12 @@ from cavvy.task_files import Translation
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import SubmissionCheck
+    from cavvy.planner.explain import Explanation
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.task_files import LoadedTask, ReadOptions
+
+# whole GPUs that are shown if no provider has a MIG instance, and offers that are read for them
+_WHOLES, _WHOLES_READ = 3, 50
 
 
 def check_task(
@@ -229,6 +233,30 @@ def _explain_instance(snapshot: "CatalogSnapshot", need: ResourceSpec) -> str:
     if wholes is None:
         return ""
     return say_no_instance(need, snapshot.match(wholes, limit=1, misses=0).offers)
+
+
+def lead_to_wholes(task: "TaskSpec", found: "Explanation") -> tuple["Explanation", str]:
+    """Return the explanation with whole GPUs as nearest misses, and who has instances, if the task
+    needs MIG instances."""
+    from cavvy.planner.explain import (
+        ask_for_wholes,
+        lacks_instance,
+        replace_misses,
+        say_no_instance,
+    )
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    need, wholes = task.resources, ask_for_wholes(task.resources)
+    if wholes is None or not lacks_instance(need, found):
+        return found, ""
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            offers = snapshot.match(wholes, limit=_WHOLES_READ, misses=0).offers
+    except SnapshotError:
+        offers = ()
+    best = list({each.provider: each for each in reversed(offers)}.values())[::-1][:_WHOLES]
+    return replace_misses(found, need, best), say_no_instance(need, best)
 
 
 def _explain_gap(
