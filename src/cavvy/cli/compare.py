@@ -1,5 +1,6 @@
 """`cavvy compare`: compares the accelerators of several providers by price and performance."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from cavvy.cli.reach.arguments import complete_gpus, providers_option
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange, count_option
-from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out, text_out
 from cavvy.domain.units import format_price
 from cavvy.domain.values import Struct, replace
 
@@ -109,6 +110,40 @@ def command(
         rows_out(_columns(compared), [_make_row(compared, each, chosen) for each in rows], output)
         if output == "table" and len(rows) < len(compared.rows):
             click.echo(f"{len(rows)} of {len(compared.rows)} rows; --limit 0 shows all.", err=True)
+        if output == "table":
+            _lacking_out({each.provider for each in rows})
+
+
+def _lacking_out(providers: set[str]) -> None:
+    """Say which prices of these providers the catalog does not have, and why."""
+    from cavvy.catalog.tables import list_unlisted_reasons
+    from cavvy.cli.task.market import list_lacking_prices
+    from cavvy.domain.offers import Purchase
+    from cavvy.store.snapshot import CatalogSnapshot
+    from cavvy.store.snapshot.layout import SnapshotError
+
+    wanted = (Purchase.SPOT, Purchase.RESERVED)
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            lacking = list_lacking_prices(snapshot, wanted, providers)
+            counts = snapshot.unpriced()
+    except SnapshotError:
+        return
+    for each in lacking:
+        text_out(f"\n{each}.", sys.stderr)
+    told = list_unlisted_reasons().keys()
+    for purchase in wanted:
+        others = [
+            name
+            for (name, which), (without, total) in counts.items()
+            if which is purchase and without == total and name in providers
+            if (name, purchase) not in told
+        ]
+        if others:
+            text_out(
+                f"\nThe price tables have no {purchase} prices of {', '.join(sorted(others))}.",
+                sys.stderr,
+            )
 
 
 def _take(

@@ -449,21 +449,14 @@ def _lacking(snapshot: "CatalogSnapshot", need: "ResourceSpec", reserved: bool) 
     """For each large cloud where requested spot or reserved prices are missing from the catalog,
     return the reason.
     """
-    from cavvy.catalog.tables import list_unlisted_reasons
+    from cavvy.cli.task.market import list_lacking_prices
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import SpotPolicy
 
     wanted = {Purchase.RESERVED} if reserved else set()
     if need.spot is SpotPolicy.ONLY:
         wanted.add(Purchase.SPOT)
-    missing = snapshot.unpriced() if wanted else {}
-    return [
-        f"{provider}: {missing[provider, purchase][0]} of {missing[provider, purchase][1]} "
-        f"accelerated instance types have no {purchase} price in the catalog: {reason}"
-        for (provider, purchase), reason in list_unlisted_reasons().items()
-        if purchase in wanted and (provider, purchase) in missing
-        if not need.providers or provider in need.providers
-    ]
+    return list_lacking_prices(snapshot, wanted, need.providers)
 
 
 def _why(found: "OfferMatches") -> list[str]:

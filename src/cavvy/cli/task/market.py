@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.markets import MarketKnowledge
     from cavvy.providers.base import Provider
+    from cavvy.store.snapshot import CatalogSnapshot
 
 
 class ProviderAnswer(Struct, frozen=True):
@@ -414,3 +415,20 @@ def _knowledge(rows: "dict[str, MarketListing]") -> "MarketKnowledge":
         for key, row in rows.items()
     }
     return MarketKnowledge(standings=standings, recent=recent)
+
+
+def list_lacking_prices(
+    snapshot: "CatalogSnapshot", wanted: "Collection[Purchase]", providers: "Collection[str]"
+) -> list[str]:
+    """Return how many types of each of these providers (all if empty) have no price for a wanted
+    purchase option in the catalog, and why."""
+    from cavvy.catalog.tables import list_unlisted_reasons
+
+    missing = snapshot.unpriced() if wanted else {}
+    return [
+        f"{provider}: {missing[provider, purchase][0]} of {missing[provider, purchase][1]} "
+        f"accelerated instance types have no {purchase} price in the catalog: {reason}"
+        for (provider, purchase), reason in list_unlisted_reasons().items()
+        if purchase in wanted and (provider, purchase) in missing
+        if not providers or provider in providers
+    ]
