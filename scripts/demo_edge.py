@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Network, ip_network
+from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -290,12 +291,16 @@ def say_reached(folder: Path) -> None:
     ]
     where = [(call.hostname or "", call.port or 443) for call in calls]
     lines = [(enter, there) for (enter, _), there in zip(devices, where, strict=True)]
-    print(f"{count_reached(lines)} of {len(lines)} devices reach the server")
+    reached = count_reached(lines)
+    print(f"{reached} of {len(lines)} devices reach the server")
+    if reached:
+        sys.exit("demo: a device still reaches the server")
 
 
 def load(folder: Path, count: int, option: str = "") -> None:
-    """Send images to all devices, each from its own network, and say how many were answered and how
-    many rightly. With `--until-halted`, the file `answers` says that the first one was answered."""
+    """Send images to all devices in turn, each from its own network, and say how many were answered
+    and how many rightly. Exits with a message if one was not. With `--until-halted`, the file
+    `answers` says that the first one was answered."""
     from sklearn.datasets import load_digits  # slow, and only this command needs it
 
     from cavvy.client import connect
@@ -309,9 +314,9 @@ def load(folder: Path, count: int, option: str = "") -> None:
     chosen = random.Random(1)
     answered = right = sent = 0
 
-    def ask(index: int) -> int | None:
+    def ask(index: int, device: tuple[Callable[[], None], str]) -> int | None:
         body = json.dumps({"instances": [(digits.data[index] / 16).tolist()]}).encode()
-        enter, listens = chosen.choice(devices)
+        enter, listens = device
         enter()
         url = f"http://{listens}/v1/models/digits:predict"
         asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
@@ -331,7 +336,7 @@ def load(folder: Path, count: int, option: str = "") -> None:
     with ThreadPoolExecutor(4) as pool:
         while True:
             images = chosen.choices(seen, k=count)
-            for index, found in zip(images, pool.map(ask, images), strict=True):
+            for index, found in zip(images, pool.map(ask, images, cycle(devices)), strict=True):
                 sent += 1
                 answered += found is not None
                 right += found == digits.target[index]
@@ -342,6 +347,8 @@ def load(folder: Path, count: int, option: str = "") -> None:
             if time.monotonic() > until:
                 sys.exit("the rollout did not halt")
     print(f"{answered} of {sent} requests answered, {right / max(1, answered):.1%} of them rightly")
+    if answered < sent:
+        sys.exit(f"demo: {sent - answered} of {sent} requests were not answered")
 
 
 def main() -> None:

@@ -86,6 +86,7 @@ show cavvy model publish edge-bad --name digits
 await_answers
 show cavvy edge deploy digits@2 --soak 1s --waves 0%,30%,100%
 wait "$load"
+edge await 1 10
 show cavvy edge rollouts
 
 heading "5. Devices keep the images of which they are not sure. When 100 have come, the graph goes on: train, publish, test, deploy"
