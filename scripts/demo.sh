@@ -60,7 +60,11 @@ brief() {
     keep "${*:2:2}" "${@:2}"
     sed -e "$1" -e '/^$/d' "$folder/output"
 }
-check() { keep checking .venv/bin/python scripts/demo_checks.py "$@"; }
+look() { keep checking .venv/bin/python scripts/demo_checks.py "$@"; }
+check() {
+    look "$@"
+    cat "$folder/output"
+}
 watcher=
 leave() {
     [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
@@ -82,7 +86,7 @@ check plan examples/spot/task.yaml
 
 heading "2. Run a small one here. After a third of it, a fire drill takes the machine away (cavvy drill preempt):"
 await "$starting" "starting a server"
-check newest
+look newest
 last=$(cat "$folder/output")
 .venv/bin/python scripts/demo_checks.py preempt "$last" $((epochs / 3)) &
 watcher=$!
@@ -90,7 +94,7 @@ tick &
 show cavvy run "$task" --yes --param "epochs=$epochs"
 await "$watcher" checking
 watcher=
-check name "$last"
+look name "$last"
 name=$(cat "$folder/output")
 check resumed "$name"
 
