@@ -425,10 +425,10 @@ def _list_machine_prices(page: "ServicePage") -> Sequence[tuple[str, str]]:
             for purchase, (price, instance) in sorted(prices.items())
         ]
         rows.append((name, "; ".join(parts)))
-    lacks = [name for name, prices in sorted(found.items()) if Purchase.SPOT not in prices]
-    if lacks and found.keys() - set(lacks):
-        rows.append(("no spot price", ", ".join(lacks)))
-    elif lacks:
+    unpriced = [name for name, prices in sorted(found.items()) if Purchase.SPOT not in prices]
+    if unpriced and found.keys() - set(unpriced):
+        rows.append(("no spot price", ", ".join(unpriced)))
+    elif unpriced:
         rows.append(("no spot price", f"the catalog has none of {page.cloud}"))
     if not any(not each.accelerator for each in offers):
         rows.append(("no price", "of machines without accelerators: set `price_usd_node_hr`"))

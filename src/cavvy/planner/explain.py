@@ -134,7 +134,7 @@ def say_no_offer(task: TaskSpec, found: Explanation) -> str:
             f"{format_rate(task.resources.max_rate)}"
         )
         return f"No offer: the cheapest {wish(task.resources)} is {rates}; {nearest.change}"
-    if lacks_instance(task.resources, found):
+    if misses_instance(task.resources, found):
         return say_no_instance(task.resources, ())
     if limits or found.misses:
         nearest = (limits or found.misses)[0]
@@ -159,7 +159,7 @@ def ask_for_wholes(need: ResourceSpec) -> ResourceSpec | None:
     return replace(need, accelerators=tuple(replace(one, name=f, part=1.0) for f in families))
 
 
-def lacks_instance(need: ResourceSpec, found: Explanation) -> bool:
+def misses_instance(need: ResourceSpec, found: Explanation) -> bool:
     """Return whether the need is for MIG instances, and no offer that comes near has one."""
     names = {each.name for each in need.accelerators}
     near = any(each.offer.accelerator in names for each in found.misses)

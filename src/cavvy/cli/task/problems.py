@@ -240,7 +240,7 @@ def lead_to_wholes(task: "TaskSpec", found: "Explanation") -> tuple["Explanation
     needs MIG instances."""
     from cavvy.planner.explain import (
         ask_for_wholes,
-        lacks_instance,
+        misses_instance,
         replace_misses,
         say_no_instance,
     )
@@ -248,7 +248,7 @@ def lead_to_wholes(task: "TaskSpec", found: "Explanation") -> tuple["Explanation
     from cavvy.store.snapshot.layout import SnapshotError
 
     need, wholes = task.resources, ask_for_wholes(task.resources)
-    if wholes is None or not lacks_instance(need, found):
+    if wholes is None or not misses_instance(need, found):
         return found, ""
     try:
         with CatalogSnapshot.open() as snapshot:
