@@ -131,15 +131,15 @@ def _loaded(words: set[str], modules: set[str]) -> Iterator[str]:
                 if {name, name.replace("_", "-")} & words:
                     yield module
     if "cavvy.cli.main" in modules:
-        yield from (f"cavvy.cli.{home}" for name, home in main_table().items() if name in words)
+        yield from (module for name, module in main_table().items() if name in words)
 
 
 @cache
 def main_table() -> dict[str, str]:
-    """The module of each command that is not named after its module."""
-    from cavvy.cli import main as table
+    """The module of each command."""
+    from cavvy.cli.main import PLACES
 
-    return table._HOMES
+    return {name: place.partition(":")[0] for name, place in PLACES.items()}
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from cavvy import __version__
+from cavvy.frame.discover import find_capabilities
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130  # the exit code that shells report for an interrupt
 _USUAL_FILES = 1024  # the usual soft limit on the open files of a process
-# Commands by section, in the order of `cavvy --help` and of the reference page. Each command is the
-# function `command` of the module with the same name, if FAMILIES does not name it.
-SECTIONS: dict[str, dict[str, str]] = {
+# The core's commands by section, in the order of `cavvy --help` and of the reference page. Each one
+# is the function `command` of the module with the same name, if FAMILIES does not name it.
+_OWN: dict[str, dict[str, str]] = {
     "Describe and plan": {
         "init": "Write a commented starter task file after a few questions.",
         "validate": "Check a task file and explain what is wrong.",
@@ -106,7 +107,6 @@ SECTIONS: dict[str, dict[str, str]] = {
         "credential": "Set, list and remove a project's own credentials for providers.",
         "policy": "Restrict what the jobs of a project may use, and set its share of the queue.",
         "pool": "Share nodes that are added and removed with the work of a project's jobs.",
-        "runner": "Run the jobs of GitHub Actions and GitLab CI on any provider.",
         "shares": "Show each project's share of the queue, its use, and what waits.",
         "trust": "Manage the identity providers whose sign-ins the server accepts.",
         "token": "Create, list and revoke access tokens.",
@@ -171,8 +171,36 @@ MERGED = {
     "trust": "server trust",
     "token": "server token",
 }
-COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 _HOMES = {name: home for home, names in FAMILIES.items() for name in names}
+
+
+def _add_commands() -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str, str]]:
+    """Return the commands by section, with those of the capabilities, the place (MODULE:NAME) of
+    each command, and why something of a capability is left out.
+    """
+    found = find_capabilities()
+    left_out = dict(found.faults)
+    own = [name for names in _OWN.values() for name in names]
+    homes = ((name, _HOMES.get(name, name)) for name in own)
+    places = {
+        name: f"cavvy.cli.{home}:{'command' if home == name else f'{name}_command'}"
+        for name, home in homes
+    }
+    sections = {title: list(names.items()) for title, names in _OWN.items()}
+    for capability in found.capabilities:
+        for each in capability.commands:
+            if each.name in places:
+                left_out[f"{capability.name}, command {each.name}"] = "another command has its name"
+                continue
+            rows = sections.setdefault(each.section, [])
+            before = [index for index, (name, _) in enumerate(rows) if name == each.after]
+            rows.insert(before[0] + 1 if before else len(rows), (each.name, each.summary))
+            places[each.name] = each.place
+    return {title: dict(rows) for title, rows in sections.items()}, places, left_out
+
+
+SECTIONS, PLACES, LEFT_OUT = _add_commands()
+COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 
 
 class _OutputClosed(Exception):
@@ -286,9 +314,8 @@ def _load(name: str) -> click.Command:
     """Import a command."""
     from importlib import import_module
 
-    home = _HOMES.get(name, name)
-    function = "command" if home == name else f"{name}_command"
-    command = getattr(import_module(f"cavvy.cli.{home}"), function)
+    module, _, function = PLACES[name].partition(":")
+    command = getattr(import_module(module), function)
     assert isinstance(command, click.Command)
     return command
 
@@ -303,6 +330,9 @@ def _list_commands(ctx: click.Context, param: click.Parameter, value: bool) -> N
         with formatter.section(title):
             rows = [(name.ljust(longest), text) for name, text in names.items()]
             formatter.write_dl([row for row in rows if row[0].strip() not in MERGED])
+    if LEFT_OUT:
+        with formatter.section("Capabilities that cannot be used"):
+            formatter.write_dl(list(LEFT_OUT.items()))
     click.echo(formatter.getvalue().strip())
     ctx.exit()
 

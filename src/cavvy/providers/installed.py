@@ -10,16 +10,13 @@ provider's table disables the provider.
 """
 
 import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 
 from cavvy.domain.offers import Offer, Readiness
 from cavvy.domain.values import Struct
+from cavvy.frame.entry_points import list_declared
 
 _GROUP = "cavvy.providers"
-# how the folders with the metadata of an installed package end
-_METADATA = (".dist-info", ".egg-info", ".egg")
 _MARK = "on-by-default"
 # a package's suffix that is not part of the provider's name, because `lambda` cannot be imported
 _SUFFIX = "_cloud"
@@ -68,7 +65,7 @@ class KnownProvider(Struct, frozen=True, kw_only=True):
 def list_known() -> Mapping[str, KnownProvider]:
     """Return every installed provider, by name. The call blocks while entry points are read."""
     found = list_own()
-    for name, module in _foreign():
+    for name, module in list_declared(_GROUP):
         found.setdefault(name, KnownProvider(name=name, module=module))
     return found
 
@@ -124,50 +121,3 @@ def list_own() -> dict[str, KnownProvider]:
             marked = os.path.exists(os.path.join(entry.path, _MARK))
             found[name] = KnownProvider(name=name, module=module, by_default=marked)
     return found
-
-
-def _foreign() -> Sequence[tuple[str, str]]:
-    """Return the names and modules of third-party providers. Most installations have no third-party
-    provider, and importing importlib.metadata takes longer than searching the folders in
-    `sys.path`. Therefore these folders are searched first.
-    """
-    if not any(map(_may_declare, sys.path)):
-        return []
-    from importlib.metadata import entry_points
-
-    return [(point.name, point.value) for point in entry_points(group=_GROUP)]
-
-
-def _may_declare(folder: str) -> bool:
-    """Return whether any package in this folder of `sys.path` possibly declares providers."""
-    folder = folder or os.curdir
-    if os.path.isfile(folder):  # packages in a zip file, which only importlib.metadata can read
-        return True
-    try:
-        changed_ns = os.stat(folder).st_mtime_ns
-    except OSError:
-        return False
-    return _has_declaration(os.path.abspath(folder), changed_ns)
-
-
-@lru_cache(maxsize=64)
-def _has_declaration(folder: str, changed_ns: int) -> bool:
-    """Read the folder's packages. The answer is kept for as long as none is added or removed, since
-    a server would otherwise read hundreds of files for each request that names a provider.
-    """
-    try:
-        names = [name for name in os.listdir(folder) if name.endswith(_METADATA)]
-    except OSError:
-        return False
-    return any(
-        name.endswith(".egg") or _names_group(os.path.join(folder, name, "entry_points.txt"))
-        for name in names
-    )
-
-
-def _names_group(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return _GROUP.encode() in file.read()
-    except OSError:
-        return False

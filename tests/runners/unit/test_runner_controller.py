@@ -26,7 +26,7 @@ from tests.github_site import (
     github_site,
 )
 
-from cavvy.cli.runner.controller import (
+from cavvy.capabilities.runners.controller import (
     RunnerController,
     RunnerFacts,
     RunnerTask,
@@ -34,8 +34,8 @@ from cavvy.cli.runner.controller import (
     decide_runners,
     write_overrides,
 )
-from cavvy.cli.runner.github import _submit
-from cavvy.cli.runner.scale_sets import (
+from cavvy.capabilities.runners.github import _submit
+from cavvy.capabilities.runners.scale_sets import (
     AppKey,
     GitHubProblem,
     GitHubSilent,

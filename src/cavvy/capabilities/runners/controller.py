@@ -24,8 +24,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING
 
-from cavvy.cli.reach.session import make_failure
-from cavvy.cli.runner.scale_sets import (
+from cavvy.capabilities.runners.scale_sets import (
     CiJobMessage,
     GitHubProblem,
     GitHubSilent,
@@ -36,6 +35,7 @@ from cavvy.cli.runner.scale_sets import (
     SetMessage,
     SetSession,
 )
+from cavvy.cli.reach.session import make_failure
 from cavvy.cli.task.load import read_task
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED

@@ -2,8 +2,8 @@
 
 import click
 
-from cavvy.cli.runner.github import serve
-from cavvy.cli.runner.gitlab import command as gitlab_command
+from cavvy.capabilities.runners.github import serve
+from cavvy.capabilities.runners.gitlab import command as gitlab_command
 from cavvy.cli.view.groups import CommandGroup
 
 

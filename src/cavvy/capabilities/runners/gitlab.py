@@ -129,7 +129,7 @@ def _submit(
     client: "ApiClient", file: str, document: Mapping[str, Any], project: str, *, yes: bool
 ) -> str:
     """Submit the job of a CI job, and return its name. Raises CommandFailure, ApiError."""
-    from cavvy.cli.runner.controller import read_runner_task
+    from cavvy.capabilities.runners.controller import read_runner_task
     from cavvy.cli.task.submission import submit_loaded
 
     params = {
@@ -143,7 +143,7 @@ def _submit(
 
 def _make_overrides(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the job of a CI job has instead of the file's values. Raises CommandFailure."""
-    from cavvy.cli.runner.controller import NO_RETRY
+    from cavvy.capabilities.runners.controller import NO_RETRY
 
     about = document.get("runner_info")
     timeout = about.get("timeout") if isinstance(about, dict) else None

@@ -17,8 +17,8 @@ from cavvy.domain.values import replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cavvy.cli.runner.controller import RunnerController, RunnerTask
-    from cavvy.cli.runner.scale_sets import AppKey, GitHubProblem
+    from cavvy.capabilities.runners.controller import RunnerController, RunnerTask
+    from cavvy.capabilities.runners.scale_sets import AppKey, GitHubProblem
     from cavvy.client import ApiClient
 
 _APP = ("GITHUB_APP_ID", "GITHUB_APP_INSTALLATION_ID", "GITHUB_APP_PRIVATE_KEY")
@@ -72,9 +72,9 @@ def serve(
     GITHUB_APP_PRIVATE_KEY contain an app and its key. The command runs until it is stopped, and
     may be killed: the next one continues with the same runners.
     """
+    from cavvy.capabilities.runners.controller import RunnerController
+    from cavvy.capabilities.runners.scale_sets import GitHubProblem, ScaleSetService
     from cavvy.cli.reach.session import ended_by_signals
-    from cavvy.cli.runner.controller import RunnerController
-    from cavvy.cli.runner.scale_sets import GitHubProblem, ScaleSetService
 
     try:
         service = ScaleSetService(url, _read_credentials())
@@ -149,7 +149,7 @@ def _run(controllers: "list[RunnerController]") -> NoReturn:
 
 def _read_credentials() -> "str | AppKey":
     """Return the token or the app in the environment. Raises CommandFailure."""
-    from cavvy.cli.runner.scale_sets import AppKey
+    from cavvy.capabilities.runners.scale_sets import AppKey
 
     token = os.environ.get("GITHUB_TOKEN", "").strip()
     values = [os.environ.get(name, "").strip() for name in _APP]
@@ -192,7 +192,7 @@ def _read_task(
 ) -> "RunnerTask":
     """Return the label and the project of a file, whose task the server accepts. Raises
     CommandFailure, ApiError."""
-    from cavvy.cli.runner.controller import RunnerTask, read_runner_task
+    from cavvy.capabilities.runners.controller import RunnerTask, read_runner_task
     from cavvy.cli.task.problems import ask_server
 
     loaded = read_runner_task(file, {}, own, tells=True)
@@ -209,7 +209,7 @@ def _submit(
 ) -> None:
     """Submit the job of a runner. The file is read again, so that new runners follow its changes.
     Raises CommandFailure, ApiError."""
-    from cavvy.cli.runner.controller import (
+    from cavvy.capabilities.runners.controller import (
         DEFAULT_RUN,
         may_wait,
         read_runner_task,

@@ -1,0 +1,1 @@
+"""Adds `cavvy today`, which shows the jobs of today."""

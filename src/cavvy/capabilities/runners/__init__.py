@@ -1,0 +1,1 @@
+"""Runners for CI: the jobs of GitHub Actions and GitLab CI run as jobs of Cavvy."""
