@@ -85,7 +85,7 @@ def find_missed_aim(terms: ScalingTerms, state: ScalingState, now_s: float) -> M
 
 
 def _count_for(terms: ScalingTerms, state: ScalingState, rate: float) -> int:
-    """Return the number of replicas at a rate of arrivals, whatever the service may have."""
+    """Return the number of replicas at a rate of arrivals, without the limit of the service."""
     load = ServiceLoad(
         rate=rate,
         service_s=state.load.service_s or terms.service_s,
