@@ -183,7 +183,7 @@ def test_a_folder_that_is_being_removed_stays_as_it_was(tmp_path: Path) -> None:
 def test_a_new_folder_that_lacks_files_of_others_like_it_is_not_finished(tmp_path: Path) -> None:
     """And as long as it is not, the folder before it stays, although the work has removed it."""
     write(tmp_path / "checkpoint-10" / "model")
-    before = ("checkpoint-8/model", "checkpoint-8/state")
+    before = ("checkpoint-6/model", "checkpoint-8/model", "checkpoint-8/state")  # 6 is half removed
     choice = choose(tmp_path, before=before)
     assert (paths(choice), [row["path"] for row in choice.kept]) == ([], list(before))
     assert paths(choose(tmp_path, before=before, ended=True)) == ["checkpoint-10/model"]

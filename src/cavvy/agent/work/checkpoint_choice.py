@@ -321,8 +321,8 @@ def _is_fresh(folder: str, look: LookResult) -> bool:
 
 
 def _misses_files(folder: str, look: LookResult) -> bool:
-    """Return whether a new folder lacks files that all folders of its kind in the newest checkpoint
-    have, and has not rested for long."""
+    """Return whether a new folder lacks files that the largest folder of its kind in the newest
+    checkpoint has, and has not rested for long."""
     kind = _NUMBER.sub("#", folder)
     others: dict[str, set[str]] = {}
     for path in look.before:
@@ -331,7 +331,7 @@ def _misses_files(folder: str, look: LookResult) -> bool:
                 others.setdefault(name, set()).add(_NUMBER.sub("#", path))
     entries = [entry for entry in look.first if _is_in(entry.path, folder)]
     has = {_NUMBER.sub("#", entry.path) for entry in entries}
-    if not others or set.intersection(*others.values()) <= has:
+    if not others or max(others.values(), key=len) <= has:
         return False
     last = max(entry.mtime_ns for entry in entries)
     return bool(last > time.time_ns() - PATIENCE_S * 1e9)
