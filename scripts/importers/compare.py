@@ -654,6 +654,7 @@ _NOT_OF_A_FILE = (
     "params",
     "setup_uses",
     "service",  # The comparison covers jobs.
+    "notify",  # other tools have no key for it
 )
 
 

@@ -244,7 +244,7 @@ class FolderMirror:
             more = f" and {len(released) - 5} more" if len(released) > 5 else ""
             say(
                 f"{', '.join(released[:5])}{more} were ignored when the session began, and stay "
-                "here; the next `cavvy dev --sync` asks whether to send them"
+                "here; the next `cavvy dev --sync FOLDER` asks whether to send them"
             )
 
     async def _list_there(
