@@ -70,7 +70,7 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     runner._redactor = SimpleNamespace(flush=lambda: b"", text=str)
     runner.execs = SimpleNamespace(kill=lambda: None, idle=True)
     runner._kill_timer = runner._notification_socket = None
-    runner._heard_notice = False
+    runner._heard_notice = runner._cause_known = False
     runner._polls = []
     runner._exit = {}
     runner._leave = lambda: None
