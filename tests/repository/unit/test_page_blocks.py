@@ -48,6 +48,7 @@ PROGRAMS = {
 }
 ELSEWHERE = {
     "guides/trainers.md": "transformers and lightning; tests/train/torch/test_train_trainers.py runs both",
+    "extend/write-a-capability.md": "examples/capability; tests/frame adds it to a copy",
     "extend/write-a-provider.md": "parts of a package; examples/provider is a whole one, with tests",
 }
 # Pages of which no command runs without what they describe.
@@ -86,6 +87,8 @@ NOT_RUN = {
     ): "minutes; tests/tuning/torch/test_tuning.py tunes",
     ("guides/python.md", "ssh -N"): "another machine",
     ("guides/language-models.md", "cavvy serve"): "a language model of 200 MB",
+    ("guides/language-models.md", "curl"): "a language model of 200 MB",
+    ("guides/language-models.md", "cavvy key"): "a language model of 200 MB",
     ("guides/devices.md", ""): "devices; scripts/demo_edge.py does all of it",
     ("guides/serve.md", "cavvy deploy"): "a model that a job has trained",
     ("guides/serve.md", "cd examples/plan-service"): "half a minute; test_service_plan.py plans",
@@ -129,6 +132,7 @@ OUTPUTS = {
 OTHERS = {
     ("guides/console.md", "server {"): "nginx",
     ("guides/install.md", "configMapGenerator"): "Kustomize",
+    ("extend/write-a-capability.md", "[project"): "a package",
     ("guides/isolation.md", "# ~/.ssh/config"): "OpenSSH",
     ("guides/kubernetes.md", "- {name"): "the file of the setting `pools`",
     ("guides/postgresql.md", "[Service]"): "systemd",
