@@ -5,11 +5,8 @@ the files that pods run.
 import base64
 import hashlib
 import importlib.util
-import io
 import json
-import marshal
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +16,7 @@ from cavvy.domain.tasks import Volume, VolumeKind
 from cavvy.domain.values import Struct
 from cavvy.providers.base import GangSpec
 from cavvy.providers.kubernetes.cluster import SPOT, DeviceClaim, KubernetesNode
+from cavvy.providers.kubernetes.compiled import compile_archive
 from cavvy.providers.kubernetes.device_claims import add_claim, make_template
 from cavvy.providers.kubernetes.docker_sidecar import overlay_task
 from cavvy.providers.kubernetes.options import PodOptions
@@ -43,8 +41,6 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _RUN = "/cavvy/run"
 _POD = Path(__file__).parent / "pod"
 _FILES = ("init.py", "boot.sh", "tunnel.sh", "tunnel.py")
-# PEP 552 flag: the .pyc contains a hash of its source, which Python does not compare
-_UNCHECKED = 1
 
 
 class OwnerObject(Struct, frozen=True, kw_only=True):
@@ -378,30 +374,3 @@ def make_bundle(archive: bytes) -> dict[str, Any]:
         "binaryData": {"agent.pyz": base64.b64encode(compile_archive(archive)).decode()},
         "immutable": True,
     }
-
-
-def compile_archive(archive: bytes) -> bytes:
-    """Return the archive with a compiled module next to each source file. Only this server's
-    version of Python uses the compiled modules.
-    """
-    packed = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(archive)) as old,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
-    ):
-        for name in sorted(old.namelist()):
-            source = old.read(name)
-            new.writestr(_entry(name), source, zipfile.ZIP_DEFLATED)
-            if name.endswith(".py"):
-                code = marshal.dumps(compile(source, name, "exec", dont_inherit=True))
-                head = (
-                    importlib.util.MAGIC_NUMBER
-                    + _UNCHECKED.to_bytes(4, "little")
-                    + importlib.util.source_hash(source)
-                )
-                new.writestr(_entry(name + "c"), head + code, zipfile.ZIP_DEFLATED)
-    return packed.getvalue()
-
-
-def _entry(name: str) -> zipfile.ZipInfo:
-    return zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))

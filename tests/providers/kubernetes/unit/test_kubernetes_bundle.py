@@ -1,0 +1,46 @@
+"""The agent of pods fits into a config map, and runs with bytecode that needs no compilation."""
+
+import base64
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from cavvy.agent.bundle import make_archive
+from cavvy.providers.kubernetes.pods import make_bundle
+
+MOST = 1 << 20  # bytes of all files of a config map, as API servers check it
+
+
+def test_the_agent_fits_into_a_config_map_with_a_reserve(tmp_path: Path) -> None:
+    archive = make_archive()
+    bundle = make_bundle(archive)
+    packed = base64.b64decode(bundle["binaryData"]["agent.pyz"])
+    texts = sum(len(text.encode()) for text in bundle["data"].values())
+    assert len(packed) + texts < 0.9 * MOST, (
+        "split the agent, or its bundle, before it is too large"
+    )
+
+    sources = zipfile.ZipFile(io.BytesIO(archive))
+    files = zipfile.ZipFile(io.BytesIO(packed))
+    assert {name for name in files.namelist() if not name.endswith(".pyc")} == set(
+        sources.namelist()
+    )
+    assert all(files.read(name) == sources.read(name) for name in sources.namelist())
+    assert {f"{name}c" for name in sources.namelist() if name.endswith(".py")} <= set(
+        files.namelist()
+    )
+
+    place = tmp_path / "agent.pyz"
+    place.write_bytes(packed)
+    alone = (name for name in sources.namelist() if b"from ." not in sources.read(name))
+    module = next(
+        name.removesuffix(".py") for name in alone if "/" not in name and "__" not in name
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(place)!r})\n"
+        f"import {module} as found\nprint(found.__file__, found.__doc__)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == [f"{place}/{module}.pyc", "None"], done.stderr
