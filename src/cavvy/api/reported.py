@@ -56,6 +56,7 @@ FIELDS: Mapping[str, Any] = {
     "figures": _Spreads,
     "stacks": _Stacks,
     "moved": bool,
+    "deadlocked": bool,
     "bytes": Size,
     "files": _Count,
     "newest_at": Moment | None,

@@ -133,8 +133,8 @@ def grant_role(account: str, role: str, project: str | None, all_projects: bool)
     """Grant a role to an account."""
     from cavvy.client.account_wire import AccountClient
 
-    where = _read_project(project, everywhere=all_projects)
     account, role = _read_role(account, role)
+    where = _read_project(project, everywhere=all_projects)
     with session() as client:
         AccountClient(client).grant_role(account, role, where)
         undo = f"`cavvy role revoke {account} {role} -p {where}` revokes the role"
@@ -151,8 +151,8 @@ def grant_role(account: str, role: str, project: str | None, all_projects: bool)
 @_everywhere
 def revoke_role(account: str, role: str, project: str | None, all_projects: bool) -> None:
     """Revoke a role. Later requests that need the role are refused; running jobs continue."""
-    where = _read_project(project, everywhere=all_projects)
     account, role = _read_role(account, role)
+    where = _read_project(project, everywhere=all_projects)
     with _accounts() as accounts:
         accounts.revoke_role(account, role, where)
     click.echo(f"{account} is no longer {role} {_say_where(where)}")

@@ -34,7 +34,9 @@ def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
     runner._home_entries = None
     runner._heard_notice, runner._work = False, None
     runner._loop, runner._kill_timer = Timers(), None
-    runner._steps = SimpleNamespace(finishing=False, process=object(), ask=lambda: None)
+    runner._steps = SimpleNamespace(
+        finishing=False, process=object(), ask=lambda wait_s: None, insist=lambda: None
+    )
     runner._state, runner._ending = AgentState.WORKING, None
     runner._end("preempted", "the node goes", 300.0)
     first = runner._kill_timer

@@ -725,7 +725,11 @@ def test_an_unknown_command_names_its_neighbour() -> None:
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ("services of", "`cavvy services` has no command 'of'", "expected show or no command"),
+        (
+            "services of",
+            "`cavvy services` has no command 'of'",
+            "expected key, queue, show or no command",
+        ),
         ("data ls", "`cavvy data` has no command 'ls'", "expected convert"),
         ("secret rm", "NAME is missing", "`cavvy secret delete --help` shows the usage"),
         ("pool remove", "NAME is missing", "`cavvy pool list` lists pools"),
@@ -977,7 +981,7 @@ def test_the_folder_of_a_named_file_is_submitted(
     explained = run("validate", "task.yaml").stdout
     assert "folder       ., frozen when it is submitted" in explained
     assert "note: `run` names train.py" in explained
-    monkeypatch.setattr("cavvy.spec.own_folder._MOST_FILES", 1)
+    monkeypatch.setattr("cavvy.spec.own_folder.MOST_OWN_FILES", 1)
     monkeypatch.setenv("HOME", str(folder))
     told = run("run", "-d", "--", "python", "train.py")
     assert "because it is your home folder; --workdir FOLDER submits another folder" in told.stderr

@@ -121,6 +121,10 @@ def list_start_lines(work: str) -> list[str]:
         "    CAVVY_CODE=$?",
         '    kill -0 "$CAVVY_CHILD" 2>/dev/null || break',
         "done",
+        "# a signal ends the first wait with a code of its own, also if the work ends meanwhile",
+        'wait "$CAVVY_CHILD" 2>/dev/null',
+        "CAVVY_LATE=$?",
+        '[ "$CAVVY_LATE" = 127 ] || CAVVY_CODE=$CAVVY_LATE # 127: this shell has asked before',
     ]
 
 

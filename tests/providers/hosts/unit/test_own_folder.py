@@ -207,7 +207,7 @@ def test_a_named_file_that_is_ignored_is_not_submitted(project: Path) -> None:
 
 
 def test_a_large_folder_is_not_submitted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cavvy.spec.own_folder._MOST_FILES", 3)
+    monkeypatch.setattr("cavvy.spec.own_folder.MOST_OWN_FILES", 3)
     folder, _, (note,) = read(project, "run: python train.py")
     assert folder == ""
     assert "more than the limit of 3" in note
@@ -235,7 +235,7 @@ def test_a_folder_is_too_large_for_the_key_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text("x" * 100)
-    monkeypatch.setattr(own_folder, "_MOST_BYTES", 10)
+    monkeypatch.setattr(own_folder, "MOST_OWN_BYTES", 10)
     assert "`workdir: .`" in choose_named(tmp_path, [("train.py", "run")])[1]
     with open(tmp_path / "data", "wb") as file:
         file.truncate(11 << 30)
