@@ -101,7 +101,8 @@ def follow_array(
             told, pause = found.array.reason, _SHORTEST_S
             click.echo(f"{found.array.name}: {told}", err=True)
         if all(job.phase in reached for job in found.jobs):
-            return found
+            # The server counts the jobs before it lists them, so the counts may be older.
+            return read_array(client, project, name)
         if until is not None and time.monotonic() >= until:
             hint = f"the jobs continue; `cavvy ps {named(project, found.array.name)}` lists them"
             raise CommandFailure(f"{found.array.name} has not ended: {told}", hint, exit_code=124)
