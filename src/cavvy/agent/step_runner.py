@@ -461,6 +461,7 @@ class StepRunner:
             heard=self._heard if command.call is not None else None,
             ended=self._ended,
             started=self._started,
+            is_complete=lambda: self._watch is not None and self._watch.is_complete(),
             gone=lambda: self._gone(gone),
         )
 

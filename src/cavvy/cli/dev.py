@@ -195,6 +195,7 @@ def command(
     from cavvy.cli.task.submission import submit_loaded
 
     params = read_params(param)
+    sync = None if sync_folder is None else _find_sync(Path(sync_folder))
     container = _read_devcontainer(file, options)
     if container is not None:
         options = _follow_devcontainer(container, options)
@@ -212,7 +213,7 @@ def command(
             if job.machine is not None:
                 click.echo(say_machine(client.machine(project, name)), err=True)
             ports = container.ports if container is not None else ()
-            way = _find_way(client, job, name, ide, ports, sync_folder)
+            way = _find_way(client, job, name, ide, ports, sync)
             _connect(way, ide, no_open=no_open)
         except KeyboardInterrupt:
             _say_continues(job, name)
@@ -259,7 +260,7 @@ def _find_way(
     name: str,
     ide: str,
     ports: "Sequence[int]",
-    sync_folder: str | None,
+    sync: Path | None,
 ) -> "_SessionWay":
     """Return the way to the session, in which Jupyter or code-server runs if `ide` needs it."""
     folder = _read_folder(_output(client, job, ["pwd", "-P"]))
@@ -275,7 +276,7 @@ def _find_way(
         folder=folder,
         ports=ports,
         home=(_task(job).get("checkpoint") or {}).get("path") == _HOME,
-        sync=None if sync_folder is None else _find_sync(Path(sync_folder)),
+        sync=sync,
     )
 
 
@@ -609,8 +610,9 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
 
 def _find_sync(folder: Path) -> Path:
     """Return the real path of a folder to mirror. Raises CommandFailure for a link of a cloned
-    repository that leads elsewhere.
+    repository that leads elsewhere, and for a folder with the user's keys.
     """
+    from cavvy.client.state import default_home
     from cavvy.spec.sent_folders import find_exit
 
     if link := find_exit(folder):
@@ -620,7 +622,15 @@ def _find_sync(folder: Path) -> Path:
             f"if you want to mirror that, name it: --sync {folder.resolve()}",
             exit_code=2,
         )
-    return folder.resolve()
+    real = folder.resolve()
+    if real == Path.home().resolve() or Path(default_home()).resolve().is_relative_to(real):
+        raise CommandFailure(
+            f"{folder} is a home folder, or has Cavvy's own state in it, with keys that a session "
+            "must not read; nothing was sent",
+            "name a folder below it: --sync FOLDER",
+            exit_code=2,
+        )
+    return real
 
 
 def _make_mirror(way: _SessionWay, folder: Path) -> "FolderMirror":

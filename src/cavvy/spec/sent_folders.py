@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import cavvy
 from cavvy.domain.values import Struct
 from cavvy.spec.overrides import list_overridden
 from cavvy.spec.repository import find_top
 from cavvy.spec.uses import NAME
 from cavvy.spec.workdir import FolderSnapshot
 
+_OWN = Path(cavvy.__file__).resolve().parent  # as the server of an engine is
 CREDENTIAL_FILES = ("netrc", "git-credentials", "pypirc", "npmrc", "pgpass")
 _FOLDERS = (
     *("ssh", "aws", "azure", "kube", "gnupg", "docker", "oci", "kaggle", "huggingface"),
@@ -66,6 +68,8 @@ def find_doubtful(
     tops, found = _list_tops(folder), list[DoubtfulFolder]()
     for (inside, path), part in zip(parts.items(), snapshot.parts or (snapshot,), strict=True):
         real, below = path.resolve(), part.folder.resolve()
+        if inside and real.is_relative_to(_OWN):
+            continue
         link = find_exit(path) if named and not inside else None
         if (named and not inside and link is None) or real.name == inside == NAME:
             tops.append(real)

@@ -14,7 +14,7 @@ from tests.waits import wait_until
 
 from cavvy.agent.work.environment import SHELL_LINE
 from cavvy.agent.work.reaper import descendants, list_children
-from cavvy.agent.work.signal_targets import Targets, choose
+from cavvy.agent.work.signal_targets import Targets, choose, find_own_shell, list_awaited
 
 # A program as people write it: two helpers feed it, and it saves when it is asked to end.
 TRAINS = """
@@ -156,12 +156,27 @@ def test_a_task_can_choose_what_its_commands_have_started(state: Path, tmp_path:
         launcher = next(each for each in below[process.pid] if each in below)
         targets = choose(process.pid, below, "main")
         assert targets is not None
-        assert (targets.programs, targets.held) == ([launcher], [])
-        assert {*targets.first} == {launcher, process.pid}
+        assert (targets.programs, targets.held) == ([launcher], [process.pid])
+        assert targets.first == [launcher]
         assert choose(process.pid, below, "all") is None
         found = choose(process.pid, below)
         assert found is not None
         assert found.programs == below[launcher]
+
+
+def test_the_shell_of_a_task_is_below_what_waits_outside_of_its_namespaces(
+    state: Path, tmp_path: Path
+) -> None:
+    script = write(tmp_path, "run.sh", f"printf ready > {state}; sleep 300\ntrue\n")
+    waits = [sys.executable, write(tmp_path, "waits.py", WAITS.replace("CALLS", ""))]
+    with running([*waits, "bash", "-c", SHELL_LINE, script], state) as process:
+        wait_until(lambda: len(descendants(process.pid)) == 2)
+        below = list_children()
+        (shell,) = below[process.pid]
+        assert find_own_shell(process.pid, below) == find_own_shell(shell, below) == shell
+        assert list_awaited(shell, below) == below[shell]
+        assert list_awaited(process.pid, below) == []
+        assert find_own_shell(below[shell][0], below) == 0
 
 
 def test_a_shell_does_not_go_on_with_its_next_command(state: Path, tmp_path: Path) -> None:

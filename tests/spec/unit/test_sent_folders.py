@@ -214,3 +214,28 @@ def test_what_a_command_writes_follows_no_link_out_of_a_repository(repository: P
         result = CliRunner().invoke(cli, [*command, "job.sh"])
         assert "a link that leads out of its repository" in result.output.replace("\n", " ")
         assert (result.exit_code, obeyed.exists()) == (2, False)
+
+
+def test_a_folder_with_the_users_keys_is_not_mirrored(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAVVY_HOME", str(repository / ".state" / "cavvy"))
+    for folder in (Path.home(), repository, repository / ".state"):
+        with pytest.raises(CommandFailure, match="keys that a session must not read"):
+            _find_sync(folder)
+    assert _find_sync(repository / "src") == repository / "src"
+    result = CliRunner().invoke(cli, ["dev", "--sync", str(Path.home())])
+    assert (result.exit_code, "nothing was sent" in result.output) == (2, True)
+
+
+def test_the_server_of_an_engine_needs_no_question(repository: Path) -> None:
+    file = repository / "service.yaml"
+    (repository / "model.onnx").write_text("x")
+    file.write_text(
+        "name: a\nresources: {cpu: 1}\nservice: {engine: onnxruntime, model: ./model.onnx}\n"
+    )
+    loaded = load_task(str(file), {}, options=ReadOptions(serves=True))
+    parts = find_parts(loaded.task, loaded.source, loaded.folder)
+    snapshot = freeze_parts(loaded.task, parts, repository.parent / ".state", 100)
+    assert any("cavvy" in str(each.resolve()) for each in parts.values())
+    assert find_doubtful(parts, loaded.folder, snapshot) == []

@@ -159,6 +159,12 @@ class WorkMonitor:
         self._busy_at = self._moved_at = time.monotonic()
         self._tell(self._progress.feed(data))
 
+    def is_complete(self) -> bool:
+        """Return whether the work says that it is complete, as the server judges it."""
+        self._tell(self._progress.look())
+        told = self._reported.get("complete", self._reported.get("fraction"))
+        return isinstance(told, (int, float)) and told >= 1
+
     def tick(self) -> str:
         """Report what has changed. If the work has been idle for too long, return the reason to end
         it."""

@@ -12,6 +12,8 @@ from ..loop import EventLoop, PipeReader, by_line
 from .alone import reap
 from .reaper import ChildCommand, guard, sweep
 
+ANSWER_S = 0.05  # within which what was written last is read
+
 
 def _ignore(*_: object) -> None:
     """Do nothing; this is the default callback."""
@@ -23,8 +25,9 @@ class WorkProcess:
     `wrote(bytes)` is called with output, and `heard(line)` with each line that the command's
     function writes to its channel. `ended(code)` is called when the first process has ended; `code`
     is None if the reaper was killed. `started(False)` is called if the program still starts when it
-    is asked patiently, and `started(True)` when it is to be asked again. `gone()` is called last,
-    when all processes have ended and `wrote` has received all output.
+    is asked patiently, and `started(True)` when it is to be asked again. `is_complete()` says, when
+    its programs have ended after SIGTERM, whether what follows them runs all the same. `gone()` is
+    called last, when all processes have ended and `wrote` has received all output.
     """
 
     def __init__(
@@ -36,9 +39,11 @@ class WorkProcess:
         heard: Callable[[bytes], None] | None = None,
         ended: Callable[[int | None], None] = _ignore,
         started: Callable[[bool], None] = _ignore,
+        is_complete: Callable[[], bool] = bool,
         gone: Callable[[], None] = _ignore,
     ) -> None:
         self._ended, self._started, self._gone = ended, started, gone
+        self._loop, self._is_complete = loop, is_complete
         self._reported = False
         self.oom_kills = (
             # number of the work's processes that the kernel killed for exceeding the memory limit
@@ -89,7 +94,14 @@ class WorkProcess:
         """Read and discard the remaining output."""
         self._output.drain()
 
+    def _answer(self) -> None:
+        self._control.write(b"C" if self._is_complete() else b"E")
+
     def _heard(self, line: bytes) -> None:
+        if line == b"halted":
+            # what the programs have written last may still be in the pipe of the output
+            self._loop.after(ANSWER_S, self._answer)
+            return
         if line.startswith(b"start"):
             self._started(line == b"started")
             return

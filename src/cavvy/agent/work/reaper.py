@@ -6,10 +6,13 @@ communicate over a socket pair. The agent sends the letter T, H or K to request 
 SIGKILL for the work; `signal_targets` chooses which processes get SIGTERM. N requests SIGTERM as
 well, but if the work's program still starts, the reaper sends no signal. It reports `starting`, and
 `started` when the program has a handler or has had the time to install one. The agent then sends T.
-If the agent's end of the socket pair closes, the agent is dead. When the work's first process has
-ended, the reaper reports one line, `exit CODE OOM ASKED`. CODE is the process's exit code. OOM is
-the number of processes that the kernel killed because the work used too much memory. ASKED is 1 if
-the work received SIGTERM before it ended, else 0.
+When the programs that got SIGTERM have ended while a shell is stopped that would start the next
+command, the reaper reports `halted`. The agent answers with C if the work has said that it is
+complete, so that the shell goes on, and otherwise with E. If the agent's end of the socket pair
+closes, the agent is dead. When the work's first process has ended, the reaper reports one line,
+`exit CODE OOM ASKED`. CODE is the process's exit code. OOM is the number of processes that the
+kernel killed because the work used too much memory. ASKED is 1 if the work received SIGTERM before
+it ended, else 0.
 """
 
 from __future__ import annotations
@@ -23,7 +26,15 @@ from ..disk import open_own, read_process
 from ..loop import make_wake_pipe
 from .alone import reap
 from .cgroup import count_oom_kills
-from .signal_targets import ALL, Targets, choose, find_work, is_starting
+from .signal_targets import (
+    ALL,
+    Targets,
+    choose,
+    find_own_shell,
+    find_work,
+    is_starting,
+    list_awaited,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +46,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LOOK_MS = 50  # how often is looked whether what got SIGTERM first has ended
 LATE_LOOKS = 10  # after so many looks, handlers are searched for that were installed meanwhile
+ANSWER_MS = 2000  # how long an answer of the agent is awaited before the work ends
 AFTER_MS = 5000  # how long after this the rest is left alone: a launcher looks at its ranks
 LINUX = os.uname().sysname == "Linux"
 # Signals whose default action programs expect. The agent may have inherited a different action.
@@ -166,6 +178,8 @@ class Reaper:
         self._targets: Targets | None = None
         self._looks_left = AFTER_MS // LOOK_MS
         self._looks = 0  # while it runs
+        # the agent's answer to `halted`, and how often is still looked for it
+        self._answer, self._answer_looks_left = b"", ANSWER_MS // LOOK_MS
 
     def run(self) -> None:
         poll = select.poll()
@@ -230,6 +244,9 @@ class Reaper:
             self._asked, self._interrupted = True, self._alive
             if self._alive and not self._signalled:
                 self._ask(patient=b"T" not in letters)
+        for letter in (b"C", b"E"):
+            if letter in letters:
+                self._answer = letter
         if b"H" in letters and self._alive:
             _signal_group(self._work, signal.SIGHUP)
             _signal_group(self._work, signal.SIGCONT)  # a stopped program receives no signal
@@ -242,6 +259,16 @@ class Reaper:
         root = self._find_root(children)
         return choose(root, children, self._notify) if root else None
 
+    def _choose_all(self) -> Targets | None:
+        """Choose every process but the shell of the task, if that waits for one of them."""
+        children = list_children()
+        root = self._find_root(children)
+        awaited = list_awaited(root, children) if root else []
+        if not awaited:
+            return None
+        others = [pid for pid in descendants(os.getpid()) if pid != root]
+        return Targets(others, [root], [root], awaited)
+
     def _find_starting(self) -> bool:
         children = list_children()
         root = self._find_root(children)
@@ -251,7 +278,7 @@ class Reaper:
         """Return the process below which the user's programs are, or 0 if no such is here."""
         if self._passes:
             return find_work(self._work, children, self._entry)
-        return self._work
+        return find_own_shell(self._work, children) or self._work
 
     def _report(self, line: bytes) -> None:
         try:
@@ -274,6 +301,8 @@ class Reaper:
             self._report(b"starting\n")
             return
         self._signalled = True
+        if self._targets is None and self._notify != ALL:
+            self._targets = self._choose_all()
         if self._targets is None:
             apart = [pid for pid in descendants(os.getpid()) if not _in_group(pid, self._work)]
             _signal_group(self._work, signal.SIGTERM)
@@ -298,15 +327,29 @@ class Reaper:
                     _signal(pid, signal.SIGTERM)
             return
         alive = {self._work, *descendants(os.getpid())}
-        for pid in {*targets.held} & alive:
-            _signal(pid, signal.SIGTERM)
+        held = {*targets.held} & alive
+        if held and self._awaits_answer():
+            return
+        for pid in held:
+            if self._answer != b"C":
+                _signal(pid, signal.SIGTERM)
             _signal(pid, signal.SIGCONT)
+        if held and self._answer == b"C":
+            self._targets = None
+            return
         targets.held.clear()
         self._looks_left -= 1
         if self._looks_left <= 0:
             self._targets = None
             for pid in {*targets.left} & alive:
                 _signal(pid, signal.SIGTERM)
+
+    def _awaits_answer(self) -> bool:
+        """Ask the agent whether the work has said that it is complete; return whether to wait."""
+        if self._answer_looks_left == ANSWER_MS // LOOK_MS:
+            self._report(b"halted\n")
+        self._answer_looks_left -= 1
+        return not self._answer and self._answer_looks_left > 0
 
     def _kill(self) -> None:
         self._targets = None

@@ -11,7 +11,7 @@ workers are children of a process that has one. /proc/PID/status says which proc
 * A process with a handler gets the signal, and the processes below it do not.
 * A shell with a trap gets the signal, and so do the processes below it, because a shell runs its
   trap only after its command has ended. What a shell has started in the background is left to its
-  trap, except what the shell of the task has started, whose trap is the agent's.
+  trap. The shell of the task is stopped like one without a trap, since its trap is the agent's.
 * A launcher ends its ranks by itself, after a time of its own: torchrun after 30 s, mpirun after a
   second. So its ranks get the signal instead, if one of them has a handler. A process is also a
   launcher if it has told processes below it their ranks, the first one included.
@@ -19,7 +19,8 @@ workers are children of a process that has one. /proc/PID/status says which proc
   that has a handler, which gets the signal instead. An interpreter such as Python is no wrapper,
   because scripts also start other programs as helpers.
 * The data workers of PyTorch do not count: they have a handler even if their program has none.
-* If only shells and launchers have a handler, every process gets the signal.
+* If only shells and launchers have a handler, every process gets the signal, except the shell of
+  the task while it waits for one of them.
 
 What got no signal gets it when it installs a handler, or as soon as what got it has ended.
 
@@ -133,6 +134,24 @@ def find_work(root: int, children: dict[int, list[int]], entry: str) -> int:
     return 0
 
 
+def find_own_shell(root: int, children: dict[int, list[int]]) -> int:
+    """Return the shell of the task, or 0. It is below `root` if `root` only waits for it, outside
+    of the work's namespaces.
+    """
+    while not _is_own_shell(root):
+        below = children.get(root, [])
+        if len(below) != 1:
+            return 0
+        root = below[0]
+    return root
+
+
+def list_awaited(root: int, children: dict[int, list[int]]) -> list[int]:
+    """Return what the shell of the task waits for before its next command, if `root` is it."""
+    below = children.get(root, []) if _is_own_shell(root) else []
+    return [pid for pid in below if not _is_aside(pid, root)]
+
+
 def _choose_main(root: int, children: dict[int, list[int]]) -> Targets | None:
     """Choose what the commands of `run` have started directly, but not in the background, such as
     a server that the program uses, unless all is there. If some of these have a handler, as in
@@ -142,9 +161,9 @@ def _choose_main(root: int, children: dict[int, list[int]]) -> Targets | None:
     programs = [pid for pid in started if catches(pid)] or started
     if not programs:
         return None
-    first = [*programs, *({root} - {*programs})]  # the shell waits for them, and then ends
-    rest = [pid for pid in (root, *_below(root, children)) if pid not in first]
-    return Targets(first, [], rest, programs)
+    held = [root] if root not in programs else []  # the shell of the task
+    rest = [pid for pid in (root, *_below(root, children)) if pid not in programs]
+    return Targets([*programs], held, rest, programs)
 
 
 def _is_program(pid: int, children: dict[int, list[int]]) -> bool:
@@ -152,9 +171,7 @@ def _is_program(pid: int, children: dict[int, list[int]]) -> bool:
     in charge of a program in the background, and no launcher."""
     if is_shell(pid):
         below = children.get(pid, [])
-        return not _is_own_shell(pid) and any(
-            _is_aside(each, pid) and catches(each) for each in below
-        )
+        return any(_is_aside(each, pid) and catches(each) for each in below)
     return not _passes_on(pid, children)
 
 
@@ -187,7 +204,9 @@ def _walk(pid: int, children: dict[int, list[int]]) -> tuple[list[int], list[int
         return [pid], []
     first: list[int] = []
     held: list[int] = []
-    traps = caught and shell and not _is_own_shell(pid)
+    if shell and _is_own_shell(pid):
+        caught = False
+    traps = caught and shell
     for child in children.get(pid, []):
         if traps and _is_aside(child, pid):
             continue
