@@ -275,7 +275,7 @@ def _read_ranks(pid: int) -> set[bytes]:
 
 def _is_own_shell(pid: int) -> bool:
     """Whether this is the shell that runs the task's commands, whose trap is the agent's."""
-    return SHELL_LINE in _read_words(pid)
+    return is_shell(pid) and SHELL_LINE in _read_words(pid)
 
 
 def is_shell(pid: int) -> bool:
