@@ -117,7 +117,6 @@ _OWN: dict[str, dict[str, str]] = {
         "doctor": "Show what GPU jobs lack on a machine, and the commands that mend it.",
         "secret": "Set, list and delete secrets.",
         "server": "Start, stop and inspect the embedded server.",
-        "mcp": "Let coding agents plan, run and read jobs, within a spending limit.",
         "completion": "Print the completion script for a shell.",
     },
 }

@@ -9,8 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cavvy.cli.main import cli
-from cavvy.cli.mcp.server import (
+from cavvy.capabilities.mcp.server import (
     MOST_CHARACTERS,
     check_name,
     check_word,
@@ -18,6 +17,7 @@ from cavvy.cli.mcp.server import (
     mark,
     run_command,
 )
+from cavvy.cli.main import cli
 from cavvy.cli.view.failure import CommandFailure
 
 

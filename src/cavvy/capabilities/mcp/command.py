@@ -45,7 +45,7 @@ def command(max_usd: float, project: str, skill: bool, install_skill: Path | Non
 def _read_skill() -> str:
     import pkgutil
 
-    text = pkgutil.get_data("cavvy.cli.mcp", "SKILL.md")
+    text = pkgutil.get_data("cavvy.capabilities.mcp", "SKILL.md")
     assert text is not None
     return text.decode()
 
@@ -71,13 +71,13 @@ def _serve(max_usd: float, project: str) -> None:
     except UnitError as error:
         raise CommandFailure(f"--max-usd: {error}", "an example: `--max-usd 20`", 2) from error
     try:
-        from cavvy.cli.mcp.server import make_server
+        from cavvy.capabilities.mcp.server import make_server
     except ModuleNotFoundError as error:
         if error.name not in ("mcp", "mcp_types"):
             raise
         hint = f"install it: {extra_command('mcp')}"
         raise CommandFailure("the package mcp is not installed", hint) from error
-    from cavvy.cli.mcp.spending import Spending
+    from cavvy.capabilities.mcp.spending import Spending
 
     os.environ["CAVVY_PROJECT"] = project
     make_server(Spending(limit)).run("stdio")

@@ -29,7 +29,7 @@ from mcp_types import (
 from pydantic import BaseModel, Field
 
 from cavvy import __version__
-from cavvy.cli.mcp.spending import PreparedTask, Spending
+from cavvy.capabilities.mcp.spending import PreparedTask, Spending
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.domain.values import Struct

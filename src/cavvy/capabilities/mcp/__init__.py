@@ -1,0 +1,1 @@
+"""MCP: coding agents plan, run and read jobs, within a spending limit."""
