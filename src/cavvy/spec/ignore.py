@@ -30,26 +30,33 @@ def list_files(folder: Path, *, hidden: bool = True) -> list[str]:
     without `hidden`, only those whose first part does not begin with a dot. Raises OSError if a
     folder cannot be read.
     """
+    return list(mark_files(folder, hidden=hidden))
+
+
+def mark_files(folder: Path, *, hidden: bool = True) -> dict[str, bool | None]:
+    """Return the files that `list_files` lists, each with whether git tracks it; None where there
+    is no git to say so. Raises OSError.
+    """
     listed = _ask_git(folder)
     if listed is None:
         outer = read_outer_rules(folder, find_ignore_files(folder))
         # as a rule, so that hidden folders, which may be large, are not even read
         outer = outer if hidden else (*outer, ("", "", [_HIDDEN]))
-        listed = list(_walk(folder, "", outer, git_rules=True))
+        listed = dict.fromkeys(_walk(folder, "", outer, git_rules=True))
     else:
         own = IgnoreRules(folder)
-        listed = [path for path in listed if not own.ignores(path)]
-    return sorted(path for path in listed if hidden or not path.startswith("."))
+        listed = {path: listed[path] for path in listed if not own.ignores(path)}
+    return {path: listed[path] for path in sorted(listed) if hidden or not path.startswith(".")}
 
 
-def _ask_git(folder: Path) -> list[str] | None:
-    """Return the files that git tracks or would track. Returns None if git cannot list the files,
-    for example because the folder is not in a repository.
+def _ask_git(folder: Path) -> dict[str, bool | None] | None:
+    """Return the files that git tracks or would track, and which of both. Returns None if git
+    cannot list the files, for example because the folder is not in a repository.
     """
     with open_repository(folder) as repository:
         if repository is None:
             return None
-        done = repository.run("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        done = repository.run("ls-files", "-tz", "--cached", "--others", "--exclude-standard")
         if done is None or done.returncode != 0:
             return None
         if not done.stdout:
@@ -60,23 +67,27 @@ def _ask_git(folder: Path) -> list[str] | None:
     # git leaves out a folder that it cannot read, and only warns
     if b"could not open directory" in done.stderr and (error := _find_closed(folder)) is not None:
         raise error
-    names = set(os.fsdecode(done.stdout).split("\0")) - {""}
+    # each name stands behind a letter for its state and a space
+    lines = set(os.fsdecode(done.stdout).split("\0")) - {""}
+    names = {line[2:]: not line.startswith("?") for line in sorted(lines)}
     if "./" in names:
         # This folder is a submodule that is not checked out, so git lists only the folder itself.
         return None
-    paths: list[str] = []
+    paths: dict[str, bool | None] = {}
     folders: dict[str, bool] = {}
-    for name in sorted(names):
+    for name, is_tracked in sorted(names.items()):
         full = folder / name
         if not _is_inside(folder, name.rstrip("/"), folders):
             continue  # another program than git has written the index
         if name.endswith("/") or (full.is_dir() and not full.is_symlink()):
             # Git lists a nested repository without its files.
             inner = name.rstrip("/")
-            paths += (f"{inner}/{path}" for path in list_files(folder / inner))
+            paths |= {f"{inner}/{path}": of for path, of in mark_files(folder / inner).items()}
         elif os.path.lexists(full):  # Git also lists files whose deletion is not committed.
-            paths.append(name)
-    return [path for path in set(paths) if not SKIPPED.intersection(path.split("/")[:-1])]
+            paths[name] = is_tracked
+    return {
+        path: of for path, of in paths.items() if not SKIPPED.intersection(path.split("/")[:-1])
+    }
 
 
 def _is_inside(folder: Path, name: str, known: dict[str, bool]) -> bool:

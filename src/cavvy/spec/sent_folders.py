@@ -59,7 +59,8 @@ def find_doubtful(
     own: bool = False,
 ) -> list[DoubtfulFolder]:
     """Return those of the `parts` of a task that need a question. `folder` is that of the task's
-    file, and `snapshot` has the files of the parts, in their order. If the user has `named` the
+    file, and `snapshot` has the files of the parts, in their order. A private key needs one unless
+    git tracks it: whoever has the repository has such a key already. If the user has `named` the
     working folder, it needs none, unless it leads elsewhere by a link of a repository. A working
     folder that the file does not name is Cavvy's `own` choice between the file's folder and the
     current one: it is asked for if it has credentials. Other files and folders need one outside of
@@ -76,9 +77,12 @@ def find_doubtful(
             continue
         files = [each for each in part.entries if each.link is None]
         secret = next((each.path for each in files if _is_secret(below / each.path)), None)
+        key = next((each.path for each in files if each.has_key and not each.is_tracked), None)
         is_outside = not any(map(real.is_relative_to, tops if inside else tops[:1]))
         if secret is not None:
             why = f"contains credentials, such as {secret}"
+        elif key is not None:
+            why = f"contains a private key that git does not track, {key}"
         elif link is not None:
             why = f"is where {link} leads, a link out of its repository"
         elif is_outside and (inside or not own):

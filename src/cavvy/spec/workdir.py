@@ -9,14 +9,15 @@ Errors:
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from cavvy.domain.values import Struct, replace
-from cavvy.spec.ignore import OWN_FILE, list_files
+from cavvy.spec.ignore import OWN_FILE, mark_files
 
 # A larger folder is nearly always a mistake: it contains data or an environment that should be
 # listed in an ignore file.
@@ -29,7 +30,12 @@ OWN_FOLDER = "move the task file and the files that the work needs into a folder
 # A cached hash is used only if, when the cache was written, the file had not changed for this long.
 # A file with a more recent change may have changed again within the same clock tick.
 _SETTLE_NS = 2_000_000_000
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
+# A private key as text (RFC 7468, section 10; OpenSSH and PGP use the same form), also inside of
+# JSON. Keys have less than 20 KB.
+_KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\r?\n|\\n)")
+_KEY_BYTES = 64 << 10
+_NAMED = 3
 # A function that is called with the number of bytes read so far and the total number of bytes.
 Progress = Callable[[int, int], None]
 
@@ -56,6 +62,9 @@ class FolderEntry(Struct, frozen=True, kw_only=True):
     mode: int = 0o644  # 0o755 if the owner may execute the file
     sha256: str = ""
     link: str | None = None
+    # These two are facts of this machine, and no part of the manifest.
+    is_tracked: bool | None = None  # by git; None where there is no git to say so
+    has_key: bool = False  # whether the file begins with, or soon has, a private key as text
 
 
 class FrozenFile(Struct, frozen=True):
@@ -152,13 +161,13 @@ def list_folder(
     if is_home:
         most_bytes, most_files = min(most_bytes, MOST_OWN_BYTES), min(most_files, MOST_OWN_FILES)
     try:
-        paths = list_files(folder, hidden=not is_home) if only is None else [only]
+        marks = mark_files(folder, hidden=not is_home) if only is None else {only: None}
     except OSError as error:
         raise FreezeError(
             f"cannot read {error.filename or folder}: {error.strerror}",
             f"make it readable, or list it in {OWN_FILE}",
         ) from error
-    paths, left_out = _without_state(folder, paths, state)
+    paths, left_out = _without_state(folder, list(marks), state)
     if is_home:
         left_out.append(f"{folder} is your home folder: its hidden files and folders stay here")
     if len(paths) > most_files:
@@ -166,9 +175,27 @@ def list_folder(
             f"{folder} has {len(paths):,} files, which is more than the limit of {most_files:,}",
             OWN_FOLDER if is_home else _ignore_hint(paths),
         )
-    found, notes = _look(folder, paths)
+    found, notes = _look(folder, {path: marks[path] for path in paths})
     _check_size(folder, found, most_bytes)
-    return found, left_out + notes
+    return found, left_out + notes + _name_untracked(folder, found)
+
+
+def _name_untracked(folder: Path, found: Sequence[Found]) -> list[str]:
+    """Return a message about the files that git does not track and that no ignore file names: of
+    these alone, nobody has said yet whether others may have them. What its owner has closed to
+    other users is named first, and then what is hidden.
+    """
+    untracked = [
+        (bool(seen.st_mode & 0o044) or not folder.stat().st_mode & 0o044, entry.path)
+        for entry, seen in found
+        if entry.is_tracked is False and entry.link is None
+    ]
+    if not untracked:
+        return []
+    untracked.sort(key=lambda each: (each[0], not f"/{each[1]}".count("/."), each[1]))
+    names, more = [path for _, path in untracked[:_NAMED]], len(untracked) - _NAMED
+    told = f"{', '.join(names)}{f' and {more:,} more' if more > 0 else ''}"
+    return [f"git does not track {told}, sent too; what must stay here belongs into {OWN_FILE}"]
 
 
 def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
@@ -211,13 +238,13 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
+def _look(folder: Path, paths: Mapping[str, bool | None]) -> tuple[list[Found], list[str]]:
     """For each path, return an entry without a hash; also return messages for the user. Files that
     no longer exist are left out.
     """
     found: list[Found] = []
     notes: list[str] = []
-    for path in paths:
+    for path, tracked in paths.items():
         full = folder / path
         try:
             path.encode()
@@ -226,7 +253,8 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
                 found.append((_link(folder, path, notes), seen))
             elif stat.S_ISREG(seen.st_mode):
                 mode = 0o755 if seen.st_mode & stat.S_IXUSR else 0o644
-                found.append((FolderEntry(path=path, size=seen.st_size, mode=mode), seen))
+                entry = FolderEntry(path=path, size=seen.st_size, mode=mode, is_tracked=tracked)
+                found.append((entry, seen))
             else:
                 notes.append(f"{path} is left out because it is a {_sort_of(seen.st_mode)}")
         except FileNotFoundError:
@@ -330,11 +358,10 @@ def _hash_all(
     for entry, seen in found:
         if entry.link is None:
             known = cache.get(entry.path, seen)
-            read = (seen.st_size, known) if known else _hash(folder, entry.path, cache)
+            read = (seen.st_size, *known) if known else _hash(folder, entry.path, cache)
             if read is not None:
-                size, digest = read
-                made = FolderEntry(path=entry.path, size=size, mode=entry.mode, sha256=digest)
-                entries.append(made)
+                size, digest, has_key = read
+                entries.append(replace(entry, size=size, sha256=digest, has_key=has_key))
             done += entry.size
             if progress is not None:
                 progress(done, total)
@@ -344,14 +371,17 @@ def _hash_all(
     return tuple(entries)
 
 
-def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str] | None:
-    """Return the size and SHA-256 of a file, or None if the file no longer exists. If the file
-    changes while it is read, it is read again, up to three times in total. Raises FreezeError.
+def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str, bool] | None:
+    """Return the size and SHA-256 of a file, and whether it has a private key; or None if the file
+    no longer exists. If the file changes while it is read, it is read again, up to three times in
+    total. Raises FreezeError.
     """
     for _ in range(3):
         try:
             with open(folder / path, "rb") as stream:
                 before = os.fstat(stream.fileno())
+                has_key = _KEY.search(stream.read(_KEY_BYTES)) is not None
+                stream.seek(0)
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 after = os.fstat(stream.fileno())
         except FileNotFoundError:
@@ -360,8 +390,8 @@ def _hash(folder: Path, path: str, cache: "_Cache") -> tuple[int, str] | None:
             hint = f"make it readable, or list it in {OWN_FILE}"
             raise FreezeError(f"cannot read {path}: {error.strerror}", hint) from error
         if _identity(before) == _identity(after):
-            cache.put(path, after, digest)
-            return after.st_size, digest
+            cache.put(path, after, digest, has_key)
+            return after.st_size, digest, has_key
     raise FreezeError(
         f"{path} keeps changing",
         f"stop the program that writes the file, or list the file in {OWN_FILE}",
@@ -413,22 +443,22 @@ class _Cache:
         if isinstance(files, dict):
             self._known = files
 
-    def get(self, path: str, seen: os.stat_result) -> str | None:
+    def get(self, path: str, seen: os.stat_result) -> tuple[str, bool] | None:
         row = self._known.get(path)
-        if not isinstance(row, list) or len(row) != 5 or row[:4] != list(_identity(seen)):
+        if not isinstance(row, list) or len(row) != 6 or row[:4] != list(_identity(seen)):
             return None
         # A file can change twice within one clock tick, and its times then do not show the second
         # change. Git calls such entries racy.
         if max(seen.st_mtime_ns, seen.st_ctime_ns) > self._written_ns - _SETTLE_NS:
             return None
-        digest = row[4]
-        if not isinstance(digest, str) or len(digest) != 64:
+        digest, has_key = row[4:]
+        if not isinstance(digest, str) or len(digest) != 64 or not isinstance(has_key, bool):
             return None
         self._fresh[path] = row
-        return digest
+        return digest, has_key
 
-    def put(self, path: str, seen: os.stat_result, digest: str) -> None:
-        self._fresh[path] = [*_identity(seen), digest]
+    def put(self, path: str, seen: os.stat_result, digest: str, has_key: bool) -> None:
+        self._fresh[path] = [*_identity(seen), digest, has_key]
 
     def write(self) -> None:
         if self._file is None:

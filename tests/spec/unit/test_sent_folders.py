@@ -1,5 +1,6 @@
 """Folders that leave this machine only after a question."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.sdk.submission import _check_folders
 from cavvy.sdk.task import Task
 from cavvy.spec.sent_folders import DoubtfulFolder, find_doubtful, find_exit
-from cavvy.spec.workdir import FreezeError
+from cavvy.spec.workdir import FreezeError, list_folder
 from cavvy.task_files import ReadOptions, load_task
 
 
@@ -239,3 +240,66 @@ def test_the_server_of_an_engine_needs_no_question(repository: Path) -> None:
     snapshot = freeze_parts(loaded.task, parts, repository.parent / ".state", 100)
     assert any("cavvy" in str(each.resolve()) for each in parts.values())
     assert find_doubtful(parts, loaded.folder, snapshot) == []
+
+
+KEY = (
+    "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\n-----END OPENSSH PRIVATE KEY-----\n"
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        KEY,
+        KEY.replace("OPENSSH ", ""),
+        KEY.replace("OPENSSH", "RSA"),
+        f"# mine\r\n{KEY}",
+        json.dumps({"type": "service_account", "private_key": KEY.replace("OPENSSH ", "")}),
+    ],
+)
+def test_a_private_key_leaves_a_repository_only_after_a_question(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(submission, "may_ask", lambda: False)
+    (repository / "src" / "notes.txt").write_text(content)
+    with pytest.raises(CommandFailure, match=r"git does not track, src/notes\.txt") as found:
+        find(repository, "workdir: ..\nrun: x\n")
+    assert f"--workdir {repository}" in found.value.hint
+    (repository / ".cavvyignore").write_text("notes.txt\n")
+    assert find(repository, "workdir: ..\nrun: x\n") == []
+    (repository / ".cavvyignore").unlink()
+    subprocess.run(["git", "add", "."], cwd=repository, check=True)  # others have it then
+    assert find(repository, "workdir: ..\nrun: x\n") == []
+
+
+def test_a_text_about_keys_is_none(repository: Path) -> None:
+    (repository / "src" / "a.py").write_text('START = "-----BEGIN PRIVATE KEY-----"')
+    (repository / "src" / "a.pub").write_text("-----BEGIN PUBLIC KEY-----\nMCow\n")
+    assert find(repository, "workdir: ..\nrun: x\n") == []
+
+
+def test_a_private_key_of_a_folder_without_git_needs_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "may_ask", lambda: False)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "id").write_text(KEY)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the second time, its hash is known
+        with pytest.raises(CommandFailure, match="private key"):
+            find(tmp_path, "workdir: ..\nrun: x\n")
+
+
+def test_what_git_does_not_track_is_named_before_it_is_sent(repository: Path) -> None:
+    subprocess.run(["git", "add", "."], cwd=repository, check=True)
+    repository.chmod(0o755)
+    assert not list_folder(repository)[1][1:]  # a link leads out of the folder
+    for name, mode in (("a.txt", 0o644), (".env", 0o644), ("z.txt", 0o600), ("b.txt", 0o644)):
+        (repository / name).write_text("x")
+        (repository / name).chmod(mode)
+    told = list_folder(repository)[1][-1]
+    assert told.startswith("git does not track z.txt, .env, a.txt and 1 more")
+    repository.chmod(0o700)  # nobody else can read it, so that no file is closed more than others
+    assert list_folder(repository)[1][-1].startswith("git does not track .env, a.txt, b.txt and 1")
+    (repository / ".gitignore").write_text(".env\n?.txt\n.gitignore\n")
+    assert not list_folder(repository)[1][1:]

@@ -414,7 +414,7 @@ def test_hidden_files_of_a_home_folder_stay(
         subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     found = freeze(tmp_path)
     assert [each.path for each in found.entries] == ["lib/.hidden", "train.py"]
-    assert "its hidden files and folders stay here" in found.notes[-1]
+    assert "its hidden files and folders stay here" in found.notes[0]
     with pytest.raises(FreezeError, match="more than the limit of 1; move"):
         freeze(tmp_path, most_files=1)
 
