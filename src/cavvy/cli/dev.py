@@ -156,6 +156,12 @@ class DevCommand(TaskCommand):
     type=click.Path(exists=True, file_okay=False),
     help="While the command runs, mirror FOLDER and the session's folder, in both directions.",
 )
+@click.option(
+    "--take-new",
+    is_flag=True,
+    help="With --sync: fetch files whose names are new in the session without a question, although "
+    "commands here may obey files by their names.",
+)
 @click.option("--no-open", is_flag=True, help="Only start the session and show how to connect.")
 @click.option(
     "--no-devcontainer", is_flag=True, help="Do not read this folder's devcontainer.json."
@@ -170,6 +176,7 @@ def command(
     idle_gpu: str | None,
     home: bool,
     sync_folder: str | None,
+    take_new: bool,
     no_open: bool,
     no_devcontainer: bool,
 ) -> None:
@@ -195,7 +202,11 @@ def command(
     from cavvy.cli.task.submission import submit_loaded
 
     params = read_params(param)
-    sync = None if sync_folder is None else _find_sync(Path(sync_folder))
+    if take_new and sync_folder is None:
+        raise click.UsageError("--take-new needs --sync FOLDER")
+    sync = None
+    if sync_folder is not None:
+        sync = _SyncedFolder(path=_find_sync(Path(sync_folder)), take_new=take_new)
     container = _read_devcontainer(file, options)
     if container is not None:
         options = _follow_devcontainer(container, options)
@@ -260,7 +271,7 @@ def _find_way(
     name: str,
     ide: str,
     ports: "Sequence[int]",
-    sync: Path | None,
+    sync: "_SyncedFolder | None",
 ) -> "_SessionWay":
     """Return the way to the session, in which Jupyter or code-server runs if `ide` needs it."""
     folder = _read_folder(_output(client, job, ["pwd", "-P"]))
@@ -574,6 +585,13 @@ def _wait(client: "ApiClient", job: "JobDetail", seen: int) -> None:
     )
 
 
+class _SyncedFolder(Struct, frozen=True, kw_only=True):
+    """The folder of this machine that is mirrored."""
+
+    path: Path
+    take_new: bool  # whether names that are new in the session arrive without a question
+
+
 class _SessionWay(Struct, frozen=True, kw_only=True):
     """The session to connect to, and what runs beside each connection."""
 
@@ -584,7 +602,7 @@ class _SessionWay(Struct, frozen=True, kw_only=True):
     folder: str  # of the session, on its node
     ports: "Sequence[int]"  # forwarded to this machine
     home: bool  # whether the session's home folder is kept
-    sync: Path | None  # the folder of this machine that is mirrored
+    sync: "_SyncedFolder | None"
 
     @property
     def there(self) -> str:
@@ -604,6 +622,8 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
         _open_shell(way)
     elif way.sync is not None and (no_open or ide not in ("jupyter", "code-server")):
         _sync(way, once=no_open)
+    if way.sync is not None:
+        _agree_to_take(way, way.sync)
     click.echo(f"the session continues until it is idle; reconnect with: {way.again}")
     click.echo(f"open a shell: cavvy ssh {way.there}    end the session: {way.end}")
 
@@ -633,10 +653,11 @@ def _find_sync(folder: Path) -> Path:
     return real
 
 
-def _make_mirror(way: _SessionWay, folder: Path) -> "FolderMirror":
+def _make_mirror(way: _SessionWay, sync: _SyncedFolder) -> "FolderMirror":
     from cavvy.cli.reach.mirror import FolderMirror
 
-    return FolderMirror(folder, way.folder, f"{way.project}/{way.name}")
+    name = f"{way.project}/{way.name}"
+    return FolderMirror(sync.path, way.folder, name, take_new=sync.take_new)
 
 
 def _agree_to_send(mirror: "FolderMirror") -> None:
@@ -656,6 +677,24 @@ def _agree_to_send(mirror: "FolderMirror") -> None:
         mirror.release(released)
 
 
+def _agree_to_take(way: _SessionWay, sync: _SyncedFolder) -> None:
+    """Ask about names that are new in the session, and fetch them. Without a terminal, they stay
+    there.
+    """
+    from cavvy.cli.reach.received import name_some
+    from cavvy.cli.task.submission import may_ask
+
+    mirror = _make_mirror(way, sync)
+    if not (names := mirror.list_waiting()) or not may_ask():
+        return
+    told = f"new in the session, beside files of yours in {sync.path}: {name_some(names)}"
+    click.echo(escape_controls(told), err=True)
+    click.echo("commands that you run there may obey files by their names", err=True)
+    if click.confirm("fetch them?", err=True):
+        mirror.take(names)
+        _sync(way, once=True)
+
+
 def _sync(way: _SessionWay, *, once: bool) -> None:
     """Mirror the folder once, or until Ctrl-C."""
     assert way.sync is not None
@@ -668,7 +707,7 @@ def _sync(way: _SessionWay, *, once: bool) -> None:
         click.echo(f"sync: {done.sent} sent, {done.fetched} fetched, {done.removed} removed")
 
     if not once:
-        click.echo(f"{way.sync} is mirrored until Ctrl-C", err=True)
+        click.echo(f"{way.sync.path} is mirrored until Ctrl-C", err=True)
     try:
         with_kept_tunnel(way.project, way.name, act)
     except KeyboardInterrupt:

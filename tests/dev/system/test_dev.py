@@ -92,7 +92,7 @@ def user(tmp_path: Path) -> Iterator[User]:
 
 
 def test_the_same_shell_after_the_command_and_the_server_are_killed(user: User) -> None:
-    with terminal(user, "dev", "--sync", ".") as first:
+    with terminal(user, "dev", "--sync", ".", "--take-new") as first:
         first.wait("kept for")
         pid = first.ask("echo $$")
         first.type("left=behind")

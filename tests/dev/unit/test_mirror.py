@@ -49,14 +49,14 @@ class Pair:
             each.mkdir()
         self.tunnel = FolderTunnel()
 
-    def sync(self, name: str = "dev") -> MirrorCount:
+    def sync(self, name: str = "dev", *, take_new: bool = True) -> MirrorCount:
         """Make passes with a new mirror, as a command that is started again."""
-        mirror = FolderMirror(self.here, str(self.there), name)
+        mirror = FolderMirror(self.here, str(self.there), name, take_new=take_new)
         said: list[str] = []
         return asyncio.run(mirror.settle(self.tunnel, said.append))  # type: ignore[arg-type]
 
     def once(self) -> MirrorCount:
-        mirror = FolderMirror(self.here, str(self.there), "dev")
+        mirror = FolderMirror(self.here, str(self.there), "dev", take_new=True)
         return asyncio.run(mirror.run(self.tunnel))  # type: ignore[arg-type]
 
     def equal(self) -> dict[str, str]:
@@ -466,3 +466,57 @@ def test_ignore_files_outside_of_the_folder_apply(
         (pair.here / name).write_text("x")
     pair.sync()
     assert read_tree(pair.there).keys() == {".gitignore", "rooted2", "sent"}
+
+
+def test_names_that_are_new_beside_the_users_files_arrive_after_a_question(pair: Pair) -> None:
+    """Any name may be one that a later command here obeys."""
+    (pair.here / "src").mkdir()
+    (pair.here / "src" / "a.py").write_text("a")
+    pair.sync(take_new=False)
+    before = read_tree(pair.here)
+    for name in ("Makefile", "src/json.py", "out/1/log", "out/conftest.py"):
+        (pair.there / name).parent.mkdir(parents=True, exist_ok=True)
+        (pair.there / name).write_text("of the node")
+    (pair.there / "link").symlink_to("src/a.py")
+    said: list[str] = []
+    mirror = FolderMirror(pair.here, str(pair.there), "dev")
+    for _ in range(2):
+        asyncio.run(mirror.settle(pair.tunnel, said.append))  # type: ignore[arg-type]
+    assert read_tree(pair.here) == before
+    assert [each for each in said if "Makefile, link, out, src/json.py; they stay there" in each]
+    assert len(said) == 1, "told once"
+    mirror = FolderMirror(pair.here, str(pair.there), "dev")
+    assert mirror.list_waiting() == ["Makefile", "link", "out", "src/json.py"]
+    mirror.take(["out", "src/json.py"])
+    assert pair.sync(take_new=False).fetched == 3
+    (pair.there / "out" / "2").mkdir()
+    (pair.there / "out" / "2" / "log").write_text("below a folder that the user took")
+    (pair.there / "src" / "a.py").write_text("edited there")
+    (pair.there / "Makefile").write_text("again")
+    pair.sync(take_new=False)
+    now = read_tree(pair.here)
+    assert not {"Makefile", "link"} & now.keys()
+    assert now["out/2/log"] == "below a folder that the user took"
+    assert now["src/a.py"] == "edited there"
+    assert FolderMirror(pair.here, str(pair.there), "dev").list_waiting() == ["Makefile", "link"]
+    (pair.here / "Makefile").write_text("of the user")
+    pair.sync(take_new=False)
+    assert read_tree(pair.there)["Makefile"] == "of the user"
+
+
+def test_a_folder_that_was_empty_takes_what_the_session_makes(pair: Pair) -> None:
+    (pair.there / "log").write_text("1")
+    pair.sync(take_new=False)
+    (pair.here / "mine").write_text("m")
+    (pair.there / "Makefile").write_text("x")
+    pair.sync(take_new=False)
+    assert pair.equal().keys() == {"log", "mine", "Makefile"}
+
+
+def test_a_file_in_a_repository_that_is_new_by_a_new_node_is_asked_for(pair: Pair) -> None:
+    (pair.here / "a").write_text("a")
+    pair.sync(take_new=False)
+    (pair.there / ".cavvy-mirror").unlink()
+    (pair.there / "b").write_text("b")
+    pair.sync(take_new=False)
+    assert read_tree(pair.here).keys() == {"a"}

@@ -7,7 +7,9 @@ over its deletion. A file that changes while it is copied is left for the next p
 
 The node is not trusted, as in `received.py`: it writes only below the folder, never through a link,
 and no files that git, Cavvy, shells or editors obey. Those are only sent: what the node does with
-them stays there, so that no program of the node decides what leaves this machine.
+them stays there, so that no program of the node decides what leaves this machine. Any other name
+may be one that a later command here obeys too (`Makefile`, `conftest.py`, `json.py`). So a name
+that is new beside files of the user arrives after a question only, with all that is below it.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -33,6 +36,7 @@ from cavvy.cli.reach.received import (
     CopyItem,
     is_git_name,
     is_obeyed,
+    name_some,
     read_listing,
     stays_inside,
     understand,
@@ -48,7 +52,14 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel import NodeTunnel
 
 # Folders and files that stay on their side: what programs create again, and Cavvy's own files.
-WITHOUT = (*sorted(SKIPPED), ".jupyter", ".code-server", ".cavvy-shells", ".cavvy-mirror")
+WITHOUT = (
+    *sorted(SKIPPED),
+    ".jupyter",
+    ".jupyter.log",
+    ".code-server",
+    ".cavvy-shells",
+    ".cavvy-mirror",
+)
 _MARKER = ".cavvy-mirror"
 _BATCH_BYTES = 768 * 1024  # of the files in one call; the node's answers have at most 1 MiB
 _BATCH_FILES = 400
@@ -121,6 +132,9 @@ class MirrorState(Struct, kw_only=True):
     # What has been ignored here stays here until the user agrees, even after a change of the ignore
     # files; the names of folders end with a slash.
     withheld: set[str] = field(default_factory=set)
+    is_empty: bool = False  # whether the folder here was empty at first: a place for what arrives
+    agreed: set[str] = field(default_factory=set)  # new names of the node that the user took
+    waiting: list[str] = field(default_factory=list)  # those about which to ask
 
 
 class MirrorCount(Struct, kw_only=True):
@@ -134,16 +148,20 @@ class MirrorCount(Struct, kw_only=True):
     unmerged: list[str] = field(default_factory=list)
     # changed on the node and left there, because programs here obey files of these names
     obeyed: list[str] = field(default_factory=list)
+    # new on the node, in folders of the user, and left there until the user agrees
+    new: list[str] = field(default_factory=list)
     # ignored before and not any longer, and left here until the user agrees
     released: list[str] = field(default_factory=list)
     left: int = 0  # paths that changed meanwhile
 
 
 class FolderMirror:
-    """Mirrors the folder `here` and the node's folder `there`. `name` tells sessions apart."""
+    """Mirrors the folder `here` and the node's folder `there`. `name` tells sessions apart. With
+    `take_new`, the user agrees to all names that are new on the node.
+    """
 
-    def __init__(self, here: Path, there: str, name: str) -> None:
-        self._here, self._there = here, there
+    def __init__(self, here: Path, there: str, name: str, *, take_new: bool = False) -> None:
+        self._here, self._there, self._take_new = here, there, take_new
         key = hashlib.sha256(f"{name}\0".encode() + os.fsencode(here)).hexdigest()[:24]
         self._file = Path(default_home()) / "mirrors" / f"{key}.json"
         self._state = self._load()
@@ -164,6 +182,15 @@ class FolderMirror:
     def release(self, paths: Iterable[str]) -> None:
         """Send these paths with the next pass: the user has agreed."""
         self._state.withheld.difference_update(paths)
+        self._save()
+
+    def list_waiting(self) -> list[str]:
+        """Return the new names of the node that the last pass left there."""
+        return self._state.waiting
+
+    def take(self, names: Iterable[str]) -> None:
+        """Fetch these new names with the next pass: the user has agreed."""
+        self._state.agreed.update(names)
         self._save()
 
     def _read_rules(self) -> IgnoreRules:
@@ -209,18 +236,24 @@ class FolderMirror:
         here, is_new = listed.found, not listed.ignored <= withheld
         withheld |= listed.ignored
         there = _drop_withheld(there, withheld)
+        if not (self._state.marker or os.listdir(self._here)):
+            self._state.is_empty = True
         if marker is None or marker != self._state.marker or not here or not there:
             # A folder that is new, or empty although it had files, deletes nothing on the other.
             self._state.entries = {}
         made = _Pass(tunnel, self._here, self._there, self._state.entries, here, there)
         steps = decide(self._state.entries, here, there)
         kept = _find_kept(self._here, steps, here)
-        taken = {path: step for path, step in steps.items() if path not in kept}
+        takes_all = self._take_new or self._state.is_empty
+        new = {} if takes_all else _find_new(steps, self._state, here)
+        taken = {path: step for path, step in steps.items() if path not in kept | new.keys()}
         count = await made.run(taken)
         if marker is None or marker != self._state.marker:
             self._state.marker = token_hex(16)
             await _mark(tunnel, self._there, self._state.marker)
-        if made.changed or is_new:
+        count.new = sorted(set(new.values()) - kept)
+        if made.changed or is_new or count.new != self._state.waiting:
+            self._state.waiting = count.new
             await asyncio.to_thread(self._save)
         count.obeyed, count.released = sorted(kept), sorted(listed.released)
         return count
@@ -231,7 +264,8 @@ class FolderMirror:
         unmerged = [path for path in count.unmerged if path not in self._told]
         obeyed = [path for path in count.obeyed if path not in self._told]
         released = [path for path in count.released if path not in self._told]
-        self._told.update(unmerged, obeyed, released)
+        new = [path for path in count.new if path not in self._told]
+        self._told.update(unmerged, obeyed, released, new)
         for path in unmerged:
             say(f"{path} is a folder on one side and a file on the other; rename one")
         if obeyed:
@@ -239,6 +273,11 @@ class FolderMirror:
             say(
                 f"the node changed {', '.join(obeyed[:5])}{more}, which programs "
                 "here obey: yours stay as they are; `cavvy cp` fetches them under another name"
+            )
+        if new:
+            say(
+                f"new on the node, beside files of yours: {name_some(new)}; they stay there until "
+                "you agree: a terminal asks at the end of the command, and --take-new takes them"
             )
         if released:
             more = f" and {len(released) - 5} more" if len(released) > 5 else ""
@@ -666,6 +705,18 @@ def _find_kept(root: Path, steps: Mapping[str, MirrorStep], here: Facts) -> set[
         for path in changed
         if is_obeyed(path) or any(f"{each}/".startswith(f"{path}/") for each in targets)
     }
+
+
+def _find_new(steps: Mapping[str, MirrorStep], state: MirrorState, here: Facts) -> dict[str, str]:
+    """Return the paths to fetch that neither this machine has had nor the user has agreed to, each
+    with the first name on its way that does not exist here.
+    """
+    new: dict[str, str] = {}
+    for path in (path for path, step in steps.items() if step is MirrorStep.FETCH):
+        way = list(accumulate(path.split("/"), "{}/{}".format))
+        if path not in here and path not in state.entries and state.agreed.isdisjoint(way):
+            new[path] = next(each for each in way if each not in here)
+    return new
 
 
 @dataclass(slots=True)
