@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from cavvy.capabilities.choose.diagram import list_pictures
 from cavvy.catalog.tables import read_table
-from cavvy.cli.diagram import list_pictures
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER, PAGE = _DOCS / "img", _DOCS / "reference" / "choosing.md"
@@ -19,7 +19,7 @@ def make_page(text: str) -> str:
     """The page with the current table of values."""
     rows = [
         f"| `{row['name']}` | {_default(row)} | {row['unit']} | {_source(row)} |"
-        for row in read_table("cavvy.costs", "assumptions")
+        for row in read_table("cavvy.capabilities.choose", "assumptions")
     ]
     table = "\n".join(["| value | default | unit | source |", "|---|---|---|---|", *rows])
     return _TABLE.sub(lambda _: f"{table}\n\n", text, count=1)

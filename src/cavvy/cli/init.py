@@ -37,7 +37,7 @@ def command(
     The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
     budget. The command asks for confirmation before it overwrites a file.
     """
-    from cavvy.cli.view.report import write_text
+    from cavvy.cli.view.new_file import write_text
     from cavvy.spec import SpecError
     from cavvy.task_files import parse_task
 

@@ -9,7 +9,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -32,10 +32,6 @@ _OWN: dict[str, dict[str, str]] = {
         "plan": "Rank the offers that a task could run on, with cost, time and reasons.",
         "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
         "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
-        "compare": "Compare accelerators across providers by price, performance and measured runs.",
-        "tco": "Compare renting with owning machines over years, with every assumption.",
-        "decide": "Decide between clouds, own machines, edge and serverless, with reasons.",
-        "diagram": "Draw the catalog, the providers and how Cavvy decides, as SVG.",
         "profile": "Show where a training script's time and money go, and what to fix.",
         "tune": "Try changes to a training script's plan, and keep the changes that help.",
         "simulate": "Run the policies over recorded spot markets and queues.",
@@ -148,9 +144,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 # Commands that belong to another one, and how they are called there. The words of before are still
 # answered, but not listed.
-MERGED = {
+_OWN_MERGED = {
     "unserve": "stop",  # which ends services, too
-    "diagram": "catalog diagram",
     "key": "services key",
     "queue": "services queue",
     "reservations": "nodes reservations",
@@ -173,10 +168,16 @@ MERGED = {
 _HOMES = {name: home for home, names in FAMILIES.items() for name in names}
 
 
-def _add_commands() -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str, str]]:
-    """Return the commands by section, with those of the capabilities, the place (MODULE:NAME) of
-    each command, and why something of a capability is left out.
-    """
+class _CommandTable(NamedTuple):
+    """The commands of the core and of the capabilities."""
+
+    sections: dict[str, dict[str, str]]  # what each command does, by section
+    places: dict[str, str]  # MODULE:NAME of each command
+    merged: dict[str, str]  # how commands are called that belong to another one
+    left_out: dict[str, str]  # why something of a capability is left out
+
+
+def _add_commands() -> _CommandTable:
     found = find_capabilities()
     left_out = dict(found.faults)
     own = [name for names in _OWN.values() for name in names]
@@ -186,6 +187,7 @@ def _add_commands() -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str
         for name, home in homes
     }
     sections = {title: list(names.items()) for title, names in _OWN.items()}
+    merged = dict(_OWN_MERGED)
     for capability in found.capabilities:
         for each in capability.commands:
             if each.name in places:
@@ -195,10 +197,13 @@ def _add_commands() -> tuple[dict[str, dict[str, str]], dict[str, str], dict[str
             before = [index for index, (name, _) in enumerate(rows) if name == each.after]
             rows.insert(before[0] + 1 if before else len(rows), (each.name, each.summary))
             places[each.name] = each.place
-    return {title: dict(rows) for title, rows in sections.items()}, places, left_out
+            if each.called:
+                merged[each.name] = each.called
+    table = {title: dict(rows) for title, rows in sections.items()}
+    return _CommandTable(table, places, merged, left_out)
 
 
-SECTIONS, PLACES, LEFT_OUT = _add_commands()
+SECTIONS, PLACES, MERGED, LEFT_OUT = _add_commands()
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 
 

@@ -18,6 +18,9 @@ class Command(NamedTuple):
     summary: str  # a sentence for `cavvy --commands`
     section: str  # the title of the section of `cavvy --help` in which it stands
     after: str = ""  # the command of the section after which it stands; "": the last
+    # how it is called if it belongs to another command, such as "catalog diagram"; `cavvy NAME` is
+    # answered, too, but not listed
+    called: str = ""
 
 
 class Capability(NamedTuple):

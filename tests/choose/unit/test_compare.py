@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from cavvy.capabilities.choose.comparison import compare_offers, list_facts
+from cavvy.capabilities.choose.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
+from cavvy.capabilities.choose.report import ReportSection, ReportTable, make_page
 from cavvy.cli.main import cli
 from cavvy.cli.task import market
 from cavvy.cli.task.place_runs import name_job
-from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
-from cavvy.cli.view.report import ReportSection, ReportTable, make_page
 from cavvy.client import ApiError
 from cavvy.client.wire import MarketListing
-from cavvy.costs.comparison import compare_offers, list_facts
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import parse_rate

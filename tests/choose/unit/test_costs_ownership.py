@@ -8,7 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cavvy.costs.ownership import (
+from cavvy.capabilities.choose.cost_plan import (
+    CostPlanError,
+    complete_plan,
+    make_assumption,
+    read_cost_plan,
+)
+from cavvy.capabilities.choose.ownership import (
     HOURS_PER_MONTH,
     OwnershipPlan,
     find_change,
@@ -19,7 +25,6 @@ from cavvy.costs.ownership import (
 )
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError
-from cavvy.spec.cost_plan import CostPlanError, complete_plan, make_assumption, read_cost_plan
 
 # one own machine that costs nothing but its price: the publications below state all other costs as
 # one amount per hour

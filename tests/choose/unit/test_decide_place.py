@@ -13,11 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cavvy.cli.main import cli
-from cavvy.cli.task.cost_plans import read_egress
-from cavvy.cli.task.place_options import find_move_price
-from cavvy.costs.comparison import name_family
-from cavvy.costs.decision import (
+from cavvy.capabilities.choose.comparison import name_family
+from cavvy.capabilities.choose.decision import (
     ASSUMED_ON,
     CRITERIA,
     OptionKind,
@@ -25,6 +22,9 @@ from cavvy.costs.decision import (
     WorkNeeds,
     decide_place,
 )
+from cavvy.capabilities.choose.place_options import find_move_price
+from cavvy.capabilities.choose.plan_values import read_egress
+from cavvy.cli.main import cli
 from cavvy.domain.facts import Fact
 from cavvy.domain.values import replace
 

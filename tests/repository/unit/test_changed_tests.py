@@ -33,7 +33,7 @@ def chosen(*changed: str) -> set[str]:
         # far below what the test imports itself
         ("src/cavvy/domain/units.py", "test_scheduler_queue", "test_changelog"),
         # loaded by the names of a command and of a provider
-        ("src/cavvy/cli/tco.py", "test_compare", "test_cli_wait"),
+        ("src/cavvy/capabilities/choose/tco.py", "test_compare", "test_cli_wait"),
         ("src/cavvy/providers/runpod.py", "test_provider_runpod", "test_provider_vast"),
         ("src/cavvy/providers/lambda_cloud.py", "test_provider_lambda", "test_provider_vast"),
         # a file that is no module

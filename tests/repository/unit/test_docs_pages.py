@@ -15,7 +15,7 @@ from scripts.docs import cli as reference
 from scripts.docs import decisions, pictures, providers, site
 from scripts.docs import python as interface
 
-from cavvy.cli.diagram import list_pictures
+from cavvy.capabilities.choose.diagram import list_pictures
 from cavvy.cli.main import COMMANDS, MERGED, SECTIONS, cli
 from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.registry import manifests

@@ -9,7 +9,7 @@ from datetime import date
 from difflib import get_close_matches
 from math import isfinite
 
-from cavvy.costs.ownership import (
+from cavvy.capabilities.choose.ownership import (
     CostAssumption,
     OwnershipPlan,
     list_assumptions,

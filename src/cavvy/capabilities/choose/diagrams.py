@@ -3,9 +3,16 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from cavvy.capabilities.choose.comparison import name_family, price_each
+from cavvy.capabilities.choose.drawing import (
+    Box,
+    ChartPoint,
+    draw_bars,
+    draw_boxes,
+    draw_matrix,
+    draw_points,
+)
 from cavvy.catalog.accelerators import Precision, find_accelerator, list_accelerators
-from cavvy.cli.view.drawing import Box, ChartPoint, draw_bars, draw_boxes, draw_matrix, draw_points
-from cavvy.costs.comparison import name_family, price_each
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import format_price
 

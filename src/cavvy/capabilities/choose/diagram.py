@@ -23,7 +23,7 @@ def command(names: tuple[str, ...], folder: Path) -> None:
     The pictures show the catalog in use and the installed providers; without NAME, all are drawn.
     They follow the reader's choice of light or dark.
     """
-    from cavvy.cli.view.report import write_text
+    from cavvy.cli.view.new_file import write_text
 
     pictures = list_pictures()
     if unknown := [name for name in names if name not in pictures]:
@@ -52,14 +52,14 @@ def list_pictures() -> dict[str, Callable[[], str]]:
 
 
 def _draw_decision() -> str:
-    from cavvy.cli.view.diagrams import draw_decision
-    from cavvy.costs.decision import CRITERIA, OptionKind
+    from cavvy.capabilities.choose.decision import CRITERIA, OptionKind
+    from cavvy.capabilities.choose.diagrams import draw_decision
 
     return draw_decision(CRITERIA, [*map(str, OptionKind)])
 
 
 def _draw_costs() -> str:
-    from cavvy.cli.view.diagrams import draw_costs
+    from cavvy.capabilities.choose.diagrams import draw_costs
     from cavvy.store.snapshot import CatalogSnapshot
 
     with CatalogSnapshot.open() as snapshot:
@@ -67,7 +67,7 @@ def _draw_costs() -> str:
 
 
 def _draw_regions() -> str:
-    from cavvy.cli.view.diagrams import draw_regions
+    from cavvy.capabilities.choose.diagrams import draw_regions
     from cavvy.store.snapshot import CatalogSnapshot
 
     with CatalogSnapshot.open() as snapshot:
@@ -75,7 +75,7 @@ def _draw_regions() -> str:
 
 
 def _draw_generations() -> str:
-    from cavvy.cli.view.diagrams import draw_family_timeline
+    from cavvy.capabilities.choose.diagrams import draw_family_timeline
     from cavvy.store.snapshot import CatalogSnapshot
 
     with CatalogSnapshot.open() as snapshot:
@@ -83,7 +83,7 @@ def _draw_generations() -> str:
 
 
 def _draw_hybrid() -> str:
-    from cavvy.cli.view.diagrams import draw_hybrid
+    from cavvy.capabilities.choose.diagrams import draw_hybrid
     from cavvy.providers.registry import manifests
 
     known = [each for each in manifests() if not each.test_double]
@@ -98,7 +98,7 @@ def _is_own(manifest: "Manifest") -> bool:
 
 
 def _draw_containers() -> str:
-    from cavvy.cli.view.diagrams import draw_containers
+    from cavvy.capabilities.choose.diagrams import draw_containers
     from cavvy.providers.base import Feature
     from cavvy.providers.registry import manifests
 
@@ -109,7 +109,7 @@ def _draw_containers() -> str:
 
 
 def _draw_serverless() -> str:
-    from cavvy.cli.view.diagrams import draw_serverless
+    from cavvy.capabilities.choose.diagrams import draw_serverless
     from cavvy.providers.base import Feature
     from cavvy.providers.registry import manifests
 

@@ -13,7 +13,7 @@ from cavvy.domain.values import Struct, replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cavvy.costs.ownership import (
+    from cavvy.capabilities.choose.ownership import (
         CostAssumption,
         CostSpread,
         OwnershipForecast,
@@ -69,8 +69,12 @@ def command(file: str, report: Path | None, runs: int, seed: int, output: str) -
     """
     from random import Random
 
-    from cavvy.cli.task.cost_plans import load_cost_plan
-    from cavvy.costs.ownership import forecast_ownership, make_tornado, simulate_ownership
+    from cavvy.capabilities.choose.ownership import (
+        forecast_ownership,
+        make_tornado,
+        simulate_ownership,
+    )
+    from cavvy.capabilities.choose.plan_values import load_cost_plan
 
     plan = load_cost_plan(file)
     found = _Study(
@@ -86,7 +90,7 @@ def command(file: str, report: Path | None, runs: int, seed: int, output: str) -
             spread = simulate_ownership(plan, Random(seed), numbers)
         found = replace(found, spread=spread)
     if report is not None:
-        from cavvy.cli.view.report import write_report
+        from cavvy.capabilities.choose.report import write_report
 
         write_report(report, _make_report(found))
     if output == "json":
@@ -176,7 +180,7 @@ def _say_weak(study: _Study) -> list[str]:
 
 def _list_changes(study: _Study) -> list[tuple[str, float, float]]:
     """Return the values at which the answer between owning and renting changes."""
-    from cavvy.costs.ownership import find_change
+    from cavvy.capabilities.choose.ownership import find_change
 
     names = [row.assumption.name for row in study.tornado[:5]]
     changes = [(name, find_change(study.plan, name)) for name in dict.fromkeys(["use", *names])]
@@ -288,8 +292,8 @@ def _list_results(study: _Study) -> "list[Fact]":
 
 
 def _make_report(study: _Study) -> str:
-    from cavvy.cli.view.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
-    from cavvy.cli.view.report import ReportSection, ReportTable, make_page
+    from cavvy.capabilities.choose.drawing import ChartPoint, draw_bars, draw_points, draw_tornado
+    from cavvy.capabilities.choose.report import ReportSection, ReportTable, make_page
 
     options = study.forecast.options
     points = [

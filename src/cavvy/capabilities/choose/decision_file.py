@@ -22,12 +22,12 @@ from datetime import date
 from enum import StrEnum
 from math import isfinite
 
+from cavvy.capabilities.choose.cost_plan import CostPlanError, CostPlanFile, read_cost_table
+from cavvy.capabilities.choose.decision import ASSUMED_ON, CRITERIA, SKILLS
 from cavvy.catalog.regions import is_known_place, list_known_places, locate
 from cavvy.catalog.residency import find_cloud
-from cavvy.costs.decision import ASSUMED_ON, CRITERIA, SKILLS
 from cavvy.domain.facts import Fact
 from cavvy.domain.values import Struct, field, replace
-from cavvy.spec.cost_plan import CostPlanError, CostPlanFile, read_cost_table
 from cavvy.spec.problems import nearest
 from cavvy.spec.tree import read_scalar, read_table
 

@@ -5,10 +5,17 @@ from datetime import datetime
 from math import ceil
 from typing import TYPE_CHECKING
 
+from cavvy.capabilities.choose.cost_plan import CostPlanError
+from cavvy.capabilities.choose.decision import ASSUMED_ON, ROUND_TRIPS, OptionKind, PlaceOption
+from cavvy.capabilities.choose.decision_file import DecisionFile, WorkKind
+from cavvy.capabilities.choose.ownership import (
+    HOURS_PER_MONTH,
+    CostAssumption,
+    OwnershipPlan,
+    forecast_ownership,
+)
 from cavvy.catalog.regions import is_region, locate
 from cavvy.catalog.residency import BUCKET_PROVIDERS, find_cloud
-from cavvy.costs.decision import ASSUMED_ON, ROUND_TRIPS, OptionKind, PlaceOption
-from cavvy.costs.ownership import HOURS_PER_MONTH, CostAssumption, OwnershipPlan, forecast_ownership
 from cavvy.domain.facts import Fact
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
@@ -17,8 +24,6 @@ from cavvy.domain.values import Struct, replace
 from cavvy.planner.scoring import Courses
 from cavvy.planner.transfers import TRANSFER_MBPS
 from cavvy.planner.work import estimate, start_time
-from cavvy.spec.cost_plan import CostPlanError
-from cavvy.spec.decision_file import DecisionFile, WorkKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

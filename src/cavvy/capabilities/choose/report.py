@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.new_file import write_text
 from cavvy.domain.facts import Fact
 from cavvy.domain.values import Struct
 
@@ -90,23 +91,6 @@ def write_report(path: Path, page: str) -> None:
         case _:
             hint = "end the name with .html or .pdf"
             raise CommandFailure(f"{path}: reports are HTML or PDF files", hint, 2)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, but not where a link of a cloned repository leads. Raises CommandFailure."""
-    from cavvy.spec.sent_folders import find_exit
-
-    if link := find_exit(path):
-        raise CommandFailure(
-            f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing was "
-            "written",
-            "remove the link, or name another file",
-            exit_code=2,
-        )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandFailure(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _print(path: Path, page: str) -> None:

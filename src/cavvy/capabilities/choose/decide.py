@@ -14,11 +14,16 @@ from cavvy.cli.view.output import TableColumn, json_option, json_out, rows_out, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cavvy.cli.task.place_options import Market
-    from cavvy.costs.decision import PlaceDecision, PlaceOption, RankedPlace, WorkNeeds
+    from cavvy.capabilities.choose.decision import (
+        PlaceDecision,
+        PlaceOption,
+        RankedPlace,
+        WorkNeeds,
+    )
+    from cavvy.capabilities.choose.decision_file import DecisionFile
+    from cavvy.capabilities.choose.place_options import Market
     from cavvy.domain.facts import Fact
     from cavvy.domain.tasks import TaskSpec
-    from cavvy.spec.decision_file import DecisionFile
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _ROWS = 8
@@ -79,9 +84,9 @@ def command(
     \b
       cavvy decide train.yaml --set machines=2 --set use=40% --set owned.price_usd=300000
     """
-    from cavvy.costs.decision import decide_place
+    from cavvy.capabilities.choose.cost_plan import CostPlanError
+    from cavvy.capabilities.choose.decision import decide_place
     from cavvy.spec import SpecError
-    from cavvy.spec.cost_plan import CostPlanError
 
     try:
         given = read_params(changes, "--set", "use=40%")
@@ -95,7 +100,7 @@ def command(
         raise CommandFailure(str(error), exit_code=2) from error
     made = _add_use(decide_place(options, needs, asked.weights), market)
     if report is not None:
-        from cavvy.cli.view.report import write_report
+        from cavvy.capabilities.choose.report import write_report
 
         write_report(report, _make_report(made, asked))
     advice = _advise(made, task)
@@ -130,11 +135,11 @@ def _read(
 ) -> "tuple[DecisionFile, TaskSpec | None]":
     """Read the file, or ask, and check the names of places. Raises CostPlanError, SpecError,
     CommandFailure."""
+    from cavvy.capabilities.choose.decision_file import is_task, read_decision
+    from cavvy.capabilities.choose.place_options import describe_task
     from cavvy.cli.task.load import read_task
-    from cavvy.cli.task.place_options import describe_task
     from cavvy.cli.task.profiles import with_rates
     from cavvy.spec import read_file
-    from cavvy.spec.decision_file import is_task, read_decision
     from cavvy.spec.tree import read_table
     from cavvy.task_files import ReadOptions
 
@@ -160,9 +165,9 @@ def _read(
 def _check_places(asked: "DecisionFile", file: str) -> None:
     """Refuse places that neither the catalog nor the table of regions knows. Raises CostPlanError,
     CommandFailure."""
+    from cavvy.capabilities.choose.cost_plan import CostPlanError
     from cavvy.cli.task.unknown import unknown_names
     from cavvy.domain.tasks import ResourceSpec
-    from cavvy.spec.cost_plan import CostPlanError
     from cavvy.spec.problems import nearest
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
@@ -191,11 +196,11 @@ def _check_places(asked: "DecisionFile", file: str) -> None:
 
 def _find_market(asked: "DecisionFile", file: str, task: "TaskSpec | None") -> "Market":
     """Raises CostPlanError, CommandFailure."""
-    from cavvy.cli.task.cost_plans import find_machine_offers, find_values, read_egress
-    from cavvy.cli.task.place_options import Market
-    from cavvy.costs.ownership import list_assumptions
+    from cavvy.capabilities.choose.cost_plan import CostPlanError, complete_plan, explain_missing
+    from cavvy.capabilities.choose.ownership import list_assumptions
+    from cavvy.capabilities.choose.place_options import Market
+    from cavvy.capabilities.choose.plan_values import find_machine_offers, find_values, read_egress
     from cavvy.domain.facts import Fact
-    from cavvy.spec.cost_plan import CostPlanError, complete_plan, explain_missing
 
     if not asked.plan.gpu:
         raise CostPlanError(f"{file}: gpu is missing", "state the machine, such as `gpu: H100:8`")
@@ -226,8 +231,8 @@ def _find_market(asked: "DecisionFile", file: str, task: "TaskSpec | None") -> "
 
 
 def _list_options(asked: "DecisionFile", market: "Market") -> "tuple[list[PlaceOption], WorkNeeds]":
-    from cavvy.cli.task.place_options import list_places
-    from cavvy.costs.decision import SKILLS, WorkNeeds
+    from cavvy.capabilities.choose.decision import SKILLS, WorkNeeds
+    from cavvy.capabilities.choose.place_options import list_places
 
     everything = frozenset(each for skills in SKILLS.values() for each in skills)
     skills = everything if asked.skills is None else asked.skills
@@ -250,8 +255,8 @@ def _list_options(asked: "DecisionFile", market: "Market") -> "tuple[list[PlaceO
 
 def _add_use(made: "PlaceDecision", market: "Market") -> "PlaceDecision":
     """Add the use above which own machines cost less than renting, if their price is known."""
-    from cavvy.costs.decision import TurningPoint
-    from cavvy.costs.ownership import forecast_ownership
+    from cavvy.capabilities.choose.decision import TurningPoint
+    from cavvy.capabilities.choose.ownership import forecast_ownership
     from cavvy.domain.values import replace
 
     at = forecast_ownership(market.plan).break_even_use if market.plan else None
@@ -369,10 +374,10 @@ def _make_document(made: "PlaceDecision", asked: "DecisionFile") -> dict[str, ob
 
 
 def _make_report(made: "PlaceDecision", asked: "DecisionFile") -> str:
-    from cavvy.cli.view.diagrams import draw_decision
-    from cavvy.cli.view.drawing import draw_bars
-    from cavvy.cli.view.report import ReportSection, ReportTable, make_page
-    from cavvy.costs.decision import OptionKind
+    from cavvy.capabilities.choose.decision import OptionKind
+    from cavvy.capabilities.choose.diagrams import draw_decision
+    from cavvy.capabilities.choose.drawing import draw_bars
+    from cavvy.capabilities.choose.report import ReportSection, ReportTable, make_page
 
     total = sum(asked.weights.values())
     shown = _list_shown(made)

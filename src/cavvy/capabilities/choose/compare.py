@@ -17,9 +17,9 @@ from cavvy.domain.values import Struct, replace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cavvy.capabilities.choose.comparison import ComparedAccelerator
     from cavvy.catalog.accelerators import Precision
     from cavvy.cli.task.place_runs import PlaceRun
-    from cavvy.costs.comparison import ComparedAccelerator
     from cavvy.domain.facts import Fact
     from cavvy.domain.tasks import ResourceSpec
     from cavvy.planner.placements import Placement
@@ -151,8 +151,8 @@ def _take(
 ) -> "Sequence[ComparedAccelerator]":
     """Return the first rows, with as many of each accelerator that was asked for as of the
     others."""
+    from cavvy.capabilities.choose.comparison import take_evenly
     from cavvy.catalog.accelerators import names_matching
-    from cavvy.costs.comparison import take_evenly
 
     asked = [each.partition(":")[0] for each in what if not each.endswith((".yaml", ".yml"))]
     groups = [set(names_matching(each) or ()) for each in asked]
@@ -176,8 +176,8 @@ class _Comparison(Struct, frozen=True, kw_only=True):
 def _compare(
     what: tuple[str, ...], providers: tuple[str, ...], regions: tuple[str, ...]
 ) -> _Comparison:
+    from cavvy.capabilities.choose.comparison import compare_offers
     from cavvy.cli.task.market import describe_seen, list_offers, seen_here
-    from cavvy.costs.comparison import compare_offers
 
     files = [each for each in what if each.endswith((".yaml", ".yml"))]
     if files and len(what) > 1:
@@ -284,7 +284,7 @@ def _length(seconds: float) -> str:
 def _make_row(
     compared: _Comparison, row: "ComparedAccelerator", precision: "Precision"
 ) -> dict[str, object]:
-    from cavvy.costs.comparison import OPTIONS, list_facts, name_price
+    from cavvy.capabilities.choose.comparison import OPTIONS, list_facts, name_price
 
     values = {fact.name: fact.value for fact in list_facts(row)}
     names = ["bandwidth_gb_s", "memory_gib", "network_gbps"]
@@ -312,7 +312,7 @@ def _make_document(
     compared: _Comparison, rows: "Sequence[ComparedAccelerator]", precision: "Precision"
 ) -> list[dict[str, object]]:
     """Return each row with all its figures and their sources."""
-    from cavvy.costs.comparison import list_facts
+    from cavvy.capabilities.choose.comparison import list_facts
     from cavvy.domain.values import asdict
 
     return [
@@ -331,12 +331,13 @@ def _write_files(
     plot: Path | None,
     timeline: Path | None,
 ) -> None:
-    from cavvy.cli.view.report import write_report, write_text
+    from cavvy.capabilities.choose.report import write_report
+    from cavvy.cli.view.new_file import write_text
 
     if plot is not None:
         write_text(plot, _draw_prices(compared, precision))
     if timeline is not None:
-        from cavvy.cli.view.diagrams import draw_generations
+        from cavvy.capabilities.choose.diagrams import draw_generations
 
         write_text(timeline, draw_generations({row.accelerator for row in compared.rows}))
     if report is not None:
@@ -344,7 +345,7 @@ def _write_files(
 
 
 def _draw_prices(compared: _Comparison, precision: "Precision") -> str:
-    from cavvy.cli.view.drawing import ChartPoint, draw_points
+    from cavvy.capabilities.choose.drawing import ChartPoint, draw_points
     from cavvy.domain.offers import Purchase
 
     points = []
@@ -368,9 +369,9 @@ def _draw_prices(compared: _Comparison, precision: "Precision") -> str:
 
 
 def _make_report(compared: _Comparison, precision: "Precision") -> str:
-    from cavvy.cli.view.diagrams import draw_generations
-    from cavvy.cli.view.report import ReportSection, ReportTable, make_page
-    from cavvy.costs.comparison import list_facts
+    from cavvy.capabilities.choose.comparison import list_facts
+    from cavvy.capabilities.choose.diagrams import draw_generations
+    from cavvy.capabilities.choose.report import ReportSection, ReportTable, make_page
 
     columns = [each for each in _columns(compared) if not each.hidden]
     rows = [_make_row(compared, each, precision) for each in compared.rows]
@@ -465,8 +466,13 @@ def _runs_out(runs: "Sequence[PlaceRun]", report: Path | None, output: str) -> N
     ]
     rows_out(columns, runs, output)
     if report is not None:
-        from cavvy.cli.view.drawing import draw_bars
-        from cavvy.cli.view.report import ReportSection, ReportTable, make_page, write_report
+        from cavvy.capabilities.choose.drawing import draw_bars
+        from cavvy.capabilities.choose.report import (
+            ReportSection,
+            ReportTable,
+            make_page,
+            write_report,
+        )
 
         bars = [(each.place, {"samples/s": each.samples_per_s or 0.0}) for each in runs]
         costs = [(each.place, {"cost": each.finish_usd or 0.0}) for each in runs]

@@ -4,12 +4,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cavvy.cli.view.failure import CommandFailure
-from cavvy.costs.comparison import DATA_SHEETS_READ
-from cavvy.domain.facts import Fact
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.spec import SpecError, read_file
-from cavvy.spec.cost_plan import (
+from cavvy.capabilities.choose.comparison import DATA_SHEETS_READ
+from cavvy.capabilities.choose.cost_plan import (
     CostPlanError,
     CostPlanFile,
     UseTrace,
@@ -17,12 +13,16 @@ from cavvy.spec.cost_plan import (
     make_assumption,
     read_cost_plan,
 )
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.facts import Fact
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.spec import SpecError, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cavvy.capabilities.choose.ownership import CostAssumption, OwnershipPlan
     from cavvy.client.wire import MarketListing
-    from cavvy.costs.ownership import CostAssumption, OwnershipPlan
     from cavvy.domain.tasks import AcceleratorNeed
 
 _PERIOD = timedelta(days=30)  # of recorded use
@@ -172,7 +172,7 @@ def _choose_offers(read: CostPlanFile, offers: "Sequence[Offer]") -> "dict[Purch
     """Return an offer of each purchase option, all of one provider: the cheapest on demand among
     those with all options that the plan uses. A commitment in the region and to the type of that on
     demand comes first, and none is longer than the plan. Raises CostPlanError."""
-    from cavvy.costs.ownership import list_assumptions
+    from cavvy.capabilities.choose.ownership import list_assumptions
 
     years = read.given.get("years") or list_assumptions()["years"]
     fitting = [each for each in offers if each.term_months <= (years.value if years else 1) * 12]
