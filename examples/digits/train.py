@@ -181,6 +181,7 @@ def main() -> int:
     leaving: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: leaving.append(number))
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # threads wait for each other longer than such small layers take
     training = Training(read_arguments())
     checkpoint = Checkpoint(Path(os.environ.get("CAVVY_CHECKPOINT_DIR", "checkpoints")))
     if state := checkpoint.load():
