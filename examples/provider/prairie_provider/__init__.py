@@ -35,7 +35,7 @@ MANIFEST = make_manifest(
         regions_setting("regions"),
         project_text(
             "ranch", "The ranch to which the servers belong. The default is the key's own."
-        ),
+        ).for_setup(),
     ),
     docs="https://prairie.example/cavvy",
     endpoint="https://api.prairie.example/v1",

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from cavvy.providers.registry import KnownProvider
     from cavvy.settings import Settings
 
-# The settings by which accounts and clusters differ. The others have a good value for most users.
-_ASKED = (
-    *("subscription", "resource_group", "workspace", "tenant_id", "user_id", "account", "project"),
-    *("projects", "compartment", "client_id", "host", "hosts", "addresses", "contexts", "queues"),
-    *("template", "role", "bucket", "regions"),
-)
 _KEY = "key_file"
 _LONGEST_KEY = 4096  # characters of a key that is typed or pasted
 
@@ -178,12 +172,14 @@ class _Setup:
                 self._made.write_bytes(self._old_key)
 
     def _ask_all(self) -> None:
-        settings = {each.name: each for each in self._manifest.settings}
-        if _KEY in settings and _KEY not in self._changes:
-            self._ask_key(settings[_KEY])
-        for name in _ASKED:
-            if name in settings and name not in self._changes and not self._before.get(name):
-                click.echo(settings[name].consequence)
+        settings = self._manifest.settings
+        for each in settings:
+            if each.name == _KEY and _KEY not in self._changes:
+                self._ask_key(each)
+        for each in settings:
+            name = each.name
+            if each.of_setup and name not in self._changes and not self._before.get(name):
+                click.echo(each.consequence)
                 if value := click.prompt(f"{name} (Enter: none)", default="", show_default=False):
                     self._changes |= _read_pairs(self._manifest, (f"{name}={value}",))
 

@@ -71,13 +71,13 @@ MANIFEST = JobManifest(
         project_text(
             "regions",
             "The region of the queues. The default is the region of the AWS configuration.",
-        ),
+        ).for_setup(),
         *ACCOUNT,
         project_text(
             "queues",
             "The job queues to use, separated by commas. Each queue must have one compute "
             "environment with one instance type. Required.",
-        ),
+        ).for_setup(),
         project_text(
             "image",
             "The image of jobs whose task names no image. `{region}` stands for the region. "

@@ -67,8 +67,8 @@ MANIFEST = NotebookManifest(
             "user_id",
             "The object id of the user who may also open the notebook in Azure's studio. The "
             "default is the account of the credentials.",
-        ),
-        project_text("tenant_id", "The tenant of the user in `user_id`."),
+        ).for_setup(),
+        project_text("tenant_id", "The tenant of the user in `user_id`.").for_setup(),
         project_text(
             "subnet",
             "The id of the subnet of compute instances. By default, Azure selects the subnet.",

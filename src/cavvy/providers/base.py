@@ -162,6 +162,8 @@ class ProviderSetting(Struct, frozen=True, kw_only=True):
     maximum: float | None = None
     # True: a project may set it for its own account
     of_project: bool = False
+    # True: `cavvy setup` asks for it
+    of_setup: bool = False
 
     def for_projects(self) -> "ProviderSetting":
         """Return the setting as one that a project may set for its own account. An admin of a
@@ -169,6 +171,13 @@ class ProviderSetting(Struct, frozen=True, kw_only=True):
         contain one. A setting of the kind KEY_FILE is then required.
         """
         return replace(self, of_project=True)
+
+    def for_setup(self) -> "ProviderSetting":
+        """Return the setting as one that `cavvy setup` asks for, because its value differs between
+        accounts and most users know it. Settings are asked for in the order of the manifest; a
+        setting with the name `key_file` is always asked for, and first.
+        """
+        return replace(self, of_setup=True)
 
 
 class Ability(Struct, Generic[_P], frozen=True, kw_only=True):

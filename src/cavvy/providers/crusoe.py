@@ -72,7 +72,7 @@ MANIFEST = make_manifest(
         ),
         project_text(
             "project", "The id of the project. The default is the account's only project."
-        ),
+        ).for_setup(),
         regions_setting("locations"),
         project_text(
             "ssh_key",

@@ -58,7 +58,7 @@ MANIFEST = make_manifest(
         KEYS.setting(),
         project_text(
             "project", "The project of the machines. The default is the account's only project."
-        ),
+        ).for_setup(),
         regions_setting("data centers"),
         project_text(
             "image",

@@ -62,12 +62,12 @@ MANIFEST = make_manifest(
             "regions",
             "The regions to use, separated by commas: `india-chennai-01`, `india-noida-01`, "
             "`europe-01`. The default is all regions.",
-        ),
+        ).for_setup(),
         project_text(
             "template",
             "The template of instances, by its id in the list that `jl templates` prints.",
             "pytorch",
-        ),
+        ).for_setup(),
         disk_setting("The size of an instance's disk.", 100, minimum=1, unit="GB"),
     ),
     endpoint="https://backend{region}.jarvislabs.net",

@@ -63,7 +63,7 @@ MANIFEST = make_manifest(
             "The id of the template of machines, such as tkni3aa4. By default, machines "
             "with GPUs boot ML-in-a-Box, and other machines boot the newest Ubuntu template that "
             "Paperspace lists for their type.",
-        ),
+        ).for_setup(),
         project_text(
             "network",
             "The id of the private network that machines join. The network must be in NY2. Jobs "

@@ -77,7 +77,7 @@ MANIFEST = make_manifest(
             "The data centers to use, separated by commas, such as `EU-RO-1, US-KS-2`; "
             "`community` selects the community cloud. The default is all data centers, and "
             "the community cloud only if `community` is set.",
-        ),
+        ).for_setup(),
         project_flag(
             "community",
             "Also use the community cloud: cheaper pods on computers of other people, who can "

@@ -67,7 +67,7 @@ MANIFEST = EndpointManifest(
             "image and to read the model from its bucket. The container also runs with the role's "
             "permissions. "
             "Required.",
-        ),
+        ).for_setup(),
         project_text(
             "image",
             "The image, in Amazon ECR, of services whose task names no image. `{region}` is "

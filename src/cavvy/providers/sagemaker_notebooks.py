@@ -67,7 +67,7 @@ MANIFEST = NotebookManifest(
             "The ARN of the execution role of notebooks. The work in a session runs with the "
             "role's permissions. With the right sagemaker:StopNotebookInstance, a notebook whose "
             "agent has ended stops itself, even if the server is lost. Required.",
-        ),
+        ).for_setup(),
         INSTANCES,
         project_text(
             "platform",

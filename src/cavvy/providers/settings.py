@@ -97,7 +97,7 @@ def regions_setting(regions: str) -> ProviderSetting:
     """Return the setting `regions`, which the provider calls `regions`, such as "locations"."""
     return project_text(
         "regions", f"The {regions} to use, separated by commas. The default is all {regions}."
-    )
+    ).for_setup()
 
 
 def exchange_rate(currency: str) -> ProviderSetting:
@@ -132,7 +132,7 @@ def login_node() -> tuple[ProviderSetting, ...]:
             "host",
             "The login node, as a host name that `ssh` can connect to without a password. If "
             "this is unset, this machine is the login node.",
-        ),
+        ).for_setup(),
         text("ssh_options", "Options of `ssh`, such as `-J gate -i ~/.ssh/cluster`."),
         text(
             "folder",

@@ -80,7 +80,7 @@ MANIFEST = make_manifest(
             "regions",
             "The countries to use, as two-letter codes separated by commas, such as `US, SE`. The "
             "default is all countries.",
-        ),
+        ).for_setup(),
         project_flag(
             "community",
             "Also use computers outside of data centers. The owners of these computers can read "

@@ -55,7 +55,7 @@ MANIFEST = make_manifest(
         project_text(
             "client_id",
             f"The id of the API credentials. The default is `{CLIENT_ID}` in the environment.",
-        ),
+        ).for_setup(),
         KEYS.setting(),
         regions_setting("locations"),
         project_text(

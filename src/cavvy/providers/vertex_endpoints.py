@@ -66,7 +66,9 @@ MANIFEST = EndpointManifest(
     settings=(
         project("endpoints"),
         KEY_FILE,
-        project_text("regions", "The regions to use, separated by commas.", "us-central1"),
+        project_text(
+            "regions", "The regions to use, separated by commas.", "us-central1"
+        ).for_setup(),
         MACHINES,
         project_text(
             "image",

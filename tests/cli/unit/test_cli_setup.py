@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from cavvy.cli import setup
 from cavvy.cli.check import ProviderFinding
+from cavvy.cli.main import main
 from cavvy.cli.reach.settings_file import change_table
 from cavvy.cli.task import submission
 from cavvy.settings import Settings
@@ -138,4 +140,60 @@ def test_what_is_wrong_is_said_and_no_key_is_repeated(file: Path, words: tuple[s
     told = run(*words)
     assert told.exit_code == 2
     assert "sk-secret" not in told.output + str(told.exception)
+    assert file.read_text() == "# mine\n"
+
+
+def test_a_provider_from_outside_says_what_it_asks_for(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, info = tmp_path / "steppe_provider", tmp_path / "steppe-1.0.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text(
+        "from cavvy.domain.values import replace\n"
+        "from cavvy.providers import fake\n"
+        "from cavvy.providers.settings import text\n"
+        'SETTINGS = (text("owner", "Whose it is."), text("yurt", "The yurt.").for_setup())\n'
+        'MANIFEST = replace(fake.MANIFEST, name="steppe", settings=SETTINGS)\n'
+    )
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: steppe\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cavvy.providers]\nsteppe = steppe_provider\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(submission, "may_ask", lambda: True)
+
+    async def examine_yurt(entry: Any, settings: Settings, endpoint: Any) -> ProviderFinding:
+        problem = "" if settings.providers["steppe"].get("yurt") == "white" else "no yurt"
+        return ProviderFinding(name="steppe", enabled=True, problem=problem)
+
+    monkeypatch.setattr(setup, "examine_one", examine_yurt)
+    told = run("steppe", given="white\n")
+    assert told.exit_code == 0, told.output
+    assert "The yurt." in told.output
+    assert "Whose it is." not in told.output
+    assert tomllib.loads(file.read_text())["providers"] == {"steppe": {"yurt": "white"}}
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "told"),
+    [(KeyboardInterrupt, 130, "\ninterrupted\n"), (EOFError, 1, "not confirmed")],
+)
+def test_ctrl_c_at_a_prompt_ends_with_one_line(
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    fault: type[BaseException],
+    code: int,
+    told: str,
+) -> None:
+    def ask(text: str) -> str:
+        raise fault
+
+    monkeypatch.setattr(submission, "may_ask", lambda: True)
+    monkeypatch.setattr(click.termui, "hidden_prompt_func", ask)
+    with pytest.raises(SystemExit) as ended:
+        main(["setup", "runpod"])
+    assert ended.value.code == code
+    shown = capfd.readouterr()
+    assert told in shown.err
+    assert "Traceback" not in shown.err
     assert file.read_text() == "# mine\n"

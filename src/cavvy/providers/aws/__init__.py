@@ -21,7 +21,7 @@ from cavvy.providers.settings import disk_setting, number, project_flag, project
 REGIONS = project_text(
     "regions",
     "The regions to use, separated by commas. The default is the region of the AWS configuration.",
-)
+).for_setup()
 ACCOUNT = (
     ProviderSetting(
         name="key_file",

@@ -20,7 +20,7 @@ SUBSCRIPTION = project_text(
     "subscription",
     "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the environment, or "
     "else the account's only subscription.",
-)
+).for_setup()
 RESOURCE_MANAGER = text(
     "endpoint",
     "The address of Azure Resource Manager, which differs in national clouds.",
@@ -36,8 +36,8 @@ PRICES = text(
 WORKSPACE = (
     KEY_FILE,
     SUBSCRIPTION,
-    project_text("resource_group", "The resource group of the workspace. Required."),
-    project_text("workspace", "The name of the workspace. Required."),
+    project_text("resource_group", "The resource group of the workspace. Required.").for_setup(),
+    project_text("workspace", "The name of the workspace. Required.").for_setup(),
 )
 
 _METADATA = "http://169.254.169.254/metadata"
@@ -101,12 +101,12 @@ MANIFEST = Manifest(
             "resource_group",
             "The resource group of all resources that Cavvy creates. The group must exist.",
             "cavvy",
-        ),
+        ).for_setup(),
         project_text(
             "regions",
             "The regions to use, separated by commas, such as `eastus, westeurope`. The default is "
             "the region of the resource group.",
-        ),
+        ).for_setup(),
         project_text(
             "sizes",
             "Patterns of the sizes to offer, separated by commas, such as `Standard_ND*, "

@@ -44,7 +44,7 @@ MANIFEST = JobManifest(
         project_text(
             "account",
             "The name and the region of the Batch account, such as `train.westeurope`. Required.",
-        ),
+        ).for_setup(),
         project_text(
             "sizes",
             "Patterns of the sizes to offer, separated by commas, such as `Standard_N*, "

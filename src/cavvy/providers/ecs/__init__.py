@@ -69,7 +69,7 @@ MANIFEST = JobManifest(
         project_text(
             "regions",
             "The region of the cluster. The default is the region of the AWS configuration.",
-        ),
+        ).for_setup(),
         *ACCOUNT,
         project_text("cluster", "The name of the cluster that runs the tasks.", "default"),
         project_text(

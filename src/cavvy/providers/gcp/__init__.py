@@ -31,7 +31,7 @@ MACHINES = project_text(
 def project(owned: str) -> ProviderSetting:
     """Return the setting for the project of what a provider rents, such as "machines"."""
     default = "The default is the project of the credentials."
-    return project_text("project", f"The project of the {owned}. {default}")
+    return project_text("project", f"The project of the {owned}. {default}").for_setup()
 
 
 _METADATA = "http://169.254.169.254/computeMetadata/v1/instance"

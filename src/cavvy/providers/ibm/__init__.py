@@ -39,12 +39,12 @@ MANIFEST = make_manifest(
     },
     settings=(
         KEYS.setting(),
-        project_text("regions", "The regions to use, separated by commas.", "us-south"),
+        project_text("regions", "The regions to use, separated by commas.", "us-south").for_setup(),
         project_text(
             "resource_group",
             "The id of the resource group of instances. The default is the account's default "
             "resource group.",
-        ),
+        ).for_setup(),
         project_text(
             "subnet",
             "The subnet of instances: its id, or its name in each zone. The default is the only "

@@ -67,7 +67,7 @@ MANIFEST = Manifest(
             "contexts",
             "The kubeconfig contexts to use, separated by commas. Each context is a separate "
             "region. The default is the current context.",
-        ),
+        ).for_setup(),
         text(
             "namespace",
             "The namespace of pods. The default is the context's own namespace or, without one, "

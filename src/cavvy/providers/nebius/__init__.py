@@ -41,7 +41,7 @@ MANIFEST = make_manifest(
             "projects",
             "The ids of the projects to use, separated by commas. Each project belongs to one "
             "region; use one project for each region.",
-        ),
+        ).for_setup(),
         project_text(
             "subnet",
             "The subnet of machines: its id, or its name in each project. The default is the "

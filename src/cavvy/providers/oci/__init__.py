@@ -41,12 +41,12 @@ MANIFEST = make_manifest(
             "compartment",
             "The OCID of the compartment of instances. The default is the tenancy, which is the "
             "root compartment.",
-        ),
+        ).for_setup(),
         project_text(
             "regions",
             "The regions to use, separated by commas. The tenancy must be subscribed to these "
             "regions. The default is the region of the profile.",
-        ),
+        ).for_setup(),
         project_text(
             "subnet",
             "The subnet of instances: its OCID, or its name in each region. The default is the "

@@ -15,7 +15,7 @@ MANIFEST = make_manifest(
             "queues",
             "The queues to use, separated by commas. If this is unset, Cavvy uses all queues that "
             "accept and start jobs.",
-        ),
+        ).for_setup(),
         text("spot_queues", "Queues whose jobs may be preempted; they are offered as spot."),
         text(
             "gpu",
@@ -32,7 +32,9 @@ MANIFEST = make_manifest(
             "The node resources that `topology` of tasks uses, such as `rack=rack_id`: all nodes "
             "of a job have the same value of the resource (`place=group`).",
         ),
-        text("account", "The account for jobs (`-A`). If this is unset, jobs have no `-A` option."),
+        text(
+            "account", "The account for jobs (`-A`). If this is unset, jobs have no `-A` option."
+        ).for_setup(),
         text("qsub_options", "Additional options of `qsub`, such as `-P vision`."),
         seconds(
             "kill_delay_s",

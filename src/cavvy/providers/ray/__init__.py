@@ -40,7 +40,7 @@ MANIFEST = Manifest(
             "`main=http://10.0.0.5:8265`. Each cluster is a region. The cluster's name precedes "
             "`=`; without a name, the name of the host is used. The default address is "
             "`http://127.0.0.1:8265`.",
-        ),
+        ).for_setup(),
         text(
             "token_file",
             "A file with the token for clusters that require a token (`RAY_AUTH_MODE=token`). "

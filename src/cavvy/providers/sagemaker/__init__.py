@@ -69,12 +69,12 @@ MANIFEST = JobManifest(
             "The ARN of the execution role of jobs. SageMaker uses this role to pull the image "
             "and to read and write `bucket`. The work in the job also runs with the role's "
             "permissions. Required.",
-        ),
+        ).for_setup(),
         project_text(
             "bucket",
             "An S3 URI below which SageMaker stores the copies of /opt/ml/model and "
             "/opt/ml/checkpoints, such as `s3://my-bucket/cavvy`. Required.",
-        ),
+        ).for_setup(),
         project_text(
             "image",
             "The image, in Amazon ECR, of jobs whose task names no image. `{region}` is replaced "

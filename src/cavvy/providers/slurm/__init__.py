@@ -53,7 +53,9 @@ MANIFEST = make_manifest(
             "The partitions to use, separated by commas. The default is all partitions that the "
             "user may use.",
         ),
-        text("account", "The account for jobs. The default is the user's default account."),
+        text(
+            "account", "The account for jobs. The default is the user's default account."
+        ).for_setup(),
         text("qos", "The quality of service (QOS) of jobs. By default, Slurm selects the QOS."),
         text(
             "sbatch_options",

@@ -54,7 +54,7 @@ MANIFEST = Manifest(
             "Names or addresses of hosts, separated by commas or blanks; `gpu-*` means every "
             "matching `Host` of the SSH configuration. Cavvy connects to each host as `ssh NAME` "
             "does.",
-        ),
+        ).for_setup(),
         text(
             "inventory",
             "A TOML file of hosts and groups with their prices, in addition to or instead of "

@@ -47,7 +47,9 @@ MANIFEST = JobManifest(
     settings=(
         project("jobs"),
         KEY_FILE,
-        project_text("regions", "The regions to use, separated by commas.", "us-central1"),
+        project_text(
+            "regions", "The regions to use, separated by commas.", "us-central1"
+        ).for_setup(),
         project_text(
             "machines",
             "Patterns of the machine types to offer, separated by commas, such as `a2-*, "
