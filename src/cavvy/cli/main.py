@@ -240,6 +240,9 @@ class LazyGroup(click.Group):
         except click.Abort as error:
             if isinstance(error.__cause__, KeyboardInterrupt):
                 sys.exit(_INTERRUPTED)
+            if isinstance(error.__context__, KeyboardInterrupt):  # at a prompt
+                click.echo("\ninterrupted", err=True)
+                sys.exit(_INTERRUPTED)
             failure = CommandFailure("not confirmed, so nothing was changed")
         else:
             sys.exit(code if isinstance(code, int) else 0)

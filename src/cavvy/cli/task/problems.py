@@ -385,6 +385,12 @@ def _find_price(
 @contextmanager
 def _running_server() -> Iterator["ApiClient | None"]:
     """Yield a client of the server, or None if no server is running on this machine."""
+    from cavvy.client.contexts import may_have_server
+    from cavvy.client.state import default_home
+
+    if not may_have_server(default_home()):  # the client need not be imported
+        yield None
+        return
     from cavvy.client import Unreachable, connect
 
     try:
