@@ -1,7 +1,10 @@
 """`cavvy audit`: reads, exports and checks the audit log of the server."""
 
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,11 +98,15 @@ def export(file: str) -> None:
     """Write all records as lines of JSON, for archives and for `cavvy audit verify FILE`."""
     from msgspec.json import encode
 
+    from cavvy.cli.view.output_file import check_output, open_output
     from cavvy.client.account_wire import read_all
     from cavvy.domain.units import format_count
 
     count = 0
-    with session() as client, click.open_file(file, "wb") as out:
+    opened = nullcontext(sys.stdout.buffer) if file == "-" else open_output(Path(file))
+    if file != "-":
+        check_output(Path(file))  # before a server is started
+    with session() as client, opened as out:
         for row in read_all(client):
             out.write(encode(row) + b"\n")
             count += 1

@@ -246,7 +246,7 @@ def keep(path: Path, runs: list[MachineRun]) -> None:
     several measured machines have the same key, the rate of the slowest machine is written.
     """
     from cavvy.cli.task.profiles import read_file
-    from cavvy.cli.view.new_file import write_text
+    from cavvy.cli.view.output_file import write_text
 
     data: dict[str, Any] = read_file(path) if path.exists() else {"format": "cavvy-work-profile/1"}
     rates: dict[str, float] = {}

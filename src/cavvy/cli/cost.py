@@ -424,14 +424,18 @@ _STATEMENTS = (".html", ".csv", ".parquet")
 def _write_statement(
     file: Path, title: str, period: tuple[datetime, datetime], lines: "Sequence[LedgerLine]"
 ) -> None:
+    from io import TextIOWrapper
+
     from cavvy.cli.view.failure import CommandFailure
+    from cavvy.cli.view.output_file import check_output, open_output
     from cavvy.cli.view.statement import write_csv, write_page, write_parquet
 
     try:
+        check_output(file)
         if file.suffix == ".parquet":
             write_parquet(file, lines)
             return
-        with file.open("w", encoding="utf-8", newline="") as out:
+        with open_output(file) as to, TextIOWrapper(to, "utf-8", newline="") as out:
             if file.suffix == ".csv":
                 write_csv(out, lines)
             else:

@@ -805,8 +805,10 @@ def collect(model: str, project: str, out: str, residency: str) -> None:
     import json
 
     from cavvy.cli.view.new_file import new_file
+    from cavvy.cli.view.output_file import check_output
     from cavvy.client.edge_wire import list_models, list_samples
 
+    check_output(Path(out))
     count, left_out, after = 0, 0, ""
     with session() as client:
         try:

@@ -192,7 +192,9 @@ def _find(
 
 def _save(path: str, data: dict[str, Any] | None, run: "StepSettings") -> None:
     import json
+    from pathlib import Path
 
+    from cavvy.cli.view.output_file import write_text
     from cavvy.domain.values import asdict
 
     if data is None:
@@ -200,8 +202,7 @@ def _save(path: str, data: dict[str, Any] | None, run: "StepSettings") -> None:
     kept = {
         key: value for key, value in asdict(run).items() if key not in ("accelerators", "nodes")
     }
-    with open(path, "w") as file:
-        json.dump({**data, "run": kept}, file)
+    write_text(Path(path), json.dumps({**data, "run": kept}))
     click.echo(f"wrote {path}; refer to it as `work.profile` in a task", err=True)
 
 

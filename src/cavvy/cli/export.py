@@ -83,7 +83,7 @@ def command(
     if target is None:
         click.echo(text.rstrip("\n"))
         return
-    from cavvy.cli.view.new_file import write_text
+    from cavvy.cli.view.output_file import write_text
 
     write_text(Path(target), text)
     click.echo(f"wrote {target}", err=True)

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +19,7 @@ from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, rows_out
 
 if TYPE_CHECKING:
+    from cavvy.client.landing import Landing
     from cavvy.domain.tasks import ImageBuild, TaskSpec
     from cavvy.spec.dockerfile import DockerfileRecipe
     from cavvy.spec.workdir import FolderEntry, FolderSnapshot
@@ -185,32 +186,36 @@ def _build(
 def _write_context(
     context: Path, recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None"
 ) -> None:
+    from cavvy.client.landing import Landing
+
     context.mkdir()
-    for entry in _chosen(recipe, snapshot):
-        assert snapshot is not None
-        path = context / entry.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if entry.link is not None:
-            path.symlink_to(entry.link)
-        else:
-            _copy_plain(snapshot.folder / entry.path, path)
-            path.chmod(entry.mode)
-    for file, content in recipe.files.items():
-        path = context / file
-        if path.is_dir() and not path.is_symlink():
+    chosen = [each for each in _chosen(recipe, snapshot) if each.path not in recipe.files]
+    for file in recipe.files:
+        if any(each.path.startswith(f"{file}/") for each in chosen):
             raise CommandFailure(f"the working folder has a folder {file}", "rename it", 2)
-        path.unlink(missing_ok=True)  # a link of the working folder could lead out of it
-        with path.open("x", encoding="utf-8") as made:
-            made.write(content)
+    with Landing(context) as landing:
+        for entry in chosen:
+            assert snapshot is not None
+            for parent in reversed(PurePosixPath(entry.path).parents[:-1]):
+                landing.make_folder(str(parent))
+            if entry.link is not None:
+                landing.make_link(entry.path, entry.link)
+            else:
+                _copy_plain(snapshot.folder / entry.path, entry, landing)
+        for file, content in recipe.files.items():
+            with landing.create(file) as made:
+                made.write(content.encode())
 
 
-def _copy_plain(source: Path, target: Path) -> None:
+def _copy_plain(source: Path, entry: "FolderEntry", landing: "Landing") -> None:
     """Copy a file, and not what a link leads to that has taken its place. Raises CommandFailure."""
-    try:
-        with open(source, "rb", opener=_open_plain) as file, target.open("xb") as made:
-            shutil.copyfileobj(file, made)
-    except OSError as error:
-        raise CommandFailure(f"{source} cannot be read: {error.strerror}") from error
+    with landing.create(entry.path) as made:
+        try:
+            with open(source, "rb", opener=_open_plain) as file:
+                shutil.copyfileobj(file, made)
+        except OSError as error:
+            raise CommandFailure(f"{source} cannot be read: {error.strerror}") from error
+        os.fchmod(made.fileno(), entry.mode)
 
 
 def _open_plain(path: str, flags: int) -> int:

@@ -37,7 +37,7 @@ def command(
     The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
     budget. The command asks for confirmation before it overwrites a file.
     """
-    from cavvy.cli.view.new_file import write_text
+    from cavvy.cli.view.output_file import write_text
     from cavvy.spec import SpecError
     from cavvy.task_files import parse_task
 
@@ -88,6 +88,8 @@ def _list_templates() -> None:
 def _copy_template(name: str, folder: Path) -> None:
     from difflib import get_close_matches
 
+    from cavvy.cli.view.output_file import make_folder, open_output
+
     found = _templates()
     if name not in found:
         close = get_close_matches(name, found, n=1)
@@ -97,12 +99,10 @@ def _copy_template(name: str, folder: Path) -> None:
     for taken in (folder / each for each in files):
         if taken.exists():
             raise CommandFailure(f"{taken} exists already", "choose another folder", exit_code=2)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for each, data in files.items():
-            (folder / each).write_bytes(data)
-    except OSError as error:
-        raise CommandFailure(f"cannot write to {folder}: {error.strerror}") from error
+    make_folder(folder)
+    for each, data in files.items():
+        with open_output(folder / each) as out:
+            out.write(data)
     click.echo(f"wrote {', '.join(str(folder / each) for each in files)}")
     _next_steps(f"{folder}/task.yaml", serves=b"\nservice:" in files["task.yaml"])
 

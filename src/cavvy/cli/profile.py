@@ -214,7 +214,7 @@ def tune_command(
       cavvy tune --numerics --report tuned.html train.py
     """
     _need_torch()
-    from cavvy.cli.view.new_file import write_text
+    from cavvy.cli.view.output_file import write_text
     from cavvy.tuning.text import describe_change, describe_trial, make_page
     from cavvy.tuning.tune import PlanTuner
 
@@ -246,7 +246,7 @@ def _apply(tuner: "PlanTuner", out: str, command: str) -> str:
     """Write the plan to the file `out`. Returns a text that explains how to use the plan or, for a
     plain loop, which lines of the script to change.
     """
-    from cavvy.cli.view.new_file import write_text
+    from cavvy.cli.view.output_file import write_text
     from cavvy.tuning.text import describe_script_changes
 
     if tuner.is_plain:

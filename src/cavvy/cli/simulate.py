@@ -321,9 +321,10 @@ def fleet(**given: Any) -> None:
                 shared = _run_sharing(options, options.jobs, options.pools, options.shared_gpus)
                 simulation.print_sharing(shared, options.output)
         if options.page is not None:
+            from cavvy.cli.view.output_file import write_text
             from cavvy.sim.traces.plots import make_page
 
-            options.page.write_text(make_page(packed, published, shared))
+            write_text(options.page, make_page(packed, published, shared))
     except TraceError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     except ModuleNotFoundError as error:
@@ -485,6 +486,8 @@ def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | No
     """Check the names and folders of the output files before the simulation runs. Raises
     CommandFailure.
     """
+    from cavvy.cli.view.output_file import check_output
+
     shown = [path for path in drawings if path is not None]
     for path in shown:
         if path.suffix.lower() not in _DRAWN:
@@ -494,6 +497,7 @@ def _check_targets(files: "Iterable[Path | None]", drawings: "Iterable[Path | No
     for path in (*(path for path in files if path is not None), *shown):
         if not path.parent.is_dir():
             raise CommandFailure(f"{path.parent}: no such folder", exit_code=2)
+        check_output(path)
 
 
 class _Options(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Folders that leave this machine only after a question."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -215,6 +216,20 @@ def test_what_a_command_writes_follows_no_link_out_of_a_repository(repository: P
         result = CliRunner().invoke(cli, [*command, "job.sh"])
         assert "a link that leads out of its repository" in result.output.replace("\n", " ")
         assert (result.exit_code, obeyed.exists()) == (2, False)
+    private = repository.parent / "private"
+    for command in (
+        ["diagram", "decision", "--folder", "link"],
+        ["diagram", "decision", "--folder", "link/new"],
+        ["init", "--template", "cnn", "link"],
+        ["edge", "collect", "m", "--out", "link/x"],
+        ["audit", "export", "-o", "link/x"],
+        ["mcp", "--install-skill", "link"],
+    ):
+        result = CliRunner().invoke(cli, command)
+        assert "a link that leads out of its repository" in result.output.replace("\n", " "), (
+            command
+        )
+        assert (result.exit_code, os.listdir(private)) == (2, ["diary"])
 
 
 def test_a_folder_with_the_users_keys_is_not_mirrored(

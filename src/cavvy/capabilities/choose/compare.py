@@ -332,7 +332,7 @@ def _write_files(
     timeline: Path | None,
 ) -> None:
     from cavvy.capabilities.choose.report import write_report
-    from cavvy.cli.view.new_file import write_text
+    from cavvy.cli.view.output_file import write_text
 
     if plot is not None:
         write_text(plot, _draw_prices(compared, precision))

@@ -23,17 +23,14 @@ def command(names: tuple[str, ...], folder: Path) -> None:
     The pictures show the catalog in use and the installed providers; without NAME, all are drawn.
     They follow the reader's choice of light or dark.
     """
-    from cavvy.cli.view.new_file import write_text
+    from cavvy.cli.view.output_file import make_folder, write_text
 
     pictures = list_pictures()
     if unknown := [name for name in names if name not in pictures]:
         raise CommandFailure(
             f"there is no picture {unknown[0]!r}", f"known: {', '.join(pictures)}", 2
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandFailure(f"{folder} cannot be made: {error.strerror}") from error
+    make_folder(folder)
     for name in names or pictures:
         write_text(folder / f"{name}.svg", pictures[name]())
         click.echo(f"wrote {folder / name}.svg")

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.cli.view.new_file import write_text
+from cavvy.cli.view.output_file import open_output, write_text
 from cavvy.domain.facts import Fact
 from cavvy.domain.values import Struct
 
@@ -119,7 +119,5 @@ def _print(path: Path, page: str) -> None:
         if not target.exists():
             last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise CommandFailure(f"{browser} wrote no PDF: {last}")
-        try:
-            shutil.copyfile(target, path)
-        except OSError as error:
-            raise CommandFailure(f"{path} cannot be written: {error.strerror}") from error
+        with open_output(path) as out:
+            out.write(target.read_bytes())

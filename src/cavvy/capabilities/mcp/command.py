@@ -51,12 +51,11 @@ def _read_skill() -> str:
 
 
 def _install(folder: Path) -> None:
+    from cavvy.cli.view.output_file import make_folder, write_text
+
     path = folder / "cavvy" / "SKILL.md"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_read_skill())
-    except OSError as error:
-        raise CommandFailure(f"{path}: {error.strerror}", "choose another folder") from error
+    make_folder(path.parent)
+    write_text(path, _read_skill())
     click.echo(f"the skill is in {path}")
 
 

@@ -94,6 +94,7 @@ def conf(name: str, project: str, programs: str) -> None:
     Run this on the machine of slurmctld as SlurmUser, then restart slurmctld. SlurmUser must be
     able to use the server: `cavvy login`. The pool's file needs `join`.
     """
+    from cavvy.cli.view.output_file import write_text
     from cavvy.client.pool_wire import read_pool, read_shape
 
     with session() as client:
@@ -106,7 +107,7 @@ def conf(name: str, project: str, programs: str) -> None:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         for program in (resume, suspend):
             path = folder / str(program.name).removeprefix("slurm-")
-            path.write_text(_make_program(str(program.name), project, folder))
+            write_text(path, _make_program(str(program.name), project, folder))
             path.chmod(0o755)
     except OSError as error:
         hint = "let root create it for SlurmUser, or choose another folder with --programs"

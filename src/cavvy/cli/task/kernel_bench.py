@@ -180,11 +180,12 @@ def keep(profile: Mapping[str, Any], file: str | None) -> Path:
     profiles of this user's accelerators. Returns the path.
     """
     from cavvy.cli.task.profiles import devices_folder
+    from cavvy.cli.view.output_file import make_folder, write_text
 
     name = profile["accelerator"] or "".join(filter(str.isalnum, profile["device"]))[:80]
     path = Path(file) if file else devices_folder() / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(profile, separators=(",", ":")) + "\n")
+    make_folder(path.parent)
+    write_text(path, json.dumps(profile, separators=(",", ":")) + "\n")
     return path
 
 

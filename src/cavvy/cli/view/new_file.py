@@ -1,15 +1,10 @@
-"""Writes files that commands are asked for."""
+"""Writes a file that gets its name only when it is complete."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EINVAL, EISDIR
-from typing import TYPE_CHECKING, BinaryIO
-
-from cavvy.cli.view.failure import CommandFailure
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import BinaryIO
 
 
 def _is_special(path: str) -> bool:
@@ -46,20 +41,3 @@ def new_file(path: str) -> Iterator[BinaryIO]:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(part)
-
-
-def write_text(path: "Path", text: str) -> None:
-    """Write a file, but not where a link of a cloned repository leads. Raises CommandFailure."""
-    from cavvy.spec.sent_folders import find_exit
-
-    if link := find_exit(path):
-        raise CommandFailure(
-            f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing was "
-            "written",
-            "remove the link, or name another file",
-            exit_code=2,
-        )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandFailure(f"{path} cannot be written: {error.strerror}") from error

@@ -1,6 +1,7 @@
 """Shows the results of `cavvy simulate` as tables, JSON, CSV, Parquet and plots."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import click
 
 from cavvy.cli.view.formatting import show_dollars, show_seconds
 from cavvy.cli.view.output import TableColumn, json_out, pairs_out, rows_out
+from cavvy.cli.view.output_file import open_output
 from cavvy.domain.values import asdict
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ def write_files(
     """Write every run as a row."""
     rows = list(_run_rows(results))
     if csv_file is not None:
-        with csv_file.open("w", newline="") as file:
+        with open_output(csv_file) as out, TextIOWrapper(out, "utf-8", newline="") as file:
             rows_out(_RUN_FIELDS, rows, "csv", file=file)
     if parquet_file is not None:
         _write_parquet(_RUN_FIELDS, rows, parquet_file)
@@ -171,7 +173,7 @@ def write_fleet(
     """Write every job of a queue as a row."""
     rows = [(stay.pool, stay.gpus, stay.arrival_s, stay.start_s, stay.end_s) for stay in stays]
     if csv_file is not None:
-        with csv_file.open("w", newline="") as file:
+        with open_output(csv_file) as out, TextIOWrapper(out, "utf-8", newline="") as file:
             rows_out(_STAY_FIELDS, rows, "csv", file=file)
     if parquet_file is not None:
         _write_parquet(_STAY_FIELDS, rows, parquet_file)

@@ -1,0 +1,55 @@
+"""Writes the files that a user names for a command's output; all commands use it for them.
+
+The folder may be a cloned repository, whose author chooses where its links lead: no file is written
+where such a link leads out of the repository. `new_file.py` writes files that must be complete, and
+`client/landing.py` those whose names others choose.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from cavvy.cli.view.failure import CommandFailure
+
+
+def check_output(path: Path) -> None:
+    """Raise CommandFailure if `path` leads out of its repository by a link. What a library writes
+    itself is checked so before.
+    """
+    from cavvy.spec.sent_folders import find_exit
+
+    if link := find_exit(path):
+        raise CommandFailure(
+            f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing was "
+            "written",
+            "remove the link, or name another file",
+            exit_code=2,
+        )
+
+
+@contextmanager
+def open_output(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write, and replace what is in it. Raises CommandFailure."""
+    check_output(path)
+    try:
+        with path.open("wb") as file:
+            yield file
+    except OSError as error:
+        raise CommandFailure(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as the content of a file. Raises CommandFailure."""
+    with open_output(path) as file:
+        file.write(text.encode())
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for output, with those above it, unless it exists. Raises CommandFailure."""
+    check_output(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        told = f"{path} cannot be made: {error.strerror}"
+        raise CommandFailure(told, "choose another folder") from error
