@@ -145,6 +145,9 @@ class RankPaths:
         self.entry_script = home + "/entry.sh"
         self.enter_script = home + "/enter.sh"
         self.phase_file = home + "/phase"  # contains the phase of a container: setup, failed or run
+        # with the first file, a container asks whether its work is complete
+        self.halted_file = home + "/halted"
+        self.answer_file = home + "/answer"
         self.log_folder = private + "/log"
         self.outbox_file = private + "/outbox"
         self.started_file = private + "/started"

@@ -145,6 +145,14 @@ class PipeReader:
             except OSError:
                 return  # the loop will detect the end of the connection
 
+    def has_data(self) -> bool:
+        """Whether data wait to be read, such as while reading is paused."""
+        if self._fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._fd, READ)
+        return bool(poll.poll(0))
+
     def drain(self) -> None:
         """Read the remaining data, and close the file."""
         while self._fd >= 0 and self._read(READ):

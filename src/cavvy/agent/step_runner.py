@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 SIGNALLED = 128  # exit code of a program that a signal ended, without the signal's number
 PHASE_S = 0.1  # seconds between checks of a container's phase
+QUESTION_S = 0.5  # within which the output of a container arrives
 GROUP_PREFIX = "cavvy-"
 # the first words of lines that report an event
 EVENTS = (b"check", b"image", b"moved", b"restored", b"waits")
@@ -103,6 +104,7 @@ class StepRunner:
         if self.process is not None:
             if not self._was_asked:
                 self._note_writers()
+                self._look_for_question()
             self._was_asked = True
             self._patience_s = patience_s
             self.process.ask(patient=patience_s > 0)
@@ -331,6 +333,22 @@ class StepRunner:
         self._measure_setup("")
         self._loop.after(PHASE_S, self._look_at_container)
 
+    def _look_for_question(self) -> None:
+        """Wait until a container asks whether its work is complete; then answer."""
+        if self.process is None or self._work.image is None:
+            return
+        asked = os.path.exists(self._config.halted_file)
+        # when it asks, what its programs have written last may still be on its way
+        then = self._answer_question if asked else self._look_for_question
+        self._loop.after(QUESTION_S if asked else PHASE_S, then)
+
+    def _answer_question(self) -> None:
+        answer = "complete" if self._is_complete() else "interrupted"
+        write_whole(self._config.answer_file, answer + "\n")
+
+    def _is_complete(self) -> bool:
+        return self._watch is not None and self._watch.is_complete()
+
     def _measure_setup(self, kept: str) -> None:
         """Begin to report how much the setup writes, whose folder is `kept`."""
         if self.process is not None:
@@ -461,7 +479,7 @@ class StepRunner:
             heard=self._heard if command.call is not None else None,
             ended=self._ended,
             started=self._started,
-            is_complete=lambda: self._watch is not None and self._watch.is_complete(),
+            is_complete=self._is_complete,
             gone=lambda: self._gone(gone),
         )
 

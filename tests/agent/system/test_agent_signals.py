@@ -285,3 +285,68 @@ if __name__ == "__main__":
         assert "saved 1\n" in rig.output(), rig.output()
         exited = rig.exited()
         assert (exited["outcome"], exited["exit_code"]) == ("preempted", 0)
+
+
+# Programs as people write them, besides those of `WAYS`: each line is one task.
+OTHERS = {
+    "strict": "set -euo pipefail; python3 train.py 2>&1 | tee log; echo end",
+    "nohup": "nohup python3 train.py >log 2>&1 & tail -n +1 -f log; echo end",
+    "an orphan": "sh -c 'nohup python3 train.py >log 2>&1 &'; tail -n +1 -f log; echo end",
+    "waited for": "python3 train.py & wait; echo end",
+    "job control": "set -m; echo 'python3 train.py; echo end' >x.sh; bash x.sh; echo end",
+    "a subshell": "(cd .; python3 train.py; echo end); echo end",
+    "make": "printf 'all:\\n\\tpython3 train.py\\n\\techo end\\n' >Makefile; make; echo end",
+    "a trap": "trap 'kill $p' TERM; python3 train.py & p=$!; wait $p || true; wait",
+    "an encoder": 'cp "$(command -v timeout)" encode; python3 train.py | ./encode 600 cat; echo end',
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_the_step_of_any_program_is_safe_and_no_other_stage_begins(how: str) -> None:
+    with make_rig(run=f"{FILES}touch log; {OTHERS[how]}") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 60)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert "saved 1\n" in rig.output(), rig.output()
+        assert "end" not in rig.output().splitlines()
+        assert rig.exited()["outcome"] == "preempted"
+
+
+def test_a_program_that_waits_for_the_signal_has_a_handler() -> None:
+    """It blocks the signal, so that the kernel names no handler."""
+    code = (
+        "import signal, threading, time\n"
+        "stop = threading.Event()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "def wait(): signal.sigwait([signal.SIGTERM]); stop.set()\n"
+        "threading.Thread(target=wait).start()\n"
+        "print('ready', flush=True)\n"
+        "while not stop.is_set(): time.sleep(0.05)\n"
+        "print('saved 1', flush=True)\n"
+    )
+    with make_rig(run=f"cat >t.py <<'END'\n{code}END\npython3 t.py; echo end") as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 3600)  # half of which a program that starts would have
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.output() == "ready\nsaved 1\n"
+
+
+@pytest.mark.parametrize("notify", ["handlers", "main"])
+def test_complete_work_goes_on_with_its_next_stage(notify: str) -> None:
+    complete = FILES.replace("    time.sleep(0.5)\n", COMPLETE)
+    with make_rig(run=f"{complete}python3 train.py; echo end", notify=notify) as rig:
+        rig.launch()
+        rig.until(lambda: "ready" in rig.output())
+        rig.stub.give("notice", 60)
+        assert rig.agents[-1].wait(PATIENCE_S) == 0, rig.said()
+        assert rig.output().splitlines()[-1] == "end"
+        assert rig.exited()["exit_code"] == 0
+
+
+# Ends with much output, so that the agent still reads it when the program has ended.
+COMPLETE = """\
+    print('CAVVY_PROGRESS {"complete": true}')
+    print("x" * 100000)
+"""

@@ -53,7 +53,12 @@ class Container:
         [first] = list_children()[self._process.pid]
         subprocess.run(["kill", "-s", "TERM", str(first)], check=True)
 
-    def wait(self) -> tuple[int, list[str]]:
+    def wait(self, answer: str = "interrupted") -> tuple[int, list[str]]:
+        """Wait for the end, and answer as the agent does when the container asks."""
+        folder = self._output.parent
+        asked, told = folder / "halted", folder / "answer"
+        wait_until(lambda: asked.exists() or self._process.poll() is not None)
+        told.write_text(f"{answer}\n")
         code = self._process.wait(PATIENCE_S)
         return code, [line for line in self.lines() if line and "erminated" not in line]
 
@@ -80,7 +85,9 @@ def running(
     fields = {"gang": "g", "rank": 0, "address": "unix:/s", "token": "t", "home": str(folder)}
     config = AgentConfig(ConfigFields(fields, "configuration"))
     (folder / "run.sh").write_text(run + "\n")
-    work = replace(WORK, notify=notify, setup=None, inputs=[], volumes=[], env={}, secrets={})
+    work = replace(
+        WORK, run=run, notify=notify, setup=None, inputs=[], volumes=[], env={}, secrets={}
+    )
     container.write_entry(config, work)
     output = folder / "output"
     with output.open("w") as file:
@@ -121,6 +128,45 @@ def test_the_ranks_of_a_launcher_get_the_signal_in_its_place(tmp_path: Path) -> 
         work.ask()
         code, lines = work.wait()
         assert (code, lines[-2:]) == (0, ["saved 1", "saved 1"])
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("notify", ["handlers", "main"])
+def test_complete_work_goes_on_with_its_next_stage(shell: str, notify: str, tmp_path: Path) -> None:
+    with running(tmp_path, WAYS["stages"], shell=shell, notify=notify) as work:
+        work.ask()
+        assert work.wait("complete") == (0, ["begin", "ready", "saved 1", "end"])
+
+
+def test_complete_work_without_a_handler_goes_on_with_its_next_stage(tmp_path: Path) -> None:
+    with running(tmp_path, "echo ready; sleep 600 || echo end") as work:
+        work.ask()
+        assert work.wait("complete") == (0, ["ready", "end"])
+
+
+def test_a_trap_in_the_commands_is_the_users(tmp_path: Path) -> None:
+    run = "trap 'touch asked' TERM; python3 polls.py & wait $! || true; wait"
+    polls = "import os, time\nprint('ready', flush=True)\n"
+    polls += "while not os.path.exists('asked'): time.sleep(0.01)\nprint('saved')\n"
+    (tmp_path / "polls.py").write_text(polls)
+    with running(tmp_path, run) as work:
+        work.ask()
+        assert work.wait() == (0, ["ready", "saved"])
+
+
+def test_what_a_script_writes_to_is_left_to_it(tmp_path: Path) -> None:
+    """As with ffmpeg, which has a handler, and ends its file at once."""
+    shutil.copy(shutil.which("timeout") or "", tmp_path / "encode")
+    with running(tmp_path, "python3 train.py | ./encode 600 cat; echo end") as work:
+        work.ask()
+        assert work.wait() == (0, ["ready", "saved 1"])
+
+
+def test_what_nohup_has_started_gets_the_signal(tmp_path: Path) -> None:
+    run = "sh -c 'nohup python3 train.py >log 2>&1 &'; tail -n +1 -f log; echo end"
+    with running(tmp_path, f"touch log; {run}") as work:
+        work.ask()
+        assert work.wait()[1][-2:] == ["ready", "saved 1"]
 
 
 def test_a_program_without_a_handler_ends_at_once(tmp_path: Path) -> None:

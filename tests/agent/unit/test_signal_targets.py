@@ -13,8 +13,15 @@ import pytest
 from tests.waits import wait_until
 
 from cavvy.agent.work.environment import SHELL_LINE
-from cavvy.agent.work.reaper import descendants, list_children
-from cavvy.agent.work.signal_targets import Targets, choose, find_own_shell, list_awaited
+from cavvy.agent.work.reaper import descendants, halt, list_children
+from cavvy.agent.work.signal_targets import (
+    Targets,
+    adopt,
+    choose,
+    find_first,
+    list_awaited,
+    sets_trap,
+)
 
 # A program as people write it: two helpers feed it, and it saves when it is asked to end.
 TRAINS = """
@@ -164,19 +171,96 @@ def test_a_task_can_choose_what_its_commands_have_started(state: Path, tmp_path:
         assert found.programs == below[launcher]
 
 
+@contextmanager
+def waiting_for(*commands: list[str]) -> Iterator[int]:
+    """A process of the agent that waits for the commands, outside of the work's namespaces."""
+    fork = os.fork()
+    if not fork:
+        with suppress(BaseException):
+            for each in [subprocess.Popen(command) for command in commands]:
+                each.wait()
+        os._exit(0)
+    try:
+        yield fork
+    finally:
+        for pid in [*descendants(fork), fork]:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(fork, 0)
+
+
 def test_the_shell_of_a_task_is_below_what_waits_outside_of_its_namespaces(
     state: Path, tmp_path: Path
 ) -> None:
     script = write(tmp_path, "run.sh", f"printf ready > {state}; sleep 300\ntrue\n")
-    waits = [sys.executable, write(tmp_path, "waits.py", WAITS.replace("CALLS", ""))]
-    with running([*waits, "bash", "-c", SHELL_LINE, script], state) as process:
-        wait_until(lambda: len(descendants(process.pid)) == 2)
+    orphan = ["sleep", "301"]  # which a process outside has adopted
+    with waiting_for(orphan, ["bash", "-c", SHELL_LINE, script]) as fork:
+        wait_until(lambda: state.exists() and len(descendants(fork)) == 3)
         below = list_children()
-        (shell,) = below[process.pid]
-        assert find_own_shell(process.pid, below) == find_own_shell(shell, below) == shell
+        adopted, shell = below[fork]
+        assert find_first(fork, below) == find_first(shell, below) == shell
         assert list_awaited(shell, below) == below[shell]
-        assert list_awaited(process.pid, below) == []
-        assert find_own_shell(below[shell][0], below) == 0
+        assert find_first(below[shell][0], below) == below[shell][0]
+        assert adopt(shell, below)[shell] == [*below[shell], adopted]
+
+
+def test_a_program_in_the_place_of_the_shell_is_below_what_waits_for_it() -> None:
+    with waiting_for(["sleep", "300"]) as fork:
+        wait_until(lambda: descendants(fork) != [])
+        [program] = descendants(fork)
+        wait_until(lambda: b"sleep" in Path(f"/proc/{program}/cmdline").read_bytes())
+        below = list_children()
+        assert find_first(fork, below) == below[fork][0]
+
+
+@pytest.mark.parametrize(
+    ("commands", "found"),
+    [
+        ("trap 'touch stop' TERM\npython a.py & wait", True),
+        ("set -e; trap save SIGTERM SIGINT; python a.py", True),
+        ("  trap 'kill $p' INT 15", True),
+        ("trap 'rm -r tmp' EXIT\npython a.py", False),
+        ("echo trap TERM\n# trap x TERM", False),
+    ],
+)
+def test_a_trap_in_the_commands_of_a_task_is_found(commands: str, found: bool) -> None:
+    assert sets_trap(commands) is found
+
+
+def test_a_trap_in_the_commands_of_a_task_is_the_users(state: Path, tmp_path: Path) -> None:
+    trap = f"trap 'echo saved >{state}' TERM; sleep 300 & printf ready >{state}; wait\n"
+    with running(["bash", "-c", SHELL_LINE, write(tmp_path, "run.sh", trap)], state) as process:
+        found = choose(process.pid, list_children())
+        assert found is not None
+        assert (found.first, found.programs, found.held) == ([process.pid], [process.pid], [])
+
+
+@pytest.mark.parametrize("outer", ["", "set -m; "])
+def test_a_shell_whose_command_is_stopped_does_not_go_on(
+    outer: str, state: Path, tmp_path: Path
+) -> None:
+    """With `set -m`, a shell waits no longer for a command that is stopped."""
+    train = f"{sys.executable} {write(tmp_path, 'train.py', TRAINS)} {state} fork"
+    done = tmp_path / "done"
+    inner = write(tmp_path, "inner.sh", f"{train}; true\n")
+    with running(["bash", "-c", f"{outer}bash {inner}; touch {done}; true"], state) as process:
+        targets = choose(process.pid, list_children())
+        assert targets is not None
+        assert targets.held[-1] == process.pid
+        for pid in reversed(targets.held):
+            halt(pid)
+        assert not done.exists()
+
+
+def test_make_is_stopped_like_a_shell(state: Path, tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("there is no make here")
+    train = f"{sys.executable} {write(tmp_path, 'train.py', TRAINS)} {state} fork"
+    done = tmp_path / "done"
+    write(tmp_path, "Makefile", f"all:\n\t{train}\n\ttouch {done}\n")
+    with running(["make", "-C", str(tmp_path)], state) as process:
+        assert process.pid in ask(process).held
+        assert state.read_text() == "saved"
+        assert not done.exists()
 
 
 def test_a_shell_does_not_go_on_with_its_next_command(state: Path, tmp_path: Path) -> None:
@@ -198,7 +282,7 @@ def test_a_shell_does_not_go_on_with_its_next_command(state: Path, tmp_path: Pat
     "script",
     [
         "touch {state}.new; mv {state}.new {state}; printf ready >{state}; sleep 300; true",
-        "trap 'exit 0' TERM; printf ready >{state}; sleep 300 & wait; true",
+        "trap 'exit 0' TERM; sleep 300 & printf ready >{state}; sleep 300; true",
     ],
 )
 def test_without_a_handler_but_that_of_a_shell_every_process_gets_it(
@@ -206,6 +290,14 @@ def test_without_a_handler_but_that_of_a_shell_every_process_gets_it(
 ) -> None:
     with running(["bash", "-c", script.format(state=state)], state) as process:
         assert choose(process.pid, list_children()) is None
+
+
+def test_a_shell_with_a_trap_that_only_waits_is_the_program(state: Path) -> None:
+    script = f"trap 'exit 0' TERM; sleep 300 & printf ready >{state}; wait; true"
+    with running(["bash", "-c", script], state) as process:
+        found = choose(process.pid, list_children())
+        assert found is not None
+        assert found.first == found.programs == [process.pid]
 
 
 def test_ranks_without_a_handler_are_left_to_their_launcher(state: Path, tmp_path: Path) -> None:

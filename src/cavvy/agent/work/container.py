@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+from contextlib import suppress
 
 from ..config import AgentConfig
 from ..disk import read_number, read_text, write_whole
@@ -175,6 +176,9 @@ def follow_exec(config: AgentConfig, name: str) -> tuple[list[str], list[str]]:
 def write_entry(config: AgentConfig, work: WorkConfig) -> None:
     """Write the script with which the container starts, and the script with which later commands in
     the container start."""
+    for path in (config.halted_file, config.answer_file):  # of an earlier start
+        with suppress(FileNotFoundError):
+            os.unlink(path)
     bare = os.path.basename(find_engine() or "") in PROGRAMS  # without a namespace of processes
     given = "" if bare else _export_given(work)
     write_whole(config.enter_script, given + 'exec "$@"\n')
@@ -194,7 +198,7 @@ def write_entry(config: AgentConfig, work: WorkConfig) -> None:
     text = (
         ENTRY.replace("{variables}", given)
         .replace("{passed_on}", "" if bare else PASS_ON)
-        .replace("{functions}", "" if bare else make_functions(work.notify, config.notice_file))
+        .replace("{functions}", "" if bare else make_functions(work, config))
         .replace("{links}", links)
         .replace("{setup}", setup)
         .replace("{phase}", phase)

@@ -12,7 +12,8 @@ from ..loop import EventLoop, PipeReader, by_line
 from .alone import reap
 from .reaper import ChildCommand, guard, sweep
 
-ANSWER_S = 0.05  # within which what was written last is read
+LOOK_S = 0.05  # after so long, what was written last is read, unless more is there
+LOOKS = 40
 
 
 def _ignore(*_: object) -> None:
@@ -94,13 +95,17 @@ class WorkProcess:
         """Read and discard the remaining output."""
         self._output.drain()
 
-    def _answer(self) -> None:
-        self._control.write(b"C" if self._is_complete() else b"E")
+    def _answer(self, looks: int) -> None:
+        """Say whether the work is complete, when its output has been read."""
+        if looks and self._output.has_data():
+            self._loop.after(LOOK_S, lambda: self._answer(looks - 1))
+        else:
+            self._control.write(b"C" if self._is_complete() else b"E")
 
     def _heard(self, line: bytes) -> None:
         if line == b"halted":
             # what the programs have written last may still be in the pipe of the output
-            self._loop.after(ANSWER_S, self._answer)
+            self._loop.after(LOOK_S, lambda: self._answer(LOOKS))
             return
         if line.startswith(b"start"):
             self._started(line == b"started")

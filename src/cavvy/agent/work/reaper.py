@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 
 from ..disk import open_own, read_process
@@ -28,10 +29,13 @@ from .alone import reap
 from .cgroup import count_oom_kills
 from .signal_targets import (
     ALL,
+    HANDLERS,
     Targets,
+    adopt,
     choose,
-    find_own_shell,
+    find_first,
     find_work,
+    is_own_shell,
     is_starting,
     list_awaited,
 )
@@ -46,8 +50,9 @@ PR_SET_CHILD_SUBREAPER = 36
 SWEEP_MS = 10
 LOOK_MS = 50  # how often is looked whether what got SIGTERM first has ended
 LATE_LOOKS = 10  # after so many looks, handlers are searched for that were installed meanwhile
-ANSWER_MS = 2000  # how long an answer of the agent is awaited before the work ends
-AFTER_MS = 5000  # how long after this the rest is left alone: a launcher looks at its ranks
+HALT_S = 0.5  # maximum time in which a shell has stopped
+ANSWER_S = 5.0  # how long an answer of the agent is awaited before the work ends
+AFTER_S = 5.0  # how long after this the rest is left alone: a launcher looks at its ranks
 LINUX = os.uname().sysname == "Linux"
 # Signals whose default action programs expect. The agent may have inherited a different action.
 _DEFAULTED = (
@@ -176,10 +181,10 @@ class Reaper:
         self._signalled = False
         # what got SIGTERM first, until it has ended, and for a while after it
         self._targets: Targets | None = None
-        self._looks_left = AFTER_MS // LOOK_MS
         self._looks = 0  # while it runs
-        # the agent's answer to `halted`, and how often is still looked for it
-        self._answer, self._answer_looks_left = b"", ANSWER_MS // LOOK_MS
+        # the agent's answer to `halted`, and when it is given up
+        self._answer, self._answer_until = b"", 0.0
+        self._left_until = 0.0  # when what did not get SIGTERM first gets it
 
     def run(self) -> None:
         poll = select.poll()
@@ -257,17 +262,21 @@ class Reaper:
     def _choose(self) -> Targets | None:
         children = list_children()
         root = self._find_root(children)
-        return choose(root, children, self._notify) if root else None
+        if not root:
+            return None
+        found = choose(root, children, self._notify)
+        if found is None and self._notify == HANDLERS and not self._passes:
+            found = choose(root, adopt(root, children), self._notify)
+        return found
 
     def _choose_all(self) -> Targets | None:
-        """Choose every process but the shell of the task, if that waits for one of them."""
+        """Choose every process but the shell of the task, or None if there is no such shell."""
         children = list_children()
-        root = self._find_root(children)
-        awaited = list_awaited(root, children) if root else []
-        if not awaited:
+        shell = self._find_root(children)
+        if not is_own_shell(shell):
             return None
-        others = [pid for pid in descendants(os.getpid()) if pid != root]
-        return Targets(others, [root], [root], awaited)
+        others = [pid for pid in descendants(os.getpid()) if pid != shell]
+        return Targets(others, [shell], [shell], list_awaited(shell, children))
 
     def _find_starting(self) -> bool:
         children = list_children()
@@ -278,7 +287,7 @@ class Reaper:
         """Return the process below which the user's programs are, or 0 if no such is here."""
         if self._passes:
             return find_work(self._work, children, self._entry)
-        return find_own_shell(self._work, children) or self._work
+        return find_first(self._work, children)
 
     def _report(self, line: bytes) -> None:
         try:
@@ -301,18 +310,35 @@ class Reaper:
             self._report(b"starting\n")
             return
         self._signalled = True
+        stopped = self._stop_shells(self._choose)
         if self._targets is None and self._notify != ALL:
             self._targets = self._choose_all()
+            stopped += self._stop_shells(self._choose_all)
         if self._targets is None:
             apart = [pid for pid in descendants(os.getpid()) if not _in_group(pid, self._work)]
             _signal_group(self._work, signal.SIGTERM)
             for pid in apart:  # such as a program that was started by setsid
                 _signal(pid, signal.SIGTERM)
-            return
-        for pid in self._targets.held:
-            _signal(pid, signal.SIGSTOP)
-        for pid in self._targets.first:
+        for pid in self._targets.first if self._targets is not None else ():
             _signal(pid, signal.SIGTERM)
+        for pid in stopped:
+            if self._targets is None or pid not in self._targets.held:
+                _signal(pid, signal.SIGCONT)
+
+    def _stop_shells(self, choose: Callable[[], Targets | None]) -> list[int]:
+        """Stop the shells that would start their next command, and choose again, since a shell may
+        have started it meanwhile. Return what was stopped."""
+        stopped: list[int] = []
+        while self._targets is not None:
+            new = [pid for pid in self._targets.held if pid not in stopped]
+            if not new:
+                break
+            # the outer ones first: with `set -m`, a shell goes on when its command is stopped
+            for pid in reversed(new):
+                halt(pid)
+            stopped += new
+            self._targets = choose()
+        return stopped
 
     def _go_on_asking(self) -> None:
         """When what got SIGTERM first has ended, end the shells that were stopped, and soon after
@@ -327,29 +353,39 @@ class Reaper:
                     _signal(pid, signal.SIGTERM)
             return
         alive = {self._work, *descendants(os.getpid())}
-        held = {*targets.held} & alive
+        held = [pid for pid in targets.held if pid in alive]
         if held and self._awaits_answer():
             return
-        for pid in held:
-            if self._answer != b"C":
-                _signal(pid, signal.SIGTERM)
-            _signal(pid, signal.SIGCONT)
-        if held and self._answer == b"C":
-            self._targets = None
-            return
+        if held:
+            complete = self._answer == b"C"
+            self._release(held, {*targets.left} & alive, end=not complete)
+            if complete:
+                self._targets = None
+                return
         targets.held.clear()
-        self._looks_left -= 1
-        if self._looks_left <= 0:
+        now = time.monotonic()
+        self._left_until = self._left_until or now + AFTER_S
+        if now >= self._left_until:
             self._targets = None
             for pid in {*targets.left} & alive:
                 _signal(pid, signal.SIGTERM)
 
+    def _release(self, held: list[int], others: set[int], *, end: bool) -> None:
+        """Let the shells that were stopped go on, and end them if the work is not complete."""
+        for pid in held:
+            if end:
+                _signal(pid, signal.SIGTERM)
+            _signal(pid, signal.SIGCONT)
+        for pid in others:  # `sudo` stops itself when its command is stopped
+            _signal(pid, signal.SIGCONT)
+
     def _awaits_answer(self) -> bool:
         """Ask the agent whether the work has said that it is complete; return whether to wait."""
-        if self._answer_looks_left == ANSWER_MS // LOOK_MS:
+        now = time.monotonic()
+        if not self._answer_until:
+            self._answer_until = now + ANSWER_S
             self._report(b"halted\n")
-        self._answer_looks_left -= 1
-        return not self._answer and self._answer_looks_left > 0
+        return not self._answer and now < self._answer_until
 
     def _kill(self) -> None:
         self._targets = None
@@ -515,6 +551,16 @@ def _pass_on(agent: int) -> None:
     """
     if os.getppid() == agent:
         _signal(agent, signal.SIGTERM)
+
+
+def halt(pid: int) -> None:
+    """Stop a process, and wait until it has stopped: until then it may start another one."""
+    _signal(pid, signal.SIGSTOP)
+    until = time.monotonic() + HALT_S
+    while (fields := read_process(pid)) and fields[0] not in (b"T", b"t", b"Z", b"X"):
+        if time.monotonic() >= until:
+            return
+        time.sleep(0.001)
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -11,16 +11,20 @@ workers are children of a process that has one. /proc/PID/status says which proc
 * A process with a handler gets the signal, and the processes below it do not.
 * A shell with a trap gets the signal, and so do the processes below it, because a shell runs its
   trap only after its command has ended. What a shell has started in the background is left to its
-  trap. The shell of the task is stopped like one without a trap, since its trap is the agent's.
+  trap. The shell of the task is stopped like one without a trap, since its trap is the agent's,
+  unless the commands of the task set one.
 * A launcher ends its ranks by itself, after a time of its own: torchrun after 30 s, mpirun after a
   second. So its ranks get the signal instead, if one of them has a handler. A process is also a
   launcher if it has told processes below it their ranks, the first one included.
 * A wrapper, such as `uv run`, `dumb-init` or a profiler, is a program of its own above another one
   that has a handler, which gets the signal instead. An interpreter such as Python is no wrapper,
   because scripts also start other programs as helpers.
+* A program that a script is connected with by a pipe, as in `python train.py | ffmpeg`, is left to
+  the script.
+* `make` is stopped like a shell, since it would start its next recipe.
 * The data workers of PyTorch do not count: they have a handler even if their program has none.
 * If only shells and launchers have a handler, every process gets the signal, except the shell of
-  the task while it waits for one of them.
+  the task. A shell with a trap that waits only for what it has started in the background counts.
 
 What got no signal gets it when it installs a handler, or as soon as what got it has ended.
 
@@ -32,6 +36,7 @@ to install one (`is_starting`).
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -61,6 +66,9 @@ LAUNCHERS = (
     # scripts that run programs: they pass the signal on too late, or not at all
     *("parallel", "supervisord", "honcho", "snakemake", "conda", "mamba", "npm", "wandb"),
 )
+# Launchers that start the next program when one has ended, and pass nothing between them: they are
+# stopped as shells are.
+STAGERS = ("make", "gmake")
 LAUNCHER_MODULES = (
     *("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch"),
     *("deepspeed.launcher.runner", "accelerate.commands.launch", "horovod.runner.launch"),
@@ -68,6 +76,9 @@ LAUNCHER_MODULES = (
 # Programs that run scripts, perhaps with a number behind the name, such as python3.12.
 INTERPRETERS = ("python", "pypy", "perl", "ruby", "node", "julia", "R", "Rscript", "php", "lua")
 STARTS_S = 30.0  # within which a script imports its libraries and installs its handler
+_TRAP = re.compile(  # the command may be quoted, and then has other words of its own
+    r"""(?:^|[;&|({\n])\s*trap\s(?:'[^']*'|"[^"]*"|[^\n'"])*?\b(?:SIG)?(?:TERM|15)\b"""
+)
 _WORDS = 6  # of a command line; a launcher is among the first: `python -u -m torch.distributed.run`
 
 
@@ -121,6 +132,8 @@ def choose(root: int, children: dict[int, list[int]], notify: str = HANDLERS) ->
     programs = [pid for pid in first if _is_program(pid, children)]
     if not programs:
         return None
+    beside = _find_piped(programs)
+    first, programs = ([pid for pid in each if pid not in beside] for each in (first, programs))
     everything = [root, *_below(root, children)]
     rest = [pid for pid in everything if pid not in first]
     return Targets(first, held, rest, programs)
@@ -134,29 +147,43 @@ def find_work(root: int, children: dict[int, list[int]], entry: str) -> int:
     return 0
 
 
-def find_own_shell(root: int, children: dict[int, list[int]]) -> int:
-    """Return the shell of the task, or 0. It is below `root` if `root` only waits for it, outside
-    of the work's namespaces.
+def find_first(root: int, children: dict[int, list[int]]) -> int:
+    """Return the shell of the task, or the program in its place, or 0. It may be below processes
+    that only wait for it, outside of the work's namespaces, and beside orphans that these have
+    adopted.
     """
-    while not _is_own_shell(root):
-        below = children.get(root, [])
-        if len(below) != 1:
-            return 0
-        root = below[0]
-    return root
+    found, todo = 0, [root]
+    for pid in todo:
+        if is_own_shell(pid):
+            return pid
+        if is_fork(pid):
+            todo += children.get(pid, [])
+        else:
+            found = found or pid
+    return found
 
 
-def list_awaited(root: int, children: dict[int, list[int]]) -> list[int]:
-    """Return what the shell of the task waits for before its next command, if `root` is it."""
-    below = children.get(root, []) if _is_own_shell(root) else []
-    return [pid for pid in below if not _is_aside(pid, root)]
+def adopt(first: int, children: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Return the children of each process, in which the orphans of the work are children of its
+    first process. Programs that `nohup` has started in a script that has ended are orphans."""
+    mine, orphans = [os.getpid()], list[int]()
+    for parent in mine:
+        for pid in children.get(parent, []):
+            (mine if is_fork(pid) else orphans).append(pid)
+    orphans = [pid for pid in orphans if pid != first]
+    return {**children, first: [*children.get(first, []), *orphans]}
+
+
+def list_awaited(shell: int, children: dict[int, list[int]]) -> list[int]:
+    """Return what a shell waits for before its next command."""
+    return [pid for pid in children.get(shell, []) if not _is_aside(pid, shell)]
 
 
 def _choose_main(root: int, children: dict[int, list[int]]) -> Targets | None:
     """Choose what the commands of `run` have started directly, but not in the background, such as
     a server that the program uses, unless all is there. If some of these have a handler, as in
     `python train.py | tee log`, the others do not get the signal yet."""
-    started = children.get(root, []) if _is_own_shell(root) else [root]
+    started = children.get(root, []) if is_own_shell(root) else [root]
     started = [pid for pid in started if pid == root or not _is_aside(pid, root)] or started
     programs = [pid for pid in started if catches(pid)] or started
     if not programs:
@@ -167,18 +194,38 @@ def _choose_main(root: int, children: dict[int, list[int]]) -> Targets | None:
 
 
 def _is_program(pid: int, children: dict[int, list[int]]) -> bool:
-    """Whether what handles the signal in this process is the user's: no shell, unless its trap is
-    in charge of a program in the background, and no launcher."""
+    """Whether what handles the signal in this process is the user's: no launcher, and no shell,
+    unless its trap is in charge of a program in the background that has a handler, or that is all
+    that the shell waits for."""
     if is_shell(pid):
         below = children.get(pid, [])
-        return any(_is_aside(each, pid) and catches(each) for each in below)
+        aside = [each for each in below if _is_aside(each, pid)]
+        return any(map(catches, aside)) or (aside != [] and len(aside) == len(below))
     return not _passes_on(pid, children)
+
+
+def _find_piped(programs: list[int]) -> list[int]:
+    """Return the programs, such as `ffmpeg`, that read what a script writes, or the reverse. The
+    script could not go on without them, and they end with it."""
+    scripts = [pid for pid in programs if is_interpreter(pid)]
+    others = [pid for pid in programs if pid not in scripts and not is_shell(pid)]
+    ends = {pid: [_read_link(pid, f"fd/{file}") for file in range(3)] for pid in programs}
+    return [
+        pid
+        for pid in others
+        if any(
+            reader[0].startswith("pipe:") and reader[0] in writer[1:]
+            for each in scripts
+            for reader, writer in ((ends[pid], ends[each]), (ends[each], ends[pid]))
+        )
+    ]
 
 
 def is_starting(root: int, children: dict[int, list[int]]) -> bool:
     """Whether a script of this tree was started so recently that its handler may still come. Below
     an interpreter, only the ranks of a launcher count, since helpers come and go."""
-    if not is_shell(root) and is_interpreter(root) and not _passes_on(root, children):
+    passes = is_shell(root) or is_fork(root)
+    if not passes and is_interpreter(root) and not _passes_on(root, children):
         return not catches(root) and _read_age(root) < STARTS_S
     return any(is_starting(each, children) for each in children.get(root, []))
 
@@ -204,8 +251,8 @@ def _walk(pid: int, children: dict[int, list[int]]) -> tuple[list[int], list[int
         return [pid], []
     first: list[int] = []
     held: list[int] = []
-    if shell and _is_own_shell(pid):
-        caught = False
+    if shell and is_own_shell(pid):
+        caught = _has_own_trap(pid)
     traps = caught and shell
     for child in children.get(pid, []):
         if traps and _is_aside(child, pid):
@@ -215,7 +262,7 @@ def _walk(pid: int, children: dict[int, list[int]]) -> tuple[list[int], list[int
         held += stopped
     if caught and (shell or not first):
         return [pid, *first], held
-    if first and shell:
+    if first and (shell or _read_name(pid) in STAGERS):
         held.append(pid)
     return first, held
 
@@ -229,10 +276,11 @@ def _below(root: int, children: dict[int, list[int]]) -> Iterable[int]:
 
 
 def catches(pid: int) -> bool:
-    """Whether the process has a handler for SIGTERM, and is no data worker of PyTorch."""
+    """Whether the process has a handler for SIGTERM, or blocks it since it waits for it by
+    `sigwait` or `signalfd`, and is no data worker of PyTorch."""
     caught = _read_mask(pid, b"SigCgt:")
     helps = caught & _WORKER == _WORKER and not caught & _FAULTS
-    return bool(caught & _TERM) and not helps
+    return bool(caught & _TERM or _read_mask(pid, b"SigBlk:") & _TERM) and not helps
 
 
 def _is_aside(pid: int, shell: int) -> bool:
@@ -273,17 +321,43 @@ def _read_ranks(pid: int) -> set[bytes]:
         return set()  # a process of another user
 
 
-def _is_own_shell(pid: int) -> bool:
-    """Whether this is the shell that runs the task's commands, whose trap is the agent's."""
+def is_own_shell(pid: int) -> bool:
+    """Whether this is the shell that runs the task's commands, whose trap is the agent's unless the
+    commands set one (`_has_own_trap`)."""
     return is_shell(pid) and SHELL_LINE in _read_words(pid)
 
 
+def _has_own_trap(shell: int) -> bool:
+    """Whether the commands of a task, which its shell reads from a file, set a trap."""
+    words = _read_words(shell)
+    script = words[words.index(SHELL_LINE) + 1 :]
+    try:
+        with open(script[0], encoding="utf-8", errors="replace") as file:
+            return sets_trap(file.read())
+    except (IndexError, OSError):
+        return False
+
+
+def sets_trap(commands: str) -> bool:
+    """Whether commands of a shell set a trap for SIGTERM."""
+    return bool(_TRAP.search(commands))
+
+
+def is_fork(pid: int) -> bool:
+    """Whether this is a process of the agent, and not the work's: it has the same command line."""
+    return _read_words(pid) == _read_words(os.getpid())
+
+
 def is_shell(pid: int) -> bool:
-    return os.path.basename(_read_exe(pid)) in SHELLS
+    return _read_name(pid) in SHELLS
 
 
 def is_interpreter(pid: int) -> bool:
-    return os.path.basename(_read_exe(pid)).rstrip("0123456789.") in INTERPRETERS
+    return _read_name(pid).rstrip("0123456789.") in INTERPRETERS
+
+
+def _read_name(pid: int) -> str:
+    return os.path.basename(_read_exe(pid))
 
 
 def _read_exe(pid: int) -> str:
