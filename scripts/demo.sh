@@ -68,7 +68,7 @@ check() {
 watcher=
 leave() {
     [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
-    { cavvy down --all --yes; cavvy server stop; } >/dev/null 2>&1 &
+    { cavvy nodes down --all --yes; cavvy server stop; } >/dev/null 2>&1 &
     await $! "stopping what the demo has started" || true
 }
 trap leave EXIT
@@ -84,7 +84,7 @@ cavvy server start >/dev/null 2>&1 &
 starting=$!
 check plan examples/spot/task.yaml
 
-heading "2. Run a small one here. After a third of it, a fire drill takes the machine away (cavvy drill preempt):"
+heading "2. Run a small one here. After a third of it, a fire drill takes the machine away (cavvy nodes drill preempt):"
 await "$starting" "starting a server"
 look newest
 last=$(cat "$folder/output")

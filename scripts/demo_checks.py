@@ -56,7 +56,7 @@ def _name(client: ApiClient, last: str) -> str:
 
 
 def _preempt(client: ApiClient, last: str, epochs: str) -> str:
-    """Run the drill `cavvy drill preempt` on the job after `last`, once it has done the epochs.
+    """Run `cavvy nodes drill preempt` on the job after `last`, once it has done the epochs.
     There is no time limit, because a slow machine needs minutes for the setup.
     """
     while True:

@@ -49,7 +49,7 @@ leave() {
     trap '' INT TERM HUP
     kill $(jobs -p) 2>/dev/null || true
     if [ -f "$CAVVY_CONFIG" ]; then
-        cavvy down --all --yes >/dev/null 2>&1 || true
+        cavvy nodes down --all --yes >/dev/null 2>&1 || true
         cavvy server stop >/dev/null 2>&1 || true
     fi
     edge stop >/dev/null || true

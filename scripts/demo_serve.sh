@@ -50,7 +50,7 @@ await() {
     check false "$2"
 }
 leave() {
-    cavvy down --all --yes >/dev/null 2>&1 || true
+    cavvy nodes down --all --yes >/dev/null 2>&1 || true
     cavvy server stop >/dev/null 2>&1 || true
 }
 trap leave EXIT
@@ -86,7 +86,7 @@ echo "$shown"
 check 'grep -q "rolled back" <<<"$shown"' "the slower revision was not rolled back"
 
 heading "6. The bill: replicas are jobs, so it has each of them"
-show cavvy unserve hello
+show cavvy stop hello
 show cavvy cost --by tag:service
 bill=$(show cavvy cost --by job)
 echo "$bill"

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/img, and those that the web console shows, by `cavvy diagram` from the
+"""Draws the pictures of docs/img, and those that the web console shows, by `cavvy catalog diagram` from the
 shipped catalog, and writes the table of values of `cavvy tco`. A test fails when one is stale.
 """
 

@@ -4,7 +4,8 @@ completed work must not run again.
 Usage: .venv/bin/python scripts/drills/two_commands.py [ROUNDS]
 
 Each round submits one job of each kind to this machine, in a new state folder, and preempts it with
-`cavvy drill`. The first command either handles SIGTERM and exits with 0, or is killed by SIGTERM.
+`cavvy nodes drill`. The first command either handles SIGTERM and exits with 0, or is killed by
+SIGTERM.
 The second command must then wait for the next attempt, unless the first one has said that the work
 is complete: what follows it, such as an export, must run then. The drill prints the faults, and
 exits with 1 if there are any.

@@ -43,7 +43,8 @@ HEALTH = "/v1/health"
 SIGN_IN = "/v1/sign-in"  # this route exchanges an ID token for an access token
 _NEW_TOKEN = "sign in again with `cavvy login`, or ask an admin for a new token"
 _RIGHT_TOKEN = (
-    "check the address and the token; an admin creates a token with `cavvy token create`, and the "
+    "check the address and the token; an admin creates a token with `cavvy server token create`, "
+    "and the "
     "server's own token is in the file `token` of its state folder"
 )
 
@@ -126,7 +127,9 @@ class AuthMiddleware:
             case TokenState.DISABLED:
                 problem = f"the account {token.account} is disabled"
                 raise ApiProblem(
-                    "unauthorised", problem, "an admin enables the account with `cavvy user enable`"
+                    "unauthorised",
+                    problem,
+                    "an admin enables the account with `cavvy server user enable`",
                 )
             case TokenState.EXPIRED:
                 raise ApiProblem("unauthorised", "the token has expired", _NEW_TOKEN)

@@ -1,5 +1,5 @@
-"""`cavvy user`, `role`, `project` and `token`: manage the accounts of people and services, their
-roles in the tree of projects, and the tokens with which they sign in.
+"""`cavvy server user`, `role` and `token`, and `cavvy project`: manage the accounts of people and
+services, their roles in the tree of projects, and the tokens with which they sign in.
 """
 
 import os
@@ -35,8 +35,8 @@ def _accounts() -> Iterator["AccountClient"]:
 def user_command() -> None:
     """Add, list and remove accounts of people and services.
 
-    A new account has no roles. `cavvy role grant` grants roles to an account, and `cavvy token
-    create --user NAME` creates the token with which an account signs in.
+    A new account has no roles. `cavvy server role grant` grants roles to an account, and `cavvy
+    server token create --user NAME` creates the token with which an account signs in.
     """
 
 
@@ -47,7 +47,7 @@ def add_user(name: str, service: bool) -> None:
     """Add an account."""
     with _accounts() as accounts:
         accounts.add_account(name, "service" if service else "user")
-    click.echo(f"{name} is added; `cavvy role grant {name} member -p PROJECT` grants a role")
+    click.echo(f"{name} is added; `cavvy server role grant {name} member -p PROJECT` grants a role")
 
 
 @user_command.command("list")
@@ -64,7 +64,7 @@ def list_users(output: str) -> None:
     ]
     with _accounts() as accounts:
         rows = accounts.accounts()
-    rows_out(columns, rows, output, empty="no accounts; `cavvy user add NAME` adds one")
+    rows_out(columns, rows, output, empty="no accounts; `cavvy server user add NAME` adds one")
 
 
 @user_command.command("disable")
@@ -75,7 +75,7 @@ def disable_user(name: str) -> None:
     _disable(name, disabled=True)
     click.echo(
         f"{name} is disabled; its running jobs and its services continue, and nothing else of it "
-        f"starts. `cavvy user enable {name}` undoes this"
+        f"starts. `cavvy server user enable {name}` undoes this"
     )
 
 
@@ -137,7 +137,7 @@ def grant_role(account: str, role: str, project: str | None, all_projects: bool)
     where = _read_project(project, everywhere=all_projects)
     with session() as client:
         AccountClient(client).grant_role(account, role, where)
-        undo = f"`cavvy role revoke {account} {role} -p {where}` revokes the role"
+        undo = f"`cavvy server role revoke {account} {role} -p {where}` revokes the role"
         note = find_project_note(client, where, undo)
     click.echo(f"{account} is {role} {_say_where(where)}")
     if note:
@@ -385,7 +385,7 @@ def list_tokens(user: str | None, output: str) -> None:
     ]
     with _accounts() as accounts:
         rows = accounts.tokens(user)
-    rows_out(columns, rows, output, empty="no tokens; `cavvy token create` creates one")
+    rows_out(columns, rows, output, empty="no tokens; `cavvy server token create` creates one")
 
 
 @token_command.command("revoke")

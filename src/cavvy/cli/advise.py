@@ -115,7 +115,7 @@ def describe_remedy(waste: Waste, job: str) -> str:
             volume = waste.volume
             return f"aws ec2 delete-volume --region {volume.region} --volume-id {volume.id}"
         case _:
-            return "cavvy gc --remove"
+            return "cavvy nodes gc --remove"
 
 
 def _end_idle(waste: Waste, job: str) -> str:

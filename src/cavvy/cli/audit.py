@@ -1,4 +1,4 @@
-"""`cavvy audit`: reads, exports and checks the audit log of the server."""
+"""`cavvy server audit`: reads, exports and checks the audit log of the server."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -95,7 +95,7 @@ def list_records(
 @command.command("export")
 @click.option("-o", "--output", "file", metavar="FILE", default="-", help="The file to write.")
 def export(file: str) -> None:
-    """Write all records as lines of JSON, for archives and for `cavvy audit verify FILE`."""
+    """Write all records as lines of JSON, for archives and for `cavvy server audit verify FILE`."""
     from msgspec.json import encode
 
     from cavvy.cli.view.output_file import check_output, open_output
@@ -177,7 +177,7 @@ def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "tupl
     if old := [head for head in missing if head.number < first]:
         raise CommandFailure(
             f"record {old[0].number} was removed because of its age, so --head cannot be checked",
-            "check an export that contains the record: cavvy audit verify FILE --head LINE",
+            "check an export that contains the record: cavvy server audit verify FILE --head LINE",
         )
     if missing:
         raise CommandFailure(
@@ -221,7 +221,7 @@ def _read_file(file: str) -> "Iterator[SealedRecord]":
     except OSError as error:
         told, hint = (
             f"cannot read {file}: {error.strerror}",
-            "`cavvy audit export` writes a file of audit records",
+            "`cavvy server audit export` writes a file of audit records",
         )
         raise CommandFailure(told, hint, exit_code=2) from error
     with opened as lines:
@@ -231,7 +231,7 @@ def _read_file(file: str) -> "Iterator[SealedRecord]":
             except MsgspecError as error:
                 raise CommandFailure(
                     f"{file}, line {number}: this is not a record",
-                    "the file must be written by `cavvy audit export`",
+                    "the file must be written by `cavvy server audit export`",
                 ) from error
 
 

@@ -79,7 +79,7 @@ def _read_headers(
 @click.option(
     "--queue",
     is_flag=True,
-    help="Add the request to the service's queue and print its ID; see `cavvy queue`.",
+    help="Add the request to the service's queue and print its ID; see `cavvy services queue`.",
 )
 @click.option(
     "--id",
@@ -259,7 +259,7 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
 
 
 def _advise_key(found: "ServedView", key: str | None) -> str:
-    made = f"`cavvy key create {named(found.project, found.name)}` makes one"
+    made = f"`cavvy services key create {named(found.project, found.name)}` makes one"
     if key is None:
         return f"pass a key with --key or in the variable CAVVY_SERVICE_KEY; {made}"
     return f"the key was revoked, has expired, or belongs to another service; {made}"
@@ -387,7 +387,7 @@ def show_result(name: str, call_id: str, project: str) -> None:
     if found.call.state != "done":
         text = f"call {call_id} is {found.call.state}"
         text += f": {found.call.problem}" if found.call.problem else ""
-        raise CommandFailure(text, f"`cavvy queue show {name} {call_id}` shows the call")
+        raise CommandFailure(text, f"`cavvy services queue show {name} {call_id}` shows the call")
 
 
 @queue_command.command("retry")
@@ -404,7 +404,7 @@ def retry_calls(name: str, call_id: str | None, project: str) -> None:
             state = queue_wire.find_call(client, project, name, call_id).call.state
             raise CommandFailure(
                 f"call {call_id} is {state}; only dead calls can be sent again",
-                f"`cavvy queue show {name} {call_id}` shows the call",
+                f"`cavvy services queue show {name} {call_id}` shows the call",
             )
     click.echo(f"{count} {'call' if count == 1 else 'calls'} of {name} will be sent again")
 

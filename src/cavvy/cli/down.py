@@ -1,5 +1,5 @@
-"""`cavvy down` and `cavvy gc`: terminate all nodes and jobs that this installation manages, or only
-the nodes and unfinished uploads that belong to no unfinished job.
+"""`cavvy nodes down` and `cavvy nodes gc`: terminate all nodes and jobs that this installation
+manages, or only the nodes and unfinished uploads that belong to no unfinished job.
 """
 
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ def command(
     from msgspec.structs import replace
 
     if everything == (project is not None):
-        hint = "`cavvy down --dry-run --all` shows what would end"
+        hint = "`cavvy nodes down --dry-run --all` shows what would end"
         raise CommandFailure("expected either --all or --project NAME", hint, exit_code=2)
     with session() as client:
         found = client.down(project=project, dry_run=True)
@@ -60,7 +60,7 @@ def command(
     ):
         raise CommandFailure(
             "some nodes or jobs are not removed yet",
-            "`cavvy nodes` and `cavvy gc` show the remaining items; run this command again",
+            "`cavvy nodes` and `cavvy nodes gc` show the remaining items; run this command again",
         )
 
 
@@ -126,9 +126,9 @@ def gc_command(remove: bool, output: str) -> None:
         found = client.gc(dry_run=not remove)
     found_out(found, output, "nothing to remove; `cavvy nodes` lists nodes that run or are billed")
     if found and not remove and output == "table":
-        click.echo("remove them: cavvy gc --remove")
+        click.echo("remove them: cavvy nodes gc --remove")
     elif output == "table" and any(not each.done for each in found):
         click.echo(
             "items first seen less than half a minute ago are not removed yet; run this command "
-            "again later, or run `cavvy down --all`"
+            "again later, or run `cavvy nodes down --all`"
         )

@@ -1,5 +1,5 @@
-"""`cavvy join` and `cavvy joined`: print a shell command that turns a machine into a node, and list
-and dismiss the machines that were added in this way.
+"""`cavvy nodes join` and `cavvy nodes joined`: print a shell command that turns a machine into a
+node, and list and dismiss the machines that were added in this way.
 """
 
 import click
@@ -98,7 +98,7 @@ def command(
 @output_option
 @click.pass_context
 def joined_command(context: click.Context, output: str) -> None:
-    """List the machines that were added with `cavvy join`."""
+    """List the machines that were added with `cavvy nodes join`."""
     if context.invoked_subcommand is not None:
         return
     from cavvy.cli.view import formatting
@@ -116,7 +116,7 @@ def joined_command(context: click.Context, output: str) -> None:
         columns,
         rows,
         output,
-        empty="no machine has joined; `cavvy join` prints a command that joins a machine",
+        empty="no machine has joined; `cavvy nodes join` prints a command that joins a machine",
     )
 
 

@@ -37,7 +37,7 @@ _TIMEOUT_S = 15.0
     "--trust",
     metavar="NAME",
     help="The identity provider to sign in with, if the server accepts several: its name in "
-    "`cavvy trust list`.",
+    "`cavvy server trust list`.",
 )
 @click.option(
     "--ca-file",
@@ -58,8 +58,8 @@ def command(
 
     Without a token, a CI job signs in with its own ID token. A person signs in with a browser on
     any machine, if the server offers browser sign-in. If the server does not offer browser sign-in,
-    the command asks for a token, which an admin creates with `cavvy token create --user NAME`. The
-    token is stored in the state folder, in a file that only you can read.
+    the command asks for a token, which an admin creates with `cavvy server token create --user
+    NAME`. The token is stored in the state folder, in a file that only you can read.
     """
     from cavvy.client.addresses import check_address
     from cavvy.client.contexts import LOCAL, Context, read_contexts, write_contexts
@@ -85,7 +85,7 @@ def command(
     until = f" until {_show_time(me.expires_at)}" if given is None and me.expires_at else ""
     click.echo(f"signed in to {address} as {me.account or 'the owner of the server'}{until}")
     if me.account and not me.roles:
-        click.echo(f"{me.account} has no role yet; an admin grants a role with `cavvy role grant`")
+        click.echo(f"{me.account} has no role yet; an admin grants it by `cavvy server role grant`")
     click.echo(
         f"commands now use this server; `cavvy context use {LOCAL}` returns to the server of "
         "this machine"
@@ -201,7 +201,9 @@ def _check_token(text: str) -> str:
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise CommandFailure(
-            "this is not a token", "a token is one word, as `cavvy token create` prints it", 2
+            "this is not a token",
+            "a token is one word, as `cavvy server token create` prints it",
+            2,
         )
     return token
 
@@ -237,7 +239,7 @@ def _read(path: str, option: str) -> str:
 @click.argument("name", required=False)
 def logout_command(name: str | None) -> None:
     """Forget a server and its token; the default is the server that commands use. The token stays
-    valid until `cavvy token revoke` revokes it.
+    valid until `cavvy server token revoke` revokes it.
     """
     from cavvy.client.contexts import LOCAL, read_contexts, write_contexts
     from cavvy.client.state import default_home
@@ -250,7 +252,7 @@ def logout_command(name: str | None) -> None:
             return
         contexts.switched(name)  # reports an unknown name
         write_contexts(default_home(), contexts.without(name))
-    click.echo(f"{name} is forgotten; `cavvy token revoke` makes the server's token invalid")
+    click.echo(f"{name} is forgotten; `cavvy server token revoke` makes the server's token invalid")
 
 
 @click.group("context", cls=CommandGroup)

@@ -1,4 +1,4 @@
-"""`cavvy nodes` and `cavvy reservations`: list nodes that run or are billed now, maintain own
+"""`cavvy nodes` and `cavvy nodes reservations`: list nodes that run or are billed now, maintain own
 hosts, and reserve them and their GPUs for projects.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOOK_S = 2.0  # seconds between two requests while a command waits
 _NO_HOSTS = (
     "this server has no own hosts: enable this machine or SSH hosts in the settings, or add a "
-    "machine with `cavvy join`"
+    "machine with `cavvy nodes join`"
 )
 _hosts_argument = click.argument(
     "names",
@@ -465,11 +465,11 @@ def list_reserved(project: str | None, output: str) -> None:
         TableColumn("made_by", "BY", drop=4),
         TableColumn("reason", drop=1, cut=True),
     ]
-    rows_out(columns, rows, output, empty="no reservations; make one with `cavvy reservations add`")
+    rows_out(columns, rows, output, empty="no reservations; `cavvy nodes reservations add` adds")
 
 
 @reservations_command.command("rm")
-@click.argument("name", cls=NameArgument, listing="`cavvy reservations list` lists reservations")
+@click.argument("name", cls=NameArgument, listing="`cavvy nodes reservations list` lists them")
 def remove_reserved(name: str) -> None:
     """Give what is reserved back."""
     from cavvy.client.maintenance_wire import delete_reservation

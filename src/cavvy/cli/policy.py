@@ -1,5 +1,5 @@
-"""`cavvy policy` and `cavvy shares`: manage restrictions on the jobs of a project and its share of
-the queue, and show the queue by project.
+"""`cavvy project policy` and `cavvy project shares`: manage restrictions on the jobs of a project
+and its share of the queue, and show the queue by project.
 """
 
 import re
@@ -150,7 +150,7 @@ def set_policy(
             changes = {"users": _change_user(before.get("users", {}), user, changes)}
         ask = PolicyAsk(**{**before, **changes})
         exceeded = put_policy(client, where, ask, accept_exceeded=yes)
-        undo = f"`cavvy policy delete -p {where}` deletes the policy"
+        undo = f"`cavvy project policy delete -p {where}` deletes the policy"
         note = find_project_note(client, where, undo)
         begin = client.server().removes_old_from if changes.get("keep_jobs_days") else None
     click.echo(f"the policy of {_say(where)} is set")
@@ -484,9 +484,9 @@ def shares_command(project: str | None, output: str) -> None:
 
     SHARE is the part of all use that a project should have by its weight, USED the part that it
     has. The project that has used least for its weight has the next turn. Past use decays by half
-    in the time that `queue.half_life_days` sets. `cavvy policy set --share 2` changes a weight.
-    DEBT are the GPU-hours that it has used beyond its share; below 0, other projects have. LENT is
-    what others hold of its quota, and BORROWED what it holds of theirs.
+    in the time that `queue.half_life_days` sets. `cavvy project policy set --share 2` changes a
+    weight. DEBT are the GPU-hours that it has used beyond its share; below 0, other projects have.
+    LENT is what others hold of its quota, and BORROWED what it holds of theirs.
     """
     from msgspec import to_builtins
 

@@ -1,4 +1,4 @@
-"""`cavvy quota`: shows the account's quotas, and prints commands that request higher limits."""
+"""`cavvy nodes quota`: shows the account's quotas, and prints commands that request more."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -69,7 +69,7 @@ def command(
     rows_out(columns, shown, output, empty="no quotas are known")
     if output == "table" and (hidden := len(rows) - len(shown)):
         are = "1 quota has" if hidden == 1 else f"{hidden} quotas have"
-        text_out(f"{are} a limit of 0 and therefore no row; `cavvy quota --all` shows all quotas")
+        text_out(f"{are} a limit of 0 and therefore no row; `cavvy nodes quota --all` shows all")
     _print_untold(report)
 
 
@@ -93,7 +93,7 @@ def _print_requests(rows: "list[wire.QuotaRow]", to: float | None) -> None:
     from cavvy.domain.offers import NEW_LIMIT
 
     if not rows:
-        raise CommandFailure("no quota is selected", "`cavvy quota --all` lists all quotas")
+        raise CommandFailure("no quota is selected", "`cavvy nodes quota --all` lists all quotas")
     for row in rows:
         wanted = NEW_LIMIT if to is None else f"{to:g}"
         click.echo(row.request.replace(NEW_LIMIT, wanted))

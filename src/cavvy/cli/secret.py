@@ -1,5 +1,6 @@
-"""`cavvy secret` and `cavvy credential`: manage values that jobs receive as environment variables,
-and a project's own credentials at providers. A value is never shown again after it is set.
+"""`cavvy secret` and `cavvy project credential`: manage values that jobs receive as environment
+variables, and a project's own credentials at providers. A value is never shown again after it is
+set.
 """
 
 from typing import IO, TYPE_CHECKING

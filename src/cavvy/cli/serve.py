@@ -1,4 +1,4 @@
-"""`cavvy serve` and `cavvy unserve`: start a service or deploy a new revision of it, and end
+"""`cavvy serve` and `cavvy stop`: start a service or deploy a new revision of it, and end
 services.
 """
 

@@ -1,5 +1,5 @@
-"""`cavvy services` and `cavvy key`: list services, show one service, and manage the keys that
-clients use to call it.
+"""`cavvy services` and `cavvy services key`: list services, show one service, and manage the keys
+that clients use to call it.
 """
 
 from typing import TYPE_CHECKING
@@ -469,7 +469,7 @@ def list_keys(name: str, project: str, output: str) -> None:
         TableColumn("used_at", "USED", formatting.show_ago, drop=2),
         TableColumn("expires_at", "EXPIRES", formatting.show_time, drop=1),
     ]
-    empty = f"no keys; `cavvy key create {name}` creates a key"
+    empty = f"no keys; `cavvy services key create {name}` creates a key"
     rows_out(columns, rows, output, empty=empty)
 
 

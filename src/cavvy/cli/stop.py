@@ -1,4 +1,4 @@
-"""`cavvy stop`, `rm` and `drill`: stop jobs, remove ended jobs with their events, logs and
+"""`cavvy stop`, `rm` and `nodes drill`: stop jobs, remove ended jobs with their events, logs and
 checkpoints, and rehearse failures such as a preemption.
 """
 
@@ -32,10 +32,9 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
     """Stop jobs, all jobs of an array, or a service. Each job gets its grace period to save its
     work; then its nodes are released.
 
-    A service ends as with `cavvy unserve`. If only one of its replicas is stopped, it starts a new
-    one when it needs one.
+    A service ends after its pending requests are answered. If only one of its replicas is stopped,
+    it starts a new one when it needs one.
     """
-
     if bool(names) == everything:
         raise CommandFailure(
             "expected either names of jobs or --all", "`cavvy ps` lists jobs", exit_code=2
@@ -90,7 +89,7 @@ def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None
         return
     for each in services:
         if stopped is None or {replica.job for replica in each.replicas} & set(stopped):
-            ends = f"`cavvy unserve {named(project, each.name)}` ends the service"
+            ends = f"`cavvy stop {named(project, each.name)}` ends the service"
             click.echo(
                 f"note: service {each.name} goes on, and starts a new replica when it needs one; "
                 f"{ends}",

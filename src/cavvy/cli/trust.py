@@ -1,4 +1,4 @@
-"""`cavvy trust`: manages the issuers whose ID tokens the server accepts."""
+"""`cavvy server trust`: manages the issuers whose ID tokens the server accepts."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -131,7 +131,7 @@ def list_all(output: str) -> None:
     ]
     with session() as client:
         rows = list_trusts(client)
-    empty = "the server accepts no ID tokens; `cavvy trust add` adds an issuer"
+    empty = "the server accepts no ID tokens; `cavvy server trust add` adds an issuer"
     rows_out(columns, [asdict(each) for each in rows], output, empty=empty)
 
 
@@ -165,7 +165,7 @@ def _split(text: str, option: str, form: str) -> tuple[str, str]:
 
 
 def _has_other_form(text: str, option: str, form: str) -> CommandFailure:
-    hint = "`cavvy trust add --help` shows the options"
+    hint = "`cavvy server trust add --help` shows the options"
     return CommandFailure(f"{option} {text}: expected {form}", hint, 2)
 
 

@@ -699,7 +699,7 @@ class InvitationView(Answer, frozen=True, kw_only=True):
 
 
 class MachineRow(Answer, frozen=True, kw_only=True):
-    """A machine that has joined with a command from `cavvy join`."""
+    """A machine that has joined with a command from `cavvy nodes join`."""
 
     name: str
     state: str

@@ -1,6 +1,6 @@
 """Functions for clouds' function platforms, which pass events on to a webhook of a service.
 
-`cavvy queue trigger` prints the functions of this package. The functions are copied to the
+`cavvy services queue trigger` prints the functions of this package. The functions are copied to the
 platform, and need only the standard library.
 """
 

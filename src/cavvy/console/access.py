@@ -127,7 +127,7 @@ class EachUser:
 
     def sign_in(self, secret: str) -> str:
         if not _TOKEN.fullmatch(secret):
-            raise SignInRefused("This is not a token. `cavvy token create` prints one.")
+            raise SignInRefused("This is not a token. `cavvy server token create` prints one.")
         client = self._connect(secret)
         client.until = time.monotonic() + PAGE_S
         try:

@@ -1,6 +1,6 @@
 """Finds and removes unneeded resources that still run, or are still billed, at providers. A gang is
-removed after two observations have found the gang unwanted; for `cavvy down`, one observation is
-enough.
+removed after two observations have found the gang unwanted; for `cavvy nodes down`, one observation
+is enough.
 """
 
 from collections.abc import Collection, Sequence
@@ -40,8 +40,8 @@ class OrphanReport(Struct, frozen=True, kw_only=True):
 
 class GarbageCollector:
     """Reconciles the key SWEEP, which removes unwanted gangs but not uploads, so that an
-    unresponsive storage does not delay the removal of gangs. The class also performs `cavvy gc` and
-    the last step of `cavvy down`.
+    unresponsive storage does not delay the removal of gangs. The class also performs `cavvy nodes
+    gc` and the last step of `cavvy nodes down`.
     """
 
     def __init__(

@@ -47,8 +47,9 @@ _CLUSTERS = {
     "ray": "remove it from the Ray cluster",
 }
 _CLOUD = (
-    "its nodes end with their jobs; `cavvy drill preempt JOB` moves a job to another node, and "
-    "`cavvy policy` keeps jobs away from a provider"
+    "its nodes end with their jobs; `cavvy nodes drill preempt JOB` moves a job to another node, "
+    "and "
+    "`cavvy project policy` keeps jobs away from a provider"
 )
 
 
@@ -215,7 +216,7 @@ class MaintenanceService:
             job = await self._store.job(attempt.job_id)
             raise ForeignNode(
                 f"node {name} belongs to job {job.name} only",
-                f"`cavvy drill preempt {job.name}` moves the job to another node, and "
+                f"`cavvy nodes drill preempt {job.name}` moves the job to another node, and "
                 f"`cavvy stop {job.name}` stops it",
             )
         provider = name.partition("/")[0].partition("@")[0]

@@ -353,7 +353,8 @@ class ProviderPool:
                 raise TryAgain(f"the credential of project {project} for {provider} is being read")
             raise Refused(
                 f"project {project} has no credential for {provider}; "
-                f"set it again: cavvy credential set {provider} -p {project} --key-file FILE"
+                f"set it again: cavvy project credential set {provider} -p {project} "
+                "--key-file FILE"
             )
         raise Refused(
             f"the provider {name!r} is no longer configured; enable it again in the settings"

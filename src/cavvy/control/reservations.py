@@ -125,7 +125,8 @@ class ReservationService:
             if host := find_overlap(wanted, other):
                 raise ReservationClash(
                     f"{host} is {other.describe()} (reservation {other.name})",
-                    f"choose another time or node; `cavvy reservations rm {other.name}` gives it "
+                    f"choose another time or node; "
+                    f"`cavvy nodes reservations rm {other.name}` gives it "
                     "back",
                 )
         if not ask.moves:
@@ -173,7 +174,7 @@ class ReservationService:
             raise ReservationClash(
                 f"fewer than {format_count(ask.gpus, 'GPU')} are left at this time, because of the "
                 f"reservations {names}",
-                "choose another time; `cavvy reservations list` lists them",
+                "choose another time; `cavvy nodes reservations list` lists them",
             )
         return tuple(parts)
 

@@ -134,7 +134,7 @@ class Retention:
             if before and await self._store.retention.list_ended(project.name, before, None, 1):
                 _log.warning(
                     "jobs of project %s that ended more than %d days ago (%s) will be removed "
-                    "after %s; to keep them: `cavvy policy set -p %s --keep-jobs 0`",
+                    "after %s; to keep them: `cavvy project policy set -p %s --keep-jobs 0`",
                     *(project.name, period.days, period.rule),
                     *(f"{now + WAIT:%Y-%m-%d %H:%M} UTC", project.name),
                 )

@@ -46,7 +46,7 @@ def explain_quota(task: TaskSpec, offer: Offer) -> Objection | None:
     return Objection(
         "nodes" if offer.quota_nodes else "resources",
         f"{nodes} more {offer.instance_type} than {offer.quota_text or 'the quota'} allows; "
-        f"`cavvy quota {offer.provider} --request` prints the command that requests more",
+        f"`cavvy nodes quota {offer.provider} --request` prints the command that requests more",
     )
 
 

@@ -128,7 +128,7 @@ class WhoAmI(Protocol):
 
 
 class TellsQuotas(Protocol):
-    """A provider that can report the account's quotas and their use, which `cavvy quota` shows."""
+    """A provider that can report the account's quotas and their use for `cavvy nodes quota`."""
 
     async def quotas(self) -> Sequence[Quota]:
         """Return the quotas that limit the provider's offers. Raises TryAgain, Refused."""
@@ -318,7 +318,8 @@ WHO_AM_I: Ability[WhoAmI] = Ability(
 TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
     name="quotas",
     methods=("quotas", "untold_quotas"),
-    purpose="`cavvy quota`: the account's quotas with their use, and the command that requests "
+    purpose="`cavvy nodes quota`: the account's quotas with their use, and the command that "
+    "requests "
     "higher quotas. `limit_offer` in `domain/offers.py` limits the capacity of offers to the "
     "unused quota.",
 )
@@ -347,7 +348,7 @@ KEEPS_NODES: Ability[KeepsNodes] = Ability(
     name="keeps nodes",
     methods=("release",),
     purpose="Terminates the idle nodes that the infrastructure keeps for the next gang. "
-    "`cavvy down` uses this ability; `remove` does not terminate idle nodes.",
+    "`cavvy nodes down` uses this ability; `remove` does not terminate idle nodes.",
 )
 CLOSEABLE: Ability[Closeable] = Ability(
     name="closeable", methods=("close",), purpose="Closes files and connections."

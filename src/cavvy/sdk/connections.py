@@ -30,7 +30,7 @@ class Connections:
             if not token:
                 raise CavvyError(
                     f"no token for {address}",
-                    "pass token=...; `cavvy token create` creates one",
+                    "pass token=...; `cavvy server token create` creates one",
                 )
             with public_errors():
                 check_address(address)

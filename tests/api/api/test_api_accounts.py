@@ -73,7 +73,7 @@ async def test_revoked_tokens_and_removed_accounts_are_refused_at_once(api: Api)
     assert (await api.http.delete("/v1/accounts/ada")).status_code == 204
     answer = await call(api, second, "GET", "/whoami")
     assert code(answer) == (401, "unauthorised")
-    assert "`cavvy token create`" in answer.json()["hint"]
+    assert "`cavvy server token create`" in answer.json()["hint"]
     assert code(await api.http.delete("/v1/accounts/ada")) == (404, "account-not-found")
 
 

@@ -1,5 +1,5 @@
 """`cavvy decide` and `tco` on the shipped catalog: scores, what would change the answer, and odd
-files; `cavvy diagram`."""
+files; `cavvy catalog diagram`."""
 
 import json
 import re

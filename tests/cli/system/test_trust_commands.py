@@ -180,7 +180,7 @@ def test_what_a_lost_database_left_running_is_shown_and_removed(user: User) -> N
     assert "not in the database" in found["why"]
     assert user.worked()
     told = user.cli("gc", "--remove")  # young as it is, one look is not enough to be sure
-    assert "cavvy down --all" in told
+    assert "cavvy nodes down --all" in told
     user.cli("down", "--all", "--yes")
     check_clean(user)
     wait_until(lambda: user.json("gc") == [])

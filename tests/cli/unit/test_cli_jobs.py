@@ -262,7 +262,7 @@ def test_stop_says_that_services_go_on_and_how_to_end_them(client: FakeClient) -
     assert run("stop", "bad").stderr == ""
     told = run("stop", "now").stderr
     assert "service web goes on" in told
-    assert "`cavvy unserve web`" in told
+    assert "`cavvy stop web`" in told
     assert "idle" not in told
     every = run("stop", "--all").stderr
     assert [name in every for name in ("web", "idle", "gone")] == [True, True, False]
@@ -663,7 +663,7 @@ def test_down_calls_nothing_removed_that_is_still_there(
 
 def test_gc_removes_only_when_told(client: FakeClient) -> None:
     client.found = [FOUND]
-    assert run("gc").stdout.endswith("remove them: cavvy gc --remove\n")
+    assert run("gc").stdout.endswith("remove them: cavvy nodes gc --remove\n")
     assert [row["done"] for row in json.loads(run("gc", "--remove", "-o", "json").stdout)] == [True]
     assert client.asked == [("gc", True), ("gc", False)]
 

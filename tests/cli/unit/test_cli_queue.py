@@ -1,4 +1,4 @@
-"""`cavvy queue` says why a call is not sent again."""
+"""`cavvy services queue` says why a call is not sent again."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

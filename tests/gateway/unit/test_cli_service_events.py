@@ -36,7 +36,7 @@ def test_each_source_of_calls_has_a_line() -> None:
         ("cron", f"0 3 * * * (UTC) calls /night; next at {show_time(AT)}"),
         (
             "queue",
-            "3 waiting (2 of them running), 7 done, 1 dead; see `cavvy queue list echo -p team "
+            "3 waiting (2 of them running), 7 done, 1 dead; see `cavvy services queue list echo -p team "
             "--state dead`",
         ),
     ]

@@ -49,7 +49,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     "docs/guides/access.md": (
         "cavvy run --name digits --nodes 2 -d -- 'mkdir out; echo 1 >out/weights.pt; sleep 9m'",
     ),
-    "docs/guides/team.md": ("cavvy user add ci --service",),
+    "docs/guides/team.md": ("cavvy server user add ci --service",),
     "docs/guides/audit.md": ("cavvy project create vision || true",),
     "docs/guides/aws.md": (),
     "docs/guides/backup.md": ("cavvy ps",),

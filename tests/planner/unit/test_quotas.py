@@ -1,4 +1,4 @@
-"""Quotas: what they leave of an offer, which tasks they reject, and what `cavvy quota` prints."""
+"""Quotas: what they leave of an offer, which tasks they reject, and what `cavvy nodes quota` prints."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -79,7 +79,7 @@ def test_a_job_larger_than_the_quota_is_rejected_with_what_is_left() -> None:
     assert found.hopeless
     assert found.reason == (
         "cloud: 3 nodes need more p than the quota GPU vCPUs in a (96 of 192 vCPUs used, 96 left) "
-        "allows; `cavvy quota cloud --request` prints the command that requests more"
+        "allows; `cavvy nodes quota cloud --request` prints the command that requests more"
     )
     other = replace(OFFER, instance_type="q", rate=HourlyRate(99))
     assert look(3, offer, other).offers == (other,)

@@ -78,7 +78,7 @@ NOT_RUN = {
     ("guides/export.md", "cavvy export slurm"): "clusters and accounts",
     ("guides/machines.md", "cavvy dev --gpu"): "a GPU, and an installation of JupyterLab",
     ("guides/offers.md", "cavvy catalog refresh "): "the network",
-    ("guides/offers.md", "cavvy quota"): "an account",
+    ("guides/offers.md", "cavvy nodes quota"): "an account",
     ("guides/policies.md", "cosign"): "cosign and a registry",
     ("guides/profile-and-tune.md", "cavvy profile"): "minutes; tests/train measures loops",
     (
@@ -88,7 +88,7 @@ NOT_RUN = {
     ("guides/python.md", "ssh -N"): "another machine",
     ("guides/language-models.md", "cavvy serve"): "a language model of 200 MB",
     ("guides/language-models.md", "curl"): "a language model of 200 MB",
-    ("guides/language-models.md", "cavvy key"): "a language model of 200 MB",
+    ("guides/language-models.md", "cavvy services key"): "a language model of 200 MB",
     ("guides/devices.md", ""): "devices; scripts/demo_edge.py does all of it",
     ("guides/serve.md", "cavvy deploy"): "a model that a job has trained",
     ("guides/serve.md", "cd examples/plan-service"): "half a minute; test_service_plan.py plans",

@@ -38,7 +38,7 @@ REASONS = {
     "`Client.submit` runs a task again, with other parameters if they are given": ("rerun",),
 }
 # Commands whose name means something else in Python.
-OTHERS = {"reserve": "`Client.reserve` holds own hosts, as `cavvy reservations add` does"}
+OTHERS = {"reserve": "`Client.reserve` holds own hosts, as `cavvy nodes reservations add` does"}
 UNNAMED = {name: why for why, names in REASONS.items() for name in names}
 
 

@@ -20,7 +20,7 @@ from cavvy.planner.objections import explain_signatures
 _TOGETHER = 4  # images that are verified at the same time
 _HINT = (
     "sign the image with `cosign sign --key KEY IMAGE@DIGEST`, or ask an admin of the project that "
-    "has the policy; `cavvy policy show` lists the policies"
+    "has the policy; `cavvy project policy show` lists the policies"
 )
 
 

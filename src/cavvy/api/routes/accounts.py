@@ -192,7 +192,8 @@ async def add_token(
     if account is None:
         raise ApiProblem(
             "invalid-request",
-            "`account` must name the account of the token, as in `cavvy token create --user NAME`",
+            "`account` must name the account of the token, as in "
+            "`cavvy server token create --user NAME`",
         )
     if principal.is_limited:
         raise ApiProblem("scope-needed", "a token with limits cannot create tokens")

@@ -219,7 +219,7 @@ def _read_queue(ask: wire.ProjectPolicyView) -> dict[str, Any]:
         raise ApiProblem(
             "invalid-request",
             "a share and a quota compare projects, so the server has none",
-            "set them for a project: `cavvy policy set -p PROJECT`",
+            "set them for a project: `cavvy project policy set -p PROJECT`",
         )
     numbers = {name: getattr(ask, name) for name in (*_OF_QUEUE, *_RATES)}
     return {**numbers, **by_accelerator, "users": _read_users(ask.users)}

@@ -291,7 +291,8 @@ async def _find_full(
                 "policy-refused",
                 f"{bound.owner} allows {allowed} at most {format_count(most, 'waiting job')}: "
                 f"{user or 'this user'} has {below}, and the {what} adds {new}",
-                "wait until some have started, or stop some; `cavvy policy show` shows the limit",
+                "wait until some have started, or stop some; `cavvy project policy show` shows the "
+                "limit",
             )
     return None
 

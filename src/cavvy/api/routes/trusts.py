@@ -68,7 +68,7 @@ async def add_trust(request: Request, app_state: AppState, ask: wire.TrustAsk) -
         raise ApiProblem(
             "account-not-found",
             f"no service account {ask.account}",
-            f"add the account with `cavvy user add {ask.account} --service`",
+            f"add the account with `cavvy server user add {ask.account} --service`",
         )
     old = [each for each in await store.sign_ins.trusts() if each.name == trust.name]
     note_change(request, before=_facts(old[0]) if old else None, after=_facts(trust))

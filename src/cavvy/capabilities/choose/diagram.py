@@ -1,4 +1,4 @@
-"""`cavvy diagram`: draws pictures from the catalog, the providers and the settings."""
+"""`cavvy catalog diagram`: draws pictures from the catalog, the providers and the settings."""
 
 from collections.abc import Callable
 from pathlib import Path

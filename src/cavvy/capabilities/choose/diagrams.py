@@ -1,4 +1,4 @@
-"""The pictures of `cavvy diagram`, drawn from the values that they are given."""
+"""The pictures of `cavvy catalog diagram`, drawn from the values that they are given."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Arguments and options that several commands share: names with shell completion, times, and
 training scripts.
 
-Options and cells for the limits of tokens, which `cavvy token` and `cavvy trust` share.
+Options and cells for the limits of tokens, which `cavvy server token` and `cavvy server trust`
+share.
 """
 
 import os
@@ -169,7 +170,7 @@ service_argument = _name_argument("`cavvy services` lists services", complete_se
 
 
 service_key_option = click.option(
-    "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy key`."
+    "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy services key`."
 )
 
 

@@ -55,7 +55,7 @@ def list_advice(found: "ServedView") -> list[str]:
     """Return lines that say how to call and end the service."""
     there = named(found.project, found.name)
     call = f'cavvy chat {there} "Hello"' if found.models else f"cavvy call {there} /"
-    lines = [f"call the service: {call}    end the service: cavvy unserve {there}"]
+    lines = [f"call the service: {call}    end the service: cavvy stop {there}"]
     if found.models:
         lines.append(f"OpenAI's clients: base_url {find_base_url(found)}, model {found.models[0]}")
     return lines

@@ -152,7 +152,7 @@ def restore_command(
 
     Make sure that the old server no longer runs. Jobs whose nodes no longer exist are run again,
     as after a lost node. Nodes that are not in the database keep running, and cost money, until
-    `cavvy gc --remove` removes them.
+    `cavvy nodes gc --remove` removes them.
 
     Tokens and keys that were revoked since the backup are valid again, and accounts that were
     disabled or removed since the backup can be used again. The command writes to the audit log what
@@ -253,14 +253,14 @@ def _explain_end(report: "RestoreReport", *, ended: bool) -> None:
     if ended:
         click.echo(
             "all these tokens and keys are ended. People with a trust sign in again; create other "
-            "tokens with `cavvy token create` and keys with `cavvy key create`",
+            "tokens with `cavvy server token create` and keys with `cavvy services key create`",
             err=True,
         )
     elif access.tokens or access.keys:
         click.echo(
             "the tokens and keys are kept. To end all of them, run `cavvy server restore "
-            "--end-access` while the server is stopped; to end some, see `cavvy token list`, `key "
-            "list`, `user list`, `role list` and `trust list`",
+            "--end-access` while the server is stopped; to end some, see `cavvy services key "
+            "list`, and `token list`, `user list`, `role list` and `trust list` of `cavvy server`",
             err=True,
         )
 
@@ -310,8 +310,8 @@ def _explain(report: "RestoreReport") -> None:
     click.echo(f"{found.found} gangs are both in the database and at their providers", err=True)
     if found.unknown:
         click.echo(
-            "nodes that are not in the database keep running; once the server runs, `cavvy "
-            "gc` lists them and `cavvy gc --remove` removes them",
+            "nodes that are not in the database keep running; once the server runs, "
+            "`cavvy nodes gc` lists them and `cavvy nodes gc --remove` removes them",
             err=True,
         )
     if found.lost:

@@ -225,7 +225,7 @@ def create_first_admin(client: "ApiClient", name: str) -> str:
     if admins:
         raise CommandFailure(
             f"this server already has an admin: {', '.join(admins)}",
-            f"`cavvy token create --user {admins[0]}` creates another token",
+            f"`cavvy server token create --user {admins[0]}` creates another token",
         )
     try:
         accounts.add_account(name, "user")

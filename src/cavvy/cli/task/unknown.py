@@ -165,7 +165,8 @@ def _explain_functions(platform: str) -> str:
     """Return a message for a function platform without GPUs."""
     return (
         f"{platform} runs functions, which have no GPUs ({_WITHOUT_GPUS[platform]}); name another "
-        f"provider. `cavvy queue trigger {platform}` prints a function that calls a service."
+        f"provider. `cavvy services queue trigger {platform}` prints a function that calls a "
+        "service."
     )
 
 

@@ -208,7 +208,7 @@ def _describe_queue(queue: "QueueView | None", there: str) -> str:
         waiting += f" ({queue.running} of them running)"
     text = f"{waiting}, {queue.done} done, {queue.dead} dead"
     if queue.dead:
-        text += f"; see `cavvy queue list {there} --state dead`"
+        text += f"; see `cavvy services queue list {there} --state dead`"
     return text
 
 

@@ -26,12 +26,12 @@ _ADVICE = {
     "start": "`cavvy rerun NAME` runs a job again, `cavvy machines start NAME` starts a stopped "
     "machine",
     "restart resume relaunch": "`cavvy rerun NAME` runs a job again unchanged",
-    "preempt": "`cavvy drill preempt NAME` preempts a job",
+    "preempt": "`cavvy nodes drill preempt NAME` preempts a job",
     "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets a secret",
     "cron schedule": "`cavvy schedules` lists jobs that repeat",
     "api daemon": "`cavvy server status` shows the server",
     "fleet fleets cluster clusters node sinfo pbsnodes": "`cavvy nodes` lists nodes, "
-    "`cavvy machines` lists named machines, `cavvy join` adds a machine",
+    "`cavvy machines` lists named machines, `cavvy nodes join` adds a machine",
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
     "config configure": "`cavvy setup PROVIDER` sets up a provider, `cavvy check` shows all",
     "autostop idle extend": "`cavvy machines keep NAME 1h` sets how long a machine waits for work",
@@ -41,7 +41,7 @@ _ADVICE = {
     "help man": "`cavvy COMMAND --help` describes a command",
     "machine": "`cavvy machines` lists machines that are kept between jobs",
     "dev-environment ide notebook jupyter code": "`cavvy dev` gets a machine for interactive work",
-    "dismiss": "`cavvy joined dismiss NAME` dismisses a machine that joined",
+    "dismiss": "`cavvy nodes joined dismiss NAME` dismisses a machine that joined",
     "service gateway": "`cavvy serve FILE` starts a service, `cavvy services` lists services",
     "storage volume volumes bucket": "name storage in a task's `inputs`, `outputs` or `volumes`",
 }

@@ -31,7 +31,7 @@ from cavvy.console.pages.page import (
 from cavvy.console.render import show_price
 from cavvy.domain.units import is_whole
 
-# drawn by `cavvy diagram` for each release, with what each shows
+# drawn by `cavvy catalog diagram` for each release, with what each shows
 _PICTURES = (
     ("decision", "How a place is chosen: facts, weights, and the answer with the runner-up"),
     ("costs", "The lowest prices of accelerators, on demand and on spot"),

@@ -159,7 +159,8 @@ class JoinProvider:
             *said,
             (
                 "machines",
-                "`cavvy joined` lists the joined machines; `cavvy join` prints a command that adds "
+                "`cavvy nodes joined` lists the joined machines; "
+                "`cavvy nodes join` prints a command that adds "
                 "a machine",
             ),
         ]

@@ -82,7 +82,7 @@ MANIFEST = make_manifest(
         ),
         text(
             "limits_endpoint",
-            "The address of OCI's Limits API, which `cavvy quota` reads. The address differs "
+            "The address of OCI's Limits API, which `cavvy nodes quota` reads. The address differs "
             "outside OCI's commercial regions.",
             "https://limits.{region}.oci.oraclecloud.com/20190729",
         ),

@@ -109,7 +109,7 @@ MANIFEST = JobManifest(
         project_number(
             "warm_s",
             "SageMaker keeps the instances of an ended job for this long, so that a similar job "
-            "starts sooner. The job's bill includes this time. `cavvy down` ends these "
+            "starts sooner. The job's bill includes this time. `cavvy nodes down` ends these "
             "instances. The maximum is 21,600. The instances of spot jobs are not kept.",
             default=0,
             unit="seconds",
