@@ -7,11 +7,12 @@ The settings are the rows of `settings.csv`; `python -m cavvy.settings` also wri
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cavvy.catalog.tables import read_table
 from cavvy.domain.values import Struct, field
+from cavvy.frame.discover import read_rows
 
 Scalar = str | int | float | bool
 
@@ -57,7 +58,13 @@ def _make_setting(row: Mapping[str, str]) -> Setting:
     )
 
 
-SETTINGS = tuple(map(_make_setting, read_table(__package__, "settings")))
+def _read_settings() -> Iterator[Setting]:
+    yield from map(_make_setting, read_table(__package__, "settings"))
+    own = read_rows("settings", lambda capability: capability.settings)
+    yield from map(_make_setting, own)
+
+
+SETTINGS = tuple(_read_settings())
 _TABLES = {setting.name.partition(".")[0] for setting in SETTINGS}
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 

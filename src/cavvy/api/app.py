@@ -3,6 +3,7 @@ document.
 """
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -51,6 +52,7 @@ from cavvy.api.routes import (
 from cavvy.api.rules import RouteRule, authorize, list_rules
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
+from cavvy.frame.discover import load_all, say_left_out
 
 _ROUTERS = (
     metrics.router,
@@ -146,8 +148,30 @@ def make_app(app_state: AppState) -> Application:
 
 
 def list_routes() -> Sequence[tuple[APIRoute, RouteRule]]:
-    """Return all routes with their rules. Raises TypeError if a route has no rule."""
-    return list(list_rules(route for each in _ROUTERS for route in each.routes))
+    """Return all routes with their rules, those of the capabilities last. Raises TypeError if a
+    route has no rule.
+    """
+    found = list(list_rules(route for each in _ROUTERS for route in each.routes))
+    taken = {call for route, _ in found for call in _list_calls(route)}
+    for capability, group in load_all(lambda each: each.routes):
+        try:
+            more = list(list_rules(group.routes))
+        except (AttributeError, TypeError) as error:
+            say_left_out(capability, "its routes", error)
+            continue
+        for route, rule in more:
+            if calls := taken & _list_calls(route):
+                say_left_out(capability, " ".join(min(calls)), "another route has this path")
+            else:
+                found.append((route, rule))
+                taken |= _list_calls(route)
+    return found
+
+
+def _list_calls(route: APIRoute) -> set[tuple[str, str]]:
+    """Return the methods and the path of a route, without the names of parameters."""
+    path = re.sub(r"{\w+", "{", route.path)
+    return {(method, path) for method in route.methods or ()}
 
 
 def add_routes(app: FastAPI) -> None:

@@ -9,12 +9,13 @@ do.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
 from cavvy.catalog.tables import read_table
 from cavvy.control.job_service import JobServiceError, UnsupportedTask
+from cavvy.frame.discover import read_rows
 from cavvy.providers import base as providers
 from cavvy.spec.problems import SpecError
 from cavvy.store import base as store
@@ -40,10 +41,14 @@ class ErrorCode(Struct, frozen=True, kw_only=True):
     hint: str
 
 
-CODES: Mapping[str, ErrorCode] = {
-    row["code"]: ErrorCode(status=int(row["status"]), meaning=row["meaning"], hint=row["hint"])
-    for row in read_table(__package__, "errors")
-}
+def _read_codes() -> Iterator[tuple[str, ErrorCode]]:
+    own = read_rows("errors", lambda capability: capability.errors)
+    for row in (*own, *read_table(__package__, "errors")):
+        status, meaning, hint = int(row["status"]), row["meaning"], row["hint"]
+        yield row["code"], ErrorCode(status=status, meaning=meaning, hint=hint)
+
+
+CODES: Mapping[str, ErrorCode] = dict(_read_codes())  # those of the core, which are last, prevail
 
 
 class ApiProblem(Exception):

@@ -52,6 +52,7 @@ from cavvy.console.pages import (
 from cavvy.console.pages.page import Form, Page
 from cavvy.console.render import render
 from cavvy.domain.targets import host_port, is_loopback_name
+from cavvy.frame.discover import find_capabilities, load, say_left_out
 
 _T = TypeVar("_T")
 _MakePage = Callable[[ApiClient, Request, datetime], Page]
@@ -108,6 +109,7 @@ class Console:
                 self._page("/compare", jobs.make_comparison),
                 self._page("/submit", submit.make),
                 *self._actions(),
+                *self._own_pages(),
                 self._page("/jobs/{project}/{name}/whole-log", job.make_log),
                 Route("/jobs/{project}/{name}/log", self._read_log),
                 Route("/jobs/{project}/{name}/log.txt", self._send_log),
@@ -154,6 +156,15 @@ class Console:
             self._action("/services/{project}/{name}/retry", services.retry),
             self._action("/services/{project}/{name}/calls/{call}/retry", services.retry_one),
         ]
+
+    def _own_pages(self) -> Iterator[Route]:
+        """Yield the pages of capabilities."""
+        for capability in find_capabilities().capabilities:
+            for page in capability.pages:
+                try:
+                    yield self._page(page.path, load(page.place))
+                except Exception as error:  # noqa: BLE001 - code of others raises anything
+                    say_left_out(capability, f"the page {page.path}", error)
 
     def _page(self, path: str, make: _MakePage) -> Route:
         def show(request: Request) -> Response:
@@ -404,7 +415,14 @@ class Console:
             "path": request.url.path,
             "shared": self._access.shared,
             "now": self._now(),
+            "own_menu": _list_menu(),
         }
+
+
+def _list_menu() -> list[tuple[str, str]]:
+    """Return the paths and words of the capabilities' pages in the menu."""
+    found = find_capabilities().capabilities
+    return [(page.path, page.menu) for each in found for page in each.pages if page.menu]
 
 
 def _next_of(request: Request) -> str:

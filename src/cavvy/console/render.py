@@ -4,9 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from pkgutil import get_data
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2 import (
+    ChoiceLoader,
+    Environment,
+    FunctionLoader,
+    PackageLoader,
+    StrictUndefined,
+    pass_context,
+)
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
@@ -32,7 +40,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("cavvy.console"),
+        loader=ChoiceLoader([PackageLoader("cavvy.console"), FunctionLoader(_read_own)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -57,6 +65,13 @@ def _environment() -> Environment:
         figure=name_figure,
     )
     return environment
+
+
+def _read_own(name: str) -> str | None:
+    """Return the text of a capability's template, PACKAGE:FILE, or None if there is none."""
+    package, colon, file = name.partition(":")
+    text = get_data(package, file) if colon else None
+    return None if text is None else text.decode()
 
 
 def show_money(micros: int | None) -> str:

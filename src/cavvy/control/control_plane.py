@@ -3,10 +3,11 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from typing import TypeVar
 
 from cavvy.agent.documents import LEAVES_AFTER_S
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
@@ -44,6 +45,7 @@ from cavvy.control.notices import (
     is_notice_key,
     send_message,
 )
+from cavvy.control.parts import ControlParts, OpenSealed, OwnReconciler
 from cavvy.control.provider_bills import BillAudit, StorageMeter
 from cavvy.control.provider_pool import ProviderPool, ProviderTasks
 from cavvy.control.queue import QueueReconciler
@@ -68,6 +70,7 @@ from cavvy.domain.retention import RetentionDays
 from cavvy.domain.shares import HALF_LIFE, MIN_RUN
 from cavvy.domain.tasks import Delivery, EdgeStep, TaskSpec
 from cavvy.domain.values import Struct, field, replace
+from cavvy.frame.discover import load_all, say_left_out
 from cavvy.providers.abilities import (
     CLOSEABLE,
     RUNS_AGENTS_HERE,
@@ -87,6 +90,7 @@ _NOW = timedelta(0)
 _WEBHOOKS_EVERY = 20  # number of job checks between two checks of webhooks
 _LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease checks again
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
@@ -112,6 +116,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
     open_address: OpenAddress | None = None  # of targets of notices; None: no notices are sent
     send_notice: SendNotice = send_message
+    open_sealed: OpenSealed | None = None  # for the reconcilers of capabilities
     discounts: Sequence[Discount] = ()
     retention: RetentionDays | None = None  # None: everything is kept
     half_life: timedelta = HALF_LIFE  # in which the past use of projects decays by half
@@ -128,6 +133,7 @@ class ControlPlane:
     """
 
     _task: asyncio.Task[None] | None = None
+    _own: Sequence[OwnReconciler] = ()  # the reconcilers of capabilities
 
     def __init__(
         self,
@@ -143,7 +149,7 @@ class ControlPlane:
         self._deferred = self._make_deferred(store)
         self.store = store = self._store = self._deferred.as_store()
         self._providers = providers
-        self._driver = SeparateDrivers(self, clock, _is_slow)
+        self._driver = SeparateDrivers(self, clock, self._is_slow)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints()
         self.data, self.uploads = self._make_transfers()
@@ -173,6 +179,39 @@ class ControlPlane:
         self._steps = EdgeSteps(store, clock, self.edge, self.checkpoints, dependencies.step_keeper)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
+        self._own = list(self._make_own())
+
+    def _make_own(self) -> Iterator[OwnReconciler]:
+        parts = ControlParts(
+            store=self._store,
+            clock=self._clock,
+            hint=self.hint,
+            jobs=self.jobs,
+            pool=self.pool,
+            read_targets=self._outside.read_targets,
+            open_sealed=self._outside.open_sealed,
+        )
+        for capability, make in load_all(lambda each: each.reconcilers):
+            try:
+                made = make(parts)
+            except Exception as error:  # noqa: BLE001 - code of others raises anything
+                say_left_out(capability, "its reconciler", error)
+            else:
+                yield made
+
+    def find(self, kind: type[_T]) -> _T | None:
+        """Return the reconciler of this type that a capability has contributed, or None."""
+        return next((each for each in self._own if isinstance(each, kind)), None)
+
+    def _find_owner(self, key: str) -> OwnReconciler | None:
+        return next((each for each in self._own if each.owns(key)), None)
+
+    def _is_slow(self, key: str) -> bool:
+        """Return whether the work for a key waits for a server that a user chose."""
+        if is_webhook_key(key) or is_notice_key(key):
+            return True
+        owner = self._find_owner(key)
+        return owner is not None and owner.waits_outside
 
     @property
     def _share(self) -> WorkShare | None:
@@ -478,6 +517,8 @@ class ControlPlane:
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
         keys += await self.edge.unfinished()
+        for each in self._own:
+            keys += await each.unfinished()
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
@@ -593,6 +634,8 @@ class ControlPlane:
         ):
             if is_kind(key):
                 return await reconcile(key)
+        if (owner := self._find_owner(key)) is not None:
+            return await owner.reconcile(key)
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
         return again
@@ -711,11 +754,6 @@ class ControlPlane:
 
     def _notify(self, job_id: str, what: Delivery) -> None:
         self.hint(webhook_key(job_id, what))
-
-
-def _is_slow(key: str) -> bool:
-    """Return whether the work for a key waits for a server that a user chose."""
-    return is_webhook_key(key) or is_notice_key(key)
 
 
 async def _close(provider: Provider | None) -> None:

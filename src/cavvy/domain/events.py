@@ -22,6 +22,18 @@ class Event(Struct, frozen=True, kw_only=True):
     text: str
 
 
+class Announcement(Struct, frozen=True, kw_only=True):
+    """Something that people may want to be notified of, and that is no event of a job. It concerns
+    a project or, if `project` is "", a user in all projects.
+    """
+
+    event: str  # "budget", or one of a capability's `events`
+    project: str
+    user: str = ""  # whom it concerns; "": everyone in the project
+    text: str
+    at: datetime
+
+
 class ChargeKind(StrEnum):
     NODE = "node"  # a period of a node at one rate
     KEPT = "kept"  # a period in which the node was kept for the project's next job

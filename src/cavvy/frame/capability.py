@@ -23,11 +23,41 @@ class Command(NamedTuple):
     called: str = ""
 
 
+class ConsolePage(NamedTuple):
+    """A page of the web console."""
+
+    path: str  # such as "/today"; parts of it in braces are parameters
+    place: str  # the function that makes the page, as MODULE:NAME
+    menu: str = ""  # the word in the menu; "": none
+
+
+class OwnTables(NamedTuple):
+    """The tables of a capability. They stay in the database while it is left out."""
+
+    package: str  # in its folder `migrations` lie the migrations: 0001_NAME.sql and so on
+    # those whose rows show that a project is in use; each has a column `project`
+    of_projects: tuple[str, ...] = ()
+    sealed: tuple[str, ...] = ()  # those with values that the key of secrets encrypts
+    # the class that lists these values and encrypts them again (`store.rotation.SealedValues`)
+    reseal: str = ""
+
+
 class Capability(NamedTuple):
     """A capability."""
 
     name: str  # the name of its folder
     summary: str  # a sentence: what users can do with it
     commands: tuple[Command, ...] = ()
-    pages: tuple[str, ...] = ()  # its pages, as paths below `docs`
+    docs: tuple[str, ...] = ()  # its pages, as paths below `docs`
     needs: tuple[str, ...] = ()  # the capabilities on which it stands
+    routes: tuple[str, ...] = ()  # its groups of routes (`api.routing.RouteGroup`)
+    errors: str = ""  # the package with its error codes, `errors.csv`
+    settings: str = ""  # the package with its settings, `settings.csv`
+    tables: OwnTables | None = None
+    # functions that make a reconciler (`control.parts.OwnReconciler`) from `control.parts`
+    reconcilers: tuple[str, ...] = ()
+    # functions that learn in the transaction that stores it what happens (`store.announcements`)
+    listeners: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()  # the names of what it announces, of which people can be notified
+    pages: tuple[ConsolePage, ...] = ()
+    tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

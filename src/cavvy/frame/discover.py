@@ -1,14 +1,16 @@
 """Finds the installed capabilities."""
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cavvy.frame.capability import Capability
 from cavvy.frame.entry_points import list_declared
 
+_log = logging.getLogger(__name__)
 _GROUP = "cavvy.capabilities"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "capabilities")
 
@@ -36,6 +38,47 @@ def find_capabilities() -> Found:
         else:
             modules[name] = module
     return _choose(modules, faults, _read)
+
+
+def load(place: str) -> Any:
+    """Return what a description names as MODULE:NAME. Raises what the import raises."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def load_all(pick: Callable[[Capability], Iterable[str]]) -> Iterator[tuple[Capability, Any]]:
+    """Yield each capability with what it contributes at the places that `pick` returns. What cannot
+    be imported is left out, and the log says why: the rest works without it.
+    """
+    for capability in find_capabilities().capabilities:
+        for place in pick(capability):
+            try:
+                yield capability, load(place)
+            except Exception as error:  # noqa: BLE001 - code of others raises anything
+                say_left_out(capability, place, error)
+
+
+def read_rows(table: str, pick: Callable[[Capability], str]) -> Iterator[Mapping[str, str]]:
+    """Yield the rows of `TABLE.csv` in the packages that `pick` returns, of capabilities that name
+    one.
+    """
+    for capability in find_capabilities().capabilities:
+        if package := pick(capability):
+            import csv
+            from pkgutil import get_data
+
+            try:
+                text = (get_data(package, f"{table}.csv") or b"").decode()
+            except Exception as error:  # noqa: BLE001 - code of others raises anything
+                say_left_out(capability, f"its {table}.csv", error)
+            else:
+                yield from csv.DictReader(text.splitlines())
+
+
+def say_left_out(capability: Capability, what: str, why: object) -> None:
+    """Write to the log that something of a capability is not used."""
+    text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
+    _log.error("the capability %s works without %s: %s", capability.name, what, text)
 
 
 def _list_own() -> Sequence[str]:

@@ -45,12 +45,13 @@ from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import DatabaseDriver, make_driver, translating
 from cavvy.store.encrypted_files.data_keys import SERVER_KEY
 from cavvy.store.migrate import HEAD, prepare
+from cavvy.store.own_tables import list_sealed_tables
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, read_revision
 
 MANIFEST = "manifest.json"
 DATABASE = "cavvy.db"
 FORMAT = 1
-# tables with values that the key of secrets encrypts
+# tables of the core with values that the key of secrets encrypts
 _SEALED = ("secrets", "provider_credentials", "notice_targets")
 
 # Folders whose files a comparison with the providers does not need.
@@ -130,7 +131,7 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
     rows = {each.table: each.rows for each in tables}
     needed = {"agents.key": rows["attempts"]}
     if not settings.text("secrets.key"):
-        needed["key"] = sum(rows[name] for name in _SEALED)
+        needed["key"] = sum(rows[name] for name in (*_SEALED, *list_sealed_tables()))
         if settings.text("files.key") == SERVER_KEY:
             needed["key"] += sum(1 for _ in (root / "file-keys").glob("*/*"))
     for name, uses in needed.items():

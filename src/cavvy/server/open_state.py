@@ -142,6 +142,8 @@ async def open_state(
     kept = read_text(home.file("installation")) if database is None else None
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
+    for name in await store.list_left_out():
+        _log.warning("the tables of the capability %s stay unused: it is not installed", name)
     share = None if leases is None else _make_share(leases)
     try:
         files = files or home
@@ -543,6 +545,9 @@ def make_dependencies(
     async def open_address(target: NoticeTarget) -> str:
         return await to_thread(sealer.unseal, target.project, target.bound_name, target.sealed)
 
+    async def open_sealed(project: str, name: str, sealed: bytes) -> str:
+        return await to_thread(sealer.unseal, project, name, sealed)
+
     async def read_allowed() -> str:
         return private_targets if await store.accounts() else EVERY
 
@@ -564,6 +569,7 @@ def make_dependencies(
         read_targets=read_allowed,
         post=post,
         open_address=open_address,
+        open_sealed=open_sealed,
         step_keeper=StepKeeper(blobs=files.blobs.of, sealer=sealer),
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),

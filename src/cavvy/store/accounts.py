@@ -23,6 +23,7 @@ from cavvy.domain.trusts import AccountRule, IssuerTrust, SignIn
 from cavvy.store.base import NameConflict, ProjectArchived, ProjectBusy, RowNotFound, SignInConflict
 from cavvy.store.documents import decode_trust, encode, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.own_tables import list_tables_of_projects
 from cavvy.store.rows import POLICIES, RowCodec, insert_into
 
 ACCOUNTS = RowCodec(Account, "accounts")
@@ -189,7 +190,7 @@ def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> N
     _check_parent(session, project.parent)
     taken = any(
         session.run(f"SELECT 1 FROM {table} WHERE project = ? LIMIT 1", (project.name,)).fetchone()
-        for table in (() if adopt else _USES)
+        for table in (() if adopt else (*_USES, *list_tables_of_projects()))
     )
     insert = f"{PROJECTS.insert} {_OR_NOTHING}"
     if taken or session.run(insert, PROJECTS.values(project)).rowcount == 0:

@@ -3,7 +3,7 @@ so the first process that opens an old database migrates it.
 
 If the database is at the newest revision (HEAD), only a few SELECTs are needed. In a new database,
 the statements of `schema.sql` are run. In an older database, the migrations in `migrations/` that
-follow the database's revision are run.
+follow the database's revision are run. Then follow those of the capabilities; see `own_tables`.
 """
 
 import os
@@ -17,6 +17,7 @@ from pathlib import Path
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession
+from cavvy.store.own_tables import OwnMigrations, list_own_migrations, read_stated, state
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 # A file of one migration has its name; in a file of several, this line begins each of them.
@@ -137,7 +138,7 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
     """Create or migrate the schema in one transaction, which excludes other processes. If the
     transaction fails, all changes to the schema are rolled back.
     """
-    if _revision(session) == HEAD:
+    if _revision(session) == HEAD and not _list_behind(session):
         return
     # with SQLite, this waits for another process that creates or migrates the schema
     session.begin()
@@ -154,10 +155,41 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
             _migrate(session, revision)
         else:
             refuse_newer(session)
+        for own, since in _list_behind(session):
+            if since and revision is not None:
+                running.set()
+                _back_up_file(session, f"{revision}-{own.capability}-{since}")
+            run_own(session, own, since)
         session.commit()
     finally:
         running.clear()
         session.rollback()
+
+
+def run_own(session: DatabaseSession, own: OwnMigrations, since: str = "") -> None:
+    """Run the migrations of a capability that follow this one, and record the last one."""
+    for number, sql in own.scripts.items():
+        if number > since:
+            run_script(session, sql)
+    state(session, own.capability, own.newest)
+
+
+def _list_behind(session: DatabaseSession) -> list[tuple[OwnMigrations, str]]:
+    """Return the capabilities whose tables are missing or older, each with the last migration.
+    Raises StoreUnusable if a newer version of a capability wrote its tables; as for the core, with
+    PostgreSQL they may be one migration newer.
+    """
+    stated, behind = read_stated(session), []
+    for own in list_own_migrations():
+        last = stated.get(own.capability, "")
+        if last < own.newest:
+            behind.append((own, last))
+        elif (session.driver.is_sqlite and last > own.newest) or not is_next(last, own.newest):
+            raise StoreUnusable(
+                f"the tables of {own.capability} are at {last}, but this program supports only up "
+                f"to {own.newest}: a newer version of {own.capability} wrote them; install it"
+            )
+    return behind
 
 
 def is_next(revision: str, known: str) -> bool:
@@ -197,14 +229,16 @@ def run_script(session: DatabaseSession, sql: str) -> None:
 
 def _migrate(session: DatabaseSession, revision: str) -> None:
     refuse_newer(session)
-    path = session.driver.path
-    backup = path and path.with_name(f"{path.name}.backup-{revision}")
-    if path and backup:
-        _back_up(path, backup)
+    _back_up_file(session, revision)
     for number, migration in MIGRATIONS.items():
         if number > revision:
             run_script(session, migration.sql)
     session.run(f"UPDATE {VERSION_TABLE} SET version_num = ?", (HEAD,))
+
+
+def _back_up_file(session: DatabaseSession, name: str) -> None:
+    if path := session.driver.path:
+        _back_up(path, path.with_name(f"{path.name}.backup-{name}"))
 
 
 def _set_journal(session: DatabaseSession, journal: str) -> str:

@@ -4,6 +4,7 @@ from asyncio import to_thread
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from cavvy.domain.credentials import SealedCredential
 from cavvy.domain.notices import NoticeTarget
@@ -13,6 +14,27 @@ from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.keys import WrappingKey
 from cavvy.store.secrets import SecretSealer, find_key_id
 from cavvy.store.sql import Store
+
+
+class SealedValue(Protocol):
+    """An encrypted value. `bound_name` is the name that its encryption includes."""
+
+    @property
+    def project(self) -> str: ...
+    @property
+    def bound_name(self) -> str: ...
+    @property
+    def sealed(self) -> bytes: ...
+
+
+class SealedValues(Protocol):
+    """The encrypted values of a capability, made from the store."""
+
+    async def list_sealed(self) -> Sequence[SealedValue]: ...
+
+    async def reseal_value(self, value: SealedValue, sealed: bytes) -> bool:
+        """Replace a value unless it has changed meanwhile; return whether it was replaced."""
+        ...
 
 
 class KeyUse(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Proj
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
 from cavvy.domain.checkpoints import SavedCheckpoint
-from cavvy.domain.events import Charge, Event
+from cavvy.domain.events import Announcement, Charge, Event
 from cavvy.domain.gangs import ProviderDocument
 from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.domain.ledger import LedgerLine, LedgerSubject, LedgerSum, MonthDiscounts
@@ -28,6 +28,7 @@ from cavvy.domain.services import read_dashed
 from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger
 from cavvy.store.accounts import SqlArchive, SqlSignIns, in_projects
+from cavvy.store.announcements import tell
 from cavvy.store.arrays import NewJob, SqlArrays
 from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
@@ -48,7 +49,13 @@ from cavvy.store.base import (
 from cavvy.store.budgets import SqlBudgets
 from cavvy.store.dependencies import SqlDependencies
 from cavvy.store.documents import to_micros, to_time
-from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
+from cavvy.store.drivers import (
+    DatabaseDriver,
+    DatabaseSession,
+    RunTransaction,
+    make_driver,
+    translating,
+)
 from cavvy.store.edge import SqlEdge
 from cavvy.store.figures import SqlFigures
 from cavvy.store.held import HeldReader
@@ -57,6 +64,7 @@ from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
 from cavvy.store.notices import SqlNotices
+from cavvy.store.own_tables import list_left_out
 from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.queued_calls import SqlQueuedCalls
@@ -171,6 +179,19 @@ class Store:
         self.edge = SqlEdge(*database)
         self.notices = SqlNotices(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
+
+    @property
+    def database(self) -> tuple[RunTransaction, RunTransaction]:
+        """The functions that run a capability's reads and writes, each in a transaction."""
+        return self._read, self._write
+
+    async def list_left_out(self) -> Sequence[str]:
+        """Return the capabilities that have tables here, but are not installed."""
+        return await self._read(list_left_out)
+
+    async def announce(self, announcement: Announcement) -> None:
+        """Tell the capabilities of something of which people may want to be notified."""
+        await self._write(lambda session: tell(session, [announcement]))
 
     async def open(self) -> None:
         """Create or migrate the schema. Raises StoreUnusable."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from cavvy.domain.values import Struct
 from cavvy.store.base import HashMismatch, StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession
-from cavvy.store.migrate import HEAD, SCHEMA, VERSION_TABLE, run_script
+from cavvy.store.migrate import HEAD, SCHEMA, VERSION_TABLE, run_own, run_script
+from cavvy.store.own_tables import list_own_migrations, refuse_left_out
 from cavvy.store.prepared import Row
 
 _MEMORY = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journal="delete")
@@ -65,9 +66,10 @@ def refuse_rows(session: DatabaseSession) -> None:
 
 def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[TableDigest]:
     """Copy all rows of `source` into the empty `target`, in the open transactions of both
-    databases, and verify the copied rows. Returns the digests. Raises HashMismatch, and the
-    drivers' errors.
+    databases, and verify the copied rows. Returns the digests. Raises HashMismatch, StoreUnusable
+    if a capability that is not installed has tables, and the drivers' errors.
     """
+    refuse_left_out(source)
     # each transaction pauses while the other database is read and compared
     for each in (source, target):
         each.allow_pauses()
@@ -122,6 +124,8 @@ def _tables() -> Sequence[_CopiedTable]:
     """Return all tables of the schema, each after the tables that its rows refer to."""
     with closing(_MEMORY.connect()) as session:
         run_script(session, SCHEMA.read_text())
+        for own in list_own_migrations():
+            run_own(session, own)
         names = [
             name
             for (name,) in session.run(

@@ -14,6 +14,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.values import Struct, replace
 from cavvy.store.accounts import check_open
+from cavvy.store.announcements import tell
 from cavvy.store.arrays import (
     NewJob,
     check_group,
@@ -311,6 +312,7 @@ def _write_charges(
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
     add_job_notices(session, events)
+    tell(session, events)
     if session.driver.is_sqlite:
         for event in events:
             session.run_later(EVENTS.insert, EVENTS.values(storable_event(event)))

@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,6 +15,7 @@ from cavvy.frame.capability import Capability
 from cavvy.frame.discover import _choose, find_capabilities
 
 ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "capability"
 OWN = sorted(path.parent.name for path in ROOT.glob("src/cavvy/capabilities/*/capability.py"))
 
 
@@ -40,46 +43,128 @@ def test_own_capabilities_are_found_by_their_folders() -> None:
     assert [each.name for each in found.capabilities] == OWN
     assert found.faults == {}
     for each in found.capabilities:
-        assert all((ROOT / "docs" / page).exists() for page in each.pages)
+        assert all((ROOT / "docs" / page).exists() for page in each.docs)
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_the_rest_works_without_a_capability(name: str, tmp_path: Path) -> None:
+    """Whole suites without each one: `scripts/drills/without.py`."""
     (taken,) = [each for each in find_capabilities().capabilities if each.name == name]
     source = tmp_path / "src"
     shutil.copytree(
         ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
     )
-    whole = list_commands(source)
+    whole, shown = list_commands(source), look_at_whole()
     shutil.rmtree(source / "cavvy" / "capabilities" / name)
-    rest = list_commands(source)
+    rest, left = list_commands(source), look(source)
     gone = {each.name for each in taken.commands}
     assert gone <= set(whole["places"])  # type: ignore[call-overload]
     assert rest["left out"] == {}
     for title, rows in whole["sections"].items():  # type: ignore[attr-defined]
         kept = [word for word in rows if word not in gone]
         assert list(rest["sections"].get(title, ())) == kept  # type: ignore[attr-defined]
+    assert left.logged == shown.logged == []
+    assert [
+        path
+        for path in source.rglob("*.py")
+        if f"cavvy.capabilities.{name}" in path.read_text("utf-8")
+    ] == []
+    assert bool(shown.tables - left.tables) == (taken.tables is not None)
+    assert bool(shown.routes - left.routes) == bool(taken.routes)
+    assert shown.pages - left.pages == {each.path for each in taken.pages}
+    for before, after in zip(shown[:3], left[:3], strict=True):
+        assert after <= before
+
+
+class Look(NamedTuple):
+    """What the API's description, a new database and the console of a Cavvy show, whose
+    `cavvy --help` ran. `logged` is what its log says.
+    """
+
+    routes: frozenset[str]
+    tables: frozenset[str]
+    pages: frozenset[str]
+    logged: list[str]
+
+
+_LOOK = """
+import json, logging
+logged = []
+class Keep(logging.Handler):
+    def emit(self, record):
+        logged.append(record.getMessage())
+logging.getLogger("cavvy").addHandler(Keep())
+from click.testing import CliRunner
+from cavvy.cli.main import cli
+assert CliRunner().invoke(cli, ["--help"]).exit_code == 0
+from cavvy.api.app import make_app
+paths = [path for path in make_app(None).openapi()["paths"]]
+from cavvy.store.open import MemoryStore
+session = MemoryStore()._session
+tables = [row[0] for row in session.run("SELECT name FROM sqlite_master WHERE type = 'table'")]
+from cavvy.console.app import Console
+class Nobody:
+    shared = True
+    connect = None
+console = Console(Nobody(), "s", None)
+pages = [each.path for each in console._make_app().routes if hasattr(each, "endpoint")]
+print(json.dumps([paths, tables, pages, logged]))
+"""
+
+
+@cache
+def look_at_whole() -> Look:
+    return look(ROOT / "src")
+
+
+def look(source: Path, *more: Path) -> Look:
+    paths = os.pathsep.join(map(str, (source, *more)))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _LOOK],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    routes, tables, pages, logged = json.loads(done.stdout.splitlines()[-1])
+    return Look(frozenset(routes), frozenset(tables), frozenset(pages), logged)
+
+
+def install_example(folder: Path) -> Path:
+    """Install examples/capability into a folder; return the file with its entry points."""
+    shutil.copytree(EXAMPLE / "cavvy_reminders", folder / "cavvy_reminders")
+    metadata = folder / "cavvy_reminders-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: reminders\nVersion: 1.0\n")
+    points = metadata / "entry_points.txt"
+    points.write_text("[cavvy.capabilities]\nreminders = cavvy_reminders.capability\n")
+    return points
 
 
 def test_a_package_of_someone_else_adds_a_command(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples" / "capability" / "cavvy_today", tmp_path / "cavvy_today")
-    metadata = tmp_path / "cavvy_today-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: cavvy-today\nVersion: 1.0\n")
-    points = metadata / "entry_points.txt"
-    points.write_text("[cavvy.capabilities]\ntoday = cavvy_today.capability\n")
+    points = install_example(tmp_path)
     found = list_commands(ROOT / "src", tmp_path)
     names = list(found["sections"]["Run and watch"])  # type: ignore[index]
-    assert names[names.index("ps") + 1] == "today"
+    assert names[names.index("ps") + 1] == "remind"
     assert found["left out"] == {}
 
-    points.write_text("[cavvy.capabilities]\nruns = cavvy_today.capability\ngone = no.such\n")
+    points.write_text("[cavvy.capabilities]\nruns = cavvy_reminders.capability\ngone = no.such\n")
     found = list_commands(ROOT / "src", tmp_path)
-    assert "today" not in found["sections"]["Run and watch"]  # type: ignore[index]
+    assert "remind" not in found["sections"]["Run and watch"]  # type: ignore[index]
     assert found["left out"] == {
         "gone": "ModuleNotFoundError: No module named 'no'",
-        "runs": "ValueError: cavvy_today.capability: its name is 'today', expected 'runs'",
+        "runs": "ValueError: cavvy_reminders.capability: its name is 'reminders', expected 'runs'",
     }
+
+
+def test_a_package_of_someone_else_adds_all_that_capabilities_can_add(tmp_path: Path) -> None:
+    install_example(tmp_path)
+    usual, more = look_at_whole(), look(ROOT / "src", tmp_path)
+    assert more.routes - usual.routes == {"/v1/projects/{project}/reminders"}
+    assert more.tables - usual.tables == {"reminders"}
+    assert more.pages - usual.pages == {"/reminders"}
+    assert more.logged == usual.logged
 
 
 def test_what_needs_a_missing_capability_is_left_out() -> None:

@@ -37,5 +37,5 @@ CAPABILITY = Capability(
             called="catalog diagram",
         ),
     ),
-    pages=("reference/choosing.md",),
+    docs=("reference/choosing.md",),
 )

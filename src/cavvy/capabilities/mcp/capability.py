@@ -14,5 +14,5 @@ CAPABILITY = Capability(
             after="server",
         ),
     ),
-    pages=("adr/0201-coding-agents.md",),
+    docs=("adr/0201-coding-agents.md",),
 )

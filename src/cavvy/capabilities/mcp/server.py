@@ -33,6 +33,7 @@ from cavvy.capabilities.mcp.spending import PreparedTask, Spending
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.domain.values import Struct
+from cavvy.frame.discover import load_all
 
 _T = TypeVar("_T")
 _CONFIRM_S = 600.0  # how long a confirmation of the second way is valid
@@ -75,6 +76,8 @@ def make_server(spending: Spending) -> Any:
 
     server = MCPServer("cavvy", instructions=INSTRUCTIONS, version=__version__, lifespan=lifespan)
     for tool in (validate, plan, offers, jobs, status, events, logs, cost, services, doctor):
+        server.add_tool(tool, annotations=_READS)
+    for _, tool in load_all(lambda capability: capability.tools):
         server.add_tool(tool, annotations=_READS)
     for tool in (stop, unserve):
         server.add_tool(tool, annotations=_ENDS)

@@ -14,5 +14,5 @@ CAPABILITY = Capability(
             after="pool",
         ),
     ),
-    pages=("reference/ci-runners.md",),
+    docs=("reference/ci-runners.md",),
 )

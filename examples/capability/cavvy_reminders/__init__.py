@@ -1,0 +1,1 @@
+"""Adds `cavvy remind`, which reminds of something at a time."""

@@ -1,0 +1,1 @@
+CREATE TABLE reminders (project TEXT NOT NULL, at BIGINT NOT NULL, text TEXT NOT NULL);

@@ -1,1 +1,0 @@
-"""Adds `cavvy today`, which shows the jobs of today."""

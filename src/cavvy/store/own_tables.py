@@ -1,0 +1,107 @@
+"""The tables of capabilities: their migrations, and which of them a database has.
+
+All migrations have one order: those of the core by number, then those of each capability by number,
+the capabilities in the order of their names, each after those that it needs. So a migration of a
+capability changes only its own tables. The database states the last one of each capability, also of
+those that were taken out: their tables stay as they are.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from cavvy.domain.values import Struct
+from cavvy.frame.capability import Capability, OwnTables
+from cavvy.frame.discover import find_capabilities, say_left_out
+from cavvy.store.base import StoreUnusable
+from cavvy.store.drivers import DatabaseSession
+
+_KEY = "capability:"  # the start of the keys of `meta` that state the last migrations
+_STATED = 'SELECT "key", value FROM meta WHERE "key" LIKE ?'
+_STATE = (
+    'INSERT INTO meta ("key", value) VALUES (?, ?) '
+    'ON CONFLICT ("key") DO UPDATE SET value = excluded.value'
+)
+
+
+class OwnMigrations(Struct, frozen=True, kw_only=True):
+    """The migrations of a capability: the SQL of each by its number of four digits."""
+
+    capability: str
+    tables: OwnTables
+    scripts: Mapping[str, str]
+
+    @property
+    def newest(self) -> str:
+        return max(self.scripts)
+
+
+@cache
+def list_own_migrations() -> Sequence[OwnMigrations]:
+    """Return the migrations of the installed capabilities, in their order."""
+    found = []
+    for each in _order(find_capabilities().capabilities):
+        if each.tables is None:
+            continue
+        try:
+            scripts = dict(_read(each.tables.package))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others raises anything
+            say_left_out(each, "its tables", error)
+            continue
+        if scripts:
+            found.append(OwnMigrations(capability=each.name, tables=each.tables, scripts=scripts))
+    return found
+
+
+def list_tables_of_projects() -> Sequence[str]:
+    """Return the capabilities' tables whose rows show that a project is in use."""
+    return [name for each in list_own_migrations() for name in each.tables.of_projects]
+
+
+def list_sealed_tables() -> Sequence[str]:
+    """Return the capabilities' tables with values that the key of secrets encrypts."""
+    return [name for each in list_own_migrations() for name in each.tables.sealed]
+
+
+def read_stated(session: DatabaseSession) -> Mapping[str, str]:
+    """Return the number of the last migration of each capability that has tables here."""
+    rows = session.run(_STATED, (f"{_KEY}%",)).fetchall()
+    return {str(key).removeprefix(_KEY): str(value) for key, value in rows}
+
+
+def state(session: DatabaseSession, capability: str, number: str) -> None:
+    """Record the last migration of a capability."""
+    session.run(_STATE, (f"{_KEY}{capability}", number))
+
+
+def list_left_out(session: DatabaseSession) -> Sequence[str]:
+    """Return the capabilities that have tables in this database, but are not installed."""
+    known = {each.capability for each in list_own_migrations()}
+    return sorted(read_stated(session).keys() - known)
+
+
+def refuse_left_out(session: DatabaseSession) -> None:
+    """Raise StoreUnusable if a copy of all known tables would lack those of a capability that is
+    not installed.
+    """
+    if names := list_left_out(session):
+        raise StoreUnusable(
+            f"the database has tables of {' and '.join(names)}, which is not installed, so a copy "
+            "would lack them; install what brings this capability, and try again"
+        )
+
+
+def _order(capabilities: Sequence[Capability]) -> Iterator[Capability]:
+    left = list(capabilities)
+    while left:
+        waiting = {each.name for each in left}
+        ready = [each for each in left if not waiting & set(each.needs)] or left
+        yield from ready
+        left = [each for each in left if each not in ready]
+
+
+def _read(package: str) -> Iterator[tuple[str, str]]:
+    folder = Path(str(import_module(package).__file__)).with_name("migrations")
+    for path in sorted(folder.glob("[0-9][0-9][0-9][0-9]_*.sql")):
+        yield path.name[:4], path.read_text("utf-8")
