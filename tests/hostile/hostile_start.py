@@ -62,12 +62,17 @@ INTENT = {"name": NAME, "installation": "", "nodes": 9, "launched_at": "2000-01-
 
 def main() -> None:
     print("attempt", os.environ["CAVVY_ATTEMPT"], flush=True)
-    with open("/proc/1/cmdline") as first:
-        print("separated", f"/{NAME}/{RANK}/config.json" in first.read(), flush=True)
+    print("separated", is_separated(), flush=True)
     look_around()
     WAYS[WAY]()
     print("tried", flush=True)
     sys.exit(3)
+
+
+def is_separated() -> bool:
+    """Whether the agent, which this work sees as the first process, cannot be ended by it."""
+    with open("/proc/1/cmdline") as first:
+        return f"/{NAME}/{RANK}/config.json" in first.read()
 
 
 def look_around() -> None:
@@ -129,12 +134,19 @@ def end_agent(most: int = 9) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def go_on() -> None:
+    """Work that is separated from its agent is not ended with it: it goes on for as long as the
+    agent and the server may look. Other work is ended, whenever that is.
+    """
+    time.sleep(3 if is_separated() else 600)
+
+
 def rewrite_and_end() -> None:
     rewrite()
     remove_marks()
     rewrite()
     end_agent()
-    time.sleep(10)  # separated from its agent, the work can only go on
+    go_on()
 
 
 def rewrite_and_go_on() -> None:
@@ -152,20 +164,20 @@ def end_and_rewrite() -> None:
             os.execve(command[0], command, keep | {name: os.environ[name] for name in names})
         time.sleep(1)
     end_agent()
-    time.sleep(10)  # separated from its agent, the work can only go on
+    go_on()
 
 
 def end_and_wait() -> None:
     time.sleep(1)  # until the agent has read the output
     end_agent()
-    time.sleep(10)
+    go_on()
 
 
 def end_reaper() -> None:
     """End only the reaper, which is the nearest of the processes that `end_agent` ends."""
     time.sleep(1)
     end_agent(most=1)
-    time.sleep(10)
+    go_on()
 
 
 def write_for_long() -> None:
@@ -184,7 +196,7 @@ def remove_in_a_loop() -> None:
             time.sleep(PAUSE_S)
     time.sleep(1)
     end_agent()
-    time.sleep(10)  # separated from its agent, the work can only go on
+    go_on()
 
 
 def remove_log() -> None:
