@@ -45,6 +45,13 @@ def translate(
     return translate_dstack(set_variables(trees[0], "env", variables), notes)
 
 
+def translate_script(text: str, notes: "ProblemNotes") -> Translation:
+    """Translate a batch script of Slurm. Mistakes are added to `notes`."""
+    from cavvy.importers.slurm.batch_script import translate as translate_slurm
+
+    return translate_slurm(text, notes)
+
+
 def add_profile(text: str) -> "ProfiledText":
     """Return the text of a dstack file with the keys of the profile that dstack would apply. Raises
     SpecError.
@@ -58,6 +65,10 @@ def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
     """Return the task with the variables and the shell that its commands expect."""
     if source.kind == Dialect.KUBERNETES:
         return task
+    if source.kind == Dialect.SLURM:
+        from cavvy.importers.slurm.batch_script import make_ready as make_slurm_ready
+
+        return make_slurm_ready(task, source)
     from cavvy.domain.tasks import take_role
     from cavvy.domain.values import replace
     from cavvy.importers.translation_header import add_translation_header

@@ -21,6 +21,7 @@ class Dialect(StrEnum):
     SKYPILOT = "SkyPilot"
     DSTACK = "dstack"
     KUBERNETES = "Kubernetes"
+    SLURM = "Slurm"
 
 
 class KeptKey(Struct, frozen=True, kw_only=True):

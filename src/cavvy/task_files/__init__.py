@@ -21,6 +21,7 @@ from cavvy.task_files.detect import (
     compose_readable,
     find_by_path,
     find_dialect,
+    is_batch_script,
     name_reason,
     names_no_tool,
 )
@@ -377,9 +378,11 @@ def _parse(
 
     text = text.removeprefix("\ufeff")
     notes = ProblemNotes(str(file), text, now)
-    documents = compose_readable(notes)
     submits = isinstance(file, Path)
     changed = options.overrides
+    if is_batch_script(text, _named_dialect(options.dialect, notes)):
+        return _parse_script(file, notes, params, options)
+    documents = compose_readable(notes)
     neutral = submits and not len(notes) and names_no_tool(documents)
     dialect = _named_dialect(options.dialect, notes) or (
         find_by_path(Path(file)) if neutral else None
@@ -416,8 +419,33 @@ def _parse(
     if not isinstance(file, Path):
         return found
     if options.takes_folder:
-        return _take_folder(found, Path.cwd())
+        return _take_folder(found, Path.cwd(), Path.cwd())
     return _find_own_folder(found, documents, file.resolve().parent)
+
+
+def _parse_script(
+    file: str | Path, notes: ProblemNotes, params: Mapping[str, Scalar], options: ReadOptions
+) -> Translation:
+    """Read a batch script, which runs in the current folder, as with its tool's own command."""
+    from cavvy.importers import translate_script
+    from cavvy.planner.objections import spread_task
+    from cavvy.spec.overrides import apply_overrides
+    from cavvy.spec.problems import slug
+
+    _refuse_params(Dialect.SLURM, notes, params, options.overrides)
+    found = translate_script(notes.text, notes)
+    guess = _say_guess(str(file), found.what, Dialect.SLURM, "")
+    try:
+        notes.check()
+    except SpecError as error:
+        raise SpecError(error.problems, guess) from None
+    (task,) = found.tasks
+    task = replace(task, name=task.name or slug(Path(notes.file).stem) or "task")
+    task = spread_task(apply_overrides(task, options.overrides, notes.now))
+    found = replace(found, tasks=(task,), guess=guess)
+    if isinstance(file, Path):
+        found = _take_folder(found, Path.cwd(), file.resolve().parent)
+    return found
 
 
 def _say_guess(file: str, what: str, kind: Dialect, why: str) -> str:
@@ -471,9 +499,10 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
     return replace(found, notes=(*found.notes, note))
 
 
-def _take_folder(found: Translation, folder: Path) -> Translation:
-    """Submit the current folder with a command that has no task file, or note why it is not
-    submitted."""
+def _take_folder(found: Translation, folder: Path, beside: Path) -> Translation:
+    """Submit the current folder with a command or a script, or note why it is not submitted. The
+    path of the folder is relative to `beside`.
+    """
     from cavvy.spec.own_folder import explain_unsent
 
     task = found.task
@@ -488,7 +517,8 @@ def _take_folder(found: Translation, folder: Path) -> Translation:
             "--workdir FOLDER submits another folder"
         )
         return replace(found, notes=(*found.notes, note))
-    return replace(found, tasks=(replace(task, workdir=Workdir(path=".")),), own_folder=".")
+    path = os.path.relpath(folder, beside)
+    return replace(found, tasks=(replace(task, workdir=Workdir(path=path)),), own_folder=path)
 
 
 def _add_folder(overrides: str, folder: str) -> str:
@@ -508,7 +538,7 @@ def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
     found = next((each for each in Dialect if each.lower() == name.lower()), None)
     if name and found is None:
         notes.outside(
-            f"--as {name}", "unknown tool", expected="skypilot, dstack, kubernetes or cavvy"
+            f"--as {name}", "unknown tool", expected="skypilot, dstack, kubernetes, slurm or cavvy"
         )
         notes.check()
     return found
@@ -592,7 +622,7 @@ def _parse_other(
     variables instead of parameters, so any entry in `params` is an error.
     """
     from cavvy.importers import translate
-    from cavvy.spec.overrides import read_sweep, read_variables
+    from cavvy.spec.overrides import read_variables
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import check_single, compose_all
 
@@ -602,18 +632,7 @@ def _parse_other(
         documents = compose_all(notes.text, notes, repeated=repeated)
         if not documents:
             notes.check()
-    for name in params:
-        hint = (
-            f"a {dialect} file has environment variables instead of parameters; set one with --env "
-            f"{name}=VALUE"
-        )
-        notes.outside(
-            f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
-        )
-    for name in read_sweep(overrides) or {}:
-        message = f"this {dialect} file declares no parameter {name}"
-        hint = "use --array, and compute the values from CAVVY_ARRAY_INDEX"
-        notes.outside(f"--sweep {name}", message, suggestion=hint)
+    _refuse_params(dialect, notes, params, overrides)
     if dialect is Dialect.DSTACK:
         check_single(documents, notes)
     found = translate(dialect, documents, notes, read_variables(overrides))
@@ -635,3 +654,23 @@ def _parse_other(
         for key in repeated
     )
     return replace(found, tasks=tasks, kept=(*found.kept, *twice))
+
+
+def _refuse_params(
+    dialect: Dialect, notes: ProblemNotes, params: Mapping[str, Scalar], overrides: str
+) -> None:
+    """Refuse the values of parameters, which files of other tools do not have."""
+    from cavvy.spec.overrides import read_sweep
+
+    for name in params:
+        hint = (
+            f"a {dialect} file has environment variables instead of parameters; set one with --env "
+            f"{name}=VALUE"
+        )
+        notes.outside(
+            f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
+        )
+    for name in read_sweep(overrides) or {}:
+        message = f"this {dialect} file declares no parameter {name}"
+        hint = "use --array, and compute the values from CAVVY_ARRAY_INDEX"
+        notes.outside(f"--sweep {name}", message, suggestion=hint)

@@ -1,5 +1,5 @@
 """Detects the tool of a file from its keys, and files that Cavvy does not read: scripts, batch
-scripts of Slurm and PBS, and files of Docker Compose.
+scripts of PBS, and files of Docker Compose.
 
 To save time, only the upper levels of the file are examined: every task file passes through this
 check.
@@ -203,7 +203,7 @@ def _mentions(node: MapNode) -> bool:
 
 
 _INTERPRETERS = {".py": "python", ".sh": "bash"}
-_DIRECTIVES = {"SBATCH": "Slurm", "PBS": "PBS"}
+_DIRECTIVES = {"PBS": "PBS"}
 _DIRECTIVE = re.compile(rf"^#({'|'.join(_DIRECTIVES)})\s", re.MULTILINE)
 _FIRST = SourceMark(line=1, column=1)
 
@@ -223,6 +223,15 @@ def compose_readable(notes: ProblemNotes) -> Sequence[Node]:
         told.add(_FIRST, message, expected="a task file", suggestion=hint)
     told.check()
     return documents
+
+
+def is_batch_script(text: str, dialect: Dialect | None) -> bool:
+    """Return whether a text is a batch script of Slurm: a script with lines of #SBATCH, unless
+    `dialect` names another tool.
+    """
+    if dialect is not None:
+        return dialect is Dialect.SLURM
+    return text.startswith("#!") and re.search(r"^#SBATCH\s", text, re.MULTILINE) is not None
 
 
 def _check_script(notes: ProblemNotes) -> None:

@@ -1,8 +1,8 @@
 """Tutorials and guides do what they show: their commands are read from the
 pages and run.
 
-A block marked `yaml`, `python` or `toml` whose first line is a comment with a file name is written
-to that file. Of a block marked `console` each line after `$ ` is a command. It must exit with 0, or
+A block marked `yaml`, `python`, `toml` or `sh` whose first line, or the one after `#!`, is a comment
+with a file name is written to that file. Of a block marked `console` each line after `$ ` is a command. It must exit with 0, or
 with the code that its comment `# exit code N` states, and lines below it must be found in its
 output: the same words in the same order, where a number stands for any number, a column may be as
 wide as it likes, and `…` stands for any text. tests/repository/unit/test_page_blocks.py sees that no page with
@@ -63,6 +63,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
         'Image.new("RGB", (8, 8)).save("photos/cat/1.jpg")\'',
     ),
     "docs/guides/from-skypilot-and-dstack.md": (),
+    "docs/guides/from-slurm.md": (),
     "docs/guides/join.md": (),
     "docs/guides/machines.md": (),
     "docs/guides/offers.md": (f"cp {SHIPPED} catalog.db",),
@@ -104,7 +105,7 @@ class Step:
 
 def find_file_name(text: str) -> str:
     """The name in the comment with which a block begins that the reader saves; "" without one."""
-    name = re.match(r"# ([\w./-]+\.(?:ya?ml|py|toml))\n", text)
+    name = re.match(r"(?:#!.*\n)?# ([\w./-]+\.(?:ya?ml|py|toml|sbatch))\n", text)
     return name[1] if name else ""
 
 

@@ -166,6 +166,8 @@ def find_class(block: Block) -> str:
         return "runs"
     if block.language == "python":
         return "runs" if block.page in PROGRAMS else "compiled" if block.page in ELSEWHERE else ""
+    if block.language == "sh" and find_file_name(block.text):
+        return "runs" if f"docs/{block.page}" in PAGES else ""
     if block.language == "sh":
         why = PLACES.get(Path(block.page).stem, "") or find_reason(block, NOT_RUN)
         return f"needs {why}" if why else ""

@@ -145,7 +145,7 @@ class LaunchHub:
             ranks = [
                 rank
                 for rank in sorted(self._lines)
-                if any(hosts[rank] == asked.get("host") for hosts in names)
+                if asked.get("host") in (f"cavvy-rank-{rank}", *(hosts[rank] for hosts in names))
             ]
             if not ranks:
                 file.write(

@@ -1,0 +1,924 @@
+"""The programs of Slurm that a batch script calls, for nodes without Slurm: `srun`, `scontrol`,
+`scancel`, `module` and others.
+
+The file runs on the node without the rest of Cavvy, on Python 3.8 or later. `batch` runs the
+script on the first node, as Slurm does, with the variables of sbatch; the other nodes wait for the
+tasks of its steps, which reach them through `$CAVVY_MPI`. Names and defaults are those of
+https://slurm.schedmd.com/srun.html and https://slurm.schedmd.com/sbatch.html.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, BinaryIO
+
+AGAIN = 75  # EX_TEMPFAIL: "run me again"
+KILL_WAIT_S = 30  # Slurm's default KillWait
+LOOK_S = 0.2
+FOLDER = "CAVVY_SLURM"  # the variable with the folder of these programs on a node
+WORK = "CAVVY_SLURM_WORK"  # the variable with the working folder on a node
+PLAN = "CAVVY_SLURM_PLAN"  # the variable with what the script's options say
+COMMANDS = ("srun", "scontrol", "scancel", "module", "ml", "sbatch", "squeue", "sacct", "sinfo")
+
+
+def main(words: list[str]) -> int:
+    name, rest = words[0], words[1:]
+    if name == "batch":
+        return run_batch(rest)
+    if name == "task":
+        return run_tasks(json.loads(base64.b64decode(rest[0])))
+    if name == "kill":
+        signal_step(rest[0], int(rest[1]))
+        return 0
+    if name == "srun":
+        return run_step(rest)
+    if name == "scontrol":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as with `scontrol show hostnames | head -1`
+        return control(rest)
+    if name == "scancel":
+        return cancel(rest)
+    if name in ("module", "ml"):
+        tell(f"{name} {' '.join(rest)}: this node has no environment modules; nothing was loaded")
+        return 0
+    tell(f"{name}: a job cannot do this without a Slurm cluster; `cavvy` does it on your machine")
+    return 1
+
+
+def tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+# What sbatch does
+
+
+def run_batch(words: list[str]) -> int:
+    """Run the script `words[0]` on the first node; the others serve its steps until it ends."""
+    plan = json.loads(os.environ[PLAN])
+    folder = os.environ[FOLDER]
+    lay_commands(folder)
+    os.environ["NPROC_PER_NODE"] = str(plan["tasks_per_node"])
+    nodes = int(os.environ.get("NNODES", "1"))
+    if plan["signal"]:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    if nodes > 1 and os.environ.get("CAVVY_SLURM_LEADS") != "1":
+        # `$CAVVY_MPI` runs its command on the first node, when the others are connected
+        os.environ["CAVVY_SLURM_LEADS"] = "1"
+        command = [*shlex.split(os.environ["CAVVY_MPI"]), sys.executable, __file__, "batch", *words]
+        if os.environ["NODE_RANK"] == "0" and not plan["signal"]:
+            os.execv(command[0], command)
+        return exit_code(subprocess.call(command))
+    with open(os.path.join(folder, "steps.json"), "w", encoding="utf-8") as file:
+        json.dump({"next": 0, "steps": {}}, file)
+    env = {**os.environ, **make_variables(plan, nodes)}
+    return Batch(plan, env).run(words)
+
+
+class Batch:
+    """Runs the script, copies its output into its files, and passes signals on."""
+
+    def __init__(self, plan: dict[str, Any], env: dict[str, str]) -> None:
+        self._plan, self._env = plan, env
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+        self._began = 0.0
+
+    def run(self, words: list[str]) -> int:
+        if self._plan["signal"]:
+            signal.signal(signal.SIGTERM, self._warn)
+        names = [self._plan["output"], self._plan["error"]]
+        streams: list[Any] = [None, None]
+        if names[0] or names[1]:
+            streams[0] = subprocess.PIPE
+            streams[1] = subprocess.PIPE if names[1] else subprocess.STDOUT
+        with open(words[0], encoding="utf-8", errors="surrogateescape") as file:
+            first = file.readline()
+        interpreter = first[2:].split() if first.startswith("#!") else ["/bin/sh"]
+        try:
+            self._process = subprocess.Popen(
+                [*interpreter, *words],
+                env=self._env,
+                stdout=streams[0],
+                stderr=streams[1],
+                stdin=subprocess.DEVNULL,
+                cwd=self._plan["folder"] or None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            tell(f"{' '.join(interpreter)}: {error.strerror}")
+            return 127
+        copies = [
+            threading.Thread(target=self._copy, args=(source, target, name), daemon=True)
+            for source, target, name in (
+                (self._process.stdout, sys.stdout.buffer, names[0]),
+                (self._process.stderr, sys.stderr.buffer, names[1]),
+            )
+            if source is not None
+        ]
+        for copy in copies:
+            copy.start()
+        self._began = time.monotonic()
+        code = self._wait(self._process)
+        for copy in copies:
+            copy.join(5)
+        return AGAIN if self._is_requeued() else exit_code(code)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        killed_at = None
+        limit, warning = self._plan["time_s"], self._plan["signal"]
+        while True:
+            try:
+                return process.wait(LOOK_S)
+            except subprocess.TimeoutExpired:
+                pass
+            ran = time.monotonic() - self._began
+            if warning and limit and ran > limit - warning["seconds"]:
+                self._warn()
+            late = bool(limit and ran > limit)
+            if killed_at is None and (late or self._is_requeued()):
+                if late:
+                    tell(
+                        f"slurmstepd: error: *** JOB {self._env['SLURM_JOB_ID']} CANCELLED DUE TO "
+                        "TIME LIMIT ***"
+                    )
+                killed_at = time.monotonic()
+                signal_all_steps(signal.SIGTERM)
+                signal_group(process.pid, signal.SIGTERM)
+            if killed_at is not None and time.monotonic() > killed_at + KILL_WAIT_S:
+                signal_group(process.pid, signal.SIGKILL)
+
+    def _warn(self, *_: object) -> None:
+        """Send the signal that `--signal` names to what it names, once."""
+        if self._asked or self._process is None:
+            return
+        self._asked = True
+        number = self._plan["signal"]["number"]
+        if self._plan["signal"]["batch"]:
+            self._process.send_signal(number)
+        else:
+            threading.Thread(target=signal_all_steps, args=(number,), daemon=True).start()
+
+    def _is_requeued(self) -> bool:
+        return os.path.exists(os.path.join(self._env[FOLDER], "requeue"))
+
+    def _copy(self, source: BinaryIO, target: BinaryIO, name: str) -> None:
+        path = fill(name, self._env) if name else os.devnull
+        if os.path.dirname(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "ab" if self._plan["append"] else "wb", buffering=0) as file:
+            for data in iter(lambda: source.read1(65536), b""):  # type: ignore[attr-defined]
+                file.write(data)
+                target.write(data)
+                target.flush()
+
+
+def signal_group(group: int, number: int) -> None:
+    """Signal all processes that a script has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def lay_commands(folder: str) -> None:
+    """Put the programs of Slurm on PATH."""
+    place = os.path.join(folder, "bin")
+    os.makedirs(place, exist_ok=True)
+    for name in COMMANDS:
+        # The program's name stands in its command line, by which the agent knows a launcher.
+        program, command = os.path.join(folder, name), os.path.join(place, name)
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(f"import sys, tools\nsys.exit(tools.main([{name!r}, *sys.argv[1:]]))\n")
+        with open(command, "w", encoding="utf-8") as file:
+            words = shlex.join([sys.executable, program])
+            file.write(f'#!/bin/sh\nexec {words} "$@"\n')
+        os.chmod(command, 0o755)
+    os.environ["PATH"] = place + os.pathsep + os.environ.get("PATH", os.defpath)
+
+
+def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
+    """Return the variables that sbatch sets:
+    https://slurm.schedmd.com/sbatch.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+    """
+    env = os.environ
+    number = str(zlib.crc32(env.get("CAVVY_JOB_ID", "job").encode()) % 90_000_000 + 10_000_000)
+    per_node = share_out(plan["ntasks"], nodes, plan["per_node"])
+    cpus = plan["cpus_per_node"] or plan["tasks_per_node"]
+    if plan["exclusive"]:
+        cpus = max(cpus, os.cpu_count() or 1)
+    hosts = env.get("CAVVY_HOSTS") or "localhost"
+    now = int(time.time())
+    values: dict[str, Any] = {
+        "SLURM_JOB_ID": number,
+        "SLURM_JOBID": number,
+        "SLURM_JOB_NAME": plan["name"],
+        "SLURM_JOB_NODELIST": hosts,
+        "SLURM_NODELIST": hosts,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NNODES": nodes,
+        "SLURM_NTASKS": plan["ntasks"],
+        "SLURM_NPROCS": plan["ntasks"],
+        "SLURM_TASKS_PER_NODE": shorten(per_node),
+        "SLURM_CPUS_ON_NODE": cpus,
+        "SLURM_JOB_CPUS_PER_NODE": shorten([cpus] * nodes),
+        "SLURM_SUBMIT_DIR": os.getcwd(),
+        "SLURM_SUBMIT_HOST": "localhost",
+        "SLURM_CLUSTER_NAME": "cavvy",
+        "SLURM_JOB_PARTITION": plan["partition"],
+        "SLURM_JOB_USER": env.get("USER", ""),
+        "SLURM_JOB_START_TIME": now,
+        "SLURM_NODEID": 0,
+        "SLURM_PROCID": 0,
+        "SLURM_LOCALID": 0,
+        "SLURM_GTIDS": 0,
+        "SLURM_TASK_PID": os.getpid(),
+        "SLURMD_NODENAME": hosts.split(",")[0],
+        "SLURM_JOB_UID": os.getuid(),
+        "SLURM_JOB_GID": os.getgid(),
+        "SLURM_PRIO_PROCESS": 0,
+    }
+    if plan["account"]:
+        values["SLURM_JOB_ACCOUNT"] = plan["account"]
+    if plan["per_node"]:
+        values["SLURM_NTASKS_PER_NODE"] = plan["per_node"]
+    if plan["cpus_per_task"]:
+        values["SLURM_CPUS_PER_TASK"] = plan["cpus_per_task"]
+    if plan["memory_mib"]:
+        values["SLURM_MEM_PER_NODE"] = plan["memory_mib"]
+    if plan["gpus"]:
+        devices = ",".join(list_devices(plan["gpus"]))
+        values["SLURM_GPUS_ON_NODE"] = plan["gpus"]
+        values["SLURM_JOB_GPUS"] = values["SLURM_STEP_GPUS"] = devices
+        if plan["gpus_per_task"]:
+            values["SLURM_GPUS_PER_TASK"] = plan["gpus_per_task"]
+    if plan["time_s"]:
+        values["SLURM_JOB_END_TIME"] = now + plan["time_s"]
+    if int(env.get("CAVVY_ATTEMPT", "1")) > 1:
+        values["SLURM_RESTART_COUNT"] = int(env["CAVVY_ATTEMPT"]) - 1
+    if "CAVVY_ARRAY_INDEX" in env:
+        array = zlib.crc32(env.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
+        indices = plan["array"]
+        values |= {
+            "SLURM_ARRAY_JOB_ID": array % 90_000_000 + 10_000_000,
+            "SLURM_ARRAY_TASK_ID": env["CAVVY_ARRAY_INDEX"],
+            "SLURM_ARRAY_TASK_COUNT": indices["count"],
+            "SLURM_ARRAY_TASK_MIN": indices["least"],
+            "SLURM_ARRAY_TASK_MAX": indices["most"],
+            "SLURM_ARRAY_TASK_STEP": indices["step"],
+        }
+    return {name: str(value) for name, value in values.items()}
+
+
+def fill(pattern: str, env: dict[str, str], task: int = 0, node: int = 0) -> str:
+    """Return the name of a file: https://slurm.schedmd.com/sbatch.html#SECTION_FILENAME-PATTERN"""
+    values = {
+        "A": env.get("SLURM_ARRAY_JOB_ID", env["SLURM_JOB_ID"]),
+        "a": env.get("SLURM_ARRAY_TASK_ID", "4294967294"),
+        "J": f"{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', 'batch')}",
+        "j": env["SLURM_JOB_ID"],
+        "N": env.get("SLURMD_NODENAME", "localhost"),
+        "n": str(node),
+        "s": env.get("SLURM_STEP_ID", "batch"),
+        "t": str(task),
+        "u": env.get("USER", ""),
+        "x": env["SLURM_JOB_NAME"],
+        "%": "%",
+    }
+
+    def replace(found: re.Match[str]) -> str:
+        value = values.get(found[2], found[0])
+        return value.zfill(min(int(found[1] or 0), 10)) if value.isdigit() else value
+
+    return re.sub(r"%(\d*)([AaJjNnstux%])", replace, pattern)
+
+
+def share_out(tasks: int, nodes: int, per_node: int) -> list[int]:
+    """Return the number of tasks on each node, by Slurm's default distribution in blocks."""
+    if per_node and per_node * nodes == tasks:
+        return [per_node] * nodes
+    least, more = divmod(tasks, nodes)
+    return [least + (rank < more) for rank in range(nodes)]
+
+
+def shorten(counts: list[int]) -> str:
+    """Write counts as Slurm does: [2, 2, 1] is 2(x2),1."""
+    parts: list[str] = []
+    start = 0
+    while start < len(counts):
+        end = start
+        while end < len(counts) and counts[end] == counts[start]:
+            end += 1
+        times = f"(x{end - start})" if end - start > 1 else ""
+        parts.append(f"{counts[start]}{times}")
+        start = end
+    return ",".join(parts)
+
+
+def list_devices(count: int) -> list[str]:
+    """Return the names of the job's GPUs on a node, as the agent has chosen them."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if os.environ.get(name):
+            return os.environ[name].split(",")
+    return [str(number) for number in range(count)]
+
+
+def exit_code(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+# What srun does
+
+
+class Usage(Exception):
+    """A mistake in a command line."""
+
+
+# the long form of the short options of srun that have a value
+VALUES = {
+    **{"n": "ntasks", "N": "nodes", "c": "cpus-per-task", "G": "gpus", "o": "output"},
+    **{"e": "error", "w": "nodelist", "r": "relative", "D": "chdir", "J": "job-name"},
+    **{"t": "time", "m": "distribution", "A": "account", "p": "partition", "q": "qos"},
+    **{"W": "wait", "i": "input", "C": "constraint", "x": "exclude", "d": "dependency"},
+}
+# options of which this program heeds the value
+HEEDED = (
+    *("ntasks", "nodes", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node"),
+    *("gpus-per-task", "gres", "output", "error", "nodelist", "relative", "chdir", "job-name"),
+    *("export", "mpi"),
+)
+# Others have a value without a meaning here: they name something of the cluster, or say how a
+# process is bound to its cores.
+UNHEEDED = (
+    *("time", "distribution", "account", "partition", "qos", "wait", "input", "constraint"),
+    *("exclude", "cpu-bind", "cpu_bind", "mem-bind", "gpu-bind", "hint", "mem", "mem-per-cpu"),
+    *("mem-per-gpu", "threads-per-core", "ntasks-per-socket", "ntasks-per-core", "accel-bind"),
+    *("open-mode", "jobid", "network", "propagate", "comment", "cpus-per-gpu", "het-group"),
+    *("ntasks-per-gpu", "slurmd-debug", "task-prolog", "task-epilog", "prolog", "epilog"),
+    *("time-min", "tres-bind", "tres-per-task", "cpu-freq", "licenses", "mail-type", "mail-user"),
+)
+SWITCHES = {
+    **{"l": "label", "K": "kill-on-bad-exit", "O": "overcommit", "s": "oversubscribe"},
+    **{"u": "unbuffered", "v": "verbose", "Q": "quiet", "k": "no-kill", "X": "disable-status"},
+}
+LONG_SWITCHES = (*SWITCHES.values(), "overlap", "exact", "exclusive", "multi-prog", "pty")
+
+
+def parse_step(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options of srun by their long names, and its command. Raises Usage."""
+    found: dict[str, str] = {}
+    words = list(words)
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        word = words.pop(0)
+        if word.startswith("--"):
+            name, given, value = word[2:].partition("=")
+            if name in LONG_SWITCHES:
+                found[name] = value or "1"
+                continue
+            if name not in (*HEEDED, *UNHEEDED):
+                raise Usage(f"unrecognized option '{word}'")
+        elif word[1] in SWITCHES:
+            found[SWITCHES[word[1]]] = "1"
+            if word[2:]:
+                words.insert(0, f"-{word[2:]}")
+            continue
+        elif word[1] in VALUES:
+            name, given, value = VALUES[word[1]], word[2:], word[2:].lstrip("=")
+        else:
+            raise Usage(f"invalid option -- '{word[1]}'")
+        if not given:
+            if not words:
+                raise Usage(f"option '{word}' requires an argument")
+            value = words.pop(0)
+        found[name] = value
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        raise Usage("No command given to execute.")
+    return found, command
+
+
+def run_step(words: list[str]) -> int:
+    if FOLDER not in os.environ or "SLURM_JOB_ID" not in os.environ:
+        tell("srun: this is not the script of the job, or its variables were removed")
+        return 1
+    try:
+        options, command = parse_step(words)
+        step = plan_step(options, command)
+    except (Usage, ValueError) as error:
+        tell(f"srun: error: {error}")
+        return 1
+    told = False
+    while (taken := take_nodes(step)) is None:
+        if not told:
+            tell("srun: the job's cores or GPUs are used by other steps; waiting for them")
+        told = True
+        time.sleep(LOOK_S)
+    try:
+        return Step(step, taken).run()
+    finally:
+        with open_steps() as state:
+            state["steps"].pop(step["id"], None)
+
+
+def plan_step(options: dict[str, str], command: list[str]) -> dict[str, Any]:
+    """Return what a step needs. Raises Usage and ValueError."""
+    env = os.environ
+    in_job, plan = int(env["SLURM_JOB_NUM_NODES"]), json.loads(env[PLAN])
+    hosts = env["SLURM_JOB_NODELIST"].split(",")
+    wanted = split_hosts(options["nodelist"]) if "nodelist" in options else []
+    if missing := [host for host in wanted if host not in hosts]:
+        raise Usage(f"{missing[0]} is no node of this job, whose nodes are {','.join(hosts)}")
+    nodes = int(options["nodes"].split("-")[-1]) if "nodes" in options else len(wanted)
+    tasks = int(options["ntasks"]) if "ntasks" in options else None
+    if not nodes:
+        nodes = in_job if tasks is None else min(in_job, tasks)
+    relative = int(options.get("relative", "0"))
+    if nodes + relative > in_job:
+        raise Usage(f"the step needs {nodes} nodes, and the job has {in_job}")
+    per_node = int(options.get("ntasks-per-node", "0"))
+    if tasks is None:
+        per_node = per_node or plan["per_node"]
+        tasks = per_node * nodes or (nodes if "nodes" in options else int(env["SLURM_NTASKS"]))
+    tasks = max(tasks, nodes)
+    counts = share_out(tasks, nodes, per_node)
+    gpus, gpus_per_task = read_gpus(options, nodes, counts)
+    cpus = int(options.get("cpus-per-task") or env.get("SLURM_CPUS_PER_TASK") or 1)
+    most = int(env["SLURM_CPUS_ON_NODE"])
+    if "overcommit" not in options and max(counts) * cpus > most:
+        raise Usage(
+            f"Unable to create step for job {env['SLURM_JOB_ID']}: More processors requested than "
+            "permitted"
+        )
+    return {
+        "id": "",
+        "command": command,
+        "multi": "multi-prog" in options,
+        "counts": counts,
+        "cpus": cpus,
+        "gpus": gpus,
+        "gpus_per_task": gpus_per_task or int(env.get("SLURM_GPUS_PER_TASK") or 0),
+        "hosts": wanted,
+        "relative": relative,
+        "overlaps": "overlap" in options or "oversubscribe" in options,
+        "label": "label" in options,
+        "output": options.get("output", ""),
+        "error": options.get("error", ""),
+        "folder": os.path.join(os.getcwd(), options.get("chdir", "")).rstrip("/") or "/",
+        "ends_all": options.get("kill-on-bad-exit", "0") != "0",
+        "mpi": options.get("mpi", "none"),
+        "name": options.get("job-name", ""),
+        "export": options.get("export") or env.get("SLURM_EXPORT_ENV", ""),
+    }
+
+
+def read_gpus(options: dict[str, str], nodes: int, counts: list[int]) -> tuple[int | None, int]:
+    """Return the GPUs of a step on each node, or None for all of the job, and those of a task."""
+
+    def count(text: str) -> int:
+        last = text.split(",")[0].rpartition(":")[2]
+        return int(last) if last.isdigit() else 1
+
+    if "gpus-per-task" in options:
+        each = count(options["gpus-per-task"])
+        return each * max(counts), each
+    if "gpus-per-node" in options:
+        return count(options["gpus-per-node"]), 0
+    if "gpus" in options:
+        return -(-count(options["gpus"]) // nodes), 0
+    for part in options.get("gres", "").split(","):
+        if part.startswith("gpu"):
+            return count(part), 0
+    return (0 if options.get("gres") == "none" else None), 0
+
+
+@contextmanager
+def open_steps() -> Iterator[dict[str, Any]]:
+    """The steps that run, locked, and written back afterwards."""
+    path = os.path.join(os.environ[FOLDER], "steps.json")
+    with open(path, "r+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        state = json.load(file)
+        yield state
+        file.seek(0)
+        file.truncate()
+        json.dump(state, file)
+
+
+def take_nodes(step: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Choose the nodes of a step, and note that they are used. Return None if others use them:
+    since Slurm 20.11, a step has its cores and GPUs for itself.
+    """
+    plan = json.loads(os.environ[PLAN])
+    hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
+    cpus = int(os.environ["SLURM_CPUS_ON_NODE"])
+    devices = list_devices(plan["gpus"]) if plan["gpus"] else []
+    with open_steps() as state:
+        used = [0] * len(hosts)
+        busy: list[set[str]] = [set() for _ in hosts]
+        for other in state["steps"].values():
+            for taken in other:
+                used[taken["rank"]] += taken["cpus"]
+                busy[taken["rank"]] |= set(taken["own"])
+        ranks = [rank for rank in range(step["relative"], len(hosts))]
+        if step["hosts"]:
+            ranks = [rank for rank in ranks if hosts[rank] in step["hosts"]]
+        ranks.sort(key=lambda rank: (used[rank], rank))
+        chosen: list[dict[str, Any]] = []
+        for rank in ranks:
+            if len(chosen) == len(step["counts"]):
+                break
+            tasks = step["counts"][len(chosen)]
+            need = 0 if step["overlaps"] else min(cpus, tasks * step["cpus"])
+            free = [each for each in devices if step["overlaps"] or each not in busy[rank]]
+            gpus = step["gpus"]
+            if used[rank] + need > cpus or (gpus and len(free) < min(gpus, len(devices))):
+                continue
+            own = devices if gpus is None else free[:gpus]
+            held = [] if gpus is None or step["overlaps"] else own
+            chosen.append({"rank": rank, "cpus": need, "own": held, "devices": own})
+        if len(chosen) < len(step["counts"]):
+            return None
+        chosen.sort(key=lambda each: int(each["rank"]))
+        step["id"] = str(state["next"])
+        state["next"] += 1
+        state["steps"][step["id"]] = chosen
+    return chosen
+
+
+class Step:
+    """The tasks of one srun on the nodes of a job."""
+
+    def __init__(self, step: dict[str, Any], taken: list[dict[str, Any]]) -> None:
+        self._step, self._taken = step, taken
+        self._runs: list[subprocess.Popen[bytes]] = []
+        self._signalled = 0
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._pass_on)
+        step = self._step
+        if step["mpi"] not in ("none", "list"):
+            return self._run_mpi()
+        first = 0
+        for node, (count, taken) in enumerate(zip(step["counts"], self._taken)):  # noqa: B905
+            told = make_node_step(step, self._taken, node, first)
+            self._runs.append(start_on(taken["rank"], "task", encode(told)))
+            first += count
+        codes = list[int]()
+        waiting = list(self._runs)
+        while waiting:
+            for run in list(waiting):
+                if run.poll() is not None:
+                    waiting.remove(run)
+                    codes.append(exit_code(run.returncode))
+                    if codes[-1] and step["ends_all"] and waiting:
+                        tell("srun: Job step aborted: a task has failed")
+                        self._send(signal.SIGTERM)
+            time.sleep(0.02)
+        return max(codes)
+
+    def _run_mpi(self) -> int:
+        """Let mpirun start the tasks: it provides the PMI that `--mpi` promises."""
+        step = self._step
+        first = make_node_step(step, self._taken, 0, 0)
+        place = f"ppr:{step['counts'][0]}:node"
+        line = ["mpirun", "-np", str(sum(step["counts"])), "--map-by", place, *step["command"]]
+        env = {**os.environ, **first["env"]}
+        try:
+            return exit_code(subprocess.call(line, env=env, cwd=step["folder"]))
+        except OSError as error:
+            tell(f"srun: error: --mpi={step['mpi']} needs mpirun: {error.strerror}")
+            return 127
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        threading.Thread(target=self._send, args=(number,), daemon=True).start()
+
+    def _send(self, number: int) -> None:
+        for taken in self._taken:
+            start_on(taken["rank"], "kill", self._step["id"], str(int(number))).wait()
+
+
+def make_node_step(
+    step: dict[str, Any], taken: list[dict[str, Any]], node: int, first: int
+) -> dict[str, Any]:
+    """Return what the tasks of a step on one of its nodes are."""
+    hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
+    names = ",".join(hosts[each["rank"]] for each in taken)
+    counts = step["counts"]
+    env = {name: value for name, value in os.environ.items() if is_passed(name, step["export"])}
+    for part in step["export"].split(","):
+        if "=" in part:
+            env[part.partition("=")[0]] = part.partition("=")[2]
+    tasks = sum(counts)
+    env |= {
+        "SLURM_STEP_ID": step["id"],
+        "SLURM_STEPID": step["id"],
+        "SLURM_STEP_NODELIST": names,
+        "SLURM_STEP_NUM_NODES": str(len(counts)),
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_TASKS_PER_NODE": shorten(counts),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_NPROCS": str(tasks),
+        "SLURM_NNODES": str(len(counts)),
+        "SLURM_TASKS_PER_NODE": shorten(counts),
+        "SLURM_NODELIST": names,
+        "SLURM_LAUNCH_NODE_IPADDR": hosts[0],
+        "SLURM_SRUN_COMM_HOST": hosts[0],
+        "SLURMD_NODENAME": hosts[taken[node]["rank"]],
+        "SLURM_NODEID": str(node),
+    }
+    keys = (
+        *("id", "command", "multi", "label", "output", "error", "folder", "gpus_per_task"),
+        "ends_all",
+    )
+    base = os.environ[WORK]
+    return {
+        **{key: step[key] for key in keys},
+        "base": base,
+        "env": env,
+        "first": first,
+        "count": counts[node],
+        "node": node,
+        "devices": taken[node]["devices"],
+    }
+
+
+# Variables of one node, which a task on another node has of its own.
+OF_NODE = (
+    *("CAVVY_SLURM", "CAVVY_SLURM_WORK", "CAVVY_SLURM_PYTHON", "NODE_RANK", "HOME", "TMPDIR"),
+    *("HOSTNAME", "PWD", "PATH", "VIRTUAL_ENV", "CAVVY_HOSTFILE", "CAVVY_MPI"),
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("CAVVY_CHECKPOINT_DIR", "CAVVY_PROGRESS_FILE", "CAVVY_SOCKET"),
+)
+
+
+def is_passed(name: str, export: str) -> bool:
+    """Whether a task gets this variable of the script (`--export`)."""
+    if export.split(",")[0] in ("", "ALL"):
+        return True
+    named = [part.partition("=")[0] for part in export.split(",")]
+    return name in named or name.startswith(("SLURM_", "CAVVY_")) or name in OF_NODE
+
+
+def start_on(rank: int, *words: str) -> subprocess.Popen[bytes]:
+    """Start these programs on a node of the job."""
+    if rank == int(os.environ.get("NODE_RANK", "0")):
+        alone = words[0] == "task"
+        command = [sys.executable, __file__, *words]
+        return subprocess.Popen(command, stdin=None if alone else subprocess.DEVNULL)
+    line = f'exec "${{{FOLDER}_PYTHON:-python3}}" "${FOLDER}/tools.py" {shlex.join(words)}'
+    return subprocess.Popen(["cavvy-rsh", f"cavvy-rank-{rank}", line], stdin=subprocess.DEVNULL)
+
+
+def encode(value: object) -> str:
+    return base64.b64encode(json.dumps(value).encode()).decode()
+
+
+def run_tasks(told: dict[str, Any]) -> int:
+    """Run the tasks of a step on this node; return the highest exit code."""
+    env = make_task_variables(told)
+    lines = read_programs(told) if told["multi"] else {}
+    tasks: dict[int, subprocess.Popen[bytes]] = {}
+    codes: dict[int, int] = {}
+    copies: list[threading.Thread] = []
+    for place in range(told["count"]):
+        number = told["first"] + place
+        command = lines.get(number, told["command"])
+        try:
+            task, copy = start_task(told, command, env, place)
+        except OSError as problem:
+            # as slurmstepd, whose exit code is the number of the error
+            tell(f"slurmstepd: error: execve(): {command[0]}: {problem.strerror}")
+            codes[number] = problem.errno or 1
+            continue
+        tasks[number] = task
+        copies += [copy] if copy else []
+    note_tasks(told["id"], [task.pid for task in tasks.values()])
+    if told["ends_all"]:
+        end_with_first(list(tasks.values()), failed=bool(codes))
+    codes |= {number: exit_code(task.wait()) for number, task in tasks.items()}
+    for copy in copies:
+        copy.join(5)
+    for code in sorted({*codes.values()} - {0}):
+        numbers = sorted(number for number in codes if codes[number] == code)
+        how = f"Exited with exit code {code}"
+        if code > 128:
+            how = signal.strsignal(code - 128) or how
+        which = f"task {numbers[0]}" if len(numbers) == 1 else f"tasks {write_numbers(numbers)}"
+        tell(f"srun: error: {env['SLURMD_NODENAME']}: {which}: {how}")
+    return max(codes.values())
+
+
+def make_task_variables(told: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of the tasks of a step on this node, and choose their folder."""
+    here = {name: os.environ[name] for name in OF_NODE if name in os.environ}
+    env = {**told["env"], **here}
+    if "PATH" in told["env"]:  # what the script has added comes first
+        both = [*told["env"]["PATH"].split(":"), *here.get("PATH", "").split(":")]
+        env["PATH"] = ":".join(each for each in dict.fromkeys(both) if each)
+    folder = told["folder"]
+    if (folder + "/").startswith(told["base"] + "/"):
+        folder = os.environ[WORK] + folder[len(told["base"]) :]
+    if not os.path.isdir(folder):
+        tell(f"slurmstepd: error: couldn't chdir to `{folder}': going to /tmp instead")
+        folder = "/tmp"
+    env["PWD"] = told["folder"] = folder
+    last = told["first"] + told["count"]
+    env["SLURM_GTIDS"] = ",".join(map(str, range(told["first"], last)))
+    return env
+
+
+def start_task(
+    told: dict[str, Any], command: list[str], env: dict[str, str], place: int
+) -> tuple[subprocess.Popen[bytes], threading.Thread | None]:
+    """Start one task, and what copies its labelled output. Raises OSError."""
+    number = told["first"] + place
+    own = {**env, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(place)}
+    if devices := told["devices"]:
+        if each := told["gpus_per_task"]:
+            devices = devices[place * each :][:each]
+        own["CUDA_VISIBLE_DEVICES"] = own["SLURM_STEP_GPUS"] = ",".join(devices)
+    output = open_output(told["output"], own, number, told["node"])
+    error = open_output(told["error"], own, number, told["node"])
+    piped = told["label"] and output is None
+    task = subprocess.Popen(
+        command,
+        env=own,
+        cwd=told["folder"],
+        stdout=subprocess.PIPE if piped else output,
+        stderr=error if error is not None else subprocess.STDOUT if piped else output,
+    )
+    copy = None
+    if piped:
+        copy = threading.Thread(target=label, args=(number, task.stdout), daemon=True)
+        copy.start()
+    return task, copy
+
+
+def end_with_first(tasks: list[subprocess.Popen[bytes]], *, failed: bool) -> None:
+    """Wait for all tasks, and end the others when one has failed."""
+    while any(task.poll() is None for task in tasks):
+        if failed or any(task.poll() for task in tasks):
+            for task in tasks:
+                if task.poll() is None:
+                    task.terminate()
+            return
+        time.sleep(LOOK_S / 10)
+
+
+def write_numbers(numbers: list[int]) -> str:
+    """Write sorted numbers as Slurm does: [0, 1, 2, 5] is 0-2,5."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def read_programs(told: dict[str, Any]) -> dict[int, list[str]]:
+    """Return the command of each task of `--multi-prog`:
+    https://slurm.schedmd.com/srun.html#SECTION_MULTIPLE-PROGRAM-CONFIGURATION
+    """
+    found: dict[int, list[str]] = {}
+    total = int(told["env"]["SLURM_NTASKS"])
+    with open(os.path.join(told["folder"], told["command"][0]), encoding="utf-8") as file:
+        for line in file:
+            words = shlex.split(line, comments=True)
+            if len(words) < 2:
+                continue
+            numbers = range(total) if words[0] == "*" else read_numbers(words[0])
+            for place, number in enumerate(numbers):
+                own = [word.replace("%t", str(number)) for word in words[1:]]
+                found.setdefault(number, [word.replace("%o", str(place)) for word in own])
+    return found
+
+
+def read_numbers(text: str) -> list[int]:
+    """Return the numbers of a list such as 0,2-5."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def open_output(pattern: str, env: dict[str, str], task: int, node: int) -> int | None:
+    if not pattern or pattern == "all":
+        return None
+    if pattern == "none":
+        pattern = os.devnull
+    path = os.path.join(env.get("PWD", "."), fill(pattern, env, task, node))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+
+def label(number: int, source: BinaryIO | None) -> None:
+    for line in source or ():
+        sys.stdout.buffer.write(b"%d: %s" % (number, line))
+        sys.stdout.buffer.flush()
+
+
+def note_tasks(step: str, processes: list[int]) -> None:
+    path = os.path.join(os.environ[FOLDER], f"step-{step}")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(" ".join(map(str, processes)))
+
+
+def signal_step(step: str, number: int) -> None:
+    """Signal the tasks of a step on this node."""
+    path = os.path.join(os.environ[FOLDER], f"step-{step}")
+    with suppress(OSError), open(path, encoding="utf-8") as file:
+        for process in file.read().split():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(int(process), number)
+
+
+def signal_all_steps(number: int) -> None:
+    """Signal the tasks of all steps, on all nodes."""
+    with open_steps() as state:
+        steps = {each: [taken["rank"] for taken in ranks] for each, ranks in state["steps"].items()}
+    for step, ranks in steps.items():
+        for rank in ranks:
+            start_on(rank, "kill", step, str(int(number))).wait()
+
+
+# What scontrol and scancel do
+
+
+def control(words: list[str]) -> int:
+    words = [word for word in words if not word.startswith("-")]
+    if words[:2] in (["show", "hostnames"], ["show", "hostname"]):
+        for host in split_hosts(words[2] if words[2:] else os.environ["SLURM_JOB_NODELIST"]):
+            print(host)
+        return 0
+    if words[:1] == ["requeue"]:
+        with open(os.path.join(os.environ[FOLDER], "requeue"), "w", encoding="utf-8"):
+            return 0
+    if words[:2] == ["show", "job"]:
+        env = os.environ
+        print(f"JobId={env['SLURM_JOB_ID']} JobName={env['SLURM_JOB_NAME']}")
+        print(f"   JobState=RUNNING Restarts={env.get('SLURM_RESTART_COUNT', '0')}")
+        print(f"   NumNodes={env['SLURM_JOB_NUM_NODES']} NumTasks={env['SLURM_NTASKS']}")
+        print(f"   NodeList={env['SLURM_JOB_NODELIST']} WorkDir={env['SLURM_SUBMIT_DIR']}")
+        return 0
+    tell(f"scontrol {' '.join(words)}: a job can do this only on a Slurm cluster")
+    return 1
+
+
+def split_hosts(text: str) -> list[str]:
+    """Return the names of a list of hosts, such as a[01-03,7],b."""
+    found: list[str] = []
+    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
+        names = [""]
+        for piece in re.split(r"(\[[^\]]*\])", part):
+            ends = [piece]
+            if piece.startswith("["):
+                ends = []
+                for span in piece[1:-1].split(","):
+                    first, _, last = span.partition("-")
+                    numbers = range(int(first), int(last or first) + 1)
+                    ends += [str(number).zfill(len(first)) for number in numbers]
+            names = [name + end for name in names for end in ends]
+        found += names
+    return found
+
+
+def cancel(words: list[str]) -> int:
+    number, jobs = int(signal.SIGTERM), list[str]()
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word in ("-s", "--signal") and words:
+            word = f"--signal={words.pop(0)}"
+        if word.startswith("--signal="):
+            name = word.partition("=")[2].upper()
+            names = {each.name.replace("SIG", "", 1): int(each) for each in signal.Signals}
+            plain = name.replace("SIG", "", 1)
+            number = int(name) if name.isdigit() else names.get(plain, number)
+        elif not word.startswith("-"):
+            jobs.append(word)
+    own = os.environ["SLURM_JOB_ID"]
+    if not jobs or any(job.partition(".")[0] != own for job in jobs):
+        tell("scancel: a job can end only itself; `cavvy stop NAME` ends another one")
+        return 1
+    signal_all_steps(number)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

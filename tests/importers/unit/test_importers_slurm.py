@@ -1,0 +1,272 @@
+"""Batch scripts of Slurm: what their lines of #SBATCH become, and the Slurm that they find."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from cavvy.agent.work.reaper import list_children
+from cavvy.domain.tasks import AcceleratorNeed, IndexRange, TaskSpec
+from cavvy.importers.slurm import node_tools
+from cavvy.importers.slurm.directives import read_minutes
+from cavvy.spec import SpecError
+from cavvy.task_files import parse_file, parse_task
+
+HEAD = "#!/bin/bash\n"
+
+
+def read(*lines: str, commands: str = "srun hostname\n") -> TaskSpec:
+    text = HEAD + "".join(f"#SBATCH {line}\n" for line in lines) + commands
+    (task,) = parse_file(text, file="job.sbatch").tasks
+    return task
+
+
+@pytest.mark.parametrize(
+    ("lines", "nodes", "cpus", "mib"),
+    [
+        (["-N2", "--ntasks-per-node=4", "-c 2", "--mem=64G"], 2, 8, 65536),
+        (["--nodes=2-4", "-n 3", "--mem-per-cpu=500"], 2, 2, 1000),
+        (["--ntasks 8 --ntasks-per-node 4", "-c4"], 2, 16, None),
+        (["-n 1"], 1, None, None),
+        (["--gpus-per-node=h100:2", "--cpus-per-gpu=8", "--mem-per-gpu=10G"], 1, 16, 20480),
+        (["--nodes=4", "--ntasks=2"], 2, None, None),  # sbatch takes no more nodes than tasks
+        (["-n 2", "-n 4"], 1, 4, None),  # the last line counts
+    ],
+)
+def test_nodes_tasks_and_sizes(
+    lines: list[str], nodes: int, cpus: int | None, mib: int | None
+) -> None:
+    task = read(*lines)
+    found = task.resources
+    assert (task.nodes, found.cpus_min, found.memory_min_mib) == (nodes, cpus, mib)
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "count"),
+    [
+        (["--gres=gpu:a100:4"], "A100", 4),
+        (["--gres=lustre:1,gpu:2"], None, 2),
+        (["-N 2", "-G 8"], None, 4),
+        (["-n 4", "--gpus-per-task=v100:1"], "V100", 4),
+        (["--gpus-per-node=2", "--constraint=h100&ib"], "H100", 2),
+        (["--gres=gpu:2", "-N 2", "--gpus=4"], None, 2),
+    ],
+)
+def test_gpus(lines: list[str], name: str | None, count: int) -> None:
+    (need,) = read(*lines).resources.accelerators
+    assert (need.name, need.count_min) == (name, count)
+    assert isinstance(need, AcceleratorNeed)
+
+
+def test_the_rest_of_a_script() -> None:
+    task = read(
+        *("-J My_Run", "-t 1-02:30", "--array=1-9:4,20%2", "--no-requeue"),
+        *("--export=ALL,A=1", "--signal=B:USR1@300", r"--container-image=nvcr.io\#nvidia/x:1"),
+    )
+    assert task.name == "my-run"
+    assert task.limits.duration == timedelta(days=1, hours=2, minutes=30)
+    assert (task.array, task.parallel) == ((IndexRange(1, 9, 4), IndexRange(20, 20)), 2)
+    assert (task.retry.preemption, task.retry.node) == (0, 0)
+    assert (task.env, task.grace) == ({"A": "1"}, timedelta(seconds=300))
+    assert task.image == "nvcr.io/nvidia/x:1"
+    again = read("-t 60", commands='scontrol requeue "$SLURM_JOB_ID"\n')
+    assert again.limits.duration is None  # each run has its time anew
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("1:30", 1.5), ("2:00:00", 120), ("1-0", 1440), ("1-2:3", 1563), ("0", None)],
+)
+def test_times(text: str, minutes: float | None) -> None:
+    assert read_minutes(text) == minutes
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--ntask=2", "did you mean --ntasks?"),
+        ("--nodes=two", "a number such as 2"),
+        ("--nodes=0", "a number such as 2"),
+        ("--time=1h", "minutes, or H:M:S"),
+        ("--mem=64GiB8", "a size such as"),
+        ("--mem=1G --mem-per-cpu=1G", "exclude each other"),
+        ("--gres=gpu:a100:2 --gpus-per-node=4", "keep one of the two lines"),
+        ("--gres=gpu:a100:2 --gpus-per-node=h100:2", "two types of GPUs"),
+        ("--array=5-1", "indices such as"),
+        ("--signal=NOPE@60", "a signal such as"),
+        ("--cpus-per-gpu=4", "asks for none"),
+        ("train.py", "is no option of sbatch"),
+        ("--comment='open", "cannot be read"),
+        ("--job-name", "has no value"),
+    ],
+)
+def test_mistakes_name_the_line(line: str, said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read("-n 2", line)
+    assert said in str(error.value)
+    assert "job.sbatch:3:" in str(error.value)
+
+
+def test_what_names_the_cluster_is_left_out_or_refused() -> None:
+    text = HEAD + "#SBATCH -p gpu -A lab\n#SBATCH --cpu-bind=cores\nsrun x\n#SBATCH -n 4\n"
+    found = parse_file(text, file="a.sh")
+    assert [(each.line, each.key) for each in found.kept] == [
+        (2, "--account"),
+        (2, "--partition"),
+        (5, "#SBATCH"),
+    ]
+    assert found.task is not None
+    with pytest.raises(SpecError, match="names jobs of a Slurm cluster"):
+        parse_task(HEAD + "#SBATCH -d afterok:123\nsrun x\n", file="a.sh")
+    with pytest.raises(SpecError, match="declares no parameter lr"):
+        parse_task(HEAD + "#SBATCH -n 1\nx\n", file="a.sh", params={"lr": 1})
+
+
+def test_the_command_is_the_whole_script_with_its_tools() -> None:
+    script = HEAD + "#SBATCH -n 2\necho '$A' \"`date`\" \\\n  x\n"
+    ready = parse_task(script, file="a.sh")
+    assert script.rstrip() in ready.run
+    assert "def run_step(" in ready.run
+    subprocess.run(["bash", "-n", "-c", ready.run], check=True)
+
+
+def test_lists_of_hosts() -> None:
+    assert node_tools.split_hosts("a[01-03,7],b") == ["a01", "a02", "a03", "a7", "b"]
+    assert node_tools.split_hosts("10.0.0.1,10.0.0.2") == ["10.0.0.1", "10.0.0.2"]
+    assert node_tools.shorten([2, 2, 1]) == "2(x2),1"
+    assert node_tools.share_out(5, 2, 0) == [3, 2]
+    assert node_tools.share_out(4, 2, 2) == [2, 2]
+    assert node_tools.write_numbers([0, 1, 2, 5]) == "0-2,5"
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "command"),
+    [
+        (
+            ["-n2", "-lu", "a", "-n", "9"],
+            {"ntasks": "2", "label": "1", "unbuffered": "1"},
+            "a -n 9",
+        ),
+        (["-K", "sh"], {"kill-on-bad-exit": "1"}, "sh"),
+        (
+            ["--exclusive=user", "--mpi=none", "--", "-x"],
+            {"exclusive": "user", "mpi": "none"},
+            "-x",
+        ),
+        (["--cpu-bind", "none", "a"], {"cpu-bind": "none"}, "a"),
+    ],
+)
+def test_options_of_srun(words: list[str], options: dict[str, str], command: str) -> None:
+    assert node_tools.parse_step(words) == (options, command.split())
+
+
+@pytest.mark.parametrize("words", [["-Z", "a"], ["--nope", "a"], ["-n"], ["-n", "2"]])
+def test_mistakes_of_srun(words: list[str]) -> None:
+    with pytest.raises(node_tools.Usage):
+        node_tools.parse_step(words)
+
+
+def run_script(folder: Path, lines: str, commands: str, **variables: str) -> tuple[int, str]:
+    """Run a script on this machine as a node does."""
+    folder.mkdir(exist_ok=True)
+    ready = parse_task(f"{HEAD}{lines}\n{commands}", file="job.sbatch")
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+        **{"CAVVY_JOB_ID": "j", "CAVVY_ATTEMPT": "1", "NODE_RANK": "0", "NNODES": "1"},
+        **{"CAVVY_HOSTS": "127.0.0.1", "CAVVY_MPI": f"{sys.executable} x", **variables},
+    }
+    done = subprocess.run(
+        ["bash", "-e", "-c", ready.run],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_list_of_hosts_may_be_cut_off(tmp_path: Path) -> None:
+    """`head` has often ended before `scontrol` writes."""
+    code, said = run_script(
+        tmp_path,
+        "#SBATCH -n 1",
+        "scontrol show hostnames 'a[1-20000]' | head -n 1\n" * 3,
+    )
+    assert (code, said) == (0, "a1\n" * 3)
+
+
+def test_gpus_of_steps(tmp_path: Path) -> None:
+    code, said = run_script(
+        tmp_path,
+        "#SBATCH -n 2 --gres=gpu:2 -o out.txt",
+        'echo "$SLURM_GPUS_ON_NODE $SLURM_JOB_GPUS"\n'
+        "srun bash -c 'echo all $SLURM_PROCID $CUDA_VISIBLE_DEVICES'\n"
+        "srun --gpus-per-task=1 bash -c 'echo one $SLURM_PROCID $CUDA_VISIBLE_DEVICES'\n"
+        "for i in 0 1; do srun -n1 --gres=gpu:1 --exact sh -c \\\n"
+        "  'echo own $CUDA_VISIBLE_DEVICES; until [ -e $0 ]; do sleep 0.02; done' $PWD/go & done\n"
+        'until [ "$(grep -c own out.txt)" = 2 ]; do sleep 0.05; done\n'
+        "touch go; wait\n",
+        CUDA_VISIBLE_DEVICES="3,5",
+        NPROC_PER_NODE="2",
+    )
+    assert code == 0, said
+    assert sorted(said.splitlines()) == sorted(
+        ["2 3,5", "all 0 3,5", "all 1 3,5", "one 0 3", "one 1 5", "own 3", "own 5"]
+    )
+    assert (tmp_path / "out.txt").read_text() == said
+
+
+def test_the_time_of_a_script_ends_it_after_its_signal(tmp_path: Path) -> None:
+    """`--signal` says how long before the end the script is warned."""
+    code, said = run_script(
+        tmp_path,
+        "#SBATCH -t 0:01 --signal=B:USR1@1",
+        "trap 'echo warned; exit 3' USR1\nfor i in $(seq 3000); do sleep 0.02; done\n",
+    )
+    assert (code, said) == (3, "warned\n")
+    code, said = run_script(tmp_path, "#SBATCH -t 0:01", "srun sleep 60\necho on\n")
+    assert code == 143
+    assert "DUE TO TIME LIMIT" in said
+
+
+def test_a_script_asks_to_run_again(tmp_path: Path) -> None:
+    code, said = run_script(
+        tmp_path,
+        "#SBATCH --requeue",
+        "echo ${SLURM_RESTART_COUNT:-none}; scontrol requeue $SLURM_JOB_ID; sleep 60\n",
+        CAVVY_ATTEMPT="2",
+    )
+    assert code == 75  # of which Cavvy makes another attempt
+    assert said.splitlines()[0] == "1"
+
+
+def test_a_notice_reaches_the_program_as_the_signal_that_the_script_names(tmp_path: Path) -> None:
+    ready = parse_task(
+        f"{HEAD}#SBATCH --signal=USR1@60\n"
+        "srun bash -c 'trap \"echo saves; exit 0\" USR1; echo ready; while sleep 0.1; do :; done'\n",
+        file="job.sbatch",
+    )
+    env = {**os.environ, "CAVVY_JOB_ID": "j", "NNODES": "1", "CAVVY_MPI": sys.executable}
+    env["CAVVY_HOSTS"] = "127.0.0.1"
+    with subprocess.Popen(
+        ["bash", "-c", ready.run], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        (tools,) = list_children()[job.pid]
+        os.kill(tools, signal.SIGTERM)
+        assert job.stdout.read() == "saves\n"
+    assert job.returncode == 0
+
+
+def test_the_plan_of_a_script_is_plain(tmp_path: Path) -> None:
+    found = parse_file(f"{HEAD}#SBATCH -N 2 -n 4 -t 5\nx\n", file="a.sh")
+    plan = json.loads(found.before)
+    assert (plan["ntasks"], plan["tasks_per_node"], plan["time_s"]) == (4, 2, 300)
