@@ -64,6 +64,7 @@ def command(
 def _validate(
     files: tuple[str, ...], params: dict[str, str], dialect: str, project: str | None, output: str
 ) -> int:
+    from cavvy.cli.task.options import read_script_task
     from cavvy.cli.task.problems import check_task, find_refusal
     from cavvy.domain.values import replace
     from cavvy.spec import SpecError
@@ -77,6 +78,8 @@ def _validate(
         try:
             text = sys.stdin.read() if file == "-" else None
             options = ReadOptions(dialect=dialect, text=text)
+            if not dialect and (script := read_script_task(file, None, {})):
+                options = ReadOptions(dialect="cavvy", text=script, takes_folder=True)
             found = load_file(file, params, now=datetime.now(UTC), options=options)
             notes = check_task(file, found, Path(file).absolute().parent, whole=True)
             found = replace(found, notes=(*found.notes, *notes))

@@ -64,6 +64,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     ),
     "docs/guides/from-skypilot-and-dstack.md": (),
     "docs/guides/from-slurm.md": (),
+    "docs/guides/scripts.md": (),
     "docs/guides/join.md": (),
     "docs/guides/machines.md": (),
     "docs/guides/offers.md": (f"cp {SHIPPED} catalog.db",),

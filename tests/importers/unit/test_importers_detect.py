@@ -86,7 +86,7 @@ SCRIPT = "#!/usr/bin/env -S bash -e\n#PBS -l select=2\nmodule load cuda\nmpirun 
     ("name", "text", "kind", "command"),
     [
         ("x y", SCRIPT, "a batch script of PBS", "bash 'x y'"),
-        ("t.py", 'import torch\nprint({"a": 1})\n', "a script", "python t.py"),
+        ("t.py", 'import torch\nprint({"a": 1})\n', "a script", "cavvy run"),
         ("compose.yaml", "services: {llm: {image: x}}\n", "for Docker Compose", "`image`"),
     ],
 )

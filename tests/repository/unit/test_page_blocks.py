@@ -67,6 +67,7 @@ PLACES = {
 }
 # By page and beginning of the block.
 NOT_RUN = {
+    ("guides/scripts.md", "cavvy plan train.py"): "a GPU",
     ("guides/access.md", "cavvy forward digits"): "a node that is another machine",
     ("guides/access.md", "ssh digits"): "OpenSSH reads the home folder of /etc/passwd",
     ("guides/console.md", "cavvy console --listen 0"): "a certificate",
@@ -162,7 +163,7 @@ def find_class(block: Block) -> str:
         return "another program's"
     if block.language == "console":
         return "runs" if f"docs/{block.page}" in PAGES else ""
-    if block.language == "python" and find_file_name(block.text) and f"docs/{block.page}" in TOURS:
+    if block.language == "python" and find_file_name(block.text) and f"docs/{block.page}" in PAGES:
         return "runs"
     if block.language == "python":
         return "runs" if block.page in PROGRAMS else "compiled" if block.page in ELSEWHERE else ""

@@ -265,7 +265,11 @@ def _read_options(
 
     text = sys.stdin.read() if file == "-" else None
     takes_folder = False
-    if words:
+    script = None if dialect or "run" in overrides else read_script_task(file, words, overrides)
+    if file is not None and script is not None:
+        text, dialect, takes_folder = script, "cavvy", True
+        file = Path(file).stem
+    elif words:
         # A single word is a command line for the shell, as with ssh. Several words are a program
         # and its arguments.
         line = words[0] if len(words) == 1 else shlex.join(words)
@@ -286,7 +290,7 @@ def _read_options(
     if file is None or not file.strip() or words == []:
         other = ", - or a command after --" if takes_command else " or -"
         raise click.UsageError(f"expected a task file{other}")
-    if words is None and takes_command and _looks_like_command(file):
+    if words is None and script is None and takes_command and _looks_like_command(file):
         # a shell that reads the hint must not take `;` or `$` for its own
         plain = re.fullmatch(r"[\w@%+=:,./ -]+", file) is not None
         hint = _advise_command(context, file if plain else shlex.quote(file))
@@ -336,6 +340,37 @@ def _say_folder() -> str:
     if not (unfit := explain_unfit(Path.cwd())):
         return "--workdir . submits this folder"
     return f"--workdir FOLDER submits a folder, but not {Path.cwd()}, because {unfit}"
+
+
+def read_script_task(
+    file: str | None, words: list[str] | None, overrides: dict[str, Any]
+) -> str | None:
+    """Return the task of a script of Python or of a shell, as the text of a task file, or None if
+    the file is none. `words` are the script's arguments.
+    """
+    if file is None or file == "-" or file.endswith((".yaml", ".yml")) or not os.path.isfile(file):
+        return None
+    from cavvy.importers.scripts import is_script, read_script
+
+    path = Path(file)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None  # the reader of task files says why
+    if not is_script(path, text):
+        return None
+    gpus = overrides.get("resources", {}).get("gpu") or []
+    counts = [each.rpartition(":")[2] for each in ([gpus] if isinstance(gpus, str) else gpus)]
+    most = max((int(each) if each.isdecimal() else 1 for each in counts), default=1)
+    nodes = str(overrides.get("nodes") or 1)
+    processes = most * (int(nodes) if nodes.isdecimal() else 1)
+    try:
+        found = read_script(path, text, words or [], Path.cwd(), processes=processes)
+    except ValueError as error:
+        raise CommandFailure(str(error), exit_code=2) from None
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
+    return json.dumps(found.keys)
 
 
 def _names_file(line: str) -> bool:

@@ -1,0 +1,130 @@
+"""Scripts of Python and of a shell as tasks."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cavvy.cli.main import cli
+from cavvy.importers.scripts import is_script, read_script
+
+HEAD = '# /// script\n# dependencies = [\n#   "numpy>=2",\n#   "a b",\n# ]\n# ///\n'
+DISTRIBUTED = "import torch.distributed as dist\ndist.init_process_group()\n"
+
+
+def make(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def read(path: Path, *arguments: str, processes: int = 1) -> dict[str, object]:
+    return read_script(path, path.read_text(), arguments, path.parent, processes=processes).keys
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_one"),
+    [
+        ("train.py", "print(1)\n", True),
+        ("run.sh", "echo\n", True),
+        ("run", "#!/usr/bin/env python3\n", True),
+        ("task", "#!/usr/bin/env -S cavvy run\nrun: x\n", False),
+        ("job.sh", "#!/bin/bash\n#SBATCH -N 2\n", False),
+        ("a.yaml", "#!/bin/sh\n", False),
+        ("data.txt", "x\n", False),
+    ],
+)
+def test_scripts_are_known(tmp_path: Path, name: str, text: str, is_one: bool) -> None:
+    assert is_script(tmp_path / name, text) is is_one
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "run"),
+    [
+        ("t.py", "x", "exec python3 t.py --lr '0 1'"),
+        ("t.sh", "x", "exec bash t.sh --lr '0 1'"),
+        ("t.sh", "#!/bin/sh -eu\nx", "exec sh -eu t.sh --lr '0 1'"),
+        ("t", "#!/usr/bin/env -S python3.12 -u\nx", "exec python3 -u t --lr '0 1'"),
+        ("t", "#!/usr/bin/perl\nx", "exec perl t --lr '0 1'"),
+    ],
+)
+def test_commands(tmp_path: Path, name: str, text: str, run: str) -> None:
+    assert read(make(tmp_path / name, text), "--lr", "0 1") == {"run": run}
+
+
+def test_torchrun_is_put_before_what_uses_several_gpus(tmp_path: Path) -> None:
+    script = make(tmp_path / "t.py", DISTRIBUTED)
+    assert read(script) == {"run": "exec python3 t.py"}
+    assert str(read(script, processes=8)["run"]).startswith('exec torchrun --nnodes "$NNODES" ')
+    assert str(read(script, "-x", processes=8)["run"]).endswith(" t.py -x")
+    plain = make(tmp_path / "p.py", "import torch\n")
+    spawns = make(tmp_path / "s.py", DISTRIBUTED + "mp.spawn(main, nprocs=8)\n")
+    for each in (plain, spawns):
+        assert read(each, processes=8) == {"run": f"exec python3 {each.name}"}
+    said = read_script(script, DISTRIBUTED, [], tmp_path, processes=8).notes
+    assert said == (
+        "t.py uses torch.distributed, so torchrun starts it once for each of the 8 GPUs",
+    )
+
+
+def test_dependencies_of_the_head(tmp_path: Path) -> None:
+    script = make(tmp_path / "t.py", f"#!/usr/bin/env python3\n{HEAD}x\n")
+    setup = read(script)["setup"]
+    assert setup == {"run": "python3 -m pip install 'numpy>=2' 'a b'", "uses": []}
+    make(tmp_path / "requirements.txt", "torch\n")  # the head is all that counts
+    assert read(script)["setup"] == setup
+    empty = make(tmp_path / "e.py", "# /// script\n# requires-python = '>=3.12'\n# ///\n")
+    found = read_script(empty, empty.read_text(), [], tmp_path, processes=1)
+    assert found.notes == ("e.py needs Python >=3.12; the node's own python3 runs it",)
+    assert "setup" not in found.keys
+
+
+def test_dependencies_of_the_nearest_file(tmp_path: Path) -> None:
+    script = make(tmp_path / "src/t.py", "x\n")
+
+    def setup() -> object:
+        return read_script(script, "x\n", [], tmp_path, processes=1).keys.get("setup")
+
+    assert setup() is None
+    make(tmp_path / "pyproject.toml", "[tool.ruff]\n")
+    assert setup() is None
+    make(tmp_path / "pyproject.toml", "[project]\nname = 'x'\ndependencies = ['a']\n")
+    assert setup() == {"run": "python3 -m pip install ."}
+    make(tmp_path / "requirements.txt", "a\n")
+    want = {"run": "python3 -m pip install -r requirements.txt", "uses": ["requirements.txt"]}
+    assert setup() == want
+    make(tmp_path / "uv.lock", "")
+    found = setup()
+    assert isinstance(found, dict)
+    assert found["uses"] == ["uv.lock", "pyproject.toml"]
+    make(tmp_path / "src/requirements.txt", "b\n")
+    found = setup()
+    assert isinstance(found, dict)
+    assert found["uses"] == ["src/requirements.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(f"{HEAD}x = 1\n{HEAD}", "appears twice"), (HEAD.replace("[", "{", 1), "t.py:1: the head")],
+)
+def test_a_wrong_head_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read(make(tmp_path / "t.py", text))
+
+
+def test_the_commands_take_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path / "repo")], check=True)
+    script = make(tmp_path / "repo/train.py", DISTRIBUTED)
+    monkeypatch.chdir(script.parent)
+    result = CliRunner().invoke(cli, ["validate", "train.py", "-o", "json"])
+    (found,) = json.loads(result.stdout)
+    assert found["task"]["run"] == "exec python3 train.py"
+    assert found["task"]["workdir"] == {"path": ".", "git": None, "commit": None}
+    options = ["--gpu", "H100:8", "--limit", "1", "-o", "json"]
+    result = CliRunner().invoke(cli, ["plan", "train.py", *options, "--", "--lr", "1"])
+    assert "torchrun starts it once for each of the 8 GPUs" in result.stderr
+    make(tmp_path / "repo/bad.py", f"{HEAD}x = 1\n{HEAD}")
+    result = CliRunner().invoke(cli, ["plan", "bad.py"])
+    assert (result.exit_code, "appears twice" in result.output) == (2, True)
