@@ -29,7 +29,7 @@ class Announcement(Struct, frozen=True, kw_only=True):
 
     event: str  # "budget", or one of a capability's `events`
     project: str
-    user: str = ""  # whom it concerns; "": everyone in the project
+    user: str = ""  # the user that it concerns; "": everyone in the project
     text: str
     at: datetime
 

@@ -60,7 +60,7 @@ def find_doubtful(
 ) -> list[DoubtfulFolder]:
     """Return those of the `parts` of a task that need a question. `folder` is that of the task's
     file, and `snapshot` has the files of the parts, in their order. A private key needs one unless
-    git tracks it: whoever has the repository has such a key already. If the user has `named` the
+    git tracks it: all who have the repository have such a key already. If the user has `named` the
     working folder, it needs none, unless it leads elsewhere by a link of a repository. A working
     folder that the file does not name is Cavvy's `own` choice between the file's folder and the
     current one: it is asked for if it has credentials. Other files and folders need one outside of

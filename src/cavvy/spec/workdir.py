@@ -182,7 +182,7 @@ def list_folder(
 
 def _name_untracked(folder: Path, found: Sequence[Found]) -> list[str]:
     """Return a message about the files that git does not track and that no ignore file names: of
-    these alone, nobody has said yet whether others may have them. What its owner has closed to
+    these alone, no one has said yet whether others may have them. What its owner has closed to
     other users is named first, and then what is hidden.
     """
     untracked = [
