@@ -12,6 +12,7 @@ from cavvy.spec.translation import Dialect, Translation
 if TYPE_CHECKING:
     from cavvy.importers.devcontainer import DevContainer
     from cavvy.importers.dstack.profiles import ProfiledText
+    from cavvy.importers.scripts import ScriptTask
     from cavvy.spec.problems import ProblemNotes
     from cavvy.spec.tree import Node
 
@@ -89,3 +90,18 @@ def read_devcontainer(path: Path, environ: Mapping[str, str]) -> "DevContainer":
     from cavvy.importers import devcontainer
 
     return devcontainer.read_file(path, environ)
+
+
+def read_script(
+    path: Path, arguments: Sequence[str], here: Path, *, processes: int
+) -> "ScriptTask | None":
+    """Return the task of a script in the folder `here`, or None if the file is no script.
+    `processes` is how many GPUs its job has. Raises ValueError for a head that cannot be read, and
+    OSError.
+    """
+    from cavvy.importers import scripts
+
+    text = path.read_text("utf-8")
+    if not scripts.is_script(path, text):
+        return None
+    return scripts.read_script(path, text, arguments, here, processes=processes)

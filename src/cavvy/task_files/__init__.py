@@ -27,6 +27,7 @@ from cavvy.task_files.detect import (
 )
 
 if TYPE_CHECKING:
+    from cavvy.importers.scripts import ScriptTask
     from cavvy.spec.fields.params import WrittenValue
     from cavvy.spec.tree import Node, ScalarNode
 
@@ -39,6 +40,7 @@ __all__ = [
     "Translation",
     "find_local",
     "load_file",
+    "load_script",
     "load_task",
     "load_tasks",
     "parse_file",
@@ -271,6 +273,18 @@ def parse_task(
     """
     found = _parse(text, file, params, now, options)
     return _make_ready(found, ProblemNotes(file, text, now), options)
+
+
+def load_script(
+    path: str | Path, arguments: Sequence[str], *, processes: int = 1
+) -> "ScriptTask | None":
+    """Return the task of a script of Python or of a shell in the current folder, or None if the
+    file is no script. `processes` is how many GPUs its job has. Raises ValueError for a head that
+    cannot be read, and OSError.
+    """
+    from cavvy.importers import read_script
+
+    return read_script(Path(path), arguments, Path.cwd(), processes=processes)
 
 
 def find_local(path: str, folder: Path) -> Path:

@@ -350,24 +350,21 @@ def read_script_task(
     """
     if file is None or file == "-" or file.endswith((".yaml", ".yml")) or not os.path.isfile(file):
         return None
-    from cavvy.importers.scripts import is_script, read_script
+    from cavvy.task_files import load_script
 
-    path = Path(file)
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None  # the reader of task files says why
-    if not is_script(path, text):
-        return None
     gpus = overrides.get("resources", {}).get("gpu") or []
     counts = [each.rpartition(":")[2] for each in ([gpus] if isinstance(gpus, str) else gpus)]
     most = max((int(each) if each.isdecimal() else 1 for each in counts), default=1)
     nodes = str(overrides.get("nodes") or 1)
     processes = most * (int(nodes) if nodes.isdecimal() else 1)
     try:
-        found = read_script(path, text, words or [], Path.cwd(), processes=processes)
+        found = load_script(file, words or [], processes=processes)
+    except (OSError, UnicodeDecodeError):
+        return None  # the reader of task files says why
     except ValueError as error:
         raise CommandFailure(str(error), exit_code=2) from None
+    if found is None:
+        return None
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
     return json.dumps(found.keys)
