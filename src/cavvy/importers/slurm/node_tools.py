@@ -87,10 +87,10 @@ def run_batch(words: list[str]) -> int:
     with open(os.path.join(folder, "steps.json"), "w", encoding="utf-8") as file:
         json.dump({"next": 0, "steps": {}}, file)
     env = {**os.environ, **make_variables(plan, nodes)}
-    return BatchRun(plan, env).run(words)
+    return ScriptRun(plan, env).run(words)
 
 
-class BatchRun:
+class ScriptRun:
     """Runs the script, copies its output into its files, and passes signals on."""
 
     def __init__(self, plan: dict[str, Any], env: dict[str, str]) -> None:
@@ -427,7 +427,7 @@ def run_step(words: list[str]) -> int:
         told = True
         time.sleep(LOOK_S)
     try:
-        return StepRun(step, taken).run()
+        return SlurmStep(step, taken).run()
     finally:
         with open_steps() as state:
             state["steps"].pop(step["id"], None)
@@ -558,7 +558,7 @@ def take_nodes(step: dict[str, Any]) -> list[dict[str, Any]] | None:
     return chosen
 
 
-class StepRun:
+class SlurmStep:
     """The tasks of one srun on the nodes of a job."""
 
     def __init__(self, step: dict[str, Any], taken: list[dict[str, Any]]) -> None:
