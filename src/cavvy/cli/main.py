@@ -79,7 +79,6 @@ _OWN: dict[str, dict[str, str]] = {
     "Account and clean up": {
         "cost": "Show spending by job, tag, user, project, GPU or provider.",
         "budget": "Limit the monthly spending of a project, a user or a tag.",
-        "notify": "Send messages about jobs and budgets to Slack, Teams, mail and others.",
         "advise": "List avoidable costs, with dollars per month and remedies.",
         "reserve": "Show which commitments to clouds would save money.",
         "diff": "Show what differed between two runs.",

@@ -37,14 +37,6 @@ from cavvy.control.markets import (
     StandbyGangs,
 )
 from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
-from cavvy.control.notices import (
-    NOTICES,
-    NoticeSender,
-    OpenAddress,
-    SendNotice,
-    is_notice_key,
-    send_message,
-)
 from cavvy.control.parts import ControlParts, OpenSealed, OwnReconciler
 from cavvy.control.provider_bills import BillAudit, StorageMeter
 from cavvy.control.provider_pool import ProviderPool, ProviderTasks
@@ -114,8 +106,6 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     deposits: DepositDependencies | None = None  # None: nodes store no results in buckets
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
-    open_address: OpenAddress | None = None  # of targets of notices; None: no notices are sent
-    send_notice: SendNotice = send_message
     open_sealed: OpenSealed | None = None  # for the reconcilers of capabilities
     discounts: Sequence[Discount] = ()
     retention: RetentionDays | None = None  # None: everything is kept
@@ -160,7 +150,6 @@ class ControlPlane:
         self._name_gang = partial(gang_name, installation)
         self._warm = self._make_warm()
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
-        self.notices = self._make_notices()
         self.fair_queue = FairQueue(store, dependencies.half_life, dependencies.min_run)
         self.start_estimator = StartEstimator(store, self.pool, self.fair_queue)
         self._queue = self._make_queue()
@@ -197,7 +186,8 @@ class ControlPlane:
             except Exception as error:  # noqa: BLE001 - code of others raises anything
                 say_left_out(capability, "its reconciler", error)
             else:
-                yield made
+                if made is not None:
+                    yield made
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return the reconciler of this type that a capability has contributed, or None."""
@@ -208,7 +198,7 @@ class ControlPlane:
 
     def _is_slow(self, key: str) -> bool:
         """Return whether the work for a key waits for a server that a user chose."""
-        if is_webhook_key(key) or is_notice_key(key):
+        if is_webhook_key(key):
             return True
         owner = self._find_owner(key)
         return owner is not None and owner.waits_outside
@@ -235,13 +225,6 @@ class ControlPlane:
     def _make_reporters(self, post: Post | None) -> tuple[BudgetKeeper, Webhooks]:
         given = self._store, self._clock, post
         return BudgetKeeper(*given), Webhooks(*given)
-
-    def _make_notices(self) -> NoticeSender | None:
-        outside = self._outside
-        if outside.open_address is None:
-            return None
-        given = self._store, self._clock, self.hint
-        return NoticeSender(*given, outside.open_address, outside.read_targets, outside.send_notice)
 
     def _make_jobs(self, ids: JobIds | None) -> JobService:
         return JobService(
@@ -512,7 +495,7 @@ class ControlPlane:
         after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
         if self._outside.retention is not None:
             after[RETENTION] = FIRST
-        keys = [QUEUE, BUDGETS, NOTICES, *after]
+        keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
@@ -614,8 +597,6 @@ class ControlPlane:
             return await self.retention.reconcile()
         if key == BUDGETS:
             return await self.budgets.reconcile()
-        if key == NOTICES or is_notice_key(key):
-            return await self._reconcile_notices(key)
         if key == UPLOADS:
             await self.uploads.sweep(remove=True)
             await self.deposits.sweep()
@@ -639,11 +620,6 @@ class ControlPlane:
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
         return again
-
-    async def _reconcile_notices(self, key: str) -> timedelta | None:
-        if self.notices is None:
-            return None
-        return await (self.notices.look() if key == NOTICES else self.notices.reconcile(key))
 
     async def _sweep(self, key: str) -> timedelta | None:
         self.hint(UPLOADS)

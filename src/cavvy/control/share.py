@@ -14,7 +14,6 @@ from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import ControlClock
 from cavvy.control.garbage_collector import SWEEP
-from cavvy.control.notices import NOTICES
 from cavvy.control.reconcile import HOSTS, UPLOADS
 from cavvy.control.webhooks import is_webhook_key, job_of_webhook
 from cavvy.control.worklist import QUEUE, is_calls_key, service_of_calls
@@ -43,7 +42,7 @@ def lease_of(key: str) -> str:
     """Return the lease to which a key belongs."""
     if key == QUEUE:
         return QUEUE_LEASE
-    if key in (SWEEP, UPLOADS, HOSTS, BUDGETS, NOTICES):
+    if key in (SWEEP, UPLOADS, HOSTS, BUDGETS):
         return SWEEP_LEASE
     if is_calls_key(key):
         return shard_of(service_of_calls(key))

@@ -52,7 +52,7 @@ MANIFEST = "manifest.json"
 DATABASE = "cavvy.db"
 FORMAT = 1
 # tables of the core with values that the key of secrets encrypts
-_SEALED = ("secrets", "provider_credentials", "notice_targets")
+_SEALED = ("secrets", "provider_credentials")
 
 # Folders whose files a comparison with the providers does not need.
 _LARGE = ("folders/", "logs/", "storage/")

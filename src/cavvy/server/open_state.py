@@ -30,7 +30,6 @@ from cavvy.control.share import WorkShare
 from cavvy.control.webhooks import post_json
 from cavvy.costs.discounts import Discount, parse_discounts
 from cavvy.domain.credentials import mark_account, name_account
-from cavvy.domain.notices import NoticeTarget
 from cavvy.domain.offers import Offer
 from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING, RetentionDays
 from cavvy.domain.shares import HALF_LIFE_SETTING, MIN_RUN_SETTING
@@ -542,9 +541,6 @@ def make_dependencies(
             lambda: {name: sealer.unseal(project, name, value) for name, value in known.items()}
         )
 
-    async def open_address(target: NoticeTarget) -> str:
-        return await to_thread(sealer.unseal, target.project, target.bound_name, target.sealed)
-
     async def open_sealed(project: str, name: str, sealed: bytes) -> str:
         return await to_thread(sealer.unseal, project, name, sealed)
 
@@ -568,7 +564,6 @@ def make_dependencies(
         environment=ChainMap({OWN_FILES: files.bucket_url}, os.environ),
         read_targets=read_allowed,
         post=post,
-        open_address=open_address,
         open_sealed=open_sealed,
         step_keeper=StepKeeper(blobs=files.blobs.of, sealer=sealer),
         egress=lambda: to_thread(read_egress),

@@ -64,7 +64,6 @@ _USES = (
     "recipes",
     "secrets",
     "provider_credentials",
-    "notice_targets",
     "charges",
     "role_bindings",
     "group_roles",

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
-from cavvy.domain.events import ChargeKind
+from cavvy.domain.events import Announcement, ChargeKind
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.units import HourlyRate
-from cavvy.domain.values import replace
+from cavvy.store.announcements import tell
 from cavvy.store.base import RowNotFound
 from cavvy.store.documents import decode_budget, encode, to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
-from cavvy.store.notices import add_budget_notices
 from cavvy.store.rows import insert_into
 
 _SELECT = "SELECT document FROM budgets ORDER BY name"
@@ -90,9 +89,9 @@ class SqlBudgets:
         now: datetime,
         texts: Mapping[str, str] | None = None,
     ) -> bool:
-        """Record that an alert is being sent, and store its notices: `text` for the targets of the
-        budget's project or user and, if the budget is of a tag or a service in all projects, the
-        text of each project in `texts` for those of the project. Returns False if the alert was
+        """Record that an alert is being sent, and announce it: `text` in the budget's project or to
+        its user and, if the budget is of a tag or a service in all projects, the text of each
+        project in `texts` in that project. Returns False if the alert was
         recorded before.
         """
         values = (budget.name, to_micros(month), percent)
@@ -100,10 +99,16 @@ class SqlBudgets:
         def claim(session: DatabaseSession) -> bool:
             if session.run(_CLAIM, values).rowcount == 0:
                 return False
-            add_budget_notices(session, budget, text, now)
+            shown = {budget.project: text}
             if not budget.project and (budget.tag or budget.service):
-                for project, own in (texts or {}).items():
-                    add_budget_notices(session, replace(budget, project=project), own, now)
+                shown |= texts or {}
+            tell(
+                session,
+                [
+                    Announcement(event="budget", project=each, user=budget.user, text=own, at=now)
+                    for each, own in shown.items()
+                ],
+            )
             return True
 
         return await self._write(claim)

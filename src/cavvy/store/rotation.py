@@ -4,14 +4,14 @@ from asyncio import to_thread
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from cavvy.domain.credentials import SealedCredential
-from cavvy.domain.notices import NoticeTarget
 from cavvy.domain.values import Struct
+from cavvy.frame.discover import load
 from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.keys import WrappingKey
+from cavvy.store.own_tables import list_own_migrations
 from cavvy.store.secrets import SecretSealer, find_key_id
 from cavvy.store.sql import Store
 
@@ -28,11 +28,11 @@ class SealedValue(Protocol):
 
 
 class SealedValues(Protocol):
-    """The encrypted values of a capability, made from the store."""
+    """The encrypted values of a capability, made from the functions of `Store.database`."""
 
     async def list_sealed(self) -> Sequence[SealedValue]: ...
 
-    async def reseal_value(self, value: SealedValue, sealed: bytes) -> bool:
+    async def reseal(self, value: Any, sealed: bytes) -> bool:
         """Replace a value unless it has changed meanwhile; return whether it was replaced."""
         ...
 
@@ -72,7 +72,8 @@ async def list_keys(
     keys, current = await to_thread(_find_keys, sealer, file_keys)
     sealed = [each.sealed for each in await store.all_secrets()]
     sealed += [each.sealed for each in await store.provider_credentials.list()]
-    sealed += [each.sealed for each in await store.notices.targets()]
+    for own in _list_own(store):
+        sealed += [each.sealed for each in await own.list_sealed()]
     used = Counter(map(find_key_id, sealed))
     files = await to_thread(
         lambda: Counter(each.key_id for each in file_keys.uses()) if file_keys else Counter()
@@ -126,11 +127,12 @@ async def rotate_key(
             encrypted += await _reseal(store, sealer, secret)
         except StoreUnusable as error:
             unreadable.append((secret.project, secret.name, str(error)))
-    credentials, notices = store.provider_credentials, store.notices
-    others: list[tuple[SealedCredential | NoticeTarget, Callable[[bytes], Awaitable[bool]]]] = [
-        *((each, partial(credentials.reseal, each)) for each in await credentials.list()),
-        *((each, partial(notices.reseal, each)) for each in await notices.targets()),
+    credentials = store.provider_credentials
+    others: list[tuple[SealedValue, Callable[[bytes], Awaitable[bool]]]] = [
+        (each, partial(credentials.reseal, each)) for each in await credentials.list()
     ]
+    for own in _list_own(store):
+        others += [(each, partial(own.reseal, each)) for each in await own.list_sealed()]
     for found, reseal in others:
         project, name = found.project, found.bound_name
         try:
@@ -143,6 +145,12 @@ async def rotate_key(
         files, problems = await to_thread(file_keys.rotate)
         unreadable += problems
     return KeyRotation(key=key, encrypted=encrypted, files=files, unreadable=unreadable)
+
+
+def _list_own(store: Store) -> list[SealedValues]:
+    """Return the encrypted values of the capabilities."""
+    tables = [each.tables for each in list_own_migrations() if each.tables.reseal]
+    return [load(each.reseal)(*store.database) for each in tables]
 
 
 async def _reseal(store: Store, sealer: SecretSealer, secret: SealedSecret) -> bool:

@@ -63,7 +63,6 @@ from cavvy.store.job_search import FoundJobs, JobSearch, find_condition, find_or
 from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
-from cavvy.store.notices import SqlNotices
 from cavvy.store.own_tables import list_left_out
 from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
@@ -177,7 +176,6 @@ class Store:
             SqlMaintenance(self._read_brief, self._write),
         )
         self.edge = SqlEdge(*database)
-        self.notices = SqlNotices(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     @property

@@ -45,7 +45,6 @@ from cavvy.store.drivers import DatabaseSession
 from cavvy.store.figures import write_figures
 from cavvy.store.ledger import find_posted, post_bill
 from cavvy.store.maintenance import CLOSED
-from cavvy.store.notices import add_job_notices
 from cavvy.store.rows import (
     ALLOCATIONS,
     CHARGES,
@@ -311,7 +310,6 @@ def _write_charges(
 
 
 def _write_events(session: DatabaseSession, events: Sequence[Event]) -> None:
-    add_job_notices(session, events)
     tell(session, events)
     if session.driver.is_sqlite:
         for event in events:

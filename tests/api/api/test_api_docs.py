@@ -58,7 +58,7 @@ def test_commands_know_the_hint_that_is_not_for_their_users() -> None:
 
 
 def test_every_code_is_raised_somewhere() -> None:
-    rooms = (ROOT / "src/cavvy/api", ROOT / "src/cavvy/server")
+    rooms = [ROOT / "src/cavvy" / each for each in ("api", "server", "capabilities")]
     source = "".join(path.read_text("utf-8") for room in rooms for path in room.rglob("*.py"))
     raised = set(re.findall(r'(?:Problem|Later)\(\s*"([a-z-]+)"', source))
     either = re.findall(r'Problem\("([a-z-]+)" if [^,]* else "([a-z-]+)"', source)

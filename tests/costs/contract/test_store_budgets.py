@@ -3,14 +3,12 @@
 from datetime import UTC, datetime, timedelta
 
 from tests.contract.store_suite import NOW, after, begin, make_charge, make_job, submit
-from tests.notices.contract.test_store_notices import put as put_target
 
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase, JobRecord
-from cavvy.domain.notices import NoticeEvent
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
@@ -116,9 +114,8 @@ def test_spending_of_one_project_warns_the_jobs_of_another_before_it_stops_them(
         store, clock = MemoryStore(), VirtualClock(after(60))
         budget = replace(_BUDGET, project="", tag="study=x", limit=Money(125_000), alerts=(80,))
         await store.budgets.put(budget)
-        jobs, targets = {}, {}
+        jobs = {}
         for project in ("p", "q"):
-            targets[project] = await put_target(store, "t", NoticeEvent.BUDGET, project=project)
             task = replace(make_job(project).task, project=project, tags={"study": "x"})
             jobs[project] = await run_job(store, project, project=project, task=task)
         await clock.sleep_until(after(61))
@@ -128,7 +125,5 @@ def test_spending_of_one_project_warns_the_jobs_of_another_before_it_stops_them(
             told = [each for each in await store.events(job.id) if each.kind == "budget"]
             assert [each.text.partition(" is spent")[0] for each in told] == ["80% of the budget b"]
             assert told[0].text.endswith(f"of it in project {project}")
-            (notice,) = await store.notices.waiting(targets[project], 9)
-            assert notice.text.endswith(f"of it in project {project}")
 
     run_virtual(play())

@@ -9,6 +9,7 @@ from tests.api.api.test_api_accounts import add, call, code
 from tests.api.api_state import Api, open_api
 from tests.receivers import HttpReceiver
 
+from cavvy.capabilities.notices.rows import SqlNotices
 from cavvy.store.rotation import list_keys, rotate_key
 
 BASE = "/v1/projects/team/notices"
@@ -104,10 +105,10 @@ async def test_a_test_message_and_a_failed_job_reach_the_receiver(tmp_path: Path
 async def test_addresses_are_encrypted_again_with_a_new_key(api: Api) -> None:
     assert (await api.http.put(f"{BASE}/ops", json=ASK)).status_code == 204
     store, sealer = api.app_state.store, api.app_state.sealer
-    before = await store.notices.target("team", "ops")
+    before = await SqlNotices(*store.database).target("team", "ops")
     assert b"s3cret" not in before.sealed
     assert (await rotate_key(store, sealer)).encrypted == 1
-    after = await store.notices.target("team", "ops")
+    after = await SqlNotices(*store.database).target("team", "ops")
     assert after.sealed != before.sealed
     assert sealer.unseal("team", after.bound_name, after.sealed) == ASK["address"]
     assert [each.secrets for each in await list_keys(store, sealer)] == [1, 0]

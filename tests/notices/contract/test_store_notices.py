@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 from tests.contract.store_suite import NOW, make_event, submit
 
+from cavvy.capabilities.notices.notice import Notice, NoticeChannel, NoticeEvent, NoticeTarget
+from cavvy.capabilities.notices.rows import SqlNotices
+from cavvy.control.clock import run_virtual
 from cavvy.domain.budgets import SpendingBudget
+from cavvy.domain.events import Announcement
 from cavvy.domain.ledger import month_of
-from cavvy.domain.notices import Notice, NoticeChannel, NoticeEvent, NoticeTarget
 from cavvy.domain.units import Money
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
+from cavvy.store.open import MemoryStore
 from cavvy.store.sql import Store
 
 
@@ -25,12 +29,14 @@ async def put(store: Store, name: str, *events: str, **fields: Any) -> NoticeTar
             **fields,
         }
     )
-    await store.notices.put(target)
+    await SqlNotices(*store.database).put(target)
     return target
 
 
 async def waiting(store: Store, target: NoticeTarget) -> list[tuple[str, str]]:
-    return [(each.event, each.job) for each in await store.notices.waiting(target, 99)]
+    return [
+        (each.event, each.job) for each in await SqlNotices(*store.database).waiting(target, 99)
+    ]
 
 
 async def test_notices_go_to_the_targets_of_their_project_user_and_event(store: Store) -> None:
@@ -56,7 +62,7 @@ async def test_notices_go_to_the_targets_of_their_project_user_and_event(store: 
     assert sorted(await waiting(store, failed)) == [("failed", "one"), ("failed", "two")]
     assert sorted(await waiting(store, adas)) == [("done", "one"), ("failed", "one")]
     assert await waiting(store, foreign) == []
-    assert sorted(await store.notices.due_targets(NOW)) == [
+    assert sorted(await SqlNotices(*store.database).due_targets(NOW)) == [
         ("p", "adas"),
         ("p", "every"),
         ("p", "failed"),
@@ -99,20 +105,51 @@ async def test_notices_are_postponed_removed_and_deleted_with_their_target(store
     for number in range(3):
         job = await submit(store, f"j{number}", name=f"n{number}")
         await store.commit(AtomicWrite(events=[make_event(job, "x" * 5000, kind="failed")]))
-    first, *rest = await store.notices.waiting(target, 99)
+    first, *rest = await SqlNotices(*store.database).waiting(target, 99)
     assert [isinstance(each, Notice) and len(each.text) for each in rest] == [1000, 1000]
     later = NOW.replace(year=2027)
-    await store.notices.postpone(target, [first, *rest], later, "no answer")
-    assert [each.tries for each in await store.notices.waiting(target, 99)] == [1, 1, 1]
-    assert await store.notices.due_targets(NOW) == []
-    await store.notices.remove(target, [first], "")
+    await SqlNotices(*store.database).postpone(target, [first, *rest], later, "no answer")
+    assert [each.tries for each in await SqlNotices(*store.database).waiting(target, 99)] == [
+        1,
+        1,
+        1,
+    ]
+    assert await SqlNotices(*store.database).due_targets(NOW) == []
+    await SqlNotices(*store.database).remove(target, [first], "")
     assert await waiting(store, target) == [("failed", "n1"), ("failed", "n2")]
-    assert await store.notices.reseal(target, b"new")
-    assert not await store.notices.reseal(target, b"newer")
-    assert (await store.notices.target("p", "t")).sealed == b"new"
-    assert await store.notices.any_target()
-    await store.notices.delete("p", "t")
-    assert not await store.notices.any_target()
+    assert await SqlNotices(*store.database).reseal(target, b"new")
+    assert not await SqlNotices(*store.database).reseal(target, b"newer")
+    assert (await SqlNotices(*store.database).target("p", "t")).sealed == b"new"
+    assert await SqlNotices(*store.database).any_target()
+    await SqlNotices(*store.database).delete("p", "t")
+    assert not await SqlNotices(*store.database).any_target()
     assert await waiting(store, target) == []
     with pytest.raises(RowNotFound):
-        await store.notices.delete("p", "t")
+        await SqlNotices(*store.database).delete("p", "t")
+
+
+def test_an_alert_of_all_projects_reaches_the_targets_of_each() -> None:
+    async def play() -> None:
+        store = MemoryStore()
+        budget = SpendingBudget(
+            name="b", limit=Money(1), project="", tag="study=x", hard_percent=100, since=NOW
+        )
+        texts = {project: f"80% of b, of it in project {project}" for project in ("p", "q")}
+        targets = {each: await put(store, "t", NoticeEvent.BUDGET, project=each) for each in texts}
+        await store.budgets.put(budget)
+        assert await store.budgets.claim_alert(budget, month_of(NOW), 80, "all", NOW, texts)
+        assert not await store.budgets.claim_alert(budget, month_of(NOW), 80, "all", NOW, texts)
+        for project, text in texts.items():
+            (notice,) = await SqlNotices(*store.database).waiting(targets[project], 9)
+            assert (notice.event, notice.text) == ("budget", text)
+
+    run_virtual(play())
+
+
+async def test_an_announcement_of_a_capability_reaches_who_asked_for_it(store: Store) -> None:
+    target = await put(store, "t", "reminder")
+    await put(store, "other", *NoticeEvent)
+    for project in ("p", "q"):
+        await store.announce(Announcement(event="reminder", project=project, text="x", at=NOW))
+    assert await waiting(store, target) == [("reminder", "")]
+    assert await SqlNotices(*store.database).due_targets(NOW) == [("p", "t")]

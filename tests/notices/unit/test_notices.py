@@ -20,8 +20,8 @@ from tests.contract.store_suite import NOW, make_event, submit
 from tests.receivers import HttpReceiver, MailReceiver
 from tests.waits import PATIENCE_S
 
-from cavvy.control import notices
-from cavvy.control.decide.notices import (
+from cavvy.capabilities.notices import sender
+from cavvy.capabilities.notices.messages import (
     MOST_TRIES,
     HttpNotice,
     MailNotice,
@@ -29,8 +29,9 @@ from cavvy.control.decide.notices import (
     find_pause,
     make_message,
 )
-from cavvy.control.notices import NoticeSender, notice_key, send_message
-from cavvy.domain.notices import Notice, NoticeChannel, NoticeEvent, NoticeTarget
+from cavvy.capabilities.notices.notice import Notice, NoticeChannel, NoticeEvent, NoticeTarget
+from cavvy.capabilities.notices.rows import SqlNotices
+from cavvy.capabilities.notices.sender import NoticeSender, notice_key, send_message
 from cavvy.http_client import TargetDenied
 from cavvy.store.base import AtomicWrite
 from cavvy.store.open import open_store
@@ -177,7 +178,7 @@ def test_a_plain_mail_server_without_a_login(tmp_path: Path) -> None:
 def test_a_mail_server_that_never_ends_its_answer_keeps_no_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(notices, "_LONGEST_S", 0.2)
+    monkeypatch.setattr(sender, "_LONGEST_S", 0.2)
     ended = Event()
 
     def serve(listener: socket.socket) -> None:
@@ -194,7 +195,7 @@ def test_a_mail_server_that_never_ends_its_answer_keeps_no_thread(
         assert "did not accept" in deliver(NoticeChannel.EMAIL, address)
         # each of the threads meets the others, so none of them still reads
         met = Barrier(4)
-        for each in [notices._THREADS.submit(met.wait, PATIENCE_S) for _ in range(4)]:
+        for each in [sender._THREADS.submit(met.wait, PATIENCE_S) for _ in range(4)]:
             each.result()
         ended.set()
 
@@ -290,7 +291,7 @@ class Outbox:
                 **fields,
             }
         )
-        await self.store.notices.put(target)
+        await SqlNotices(*self.store.database).put(target)
         return target
 
     async def end(self, job_id: str, kind: str = "failed", **fields: Any) -> None:
@@ -298,7 +299,7 @@ class Outbox:
         await self.store.commit(AtomicWrite(events=[make_event(job, EVIL, kind=kind)]))
 
     async def problem_of(self, name: str = "t") -> str:
-        return (await self.store.notices.target("p", name)).problem
+        return (await SqlNotices(*self.store.database).target("p", name)).problem
 
 
 def in_outbox(scenario: Any) -> None:
@@ -333,7 +334,7 @@ def test_a_notice_waits_until_its_receiver_has_accepted_it() -> None:
         outbox.problem = ""
         await outbox.end("two")  # both are in the next message
         await outbox.sender.reconcile(key)
-        assert await outbox.store.notices.waiting(target, 9) == []
+        assert await SqlNotices(*outbox.store.database).waiting(target, 9) == []
         assert await outbox.problem_of() == ""
         assert b"two" in outbox.sent[-1].body  # type: ignore[union-attr]  # Slack's is by HTTP
         assert await outbox.sender.reconcile(key) is None
@@ -349,12 +350,12 @@ def test_a_notice_is_given_up_after_many_tries_or_a_refused_target() -> None:
         for _ in range(MOST_TRIES):
             outbox.clock.at += timedelta(hours=1)
             await outbox.sender.reconcile(key)
-        assert await outbox.store.notices.waiting(target, 9) == []
+        assert await SqlNotices(*outbox.store.database).waiting(target, 9) == []
         assert (len(outbox.sent), await outbox.problem_of()) == (MOST_TRIES, "not sent: status 404")
         await outbox.end("two")
         outbox.problem = TargetDenied("hooks.test is not a public address")
         await outbox.sender.reconcile(key)
-        assert await outbox.store.notices.waiting(target, 9) == []
+        assert await SqlNotices(*outbox.store.database).waiting(target, 9) == []
         assert len(outbox.sent) == MOST_TRIES + 1
         assert "not a public address" in await outbox.problem_of()
 

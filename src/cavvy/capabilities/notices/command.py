@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
 
 _CHANNELS = ("slack", "teams", "email", "pagerduty", "webhook")
-_EVENTS = ("done", "failed", "preempted", "stuck", "budget")
 _DEFAULT = "failed,stuck,budget"
 _ADDRESSES = {
     "slack": "the URL of an incoming webhook",
@@ -41,10 +40,12 @@ def command() -> None:
 
 
 def _read_events(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
-    names = [each.strip() for each in value.split(",") if each.strip()]
-    if wrong := [each for each in names if each not in _EVENTS]:
-        raise click.BadParameter(f"{wrong[0]!r} is no event; expected {', '.join(_EVENTS)}")
-    return names or list(_EVENTS)
+    from cavvy.capabilities.notices.events import list_events
+
+    known, names = list_events(), [each.strip() for each in value.split(",") if each.strip()]
+    if wrong := [each for each in names if each not in known]:
+        raise click.BadParameter(f"{wrong[0]!r} is no event; expected {', '.join(known)}")
+    return names or list(known)
 
 
 @command.command("add")
@@ -71,7 +72,7 @@ def add(
     the key of PagerDuty, or smtps://USER:PASSWORD@HOST/TO?from=FROM for mail. The server encrypts
     the address and never shows it. With --mine, every member of the project may add a target.
     """
-    from cavvy.client.account_wire import NoticeAsk, put_notice
+    from cavvy.capabilities.notices.wire import NoticeAsk, put_notice
 
     name, address = name or channel, _read_address(channel)
     with session() as client:
@@ -87,7 +88,7 @@ def add(
 @output_option
 def list_targets(project: str, output: str) -> None:
     """List where a project's notices are sent, and which target has a problem."""
-    from cavvy.client.account_wire import list_notices
+    from cavvy.capabilities.notices.wire import list_notices
 
     rows = call_server(list_notices, project)
     columns = [
@@ -116,7 +117,7 @@ def send_test(name: str, project: str) -> None:
 @project_option
 def remove(name: str, project: str) -> None:
     """Remove a target, and the messages that wait for it."""
-    from cavvy.client.account_wire import delete_notice
+    from cavvy.capabilities.notices.wire import delete_notice
 
     call_server(delete_notice, project, name)
     click.echo(f"{name} gets no more notices of project {project}")
@@ -124,7 +125,7 @@ def remove(name: str, project: str) -> None:
 
 def _test(client: "ApiClient", project: str, name: str) -> None:
     """Send a test message. Raises CommandFailure if it is not delivered."""
-    from cavvy.client.account_wire import send_test
+    from cavvy.capabilities.notices.wire import send_test
 
     if problem := send_test(client, project, name).problem:
         raise CommandFailure(

@@ -55,7 +55,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     id: int = 0
     project: str
     target: str  # the name of its target
-    event: NoticeEvent
+    event: str  # a NoticeEvent, or an event of a capability
     job_id: str = ""
     job: str = ""
     user: str = ""

@@ -13,11 +13,13 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, require
 from cavvy.api.wire import view
-from cavvy.client import account_wire as wire
-from cavvy.control.decide.notices import WrongAddress, make_message
-from cavvy.control.notices import NOTICES, notice_key
+from cavvy.capabilities.notices import wire
+from cavvy.capabilities.notices.events import list_events
+from cavvy.capabilities.notices.messages import WrongAddress, make_message
+from cavvy.capabilities.notices.notice import Notice, NoticeChannel, NoticeEvent, NoticeTarget
+from cavvy.capabilities.notices.rows import SqlNotices
+from cavvy.capabilities.notices.sender import NOTICES, NoticeSender, notice_key
 from cavvy.domain.accounts import Permission
-from cavvy.domain.notices import Notice, NoticeChannel, NoticeEvent, NoticeTarget
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound
 
@@ -31,7 +33,7 @@ _MISSING: dict[type[Exception], str] = {RowNotFound: "notice-not-found"}
 @router.get("", rule=in_path(Permission.RUN))
 async def list_targets(app_state: AppState, project: ProjectPath) -> list[wire.NoticeRow]:
     """List where a project's notices are sent."""
-    found = await app_state.store.notices.targets(project)
+    found = await _rows(app_state).targets(project)
     return [view(wire.NoticeRow, each, events=list(each.events)) for each in found]
 
 
@@ -43,7 +45,7 @@ async def put(
     must be an operator.
     """
     _require_own(request, project, ask.user)
-    known = {each.name: each for each in await app_state.store.notices.targets(project)}
+    known = {each.name: each for each in await _rows(app_state).targets(project)}
     before = known.get(name)
     if before is not None:
         _require_own(request, project, before.user)
@@ -63,7 +65,7 @@ async def put(
     )
     note_change(request, before=_facts(before), after=_facts(target))
     sealed = await asyncio.to_thread(app_state.sealer.seal, project, target.bound_name, ask.address)
-    await app_state.store.notices.put(replace(target, sealed=sealed))
+    await _rows(app_state).put(replace(target, sealed=sealed))
     app_state.control_plane.hint(NOTICES)
     app_state.control_plane.hint(notice_key(project, name))
 
@@ -73,10 +75,10 @@ async def delete(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath
 ) -> None:
     """Send no more notices to a target, and delete those that wait."""
-    target = await app_state.store.notices.target(project, name)
+    target = await _rows(app_state).target(project, name)
     _require_own(request, project, target.user)
     note_change(request, before=_facts(target), after=None)
-    await app_state.store.notices.delete(project, name)
+    await _rows(app_state).delete(project, name)
 
 
 @router.post(
@@ -86,12 +88,16 @@ async def send_test(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath
 ) -> wire.NoticeTest:
     """Send a test message to a target, and wait for the answer of the receiver."""
-    target = await app_state.store.notices.target(project, name)
+    target = await _rows(app_state).target(project, name)
     _require_own(request, project, target.user)
-    sender = app_state.control_plane.notices
+    sender = app_state.control_plane.find(NoticeSender)
     if sender is None:
         return wire.NoticeTest(problem="this server sends no notices")
     return wire.NoticeTest(problem=await sender.test(target, name_user(request, "")))
+
+
+def _rows(app_state: AppState) -> SqlNotices:
+    return SqlNotices(*app_state.store.database)
 
 
 def _require_own(request: Request, project: str, user: str) -> None:
@@ -110,15 +116,15 @@ def _check(
         raise ApiProblem("invalid-request", f"a text has more than {_LONGEST} characters")
     try:
         channel = NoticeChannel(ask.channel)
-        events = tuple(NoticeEvent(each) for each in dict.fromkeys(ask.events))
     except ValueError as error:
         raise ApiProblem(
             "invalid-request",
-            f"{str(error)[:200]}: expected a channel of {', '.join(NoticeChannel)}, and events of "
-            f"{', '.join(NoticeEvent)}",
+            f"{str(error)[:200]}: expected a channel of {', '.join(NoticeChannel)}",
         ) from None
-    if not events:
-        raise ApiProblem("invalid-request", f"expected events of {', '.join(NoticeEvent)}")
+    known, events = list_events(), tuple(dict.fromkeys(ask.events))
+    if not events or not known.keys() >= set(events):
+        wrong = "".join(f"{each!r:.80} is no event; " for each in events if each not in known)
+        raise ApiProblem("invalid-request", f"{wrong[:400]}expected {', '.join(known)}")
     now = app_state.now()
     trial = Notice(
         project=project, target=name, event=NoticeEvent.DONE, text="", at=now, due_at=now

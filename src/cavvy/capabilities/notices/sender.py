@@ -1,4 +1,4 @@
-"""Sends the notices of the outbox (`store/notices.py`) to their targets: by HTTP or SMTP, at least
+"""Sends the notices of the outbox (`rows.py`) to their targets: by HTTP or SMTP, at least
 once, with growing pauses after failures.
 """
 
@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 
-from cavvy.control.clock import ControlClock
-from cavvy.control.decide.notices import (
+from cavvy.capabilities.notices.messages import (
     PAUSE,
     HttpNotice,
     MailNotice,
@@ -21,8 +20,11 @@ from cavvy.control.decide.notices import (
     find_pause,
     make_message,
 )
+from cavvy.capabilities.notices.notice import Notice, NoticeEvent, NoticeTarget
+from cavvy.capabilities.notices.rows import SqlNotices
+from cavvy.control.clock import ControlClock
+from cavvy.control.parts import ControlParts, ReadTargets
 from cavvy.control.webhooks import post_json
-from cavvy.domain.notices import Notice, NoticeEvent, NoticeTarget
 from cavvy.domain.targets import EVERY
 from cavvy.http_client import TargetDenied, connect_allowed
 from cavvy.store.base import KeyUnusable, RowNotFound
@@ -36,7 +38,6 @@ _MAIL_S = 20.0  # maximum seconds without an answer of a mail server
 _LONGEST_S = 60.0  # maximum seconds for one mail
 
 OpenAddress = Callable[[NoticeTarget], Awaitable[str]]  # decrypts an address; raises KeyUnusable
-ReadTargets = Callable[[], Awaitable[str]]
 # sends a message, and returns "" or the problem; may raise TargetDenied
 SendNotice = Callable[[HttpNotice | MailNotice, str], Awaitable[str]]
 
@@ -44,10 +45,6 @@ SendNotice = Callable[[HttpNotice | MailNotice, str], Awaitable[str]]
 def notice_key(project: str, name: str) -> str:
     """Return the worklist's key of a target."""
     return f"{_PREFIX}{project}/{name}"
-
-
-def is_notice_key(key: str) -> bool:
-    return key.startswith(_PREFIX)
 
 
 async def send_message(message: HttpNotice | MailNotice, targets: str = EVERY) -> str:
@@ -66,8 +63,22 @@ async def send_message(message: HttpNotice | MailNotice, targets: str = EVERY) -
         return f"the mail server did not accept the mail within {_LONGEST_S:.0f} s"
 
 
+def make_sender(parts: ControlParts) -> "NoticeSender | None":
+    """Return the sender of a server, or None where no secrets are opened, as in simulations."""
+    open_sealed = parts.open_sealed
+    if open_sealed is None:
+        return None
+
+    async def open_address(target: NoticeTarget) -> str:
+        return await open_sealed(target.project, target.bound_name, target.sealed)
+
+    return NoticeSender(parts.store, parts.clock, parts.hint, open_address, parts.read_targets)
+
+
 class NoticeSender:
     """Reconciles NOTICES and the keys of targets."""
+
+    waits_outside = True
 
     def __init__(
         self,
@@ -78,23 +89,31 @@ class NoticeSender:
         read_targets: ReadTargets,
         send: SendNotice = send_message,
     ) -> None:
-        self._store, self._clock, self._hint = store, clock, hint
+        self._rows, self._clock, self._hint = SqlNotices(*store.database), clock, hint
         self._open, self._read_targets, self._send = open_address, read_targets, send
+
+    def owns(self, key: str) -> bool:
+        return key == NOTICES or key.startswith(_PREFIX)
+
+    async def unfinished(self) -> Sequence[str]:
+        return [NOTICES]
 
     async def look(self) -> timedelta:
         """Hint each target with due notices."""
-        for project, name in await self._store.notices.due_targets(self._clock.now()):
+        for project, name in await self._rows.due_targets(self._clock.now()):
             self._hint(notice_key(project, name))
-        return _LOOK if await self._store.notices.any_target() else _LOOK_FOR_TARGETS
+        return _LOOK if await self._rows.any_target() else _LOOK_FOR_TARGETS
 
     async def reconcile(self, key: str) -> timedelta | None:
         """Send the oldest notices of a target. Return the time until the next message."""
+        if key == NOTICES:
+            return await self.look()
         project, _, name = key.removeprefix(_PREFIX).partition("/")
         try:
-            target = await self._store.notices.target(project, name)
+            target = await self._rows.target(project, name)
         except RowNotFound:
             return None
-        notices = await self._store.notices.waiting(target, count_in_message(target.channel))
+        notices = await self._rows.waiting(target, count_in_message(target.channel))
         if not notices:
             return None
         now = self._clock.now()
@@ -102,16 +121,16 @@ class NoticeSender:
             return notices[0].due_at - now
         problem, final = await self._try(target, notices)
         if not problem:
-            await self._store.notices.remove(target, notices, "")
+            await self._rows.remove(target, notices, "")
             return PAUSE
         pauses = [(each, None if final else find_pause(each.tries + 1)) for each in notices]
         left = [each for each, pause in pauses if pause is not None]
         if given_up := [each for each, pause in pauses if pause is None]:
-            await self._store.notices.remove(target, given_up, f"not sent: {problem}")
+            await self._rows.remove(target, given_up, f"not sent: {problem}")
         if not left:
             return PAUSE
         pause = next(pause for _, pause in pauses if pause is not None)
-        await self._store.notices.postpone(target, left, self._clock.now() + pause, problem)
+        await self._rows.postpone(target, left, self._clock.now() + pause, problem)
         return pause
 
     async def test(self, target: NoticeTarget, user: str) -> str:

@@ -1,4 +1,4 @@
-"""Notices that wait to be sent, and their targets: `Store.notices`.
+"""The rows of notices that wait to be sent, and of their targets.
 
 A notice is stored in the transaction that stores its event, and is deleted after the receiver has
 accepted it. So a server that is killed loses none, but may send a notice twice.
@@ -7,10 +7,9 @@ accepted it. So a server that is killed loses none, but may send a notice twice.
 from collections.abc import Sequence
 from datetime import datetime
 
-from cavvy.domain.budgets import SpendingBudget
-from cavvy.domain.events import Event
+from cavvy.capabilities.notices.notice import Notice, NoticeEvent, NoticeTarget
+from cavvy.domain.events import Announcement, Event
 from cavvy.domain.jobs import AttemptOutcome, JobPhase, StopCause
-from cavvy.domain.notices import Notice, NoticeEvent, NoticeTarget
 from cavvy.store.base import RowNotFound
 from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
@@ -37,7 +36,7 @@ _OF_JOB = (
     "FROM notice_targets t JOIN jobs j ON j.project = t.project "
     "WHERE j.id = ? AND t.events LIKE ? AND t.user_name IN ('', j.user_name)"
 )
-_OF_BUDGET = (
+_OF_PEOPLE = (
     f"{_INTO}SELECT project, name, ?, '', '', ?, ?, ?, ?, 0 FROM notice_targets "
     "WHERE events LIKE ? AND ((project = ? AND user_name IN ('', ?)) "
     "OR (? = '' AND user_name <> '' AND user_name = ?))"
@@ -53,29 +52,22 @@ def find_cause(event: Event) -> NoticeEvent | None:
     return _CAUSES.get((event.kind, None)) or _CAUSES.get((event.kind, event.fact))
 
 
-def add_job_notices(session: DatabaseSession, events: Sequence[Event]) -> None:
-    """Store the notices about these events in the open transaction."""
-    for event in events:
-        if (cause := find_cause(event)) is not None:
-            at = to_micros(event.at)
-            values = (str(cause), event.text[:_MOST_TEXT], at, at, event.job_id, _like(cause))
-            session.run_later(_OF_JOB, values)
-
-
-def add_budget_notices(
-    session: DatabaseSession, budget: SpendingBudget, text: str, now: datetime
-) -> None:
-    """Store the notices about a budget in the open transaction. They go to the targets of the
-    budget's project or, for a budget of a user in all projects, to those of the user. Other budgets
-    of the whole installation have only their own webhook, except those of a tag or a service: see
-    `SqlBudgets.claim_alert`.
+def add_notices(session: DatabaseSession, happened: Sequence[Event | Announcement]) -> None:
+    """Store the notices about what happened in the open transaction. Those of an announcement go to
+    the targets of its project or, if it concerns a user in all projects, to those of the user.
+    Budgets of the whole installation have only their own webhook, except those of a user, a tag or
+    a service: see `SqlBudgets.claim_alert`.
     """
-    cause, at, user = NoticeEvent.BUDGET, to_micros(now), budget.user
-    of = (budget.project, user, budget.project, user)
-    session.run(_OF_BUDGET, (cause, user, text[:_MOST_TEXT], at, at, _like(cause), *of))
+    for each in happened:
+        at, text = to_micros(each.at), each.text[:_MOST_TEXT]
+        if isinstance(each, Announcement):
+            of = (each.project, each.user, each.project, each.user)
+            session.run(_OF_PEOPLE, (each.event, each.user, text, at, at, _like(each.event), *of))
+        elif (cause := find_cause(each)) is not None:
+            session.run_later(_OF_JOB, (str(cause), text, at, at, each.job_id, _like(cause)))
 
 
-def _like(event: NoticeEvent) -> str:
+def _like(event: str) -> str:
     return f'%"{event}"%'  # `events` is a JSON list of names
 
 
@@ -91,6 +83,10 @@ class SqlNotices:
         sql = f"{_TARGETS.select} {where} ORDER BY project, name"
         rows = await self._read(lambda session: session.run(sql, values).fetchall())
         return [_TARGETS.make(row) for row in rows]
+
+    async def list_sealed(self) -> Sequence[NoticeTarget]:
+        """Return the targets of all projects, whose addresses are encrypted."""
+        return await self.targets()
 
     async def target(self, project: str, name: str) -> NoticeTarget:
         """Return a target. Raises RowNotFound."""
