@@ -27,7 +27,7 @@ def translate(
     variables. Mistakes are added to `notes`.
     """
     if dialect is Dialect.KUBERNETES:
-        from cavvy.importers.kubernetes.deployment import translate as translate_kubernetes
+        from cavvy.importers.kubernetes.files import translate as translate_kubernetes
 
         return translate_kubernetes(documents, notes)
     from cavvy.importers.readers import set_variables

@@ -1,4 +1,4 @@
-"""Translates the objects of a Kubernetes file to a task with a service."""
+"""Translates a Deployment of Kubernetes, and what belongs to it, to a task with a service."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,11 +19,14 @@ from cavvy.domain.services import (
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Volume, VolumeKind
 from cavvy.importers.common_fields import UNBOUNDED, find_header_problem
 from cavvy.importers.kept_keys import TranslationNotes
-from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at, keep_unread, read_objects
+from cavvy.importers.kubernetes.objects import (
+    ServiceObjects,
+    Values,
+    at,
+    keep_unread,
+)
 from cavvy.spec.engine_section import OWN_COMMAND, OWN_ENTRYPOINT
-from cavvy.spec.problems import ProblemNotes, slug
-from cavvy.spec.translation import Dialect, Translation
-from cavvy.spec.tree import Node
+from cavvy.spec.problems import slug
 
 # variables that the agent sets for each replica, also written by `cavvy export kubernetes`
 _AGENT = frozenset(
@@ -50,37 +53,14 @@ _GPU = re.compile(rf"{GPU_PERCENT.lower()}|duty_cycle|gpu_utili[sz]ation")
 _PROMETHEUS = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
-def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
-    """Translate a file with one Deployment. Features that a service does not support are
-    refused."""
-    kept_keys = TranslationNotes()
-    objects = read_objects(documents, kept_keys)
-    task = None
-    if objects is not None:
-        try:
-            task = _read_task(objects, kept_keys)
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            # This module checks only the values that it reads, not Kubernetes' own schema
-            message = "a value of this Deployment or of its Service, claims or autoscaler has a "
-            message += "form that Kubernetes does not accept"
-            hint = "`kubectl apply --dry-run=server -f FILE` names the value"
-            notes.add(objects.mark, message, suggestion=hint)
-    return Translation(
-        kind=Dialect.KUBERNETES,
-        what="file" if objects is None else "service",
-        tasks=() if task is None else (task,),
-        kept=kept_keys.list_kept(),
-    )
-
-
-def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec | None:
+def read_service_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec | None:
     container = objects.container
     keep_unread(objects, kept_keys)
     if len(objects.pod.get("containers") or ()) != 1:
         kept_keys.refuse(objects.mark, "spec.template.spec.containers", "expected one container")
-    env, secrets = _read_env(objects, kept_keys)
+    env, secrets = read_env(objects, kept_keys)
     service = _read_service(objects, kept_keys)
-    run = _read_command(objects)
+    run = read_command(objects)
     return TaskSpec(
         name=slug(str(at(objects.deployment, "metadata").get("name", ""))),
         run=run,
@@ -93,7 +73,7 @@ def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec
     )
 
 
-def _read_command(objects: ServiceObjects) -> str:
+def read_command(objects: ServiceObjects) -> str:
     """Return the container's command as a line of shell code. Without `command`, it is the image's
     own entry point, with the image's own arguments if `args` is absent too
     (https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container).
@@ -139,9 +119,14 @@ def _expand(text: str, names: Collection[str], write: Callable[[str], str]) -> s
     return "".join([*parts, write(plain) if plain or not parts else ""])
 
 
-def _read_env(
-    objects: ServiceObjects, kept_keys: TranslationNotes
+def read_env(
+    objects: ServiceObjects,
+    kept_keys: TranslationNotes,
+    config_maps: Mapping[str, Mapping[str, str]] = {},
 ) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables of the container, and the names of those that are secrets.
+    `config_maps` has the values of the ConfigMaps in the file.
+    """
     env: dict[str, str] = {}
     secrets: list[str] = []
     for each in objects.container.get("env") or ():
@@ -149,6 +134,8 @@ def _read_env(
         if "secretKeyRef" in source:
             kept_keys.note(objects.mark, f"env.{name}", f"set it with `cavvy secret set {name}`")
             secrets.append(name)
+        elif (value := _find_config(source, config_maps)) is not None:
+            env[name] = value
         elif source:
             reason = f"{next(iter(source))} has no equivalent; write a value"
             kept_keys.refuse(objects.mark, f"env.{name}", reason)
@@ -159,6 +146,12 @@ def _read_env(
                 reason = "its value needs another variable that is known only on the node"
                 kept_keys.refuse(objects.mark, f"env.{name}", f"{reason}; set it in `command`")
     return env, tuple(secrets)
+
+
+def _find_config(source: Values, config_maps: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Return the value that a variable takes from a ConfigMap of the file, or None."""
+    key = at(source, "configMapKeyRef")
+    return config_maps.get(str(key.get("name")), {}).get(str(key.get("key")))
 
 
 def _fill(value: str, env: Mapping[str, str]) -> str:

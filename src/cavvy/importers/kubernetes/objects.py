@@ -14,6 +14,8 @@ Values = dict[str, Any]
 
 _SCALER, _CLAIM = "HorizontalPodAutoscaler", "PersistentVolumeClaim"
 _USED = ("Deployment", "Service", _SCALER, _CLAIM)
+JOB_KINDS = ("Job", "CronJob", "Pod", "PyTorchJob")
+_CONFIG_MAP = "ConfigMap"
 
 
 class ServiceObjects(Struct, frozen=True, kw_only=True):
@@ -36,18 +38,66 @@ class ServiceObjects(Struct, frozen=True, kw_only=True):
         return dict(next(iter(self.pod.get("containers") or ()), {}))
 
 
-def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> ServiceObjects | None:
-    """Return the objects of the service, or None if the file does not contain exactly one
-    Deployment."""
+class JobObject(Struct, frozen=True, kw_only=True):
+    """An object that describes a job, and what else of the file belongs to it. `mark` is its
+    position in the file.
+    """
+
+    kind: str
+    mark: SourceMark
+    values: Values
+    claims: Sequence[Values] = ()
+    config_maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def find_job(documents: Sequence[Node], kept_keys: TranslationNotes) -> JobObject | None:
+    """Return the job of the file, or None if the file has a Deployment or no job. More than one
+    job is refused.
+    """
+    found = _read_kinds(documents)
+    jobs = [(kind, each) for kind in JOB_KINDS for each in found.get(kind, ())]
+    if not jobs or "Deployment" in found:
+        return None
+    for kind, objects in found.items():
+        if kind not in (*JOB_KINDS, _CLAIM, _CONFIG_MAP):
+            reason = "`cavvy run` does not need or use objects of this kind"
+            kept_keys.note(objects[0][0], kind, reason)
+    kind, (mark, values) = jobs[0]
+    if len(jobs) > 1:
+        reason = f"expected one job in the file, not {len(jobs)}; `after` and `group` of Cavvy "
+        kept_keys.refuse(jobs[1][1][0], "kind", f"{reason}files join several")
+    return JobObject(
+        kind=kind,
+        mark=mark,
+        values=values,
+        claims=[each for _, each in found.get(_CLAIM, ())],
+        config_maps={
+            str(at(each, "metadata").get("name")): {
+                str(key): str(value) for key, value in at(each, "data").items()
+            }
+            for _, each in found.get(_CONFIG_MAP, ())
+        },
+    )
+
+
+def _read_kinds(documents: Sequence[Node]) -> dict[str, list[tuple[SourceMark, Values]]]:
     found: dict[str, list[tuple[SourceMark, Values]]] = {}
     for node in chain.from_iterable(map(_list_objects, documents)):
         values = to_value(node)
         if isinstance(values, dict):
             found.setdefault(str(values.get("kind")), []).append((node.mark, values))
+    return found
+
+
+def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> ServiceObjects | None:
+    """Return the objects of the service, or None if the file does not contain exactly one
+    Deployment."""
+    found = _read_kinds(documents)
     deployments = found.get("Deployment", [])
     if not deployments:
         mark, kinds = next(iter(documents)).mark, ", ".join(found) or "nothing"
-        reason = f"Cavvy reads only Deployments, and the file has {kinds}; write a Cavvy file with "
+        reason = f"Cavvy reads objects of the kinds Deployment, {', '.join(JOB_KINDS)}, and the "
+        reason += f"file has {kinds}; write a Cavvy file with "
         reason += "the image and the command, and `resources` for the GPUs"
         kept_keys.refuse(mark, "kind", reason)
         return None
@@ -114,10 +164,10 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-class _Keys(Struct, frozen=True, kw_only=True):
-    """The keys of one table. `read` are translated or have no effect; `noted` and `refused` have a
-    reason. All other keys are refused if `strict` is true, and noted otherwise, with the reason
-    `other`.
+class PodKeys(Struct, frozen=True, kw_only=True):
+    """The keys of one table of an object. `read` are translated or have no effect; `noted` and
+    `refused` have a reason. All other keys are refused if `strict` is true, and noted otherwise,
+    with the reason `other`.
     """
 
     read: Collection[str]
@@ -127,7 +177,7 @@ class _Keys(Struct, frozen=True, kw_only=True):
     strict: bool = True
 
 
-_OF_POD = _Keys(
+_OF_POD = PodKeys(
     read=_words(
         "containers volumes nodeSelector terminationGracePeriodSeconds restartPolicy schedulerName "
         "enableServiceLinks automountServiceAccountToken preemptionPolicy"
@@ -155,7 +205,7 @@ _OF_POD = _Keys(
         "resourceClaims": "write the devices in `resources`",
     },
 )
-_OF_CONTAINER = _Keys(
+_OF_CONTAINER = PodKeys(
     read=_words(
         "name image command args workingDir env ports resources readinessProbe startupProbe "
         "volumeMounts imagePullPolicy terminationMessagePath terminationMessagePolicy"
@@ -171,13 +221,13 @@ _OF_CONTAINER = _Keys(
         "lifecycle": "write the commands in `run`",
     },
 )
-_OF_DEPLOYMENT = _Keys(
+_OF_DEPLOYMENT = PodKeys(
     read=("replicas", "selector", "template", "revisionHistoryLimit", "progressDeadlineSeconds"),
     noted={"strategy": _UPDATES, "minReadySeconds": _UPDATES},
     refused={"paused": "the replicas of a paused Deployment do not start; delete the key"},
     strict=False,
 )
-_OF_RESOURCES = _Keys(
+_OF_RESOURCES = PodKeys(
     read=("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu", "ephemeral-storage"),
     noted={},
     refused={},
@@ -201,7 +251,7 @@ def keep_unread(objects: ServiceObjects, kept_keys: TranslationNotes) -> None:
         (container, _OF_CONTAINER, f"{under}.containers"),
         ({**limits, **requests}, _OF_RESOURCES, f"{under}.containers.resources"),
     ):
-        _keep(objects, table, keys, path, kept_keys)
+        keep_table(objects.mark, table, keys, path, kept_keys)
     security = at(container, "securityContext")
     rights = {**security, "capabilities.add": at(security, "capabilities").get("add")}
     for key in _PRIVILEGES:
@@ -213,19 +263,20 @@ def keep_unread(objects: ServiceObjects, kept_keys: TranslationNotes) -> None:
         kept_keys.note(objects.mark, where, reason)
 
 
-def _keep(
-    objects: ServiceObjects, table: Values, keys: _Keys, path: str, kept_keys: TranslationNotes
+def keep_table(
+    mark: SourceMark, table: Values, keys: PodKeys, path: str, kept_keys: TranslationNotes
 ) -> None:
+    """Note or refuse every key of a table that the translation does not read."""
     for key, value in table.items():
         if key in keys.read or value in (None, False, "", {}, []):
             continue
         where = f"{path}.{key}"
         if key in keys.noted:
-            kept_keys.note(objects.mark, where, keys.noted[key])
+            kept_keys.note(mark, where, keys.noted[key])
         elif keys.strict or key in keys.refused:
-            kept_keys.refuse(objects.mark, where, keys.refused.get(key, keys.other))
+            kept_keys.refuse(mark, where, keys.refused.get(key, keys.other))
         else:
-            kept_keys.note(objects.mark, where, keys.other)
+            kept_keys.note(mark, where, keys.other)
 
 
 def _list_metadata(objects: ServiceObjects) -> Iterator[tuple[str, str]]:
