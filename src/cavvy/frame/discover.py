@@ -1,6 +1,5 @@
 """Finds the installed capabilities."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 from cavvy.frame.capability import Capability
 from cavvy.frame.entry_points import list_declared
 
-_log = logging.getLogger(__name__)
 _GROUP = "cavvy.capabilities"
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "capabilities")
 
@@ -77,8 +75,11 @@ def read_rows(table: str, pick: Callable[[Capability], str]) -> Iterator[Mapping
 
 def say_left_out(capability: Capability, what: str, why: object) -> None:
     """Write to the log that something of a capability is not used."""
+    import logging  # which commands need not import
+
     text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-    _log.error("the capability %s works without %s: %s", capability.name, what, text)
+    log = logging.getLogger(__name__)
+    log.error("the capability %s works without %s: %s", capability.name, what, text)
 
 
 def _list_own() -> Sequence[str]:
