@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cavvy.tuning.diagnose import Diagnoser
-from cavvy.tuning.session import ScriptError, TuningSession
+from cavvy.capabilities.tuning.diagnose import Diagnoser
+from cavvy.capabilities.tuning.session import ScriptError, TuningSession
 
 PRICE = 2.99
 # (delay, milliseconds in each step, ranks, expected cause)

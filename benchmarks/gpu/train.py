@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from cavvy import train
-from cavvy.tuning.diagnose import Diagnoser
-from cavvy.tuning.session import ScriptError, TuningSession
-from cavvy.tuning.tune import PlanTuner
+from cavvy.capabilities.tuning.diagnose import Diagnoser
+from cavvy.capabilities.tuning.session import ScriptError, TuningSession
+from cavvy.capabilities.tuning.tune import PlanTuner
 
 SCRIPT = str(Path(__file__).with_name("train_script.py"))
 LONGEST_S = 400  # parts that have not begun after this many seconds are skipped and listed

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from tests.train.ranks import WARM, warm_up
 from tests.waits import PATIENCE_S
 
-from cavvy.tuning.session import TuningSession
+from cavvy.capabilities.tuning.session import TuningSession
 
-PROBE = ["-m", "cavvy.tuning.probe"]
+PROBE = ["-m", "cavvy.capabilities.tuning.probe"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 _real: list[None] = []  # not empty while a test needs the real torchrun
 

@@ -32,8 +32,6 @@ _OWN: dict[str, dict[str, str]] = {
         "plan": "Rank the offers that a task could run on, with cost, time and reasons.",
         "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
         "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
-        "profile": "Show where a training script's time and money go, and what to fix.",
-        "tune": "Try changes to a training script's plan, and keep the changes that help.",
         "simulate": "Run the policies over recorded spot markets and queues.",
         "export": "Write a task as a provider's own job file, for use without Cavvy.",
         "image": "Build container images of tasks.",
@@ -122,7 +120,6 @@ ENDING = frozenset({"stop", "rm", "down", "gc", "unserve"})
 # Modules that hold several commands of one noun. A command whose name the module does not have is
 # the function `NAME_command`.
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "profile": ("profile", "tune"),
     "ps": ("ps", "schedules"),
     "logs": ("logs", "events", "wait"),
     "stop": ("stop", "rm", "drill"),
@@ -193,8 +190,9 @@ def _add_commands() -> _CommandTable:
                 left_out[f"{capability.name}, command {each.name}"] = "another command has its name"
                 continue
             rows = sections.setdefault(each.section, [])
-            before = [index for index, (name, _) in enumerate(rows) if name == each.after]
-            rows.insert(before[0] + 1 if before else len(rows), (each.name, each.summary))
+            at = {name: index + 1 for index, (name, _) in enumerate(rows)}
+            before = [at[name] for name in each.after.split() if name in at]
+            rows.insert(before[0] if before else len(rows), (each.name, each.summary))
             places[each.name] = each.place
             if each.called:
                 merged[each.name] = each.called

@@ -17,7 +17,9 @@ class Command(NamedTuple):
     place: str  # the click command, as MODULE:NAME
     summary: str  # a sentence for `cavvy --commands`
     section: str  # the title of the section of `cavvy --help` in which it stands
-    after: str = ""  # the command of the section after which it stands; "": the last
+    # the command of the section after which it stands, or several names, of which the first that is
+    # there counts; "": the last
+    after: str = ""
     # how it is called if it belongs to another command, such as "catalog diagram"; `cavvy NAME` is
     # answered, too, but not listed
     called: str = ""

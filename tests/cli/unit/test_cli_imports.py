@@ -15,7 +15,13 @@ HEAVY = (
 )
 # what only some tasks and commands need
 EXTRAS = (
-    *("cavvy.importers", "cavvy.planner.estimate", "cavvy.tracer", "cavvy.tuning", "cavvy.train"),
+    *(
+        "cavvy.importers",
+        "cavvy.planner.estimate",
+        "cavvy.tracer",
+        "cavvy.capabilities.tuning.session",
+        "cavvy.train",
+    ),
     *("cavvy.providers.formats", "cavvy.readers", "cavvy.cloud_functions"),
 )
 COMMANDS = [name for rows in SECTIONS.values() for name in rows]

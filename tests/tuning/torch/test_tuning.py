@@ -24,14 +24,10 @@ from click.testing import CliRunner
 from tests.train.warm_probe import real_torchrun
 from tests.waits import PATIENCE_S, wait_until
 
-from cavvy.cli.main import cli
-from cavvy.train.data.staging import count_staged
-from cavvy.train.micro import MicroBatch
-from cavvy.train.plan import Plan
-from cavvy.tuning.diagnose import Diagnoser
-from cavvy.tuning.findings import CostFinding, Diagnosis, judge_plain
-from cavvy.tuning.paired import StepHistory, compare
-from cavvy.tuning.probe.look import (
+from cavvy.capabilities.tuning.diagnose import Diagnoser
+from cavvy.capabilities.tuning.findings import CostFinding, Diagnosis, judge_plain
+from cavvy.capabilities.tuning.paired import StepHistory, compare
+from cavvy.capabilities.tuning.probe.look import (
     BusyLines,
     StackSample,
     UserLoop,
@@ -42,11 +38,15 @@ from cavvy.tuning.probe.look import (
     find_own_line,
     sum_up,
 )
-from cavvy.tuning.probe.modes import WindowModes
-from cavvy.tuning.probe.plain import LEAST_STEPS, MOST_STEPS
-from cavvy.tuning.session import ScriptError, TimeLimitReached, TuningSession
-from cavvy.tuning.text import describe
-from cavvy.tuning.tune import PlanTrial, PlanTuner, list_changes
+from cavvy.capabilities.tuning.probe.modes import WindowModes
+from cavvy.capabilities.tuning.probe.plain import LEAST_STEPS, MOST_STEPS
+from cavvy.capabilities.tuning.session import ScriptError, TimeLimitReached, TuningSession
+from cavvy.capabilities.tuning.text import describe
+from cavvy.capabilities.tuning.tune import PlanTrial, PlanTuner, list_changes
+from cavvy.cli.main import cli
+from cavvy.train.data.staging import count_staged
+from cavvy.train.micro import MicroBatch
+from cavvy.train.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("warm")
 SCRIPT = str(Path(__file__).parents[2].joinpath("train", "tuned.py"))
@@ -325,7 +325,7 @@ def test_a_script_ends_when_its_session_is_killed(tmp_path: Path) -> None:
     listener.listen()
     code = (
         "import threading\n"
-        "from cavvy.tuning.probe import child\n"
+        "from cavvy.capabilities.tuning.probe import child\n"
         "child._CLOSE_S = 0\n"
         f"channel = child.ProbeChannel({str(where)!r})\n"
         "threading.Event().wait()\n"
@@ -556,7 +556,7 @@ def test_what_no_look_saw_is_no_fault_of_what_they_saw(kind: str) -> None:
 def test_a_trace_of_what_comes_seldom_is_short_and_not_kept(
     traced: float, most: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cavvy.tuning.diagnose.MOST_TRACED", most)
+    monkeypatch.setattr("cavvy.capabilities.tuning.diagnose.MOST_TRACED", most)
     played: Any = Seldom("work", traced=traced)
     Diagnoser(played, steps=4, rounds=4, trace="x.json").diagnose()
     assert played.looks == [(4, "x.json"), (4, "")] * 4 + [(steps, "-"), (41, "")]
@@ -907,7 +907,7 @@ def test_what_helps_is_kept_and_written_and_nothing_else(
     monkeypatch.setattr(tempfile, "tempdir", place)
     monkeypatch.setenv("TMPDIR", place)
     monkeypatch.setattr(
-        "cavvy.tuning.tune.list_changes",
+        "cavvy.capabilities.tuning.tune.list_changes",
         lambda *_, **__: [({"threads": 8}, True), ({"bad": 1}, True)],
     )
     plan, page = tmp_path / "plan.json", tmp_path / "page.html"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from cavvy.tuning.probe.kept_files import KEPT, KeptFiles
-from cavvy.tuning.session import TuningSession
+from cavvy.capabilities.tuning.probe.kept_files import KEPT, KeptFiles
+from cavvy.capabilities.tuning.session import TuningSession
 
 OLD = ("best.pt", "last.pt", "epoch-1.pt", "folder/model.pt")
 STATE = {"weight": torch.ones(2)}

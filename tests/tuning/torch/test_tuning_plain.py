@@ -15,12 +15,12 @@ from tests.train.warm_probe import real_torchrun
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from cavvy.cli.profile import tune_command
-from cavvy.tuning.probe.levers import _without_waiting
-from cavvy.tuning.probe.plain import READY, PlainWindows
-from cavvy.tuning.session import ScriptEnded, ScriptError, TuningSession
-from cavvy.tuning.text import describe_script_changes
-from cavvy.tuning.tune import (
+from cavvy.capabilities.tuning.command import tune_command
+from cavvy.capabilities.tuning.probe.levers import _without_waiting
+from cavvy.capabilities.tuning.probe.plain import READY, PlainWindows
+from cavvy.capabilities.tuning.session import ScriptEnded, ScriptError, TuningSession
+from cavvy.capabilities.tuning.text import describe_script_changes
+from cavvy.capabilities.tuning.tune import (
     PlanTuner,
     describe_levers,
     list_exact_levers,

@@ -9,9 +9,16 @@ from statistics import fmean, median, median_low
 from time import monotonic
 from typing import Any
 
-from cavvy.tuning.findings import LEAST, MEMORY, CostFinding, Diagnosis, StepWindow, rank_findings
-from cavvy.tuning.paired import PairedDifference, StepHistory, compare
-from cavvy.tuning.session import ScriptError, TuningSession, count_ready
+from cavvy.capabilities.tuning.findings import (
+    LEAST,
+    MEMORY,
+    CostFinding,
+    Diagnosis,
+    StepWindow,
+    rank_findings,
+)
+from cavvy.capabilities.tuning.paired import PairedDifference, StepHistory, compare
+from cavvy.capabilities.tuning.session import ScriptError, TuningSession, count_ready
 
 MORE_THREADS = 8
 MORE_WORKERS = 16  # maximum number of worker processes to try

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cavvy.tuning.probe.look import calling_line
+from cavvy.capabilities.tuning.probe.look import calling_line
 
 _SIGNATURE = inspect.signature(DataLoader.__init__)
 

@@ -13,8 +13,8 @@ from statistics import fmean, median
 from time import monotonic
 from typing import Any
 
-from cavvy.tuning.paired import PairedDifference, compare
-from cavvy.tuning.session import (
+from cavvy.capabilities.tuning.paired import PairedDifference, compare
+from cavvy.capabilities.tuning.session import (
     ScriptEnded,
     ScriptError,
     TimeLimitReached,
@@ -40,7 +40,7 @@ class PlanTrial:
 
 class PlanTuner:
     """Finds a faster plan for a script. For a script with a plain loop, `plan` contains the chosen
-    levers (see `cavvy.tuning.tune`).
+    levers (see `cavvy.capabilities.tuning.tune`).
 
     Raises: ScriptError: the script does not run even without a change.
     """

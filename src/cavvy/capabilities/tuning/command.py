@@ -20,7 +20,7 @@ from cavvy.cli.view.numbers import amount_option, count_option, positive_option
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
-    from cavvy.tuning.tune import PlanTuner
+    from cavvy.capabilities.tuning.tune import PlanTuner
 
 
 PRICE = "CAVVY_PRICE_USD_HR"
@@ -91,10 +91,10 @@ def command(
       cavvy profile -m package.train --epochs 3
     """
     _need_torch()
-    from cavvy.tuning.diagnose import Diagnoser
-    from cavvy.tuning.findings import judge_plain
-    from cavvy.tuning.session import TuningSession
-    from cavvy.tuning.text import describe
+    from cavvy.capabilities.tuning.diagnose import Diagnoser
+    from cavvy.capabilities.tuning.findings import judge_plain
+    from cavvy.capabilities.tuning.session import TuningSession
+    from cavvy.capabilities.tuning.text import describe
 
     click.echo(f"measuring {script}: a few hundred steps, or about a minute", err=True)
     until = monotonic() + limit_min * 60
@@ -125,7 +125,7 @@ def command(
 @contextmanager
 def _script_failures(command: str, script: str) -> Iterator[None]:
     """Turn the errors of a measured script into a CommandFailure."""
-    from cavvy.tuning.session import ScriptError
+    from cavvy.capabilities.tuning.session import ScriptError
 
     try:
         yield
@@ -214,9 +214,9 @@ def tune_command(
       cavvy tune --numerics --report tuned.html train.py
     """
     _need_torch()
+    from cavvy.capabilities.tuning.text import describe_change, describe_trial, make_page
+    from cavvy.capabilities.tuning.tune import PlanTuner
     from cavvy.cli.view.output_file import write_text
-    from cavvy.tuning.text import describe_change, describe_trial, make_page
-    from cavvy.tuning.tune import PlanTuner
 
     price = price if price is not None else _find_price()
     click.echo(
@@ -246,8 +246,8 @@ def _apply(tuner: "PlanTuner", out: str, command: str) -> str:
     """Write the plan to the file `out`. Returns a text that explains how to use the plan or, for a
     plain loop, which lines of the script to change.
     """
+    from cavvy.capabilities.tuning.text import describe_script_changes
     from cavvy.cli.view.output_file import write_text
-    from cavvy.tuning.text import describe_script_changes
 
     if tuner.is_plain:
         return describe_script_changes(tuner.plan, tuner.facts)

@@ -24,11 +24,11 @@ from torch.optim.optimizer import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from cavvy.capabilities.tuning.probe.kept_files import KeptFiles
+from cavvy.capabilities.tuning.probe.levers import PlainLevers, describe_device
+from cavvy.capabilities.tuning.probe.look import BusyLines, StackSampler, code_at_work
 from cavvy.train.clock import StepClock, StepRecord
 from cavvy.train.device import TrainDevice
-from cavvy.tuning.probe.kept_files import KeptFiles
-from cavvy.tuning.probe.levers import PlainLevers, describe_device
-from cavvy.tuning.probe.look import BusyLines, StackSampler, code_at_work
 
 # number of optimizer steps that are not measured, for example because they belong to a warm-up
 FREE_STEPS = 10

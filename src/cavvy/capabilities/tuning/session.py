@@ -47,7 +47,7 @@ class TuningSession:
     torchrun's environment variables are missing.
 
     A script with a plain loop sends one complete report per rank and then ends. With `levers` (see
-    `cavvy.tuning.probe.levers`), a script with a plain loop also pauses between windows.
+    `probe.levers`), a script with a plain loop also pauses between windows.
 
     Raises: ScriptError: the script ended or did not report in time. The message ends with the last
     lines of the script's output.
@@ -75,7 +75,7 @@ class TuningSession:
         self._folder = Path(tempfile.mkdtemp(prefix="cavvy-tune-"))
         self._log = self._folder / "log"
         where = str(self._folder / "s")
-        module = ["-m", "cavvy.tuning.probe", where, self._script, *self._arguments]
+        module = ["-m", "cavvy.capabilities.tuning.probe", where, self._script, *self._arguments]
         if self._is_under_torchrun:
             torchrun = "-m torch.distributed.run --standalone --nproc-per-node"
             module = [*torchrun.split(), str(ranks), *module]

@@ -15,12 +15,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cavvy.train import run as runs
-from cavvy.train.clock import StepRecord
-from cavvy.train.data.staging import count_staged
-from cavvy.train.run import Run
-from cavvy.tuning.probe.levers import has_tensor_cores
-from cavvy.tuning.probe.look import (
+from cavvy.capabilities.tuning.probe.levers import has_tensor_cores
+from cavvy.capabilities.tuning.probe.look import (
     BusyLines,
     StackSampler,
     UserLoop,
@@ -29,8 +25,12 @@ from cavvy.tuning.probe.look import (
     look_at_data,
     traced,
 )
-from cavvy.tuning.probe.modes import WindowModes
-from cavvy.tuning.probe.plain import FREE_STEPS, LEAST_STEPS, PlainLoop, PlainWindows
+from cavvy.capabilities.tuning.probe.modes import WindowModes
+from cavvy.capabilities.tuning.probe.plain import FREE_STEPS, LEAST_STEPS, PlainLoop, PlainWindows
+from cavvy.train import run as runs
+from cavvy.train.clock import StepRecord
+from cavvy.train.data.staging import count_staged
+from cavvy.train.run import Run
 
 NO_LOOP = (
     "the script has no loop over `run.batches` of cavvy.train, and no plain loop with at least "

@@ -1,5 +1,5 @@
-"""`python -m cavvy.tuning.probe SOCKET SCRIPT [ARGUMENTS]` runs the script and receives commands
-through SOCKET.
+"""`python -m cavvy.capabilities.tuning.probe SOCKET SCRIPT [ARGUMENTS]` runs the script and
+receives commands through SOCKET.
 """
 
 import sys
@@ -8,8 +8,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest.mock import patch
 
+from cavvy.capabilities.tuning.probe.child import NO_LOOP, ProbeChannel, ProbeDone, ScriptProbe
 from cavvy.tracer.script import find_ranks, is_rank_missing, run_script, watch_rank_variables
-from cavvy.tuning.probe.child import NO_LOOP, ProbeChannel, ProbeDone, ScriptProbe
 
 OWN_RANKS = (
     "the script starts its ranks itself, so their steps cannot be measured: change the script so "

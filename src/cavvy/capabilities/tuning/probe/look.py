@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import default_collate
 
+import cavvy
+
 EVERY_S = 0.001
 SWITCH_S = (
     0.0001  # The interpreter's switch interval. The default of 5 ms is as long as a short step.
@@ -339,12 +341,14 @@ def _is_own(name: str) -> bool:
     return not (name.startswith((*_TRAINING, "<")) or any(part in name for part in _LIBRARIES))
 
 
-_CAVVY = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_CAVVY = os.path.dirname(cavvy.__file__)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PLAIN = tuple(
     os.path.join(_TORCH, "utils", *path) for path in (("_contextlib.py",), ("tensorboard", ""))
 )  # PyTorch files that run plain Python
-_ROOMS = tuple(os.path.join(_CAVVY, room, "") for room in ("train", "tuning"))
+_ROOMS = tuple(
+    os.path.join(_CAVVY, room, "") for room in ("train", os.path.join("capabilities", "tuning"))
+)
 _TRAINING = (_TORCH, *_ROOMS)
 _REDUCER = os.path.join(_CAVVY, "train", "parallel", "reduce.py")
 _SAVING = tuple(

@@ -3,8 +3,8 @@
 from html import escape
 from typing import Any
 
-from cavvy.tuning.findings import Diagnosis
-from cavvy.tuning.tune import PlanTrial, describe_levers, list_fixed
+from cavvy.capabilities.tuning.findings import Diagnosis
+from cavvy.capabilities.tuning.tune import PlanTrial, describe_levers, list_fixed
 
 
 def describe(found: Diagnosis, price: float | None) -> str:

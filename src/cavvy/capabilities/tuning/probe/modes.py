@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
+from cavvy.capabilities.tuning.probe.look import APART, INSIDE
 from cavvy.train import run as runs
 from cavvy.train.checkpoint.async_saver import SAVE, AsyncSaver
 from cavvy.train.data import stream
@@ -19,7 +20,6 @@ from cavvy.train.data.stream import Batch, Data
 from cavvy.train.parallel.reduce import GradientReducer
 from cavvy.train.parallel.replicas import ReplicaCheck
 from cavvy.train.step import StepGradients
-from cavvy.tuning.probe.look import APART, INSIDE
 
 NAMES = ("", "cached", "resident", "alone", "double", "larger", "bf16", "saving")
 GROWN = ("double", "larger")
