@@ -256,7 +256,7 @@ def test_a_job_on_a_joined_machine_changes_nothing() -> None:
             "paths": [*programs, f"{home}/dotfiles/zshrc"],
             "sockets": ["/run/docker.sock", "/run/systemd/private"],
             "pids": [],
-            "commands": ["cavvy nodes join", "supervisor"],
+            "commands": ["cavvy join", "supervisor"],
         }
         user.cli("project", "create", "evil", code=None)
         submit(user, "evil", "obeyed", ATTACKS.read_text(), HUNT=json.dumps(hunt))
