@@ -1,14 +1,18 @@
 """Sweeps whose values are chosen when their jobs start."""
 
 import asyncio
+import importlib.util
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.records import FIXED, make_attempt_record, make_job_record
 from tests.sweeps.unit.test_early_stopping import NOW
 from tests.waits import PATIENCE_S
 
+from cavvy.cli.main import cli
 from cavvy.control.sweeps import (
     SweepSearcher,
     TriedPoint,
@@ -255,3 +259,24 @@ def test_a_server_that_lost_optuna_goes_on() -> None:
         assert any("at random, because this server has no Optuna" in each for each in told)
 
     asyncio.run(run())
+
+
+def test_a_plan_says_that_the_server_which_it_would_start_lacks_optuna(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "task.yaml"
+    sweep = "sweep: {lr: [1, 2, 3]}\nrun: echo ${{ params.lr }}\nbest: loss:min\n"
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("CAVVY_CONFIG", str(tmp_path / "settings.toml"))
+    (tmp_path / "settings.toml").write_text("")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "optuna" else found(name)
+    )
+    file.write_text(f"name: a\n{sweep}search: tpe\ntrials: 2\n")
+    told = CliRunner().invoke(cli, ["validate", str(file)])
+    assert told.exit_code != 0
+    assert "Optuna" in told.output + str(told.exception)
+    file.write_text(f"name: a\n{sweep}stop_early: asha\n")
+    told = CliRunner().invoke(cli, ["validate", str(file)])
+    assert told.exit_code == 0, told.output

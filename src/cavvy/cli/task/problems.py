@@ -350,6 +350,8 @@ def find_refusal(
     try:
         with _running_server() as client:
             if client is None:
+                if refusal := _find_missing_optuna(tasks):
+                    return refusal
                 _note_unknown(loaded, "no server is running")
                 return None
             price = _find_price(client, tasks, file, params, project)
@@ -400,6 +402,20 @@ def _running_server() -> Iterator["ApiClient | None"]:
         return
     with client:
         yield client
+
+
+def _find_missing_optuna(tasks: "Sequence[LoadedTask]") -> CommandFailure | None:
+    """Return why the server that `cavvy run` would start with this Python would refuse a search."""
+    from importlib.util import find_spec
+
+    if find_spec("optuna") is not None or all(each.task.search is None for each in tasks):
+        return None
+    from cavvy.packages import extra_command
+
+    return CommandFailure(
+        "search: Optuna, which decides which values jobs get, is not installed",
+        f"install it: {extra_command('tuning')}",
+    )
 
 
 def _note_unknown(loaded: "LoadedTask", why: str) -> None:
