@@ -103,7 +103,7 @@ class Cutter:
     ) -> None:
         for process in (self._program, self._reader):
             process.kill()
-            process.wait()
+            process.communicate()  # which closes its pipes too
 
     def stop(self) -> None:
         """Kill the program, so that what was found is read without it."""
