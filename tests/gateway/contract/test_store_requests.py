@@ -81,6 +81,24 @@ async def sums(store: Store, *by: str) -> dict[tuple[str, ...], int]:
     return {tuple(each.groups.values()): each.amount.micros for each in found}
 
 
+async def test_the_first_answers_of_a_service_are_in_the_ledger_at_once(store: Store) -> None:
+    """Who tries a service looks for its tokens; later ones are divided with the next charges."""
+    replica, attempt = await start(store, "r1")
+    service, bills = make_service(replica), RequestBills(store)
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1001, until=100)]))
+    await bills.divide(service, tell(None), after(100))
+    await bills.divide(service, tell({}), after(101), answered=True)
+    await bills.divide(service, tell(work(r1={"k1": 30.0})), after(103), answered=True)
+    assert await count_requests(store) == 0, "the service was looked at a moment ago"
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1051, until=105)]))
+    await bills.divide(service, tell(work(r1={"k1": 30.0})), after(106), answered=True)
+    first = await count_requests(store)
+    assert first > 0
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1101, until=110)]))
+    await bills.divide(service, tell(work(r1={"k1": 30.0, "": 5.0})), after(115), answered=True)
+    assert await count_requests(store) == first
+
+
 async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> None:
     replica, attempt = await start(store, "r1")
     service, bills = make_service(replica), RequestBills(store)

@@ -207,7 +207,10 @@ class ServiceReconciler:
         await self._show(key, stored, front)
         await self._act(step, stored)
         last = step.finished and await self._bills.is_billed(stored, now)
-        await self._bills.divide(stored, lambda: front.read_work(stored), now, last=last)
+        answered = traffic is not None and traffic.answered > 0
+        await self._bills.divide(
+            stored, lambda: front.read_work(stored), now, answered=answered, last=last
+        )
         if last:
             await self._delete(key, stored, front)
             return None

@@ -36,6 +36,7 @@ COUNTED_SINCE = "requests-counted-since"
 _BILLED = frozenset({AttemptPhase.ENDED, AttemptPhase.KEPT})  # KEPT: for another job
 _BILLED_WITHIN = timedelta(minutes=5)
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
+_FIRST = timedelta(seconds=5)  # between two looks for the first answers of a service
 _TOGETHER = timedelta(seconds=5)  # between the first replicas of a revision
 _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bills of others
 
@@ -57,6 +58,7 @@ class RequestBills:
         self._since: datetime | None = None  # when requests began to be counted
         # when a service's bills were last divided, by the service's ID
         self._done: dict[str, datetime] = {}
+        self._divided: set[str] = set()  # services with requests in the ledger, as far as is known
 
     async def divide(
         self,
@@ -64,9 +66,12 @@ class RequestBills:
         read: Callable[[], Awaitable[RequestWork | None]],
         now: datetime,
         *,
+        answered: bool = False,
         last: bool = False,
     ) -> None:
         """Divide the new amounts of the service's replica bills among requests and idle time.
+        `answered` says that the service has answered requests: the first ones are divided at once,
+        for those who try it.
         `read` returns the counts of the replicas' requests, or None if the counts are unknown.
         `last` means that the service ends, so no later counts will arrive and the whole amount is
         divided now.
@@ -82,7 +87,8 @@ class RequestBills:
         named = [each.api for each in service.spec.fallbacks if each.api is not None]
         apis |= {name_api(api.url, api.model): api for api in named}
         done = self._done.get(service.id)
-        due = done is None or now - done >= ACCRUE
+        is_new = answered and service.id not in self._divided
+        due = done is None or now - done >= (_FIRST if is_new else ACCRUE)
         if not last and not due:
             return
         # the counts are read after the bills: those of a replica that has ended are then complete
@@ -91,6 +97,8 @@ class RequestBills:
         if work is None and not last:
             return
         self._done[service.id] = now
+        if bills and work:
+            self._divided.add(service.id)
         await self._divide_all(service, bills, work or {}, last=last)
         for name, api in apis.items():
             await self._bill_api(service, name, api, work or {}, now)
@@ -99,6 +107,7 @@ class RequestBills:
                 self.rates.pop(each.id, None)
         if last:
             self._left.update(known)
+            self._divided.discard(service.id)
             del self._replicas[service.id], self._done[service.id], self._apis[service.id]
 
     async def _divide_all(
