@@ -5,14 +5,22 @@ thread.
 import io
 import types
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ConnectionClosedError
+from botocore.loaders import Loader, create_loader
 from tests.ec2.server import Front
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.aws.account import AwsAccount
+
+
+@cache
+def read_descriptions() -> Loader:
+    """What botocore knows of each API: megabytes of JSON, which every session would read again."""
+    return create_loader()
 
 
 async def at_once(call: Callable[[], Any]) -> Any:
@@ -30,6 +38,12 @@ class Direct(AwsAccount):
     def __init__(self, settings: Mapping[str, Scalar], front: Front) -> None:
         super().__init__(settings, at_once)
         self.front = front
+
+    def _get_session_locked(self) -> Any:
+        if self._session is None:
+            session = super()._get_session_locked()
+            session._session.register_component("data_loader", read_descriptions())
+        return self._session
 
     def _client(self, service: str, region: str, attempts: int) -> Any:
         fresh = (service, region, attempts) not in self._clients

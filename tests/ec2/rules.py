@@ -6,8 +6,10 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 from tests.ec2.grants import Grant, read_policy
@@ -138,21 +140,24 @@ def real_prices(rules: Rules, zone_ids: Mapping[str, str], at: datetime) -> None
     """On-demand and spot prices of the catalog's snapshot; `zone_ids` maps use1-az1 to the
     account's name of it.
     """
+    for kind, region, zone, purchase, micros in _read_prices():
+        usd = f"{micros / 1_000_000:.6f}"
+        if purchase == 0 and zone is None:
+            rules.on_demand[region, kind] = usd
+        elif purchase == 2 and zone in zone_ids:
+            rules.spot.append(SpotPrice(type=kind, zone=zone_ids[zone], at=at, usd=usd))
+
+
+@cache
+def _read_prices() -> list[tuple[str, str, str | None, int, int]]:
     query = (
         "SELECT s.instance_type, p.region, p.zone, o.purchase, MIN(o.rate) FROM offer o JOIN shape "
         "s ON s.id = o.shape "
         "JOIN place p ON p.id = o.place WHERE p.provider = 'aws' AND o.term_months = 0 "
         f"AND s.instance_type IN ({','.join('?' * len(TYPES))}) GROUP BY 1, 2, 3, 4"
     )
-    with sqlite3.connect(f"file:{CATALOG}?mode=ro", uri=True) as catalog:
-        rows = catalog.execute(query, TYPES).fetchall()
-    catalog.close()
-    for kind, region, zone, purchase, micros in rows:
-        usd = f"{micros / 1_000_000:.6f}"
-        if purchase == 0 and zone is None:
-            rules.on_demand[region, kind] = usd
-        elif purchase == 2 and zone in zone_ids:
-            rules.spot.append(SpotPrice(type=kind, zone=zone_ids[zone], at=at, usd=usd))
+    with closing(sqlite3.connect(f"file:{CATALOG}?mode=ro", uri=True)) as catalog:
+        return catalog.execute(query, TYPES).fetchall()
 
 
 def list_extras(rules: Rules, service: str) -> list[str]:
