@@ -5,7 +5,7 @@ import logging
 import pytest
 from tests.sim.dice import play_number
 
-SCENARIOS = 120
+SCENARIOS = 40
 _CHUNK = 20
 
 
