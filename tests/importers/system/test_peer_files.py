@@ -56,14 +56,14 @@ def test_a_skypilot_file_with_mounts_and_several_commands(folder: Path) -> None:
         folder,
         "a.yaml",
         MOUNTS,
-        "--env",
-        "X=y",
+        *("--env", "X=y"),
+        *("--send", "set", "--send", "other.txt"),  # what lies outside of the task's folder
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["setup none", "one", "two", "0 y"]
 
 
 def test_a_dstack_configuration_with_files_and_a_repository(folder: Path) -> None:
-    done = run(folder, "b.dstack.yml", CONFIGURATION)
+    done = run(folder, "b.dstack.yml", CONFIGURATION, "--send", "other.txt")
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines() == [str(folder / "repo"), "two"]
