@@ -247,7 +247,7 @@ def _check_script(notes: ProblemNotes) -> None:
     hint = f"`cavvy run {command}` runs the script"
     if unfit:
         hint += f" from a folder, but not from {path.parent}, because {unfit}"
-    if not found and notes.file != "-" and path.suffix in _INTERPRETERS:
+    if not found and not unfit and notes.file != "-" and path.suffix in _INTERPRETERS:
         hint = f"`cavvy run {quote(str(path))}` runs the script"
     if found:
         hint += f"; options such as --nodes and --gpu replace the lines of #{found[1]}"

@@ -78,7 +78,10 @@ def test_each_event_reaches_each_kind_of_receiver(
     ):
         user.cli("notify", "add", channel, "--on", events, stdin=f"{address}\n")
     user.cli("budget", "set", "team", "0.01", "--project", "default", "--soft", "never")
-    hung = "{name: hung, run: sleep 1000, grace: 1s, limits: {stuck: 10s}, retry: {node: 0}}"
+    # nothing can wake it: only such work is ended
+    waits = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+    hung = "name: hung\ngrace: 1s\nlimits: {stuck: 10s}\nretry: {node: 0}\n"
+    hung += f"run: exec python3 -c '{waits}'\n"
     for task in (
         "{name: fine, run: 'true'}",
         "{name: bad, run: 'exit 3'}",
