@@ -18,7 +18,7 @@ from cavvy.agent.work.checkpoint_choice import (
     LookResult,
     choose_files,
 )
-from cavvy.agent.work.checkpoint_files import CheckpointWatcher, list_folder, renamed_ns
+from cavvy.agent.work.checkpoint_files import CheckpointWatcher, list_folder
 from cavvy.agent.work.checkpoint_upload import CheckpointUpload
 from cavvy.agent.work.open_files import find_open
 
@@ -190,39 +190,6 @@ def test_a_new_folder_that_lacks_files_of_others_like_it_is_not_finished(tmp_pat
     for path in (write(tmp_path / "checkpoint-10" / "state"), tmp_path / "checkpoint-10" / "model"):
         os.utime(path, (1e9, 1e9))
     assert len(paths(choose(tmp_path, before=before))) == 2
-
-
-def test_a_removed_folder_stays_only_until_a_new_one_is_finished(tmp_path: Path) -> None:
-    """Or each checkpoint of a program that always fills a folder would be larger than the last."""
-    os.utime(write(tmp_path / "checkpoint-8" / "model"), (1e9, 1e9))
-    write(tmp_path / "checkpoint-10" / "model")
-
-    def fill() -> None:
-        write(tmp_path / "checkpoint-10" / "state")
-
-    for before, kept in (
-        (("checkpoint-6/model",), []),
-        (("checkpoint-6/model", "checkpoint-8/model"), ["checkpoint-6/model"]),
-    ):
-        choice = choose(tmp_path, fill, before=before)
-        assert paths(choice) == ["checkpoint-8/model"]
-        assert [row["path"] for row in choice.kept] == kept
-
-
-def test_a_new_folder_that_got_its_name_last_need_not_rest(tmp_path: Path) -> None:
-    now = time.time()
-    for name, age_s in (("model", 6), ("state", 1)):
-        write(tmp_path / "new" / name)
-        os.utime(tmp_path / "new" / name, (now - age_s, now - age_s))
-    (tmp_path / "new").rename(tmp_path / "step-8")
-    find_rename = partial(_find_rename, tmp_path)
-    assert len(paths(choose(tmp_path, find_rename=find_rename))) == 2
-    write(tmp_path / "step-8" / "state")
-    assert paths(choose(tmp_path, find_rename=find_rename)) == []
-
-
-def _find_rename(folder: Path, name: str) -> int | None:
-    return renamed_ns(str(folder / name))
 
 
 def test_a_new_folder_has_to_rest_as_long_as_it_took_to_fill_it(tmp_path: Path) -> None:

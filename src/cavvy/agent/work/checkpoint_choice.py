@@ -44,9 +44,8 @@ class LookResult:
     `since` is the list of an earlier look, if there was one: a new folder must not have changed
     since then. `restless`: files that were being changed in each earlier look. `find_birth` returns
     when a folder was created (ns since 1970); a new folder that the work has been filling for
-    longer than `filled_s` seconds is one in which it always writes. `find_rename` returns when a
-    folder got its name (ns since 1970), if nothing in it was added or removed since. `ended`:
-    whether the work has ended and adds nothing to a new folder.
+    longer than `filled_s` seconds is one in which it always writes. `ended`: whether the work has
+    ended and adds nothing to a new folder.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class LookResult:
         since: list[FileEntry] | None = None,
         restless: frozenset[str] = frozenset(),
         find_birth: Callable[[str], int | None] = lambda folder: None,
-        find_rename: Callable[[str], int | None] = lambda folder: None,
         filled_s: float = FILLED_S,
         ended: bool = False,
         cut_ns: int = 0,
@@ -71,7 +69,6 @@ class LookResult:
     ) -> None:
         self.ended = ended
         self.find_birth, self.filled_ns = find_birth, int(filled_s * 1e9)
-        self.find_rename = find_rename
         self.first = [entry for entry in first if not entry.path.endswith(INDEX)]
         self.second, self.writers, self.unknown = second, writers, frozenset(unknown)
         self.find_status, self.extends, self.cut_ns = find_status, extends, cut_ns
@@ -179,7 +176,7 @@ def choose_files(look: LookResult) -> FileChoice:
     ]
     paths = {entry.path for entry in taken}
     alone = {path for path in busy if path in look.before}
-    alone |= _find_replaced(unfinished | busy, paths, known, look)
+    alone |= _find_replaced(unfinished | busy, look)
     kept = [
         row
         for path, row in look.before.items()
@@ -191,21 +188,15 @@ def choose_files(look: LookResult) -> FileChoice:
     )
 
 
-def _find_replaced(
-    left_out: set[str], taken: set[str], known: set[str], look: LookResult
-) -> set[str]:
+def _find_replaced(left_out: set[str], look: LookResult) -> set[str]:
     """Return the files of the newest checkpoint that the work has removed, although those of the
-    same kind with a higher number are not finished, unless a new folder is `taken` in the place of
-    theirs."""
+    same kind with a higher number are not finished."""
     kinds = {_NUMBER.sub("#", name) for name in left_out if _NUMBER.search(name)}
     here = {entry.path for entry in look.first}
-    new = {name for path in taken for name in _list_folders(path)} - known
-    newest = _find_highest(new)
     return {
         path
         for path in look.before.keys() - here
         if any(_NUMBER.sub("#", each) in kinds for each in (path, *_list_folders(path)))
-        and not any(_is_outdated(name, newest) for name in _list_folders(path))
     }
 
 
@@ -312,12 +303,7 @@ def _find_unfinished(
     if not look.ended:
         new = {name for entry in look.first for name in _list_folders(entry.path)} - known - opened
         tops = {name for name in new if os.path.dirname(name) not in new}
-        found |= {
-            name
-            for name in tops
-            if not _was_named_last(name, look)
-            and (_is_fresh(name, look) or _misses_files(name, look))
-        }
+        found |= {name for name in tops if _is_fresh(name, look) or _misses_files(name, look)}
     newest = _find_newest_numbers(look)
     unfinished = {
         name
@@ -325,15 +311,6 @@ def _find_unfinished(
         if not (_is_still(name, look) and (_is_outdated(name, newest) or _is_named(name, look)))
     }
     return unfinished, opened
-
-
-def _was_named_last(folder: str, look: LookResult) -> bool:
-    """Return whether a folder was renamed when all of its files were written."""
-    renamed_ns = look.find_rename(folder)
-    states = [look.find_status(each) for each in look.first if _is_in(each.path, folder)]
-    return renamed_ns is not None and all(
-        state is not None and state.st_ctime_ns <= renamed_ns for state in states
-    )
 
 
 def _is_fresh(folder: str, look: LookResult) -> bool:
@@ -404,10 +381,7 @@ def _is_above(parent: str, folder: str) -> bool:
 def _find_newest_numbers(look: LookResult) -> dict[str, list[int]]:
     """Return the highest numbers of each kind of name, such as `checkpoint-#`."""
     names = {*look.paths, *(entry.path for entry in look.first)}
-    return _find_highest(names | {name for path in names for name in _list_folders(path)})
-
-
-def _find_highest(names: set[str]) -> dict[str, list[int]]:
+    names |= {name for path in tuple(names) for name in _list_folders(path)}
     newest: dict[str, list[int]] = {}
     for name in names:
         if numbers := _read_numbers(name):

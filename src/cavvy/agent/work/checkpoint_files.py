@@ -189,16 +189,6 @@ def born_ns(path: str) -> int | None:
     return int(seconds * 1_000_000_000 + nanoseconds)
 
 
-def renamed_ns(folder: str) -> int | None:
-    """Return when the folder got its name or its attributes, in ns since the epoch, or None if
-    something in it was added or removed later."""
-    try:
-        seen = os.lstat(folder)
-    except OSError:
-        return None
-    return seen.st_ctime_ns if seen.st_ctime_ns > seen.st_mtime_ns else None
-
-
 def measure(folder: str) -> tuple[int, int, int]:
     """Return the number of files, their total size in bytes, and the time of the newest change (ns
     since the epoch)."""

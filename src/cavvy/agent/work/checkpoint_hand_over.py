@@ -17,7 +17,7 @@ from functools import partial
 
 from ..http_client import RequestInvalid, StorageTimeout, TransferFailed
 from .checkpoint_choice import FILLED_S
-from .checkpoint_files import fingerprint, list_checkpoint, newest, written
+from .checkpoint_files import fingerprint, newest, written
 from .checkpoint_upload import CheckpointUpload, FileChanged, copies_of
 from .trees import remove_tree
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ..config import AgentConfig
     from .checkpoint_files import FileEntry
 
-# the lengths of successive looks at a folder that the work is changing, the longest time to wait
-# for a rest before the next one, and the time between two looks for it, as shares of the first look
-SHARES, PAUSE, POLL = (1, 0.5, 0.25, 0.12, *(0.06,) * 8), 0.5, 0.02
+# the lengths of successive looks at a folder that the work is changing, and of the pauses between
+# them, as shares of the first look
+SHARES, PAUSE = (1, 0.5, 0.25, 0.12, *(0.06,) * 8), 0.13
 # The state of the upload after each exception. The first class that matches applies. Unreadable
 # files raise an OSError. The work can change the files of an invalid request.
 FAILURES = {
@@ -74,7 +74,6 @@ def hand_over(
         look = partial(CheckpointUpload.look, config, folder, given, quiet=quiet)
         saving = _look_often(
             look,
-            partial(list_checkpoint, config, folder, given),
             settle_s,
             copy_first=copy_first,
             filled_s=filled_s,
@@ -106,7 +105,6 @@ def hand_over(
 
 def _look_often(
     look: Callable[[], CheckpointUpload],
-    list_files: Callable[[], list[FileEntry]],
     settle_s: float,
     *,
     copy_first: bool,
@@ -137,20 +135,8 @@ def _look_often(
         since = saving.all_entries if since is None else since
         restless = busy if restless is None else restless & busy
         saving.close()
-        _wait_for_rest(list_files, settle_s)
+        time.sleep(settle_s * PAUSE)
     raise AssertionError("unreachable")
-
-
-def _wait_for_rest(list_files: Callable[[], list[FileEntry]], settle_s: float) -> None:
-    """Wait until a moment passes in which no file changes: a look has the most time right after a
-    save. Raises OSError."""
-    until = time.monotonic() + settle_s * PAUSE
-    found: list[FileEntry] | None = None
-    while time.monotonic() < until:
-        before, found = found, list_files()
-        if found == before:
-            break
-        time.sleep(settle_s * POLL)
 
 
 def _send_checkpoint(saving: CheckpointUpload) -> dict[str, object]:

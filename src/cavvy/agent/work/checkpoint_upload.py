@@ -26,7 +26,6 @@ from .checkpoint_files import (
     list_checkpoint,
     newest,
     read_rows,
-    renamed_ns,
     split_names,
     write_rows,
 )
@@ -219,7 +218,6 @@ class CheckpointUpload:
             since=since,
             restless=restless,
             find_birth=lambda path: born_ns(os.path.join(self._folder, path)),
-            find_rename=lambda path: renamed_ns(os.path.join(self._folder, path)),
             filled_s=filled_s,
             ended=ended,
             cut_ns=cut_ns,
