@@ -80,6 +80,7 @@ class RankRunner:
         self._env: dict[str, str] = {}
         # outcome and reason, set when something other than the work itself ends the work
         self._ending: tuple[str, str] | None = None
+        self._noticed_why = ""  # what this node itself has learnt of its loss
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
         self._exit: dict[str, object] = {}
@@ -161,6 +162,7 @@ class RankRunner:
     def ordered(self, kind: str, seconds: float, reason: str) -> None:
         """Handle a `stop` or a `notice` from the control plane."""
         if kind == "notice":
+            reason = self._noticed_why or reason
             reserve = self._steps.reserve(seconds)
             self._write_notice(seconds - reserve, reason)
             reason = reason or "the provider is reclaiming the node"
@@ -293,6 +295,7 @@ class RankRunner:
         """
         if self._ending is None:
             self.say("notice", seconds=seconds, source=source)
+        self._noticed_why = self._noticed_why or reason
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:

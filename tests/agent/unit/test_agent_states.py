@@ -71,6 +71,7 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     runner.execs = SimpleNamespace(kill=lambda: None, idle=True)
     runner._kill_timer = runner._notification_socket = None
     runner._heard_notice = runner._cause_known = False
+    runner._noticed_why = ""
     runner._polls = []
     runner._exit = {}
     runner._leave = lambda: None
@@ -125,6 +126,16 @@ def test_work_that_ends_before_its_signal_was_interrupted_if_it_has_heard_the_no
     runner._steps.interrupted = False
     runner.ordered("notice", 30.0, "for a test")
     assert runner._judge(0, 0)[0] == outcome
+
+
+def test_what_a_node_has_learnt_of_its_loss_stays_in_the_notice(tmp_path: Path) -> None:
+    """The order of the control plane, which follows, knows less."""
+    runner = make_runner(tmp_path, AgentState.WORKING)
+    reasons: list[str] = []
+    runner._write_notice = lambda seconds, reason: reasons.append(reason)
+    runner.noticed(60.0, "PBS", "the time that PBS allows is nearly over")
+    runner.ordered("notice", 50.0, "the provider reclaims the node")
+    assert reasons == ["the time that PBS allows is nearly over"] * 2
 
 
 def test_a_notice_that_nobody_hears_again_is_still_heard(tmp_path: Path) -> None:
