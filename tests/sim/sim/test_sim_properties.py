@@ -232,8 +232,8 @@ def scenarios(draw: st.DrawFn) -> SimScenario:
     )
 
 
-@pytest.mark.timeout(600)  # of 80 scenarios, which take half a minute on an idle machine
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@pytest.mark.timeout(900)  # of 200 scenarios, which take a minute on an idle machine
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(scenarios())
 def test_every_job_ends_and_every_second_is_paid_once(scenario: SimScenario) -> None:
     check_all(play(scenario))
