@@ -34,6 +34,8 @@ def configure(gang: Path, rank: int) -> AgentConfig:
     config.gang, config.rank, config.caches = "g-1", rank, str(gang.parent / "cache")
     for name in (
         "phase_file",
+        "halted_file",
+        "answer_file",
         "notice_file",
         "setup_script",
         "run_script",

@@ -520,8 +520,13 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_real_tool_finds_where_real_programs_hang(tool: str) -> None:
-    with program(HUNG, RANK="1", WORLD_SIZE="2") as one, program(HUNG, RANK="0") as zero:
-        found = take_stacks(tool, [one, zero, os.getppid()], rank=0)
+    with (
+        program(HUNG, RANK="1", WORLD_SIZE="2") as one,
+        program(HUNG, RANK="0") as zero,
+        subprocess.Popen(["sleep", "300"]) as other,  # which is no Python program
+    ):
+        found = take_stacks(tool, [one, zero, other.pid], rank=0)
+        other.kill()
     if "Permission" in found["text"] or "ptrace" in found["text"]:
         pytest.skip(f"this machine forbids py-spy: {found['text']}")
     assert not found["moved"]

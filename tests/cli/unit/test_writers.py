@@ -17,6 +17,7 @@ _MODULES = {"os", "shutil", "tarfile", "zipfile"}
 _DOORS = {"write_text", "open_output"}
 
 OWN = "a temporary folder that this command has made"
+TUNED = "the program that is tuned writes; its files go to a temporary folder"
 STATE = "Cavvy's own folder, which only the user can write to"
 CHECKED = "a library writes; `check_output` stands before"
 KNOWN = {
@@ -35,6 +36,11 @@ KNOWN = {
     "cli/reach/sshd.py:host_key": STATE,
     "cli/setup.py:_Setup._store_key": STATE,
     "cli/setup.py:_Setup.undo": STATE,
+    "capabilities/tuning/probe/kept_files.py:KeptFiles._copy.call": TUNED,
+    "capabilities/tuning/probe/kept_files.py:KeptFiles._rename.call": TUNED,
+    "capabilities/tuning/probe/modes.py:WindowModes._list_patches.move_as_told": "it moves tensors",
+    "capabilities/tuning/session.py:TuningSession._environment": OWN,
+    "capabilities/tuning/session.py:TuningSession._start": OWN,
     "capabilities/runners/gitlab.py:_end_build": "the folder of the build, by the runner",
 }
 
