@@ -447,7 +447,12 @@ MISTAKES: Sequence[Mistake] = [
     _run("run: echo ${{ params.lr }}\n", "unknown parameter 'lr'", "declare it under `params:`"),
     _run("name: web\nrun: x\nservice: {port: 80}\n", "describes a service", "cavvy serve"),
     _run("run: echo\n", "describes a job, not a service", "cavvy run", "serve"),
-    Mistake(line="run train.py", cause="a script, not a task file", step="cavvy run --workdir"),
+    Mistake(
+        line="run job.pbs",
+        cause="a batch script of PBS, not a task file",
+        step="cavvy run --workdir",
+        files={"job.pbs": "#!/bin/bash\n#PBS -l select=2\nmpirun ./a.out\n"},
+    ),
     Mistake(line="run nosuch.yaml", cause="does not exist", step="cavvy init"),
     Mistake(line="run", cause="expected a task file", step="cavvy run --help"),
     Mistake(line="launch task.yaml", cause="no command 'launch'", step="cavvy run"),
