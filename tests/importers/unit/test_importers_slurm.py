@@ -98,6 +98,14 @@ def test_times(text: str, minutes: float | None) -> None:
         ("--gres=gpu:a100:2 --gpus-per-node=4", "keep one of the two lines"),
         ("--gres=gpu:a100:2 --gpus-per-node=h100:2", "two types of GPUs"),
         ("--array=5-1", "indices such as"),
+        ("--array=0-999999999", "indices such as"),
+        ("--array=1,1", "each once"),
+        ("--time=999999999999999999", "minutes, or H:M:S"),
+        ("--time=99999999999-0", "minutes, or H:M:S"),
+        ("--mem=99999999999999999T", "a size such as"),
+        ("--nodes=999999999", "a number such as 2"),
+        ("--signal=999@1", "a signal such as"),
+        ("--export=1BAD=2", "the name of a variable"),
         ("--signal=NOPE@60", "a signal such as"),
         ("--cpus-per-gpu=4", "asks for none"),
         ("train.py", "is no option of sbatch"),
@@ -133,6 +141,11 @@ def test_the_command_is_the_whole_script_with_its_tools() -> None:
     assert script.rstrip() in ready.run
     assert "def run_step(" in ready.run
     subprocess.run(["bash", "-n", "-c", ready.run], check=True)
+
+
+def test_a_script_may_contain_what_ends_the_text_of_a_script(tmp_path: Path) -> None:
+    lines = "_CAVVY_END_OF_SCRIPT() { echo called; }\n_CAVVY_END_OF_SCRIPT\n"
+    assert run_script(tmp_path, "#SBATCH -n 1", lines) == (0, "called\n")
 
 
 def test_lists_of_hosts() -> None:

@@ -10,11 +10,13 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from hashlib import sha256
 from importlib.resources import files
 from math import ceil
 from shlex import quote
 from typing import Any, TypeVar
 
+from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     IndexRange,
@@ -97,6 +99,7 @@ _ARRAY = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d{1,5}))?")
 _DEFAULT_SIGNAL_S = 60  # sbatch's default SIGTIME
 _END = "_CAVVY_END_OF_"
+_MOST_NODES = 100_000  # and tasks; more is a mistake
 
 
 def translate(text: str, notes: ProblemNotes) -> Translation:
@@ -149,7 +152,8 @@ exit $?
 
 
 def _write(name: str, word: str, text: str) -> str:
-    return f"""cat > "$CAVVY_SLURM/{name}" <<'{_END}{word}'\n{text.rstrip()}\n{_END}{word}"""
+    end = f"{_END}{word}_{sha256(text.encode()).hexdigest()[:16]}"  # which the text does not have
+    return f"""cat > "$CAVVY_SLURM/{name}" <<'{end}' || exit 1\n{text.rstrip()}\n{end}"""
 
 
 def _sort(
@@ -192,6 +196,7 @@ class _ScriptReader:
         warning = self._read_signal()
         array, parallel, indices = self._read_array()
         name = self._text("job-name")
+        env = self._read_env()
         if len(self._notes):
             return None, {}
         ahead = warning["seconds"] if warning else 0
@@ -206,7 +211,7 @@ class _ScriptReader:
             run=text,
             nodes=nodes,
             image=self._read_image(),
-            env=self._read_env(),
+            env=env,
             array=array,
             parallel=parallel,
             resources=ResourceSpec(
@@ -253,7 +258,7 @@ class _ScriptReader:
             return None
         try:
             return read(option.value)
-        except ValueError:
+        except (ValueError, OverflowError):
             message = f"--{name}={option.value} is not what sbatch expects"
             self._notes.add(option.mark, message, expected=expected)
             return None
@@ -261,7 +266,7 @@ class _ScriptReader:
     def _number(self, name: str) -> int | None:
         def read(text: str) -> int:
             number = int(text)
-            if not 0 < number <= 1_000_000:
+            if not 0 < number <= _MOST_NODES:
                 raise ValueError(text)
             return number
 
@@ -276,7 +281,7 @@ class _ScriptReader:
         def read(text: str) -> tuple[int, int]:
             least, _, most = text.partition("-")
             found = int(least), int(most or least)
-            if not 0 < found[0] <= found[1]:
+            if not 0 < found[0] <= found[1] <= _MOST_NODES:
                 raise ValueError(text)
             return found
 
@@ -396,7 +401,7 @@ class _ScriptReader:
             name = found[2].upper()
             names = {each.name.removeprefix("SIG"): int(each) for each in signal.Signals}
             number = int(name) if name.isdigit() else names.get(name.removeprefix("SIG"))
-            if number is None:
+            if number is None or number not in names.values():
                 raise ValueError(text)
             seconds = int(found[3] or _DEFAULT_SIGNAL_S)
             return {"number": int(number), "batch": "B" in (found[1] or ""), "seconds": seconds}
@@ -415,9 +420,15 @@ class _ScriptReader:
                 if last < first or span[3] == "0":
                     raise ValueError(text)
                 found.append(IndexRange(first, last, int(span[3] or 1)))
+            indices = [index for span in found for index in span.indices[: MOST_MEMBERS + 1]]
+            if len(indices) > MOST_MEMBERS or len({*indices}) < len(indices):
+                raise ValueError(text)
             return tuple(found), int(most) if most else None
 
-        value = self._value("array", read, "indices such as 0-99, 1,3,5, 0-9:2 or 0-99%10")
+        expected = (
+            f"up to {MOST_MEMBERS:,} indices such as 0-99, 1,3,5, 0-9:2 or 0-99%10, each once"
+        )
+        value = self._value("array", read, expected)
         if value is None:
             return (), None, {}
         spans, parallel = value
@@ -432,6 +443,9 @@ class _ScriptReader:
     def _read_env(self) -> dict[str, str]:
         parts = self._text("export").split(",") if "export" in self._found else []
         env = dict(part.split("=", 1) for part in parts if "=" in part)
+        for name in env:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                self._object("export", f"{name!r} cannot be the name of a variable")
         named = [part for part in parts if part and "=" not in part and part not in ("ALL", "NONE")]
         if named:
             self._kept.note(

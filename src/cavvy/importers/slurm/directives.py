@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from cavvy.domain.values import Struct
 from cavvy.spec.problems import SourceMark
 
+# Larger values are mistakes, and may be too large to compute with.
+_MOST_DIGITS, _MOST_MIB = 7, 1 << 30
 _LINE = re.compile(r"#SBATCH(?P<gap>\s+)(?P<words>.*)")
 
 
@@ -100,7 +102,10 @@ def read_minutes(text: str) -> float | None:
         return None
     days, dash, rest = text.partition("-")
     parts = (rest if dash else text).split(":")
-    if len(parts) > 3 or not all(part.isdecimal() for part in (*parts, *([days] if dash else []))):
+    numbered = [*parts, *([days] if dash else [])]
+    if len(parts) > 3 or not all(
+        part.isdecimal() and len(part) <= _MOST_DIGITS for part in numbered
+    ):
         raise ValueError(text)
     numbers = [int(part) for part in parts]
     if dash:
@@ -117,7 +122,10 @@ def read_mib(text: str) -> int:
     if found is None:
         raise ValueError(text)
     power = "KMGT".index(found[2].upper() or "M")
-    return -(-int(found[1]) * int(1024**power) // 1024)
+    mib = -(-int(found[1]) * int(1024**power) // 1024)
+    if mib > _MOST_MIB:
+        raise ValueError(text)
+    return mib
 
 
 def read_gpus(text: str) -> tuple[str, int]:
