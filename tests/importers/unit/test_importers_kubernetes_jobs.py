@@ -94,6 +94,9 @@ def test_a_cron_job() -> None:
     job = {**make_job(), "kind": "CronJob"}
     job["spec"] = {**spec, "jobTemplate": {"spec": make_job()["spec"]}}
     assert read(job).schedule == JobSchedule(cron="0 3 * * *", time_zone="Europe/Berlin")
+    wrong = {**job, "spec": {**job["spec"], "schedule": "nonsense"}}
+    with pytest.raises(SpecError, match=r"spec\.schedule"):
+        read(wrong)
     job["spec"]["concurrencyPolicy"] = "Replace"
     with pytest.raises(SpecError, match="concurrencyPolicy"):
         read(job)
@@ -128,6 +131,8 @@ def test_a_pytorch_job_is_a_gang() -> None:
     ("job", "said"),
     [
         (make_job(suspend=True), "spec.suspend"),
+        (make_job(completions=1_000_000_000), "an array has at most"),
+        (make_job(backoffLimit=-5), "spec.backoffLimit"),
         (make_job(parallelism=4), "a queue of work"),
         (make_job(completions=4, parallelism=0), "0 starts nothing"),
         (make_job(make_pod(subdomain="train")), "spec.subdomain"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.tasks import IndexRange, JobLimits, JobSchedule, RetryPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.importers.kept_keys import TranslationNotes
@@ -27,6 +28,8 @@ from cavvy.importers.kubernetes.objects import (
     keep_table,
     keep_unread,
 )
+from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.fields.times import check_cron
 from cavvy.spec.problems import slug
 
 _BACKOFF_LIMIT = 6  # Kubernetes' default for a Job
@@ -104,6 +107,8 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
         return None
     array, parallel = _read_completions(job, spec, kept_keys)
     limit = int(spec.get("backoffLimit", _BACKOFF_LIMIT))
+    if limit < 0:
+        kept_keys.refuse(job.mark, "spec.backoffLimit", "expected 0 or more")
     run = task.run
     if array and spec.get("completionMode") == "Indexed":
         run = f'export JOB_COMPLETION_INDEX="$CAVVY_ARRAY_INDEX"\n{run}'
@@ -182,6 +187,10 @@ def _read_completions(
         return (), None
     if parallel == 0:
         kept_keys.refuse(job.mark, "spec.parallelism", "0 starts nothing; delete the key")
+    if int(completions) > MOST_MEMBERS:
+        reason = f"an array has at most {MOST_MEMBERS:,} jobs"
+        kept_keys.refuse(job.mark, "spec.completions", reason)
+        return (), None
     if int(completions) <= 1:
         return (), None
     return (IndexRange(0, int(completions) - 1),), parallel
@@ -196,7 +205,12 @@ def _read_schedule(job: JobObject, spec: Values, kept_keys: TranslationNotes) ->
     if spec.get("concurrencyPolicy", "Allow") == "Replace":
         reason = "a job that runs is not replaced; write Allow or Forbid"
         kept_keys.refuse(job.mark, "spec.concurrencyPolicy", reason)
-    return JobSchedule(cron=str(spec["schedule"]), time_zone=str(spec.get("timeZone") or "UTC"))
+    cron = str(spec["schedule"])
+    try:
+        check_cron(cron)
+    except WrongValue as error:
+        kept_keys.refuse(job.mark, "spec.schedule", str(error))
+    return JobSchedule(cron=cron, time_zone=str(spec.get("timeZone") or "UTC"))
 
 
 def _read_pytorch_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
