@@ -215,6 +215,13 @@ def test_a_list_of_hosts_may_be_cut_off(tmp_path: Path) -> None:
     assert (code, said) == (0, "a1\n" * 3)
 
 
+def test_steps_wait_for_the_cores_of_others(tmp_path: Path) -> None:
+    """Since Slurm 20.11, a step has its cores for itself."""
+    step = "srun -n1 sh -c 'mkdir busy && sleep 0.5 && rmdir busy && echo alone' & "
+    code, said = run_script(tmp_path, "#SBATCH -n 1", f"{step}\n{step}\nwait\n")
+    assert (code, said.count("alone"), said.count("waiting for them")) == (0, 2, 1)
+
+
 def test_gpus_of_steps(tmp_path: Path) -> None:
     code, said = run_script(
         tmp_path,
