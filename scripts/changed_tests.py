@@ -7,9 +7,14 @@
 A test file is printed if it, or anything that it imports, directly or not, has changed. An import
 inside a function counts. A command of the CLI and a provider are loaded by their names, so a file
 needs those whose names stand in its strings. A changed file that is no module, such as a template
-or a table, counts as a change of its whole package. Tests of real servers run programs rather than
-import them, so they are printed only if they have changed themselves: `make test-servers` runs all
-of them.
+or a table, counts as a change of its whole package.
+
+A file outside the package, such as a page or a script, is read by its path: a test needs it if a
+string of the test, or of what it imports, names the file or one of its folders. The tests of the
+repository read all files, so any change chooses them.
+
+Tests of real servers run programs rather than import them, so they are printed only if they have
+changed themselves: `make test-servers` runs all of them.
 """
 
 import ast
@@ -40,6 +45,12 @@ EVERYWHERE = (
     "requirements/",
 )
 PROCESSES = ("system", "hostile")
+# Most of these tests read all files of the repository, or all sources.
+READS_ALL = "tests/repository/unit/"
+# A test whose strings name one of these folders needs all files in it only if it also lists files:
+# others look for a program in it, or put it on a path.
+WHOLE = ("src", "src/cavvy", "tests")
+LISTS_FILES = {"glob", "rglob", "walk", "iterdir", "ls-files"}
 
 
 def main(arguments: list[str]) -> None:
@@ -53,14 +64,30 @@ def main(arguments: list[str]) -> None:
 def select(changed: set[str], tests: Iterable[Path]) -> list[str]:
     """The test files, relative to the root, that changes of these files can break."""
     everything = any(name.startswith(EVERYWHERE) for name in changed)
-    modules = _modules_of(changed)
+    modules, places = _modules_of(changed), _places_of(changed)
     chosen = []
     for test in tests:
         name = test.relative_to(ROOT).as_posix()
-        by_process = test.parent.name in PROCESSES
-        if name in changed or (not by_process and (everything or modules & _needs(name))):
+        if name in changed:
             chosen.append(name)
+        elif changed and test.parent.name not in PROCESSES:
+            reads = everything or name.startswith(READS_ALL) or not places.isdisjoint(_names(name))
+            if reads or not modules.isdisjoint(_needs(name)):
+                chosen.append(name)
     return chosen
+
+
+def _places_of(changed: set[str]) -> set[str]:
+    """What a string that names one of the changed files, or a folder of it, may be. A test names
+    a file in `tests` from its own folder.
+    """
+    found: set[str] = set()
+    for name in changed:
+        path = Path(name)
+        found |= {name, *(parent.as_posix() for parent in path.parents)} - {"."}
+        if name.startswith("tests/"):
+            found.add(path.name)
+    return found
 
 
 def _tests() -> list[Path]:
@@ -101,13 +128,26 @@ def _graph() -> grimp.ImportGraph:
 
 
 @cache
+def _names(file: str) -> frozenset[str]:
+    """The files and folders that the strings of a file of tests name, and those of the files of
+    tests that it imports.
+    """
+    files = [each for each in _needs(file) if each.startswith("tests/") and each.endswith(".py")]
+    found: set[str] = set()
+    for each in files:
+        said = _read(each)[3]
+        found |= said if said & LISTS_FILES else said.difference(WHOLE)
+    return frozenset(found)
+
+
+@cache
 def _needs(file: str) -> frozenset[str]:
     """The files of tests that a file of tests imports, directly or not, and the modules of Cavvy
     that these files import, directly or not.
     """
     files, modules, words, waiting = {file}, set[str](), set[str](), [file]
     while waiting:
-        imported, said, arguments = _read(waiting.pop())
+        imported, said, arguments, _ = _read(waiting.pop())
         words |= said
         imported = imported.union(*(_fixtures().get(name, ()) for name in arguments))
         for name in imported:
@@ -117,6 +157,8 @@ def _needs(file: str) -> frozenset[str]:
                 waiting.append(other)
             elif name in _graph().modules:
                 modules |= {name, *_upstream(name)}
+            elif name.startswith("cavvy."):
+                modules.add(name)  # of a module that has been deleted, or what a module defines
     for name in _loaded(words, modules):
         modules |= {name, *_upstream(name)}
     return frozenset(files | modules)
@@ -148,19 +190,23 @@ def _upstream(module: str) -> frozenset[str]:
 
 
 @cache
-def _read(file: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """What a file imports, as names of modules, the words of its strings, and the arguments of its
-    functions, some of which are fixtures.
+def _read(file: str) -> tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]:
+    """What a file imports, as names of modules, the words of its strings, the arguments of its
+    functions, some of which are fixtures, and what may be paths: its strings, up to a wildcard. The
+    last also have the functions that list files.
     """
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    words, arguments = set[str](), set[str]()
+    words, arguments, places = set[str](), set[str](), set[str]()
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str(text)):
                 words.update(re.findall(r"[a-z][a-z0-9_-]*", text))
+                places.add(text.partition("*")[0].rstrip("/"))
+            case ast.Attribute(attr=name) if name in LISTS_FILES:
+                places.add(name)
             case ast.arg(arg=name):
                 arguments.add(name)
-    return frozenset(_imports(tree)), frozenset(words), frozenset(arguments)
+    return frozenset(_imports(tree)), frozenset(words), frozenset(arguments), frozenset(places)
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

@@ -249,7 +249,8 @@ if __name__ == "__main__":
     parser.add_argument("--loops", action="store_true")
     parser.add_argument("tests", nargs="*")
     given = parser.parse_args()
-    unit = ROOT / "tests" / "unit"
-    paths = given.tests or [str(path) for name in TESTS for path in sorted(unit.glob(name))]
+    paths = given.tests or [
+        str(path) for name in TESTS for path in sorted(ROOT.glob(f"tests/*/unit/{name}"))
+    ]
     quiet = ["-q", "-s", "-n", "0", "-p", "no:cacheprovider", "-p", "no:cov"]
     sys.exit(pytest.main([*quiet, *paths], plugins=[Drill(given)]))

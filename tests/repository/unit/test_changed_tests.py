@@ -31,7 +31,7 @@ def chosen(*changed: str) -> set[str]:
     [
         ("src/cavvy/autoscaler/decide.py", "test_autoscaler", "test_readers"),
         # far below what the test imports itself
-        ("src/cavvy/domain/units.py", "test_scheduler_queue", "test_changelog"),
+        ("src/cavvy/domain/units.py", "test_scheduler_queue", "test_mounts"),
         # loaded by the names of a command and of a provider
         ("src/cavvy/capabilities/choose/tco.py", "test_compare", "test_cli_wait"),
         ("src/cavvy/providers/runpod.py", "test_provider_runpod", "test_provider_vast"),
@@ -39,6 +39,15 @@ def chosen(*changed: str) -> set[str]:
         # a file that is no module
         ("src/cavvy/store/schema.sql", "test_store_jobs", "test_readers"),
         ("src/cavvy/console/templates/base.html", "test_console_pages", "test_provider_vast"),
+        # files that tests read by their paths
+        ("docs/concepts/spot.md", "test_spot_page", "test_readers"),
+        ("README.md", "test_docs_pages", "test_readers"),
+        ("examples/digits/task.yaml", "test_spec_docs", "test_provider_vast"),
+        ("scripts/docs/generate.py", "test_docs_pages", "test_readers"),
+        ("tests/train/plain.py", "test_tuning_plain", "test_readers"),
+        # what all files must keep to
+        ("Dockerfile", "test_plain_words", "test_readers"),
+        ("src/cavvy/edge/spool.py", "test_names", "test_provider_vast"),
     ],
 )
 def test_what_imports_a_changed_file_is_chosen(changed: str, needed: str, spared: str) -> None:
@@ -48,9 +57,23 @@ def test_what_imports_a_changed_file_is_chosen(changed: str, needed: str, spared
     assert spared not in found
 
 
+def test_a_module_that_is_gone_chooses_what_still_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SCRIPT._fixtures()  # of the repository
+    monkeypatch.setattr(SCRIPT, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    late = tmp_path / "tests" / "test_late.py"
+    late.write_text("from cavvy.planner.gone import score\n")
+    assert SCRIPT.select({"src/cavvy/planner/gone.py"}, [late]) == ["tests/test_late.py"]
+    assert SCRIPT.select({"src/cavvy/planner/other.py"}, [late]) == []
+
+
 def test_a_changed_test_or_what_it_shares_is_chosen() -> None:
     own = next(each for each in TESTS if each.stem == "test_readers")
-    assert chosen(own.relative_to(ROOT).as_posix()) == {"test_readers"}
+    found = SCRIPT.select({own.relative_to(ROOT).as_posix()}, TESTS)
+    others = {name for name in found if not name.startswith(SCRIPT.READS_ALL)}
+    assert {Path(name).stem for name in others} == {"test_readers"}
     assert "test_api_jobs" in chosen("tests/api/api_state.py")
 
 
