@@ -74,17 +74,17 @@ leave() {
 trap leave EXIT
 trap 'exit 130' INT TERM HUP
 
-echo "A plan for eight H100 first, which starts nothing. Then a network learns to read digits on this machine, loses the"
-echo "machine, and continues where it was. No GPU, account or container; this machine's price of \$3.60/h is made up."
+echo "Plans eight H100 without starting them; then trains here, loses the machine and"
+echo "continues. No GPU, account or container; this machine's \$3.60/h is made up."
 
-heading "1. What does a run on eight H100 cost by its deadline, on spot, on demand, and when Cavvy chooses?"
-narrow="s/  NOTES\$//; s/  \[[0-9]*\]\$//; s/  READINESS   //; s/  configurable//; s/  CPUS  BUY/  BUY/; s/  [0-9][0-9]*  \(spot\|on-demand\) /  \1 /"
+heading "1. What does a run on eight H100 cost, on spot, on demand or by Cavvy's choice?"
+narrow="s/  NOTES\$//; s/  \[[0-9]*\]\$//; s/  READINESS   //; s/  configurable//; s/  CPUS  BUY/  BUY/; s/  [0-9][0-9]*  \(spot\|on-demand\) /  \1 /; s/  INSTANCE *ACC/  ACC/; s/  [^ ]*[_-][^ ]* *\([0-9]* x \)/  \1/"
 brief "$narrow; /^pretrain:/d; /^prices:/d; /^based on/d; /^\[1\]/d; / shown (/d; / do not fit/,\$d" cavvy plan examples/spot/task.yaml --limit 2
 cavvy server start >/dev/null 2>&1 &
 starting=$!
 check plan examples/spot/task.yaml
 
-heading "2. Run a small one here. After a third of it, a fire drill takes the machine away (cavvy nodes drill preempt):"
+heading "2. Run a small one here; after a third, 'cavvy nodes drill' takes the machine"
 await "$starting" "starting a server"
 look newest
 last=$(cat "$folder/output")
@@ -99,7 +99,7 @@ name=$(cat "$folder/output")
 check resumed "$name"
 
 heading "3. What happened, step by step"
-brief "/[-0-9]  \(checkpoint\|claimed\|setup\|drill\|exited\|billed\|running\) /d; / submitted$/d" cavvy events "$name"
+brief "/[-0-9]  \(checkpoint\|claimed\|setup\|drill\|exited\|billed\|running\|queued\) /d; / submitted$/d" cavvy events "$name"
 check events "$name"
 
 heading "4. The bill, line by line"

@@ -87,9 +87,7 @@ def _resumed(client: ApiClient, name: str) -> str:
         return f"{name} is {job.phase} after {len(job.attempts)} attempts, not done after 2"
     if len(saved) != 1 or saved != resumed:
         return f"{name} saved at {saved} and resumed at {resumed}"
-    print(
-        f"Resumed exactly: the second attempt began at {saved[0]}, where the first one had saved."
-    )
+    print(f"Resumed exactly where the first attempt had saved: {saved[0]}.")
     weights = re.findall(r"^weights (\w+)", log, re.MULTILINE)
     if not weights:
         return ""  # a task whose sums depend on the machine tells none

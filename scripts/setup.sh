@@ -21,9 +21,23 @@ for extra in "${extras[@]}"; do is_made "extra-$extra" || missing=1; done
 if [ $missing = 0 ]; then exit 0; fi
 
 # On a terminal one line, which shows what is being done; elsewhere a line at the begin.
-tell() { if [ -t 1 ]; then printf '\r%s\e[K' "$1"; fi; }
-say() { if [ -t 1 ]; then tell "$1"; else echo "$1"; fi; }
+tell() { printf '\r%s\e[K' "$1"; }
 clear_line() { if [ -t 1 ]; then printf '\r\e[K'; fi; }
+ticker=
+trap '[ -z "$ticker" ] || kill "$ticker" 2>/dev/null || true' EXIT
+# Show a line that moves, until stop_ticking.
+start_ticking() {
+    [ -t 1 ] || { echo "$1"; return 0; }
+    while sleep 0.5; do tell "$1 ($(du -sm .venv 2>/dev/null | cut -f1) MB, $SECONDS s)"; done &
+    ticker=$!
+}
+stop_ticking() {
+    [ -n "$ticker" ] || return 0
+    kill "$ticker"
+    wait "$ticker" 2>/dev/null || true
+    ticker=
+    clear_line
+}
 
 python=${PYTHON:-}
 for candidate in python3 python3.13 python3.12 python3.11; do
@@ -47,14 +61,15 @@ if [ ! -x .venv/bin/python ]; then
             exit 1
         fi
     fi
-    say "setup: making .venv with $("$python" --version)"
+    start_ticking "setup: making .venv with $("$python" --version)"
     "$python" -m venv .venv
     .venv/bin/python -m pip uninstall -qq --disable-pip-version-check --yes setuptools  # 4 MB that nothing needs
+    stop_ticking
 fi
 what="cavvy and what it needs"
 [ "$group" = dev ] && what="$what, with what tests and checks need"
 [ ${#extras[@]} -gt 0 ] && what="$what, with ${extras[*]}"
-say "setup: installing $what"
+start_ticking "setup: installing $what"
 # What pip prints goes into a file; it is shown if pip fails.
 pip() {
     local code=0
@@ -62,12 +77,6 @@ pip() {
     [ $code = 0 ] || { clear_line; cat .venv/.setup-log >&2; }
     return $code
 }
-ticker=
-trap '[ -z "$ticker" ] || kill "$ticker" 2>/dev/null || true' EXIT
-if [ -t 1 ]; then
-    while sleep 0.5; do tell "setup: installing $what ($(du -sm .venv 2>/dev/null | cut -f1) MB, $SECONDS s)"; done &
-    ticker=$!
-fi
 lock=base
 [ "$group" = dev ] && lock=dev
 # The lock file is complete. Without --no-deps, pip 23 takes the newest release for a dependency with extras,
@@ -87,6 +96,5 @@ fi
 # pytest rewrites the asserts of its plugins, 270 files, in each process that may not cache the result.
 if [ "$group" = dev ]; then env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest --version --version >/dev/null; fi
 for made in "$group" "${extras[@]/#/extra-}"; do echo "$sum" >".venv/.setup-$made"; done
-if [ -n "$ticker" ]; then kill "$ticker"; wait "$ticker" 2>/dev/null || true; fi
-clear_line
+stop_ticking
 echo "setup: done in $SECONDS s; try: .venv/bin/cavvy --help"

@@ -644,7 +644,9 @@ def test_seven_pictures_are_drawn(home: Path) -> None:
 
 
 def test_a_few_questions_replace_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "TASK.YAML is missing" in run("decide").stderr
+    told = run("decide").stderr
+    assert "no file says what the work needs" in told
+    assert "`cavvy decide train.yaml`" in told
 
     answers = iter(
         ["L4:1", "2", "30%", "service", "refused", "eu", "-", "{price_usd: 9000}", "-", "-"]

@@ -749,6 +749,9 @@ def test_an_unknown_command_names_its_neighbour() -> None:
         ("events", "NAME is missing", "`cavvy ps` lists jobs; `cavvy events --help` shows"),
         ("machines stop", "NAME is missing", "`cavvy machines` lists machines; "),
         ("call", "NAME is missing", "`cavvy services` lists services; "),
+        ("setup", "PROVIDER is missing", "for example `cavvy setup runpod`; `cavvy setup --help"),
+        ("tco", "PLAN.YAML is missing", "for example `cavvy tco plan.yaml`; `cavvy tco --help"),
+        ("cp", "SOURCE is missing", "for example `cavvy cp digits:out/weights.pt .`; "),
     ],
 )
 def test_a_missing_name_and_an_unknown_command_name_what_exists(

@@ -131,7 +131,7 @@ async def test_a_job_with_the_name_of_a_service_names_the_service(api: Api) -> N
     for path in ("", "/logs", "/events"):
         answer = (await api.http.get(f"/v1/projects/default/jobs/chat{path}")).json()
         assert answer["code"] == "job-not-found"
-        assert "chat is a service, which `cavvy services show chat` shows" in answer["hint"]
+        assert "chat is a service, which `cavvy status chat` shows" in answer["hint"]
 
 
 async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> None:

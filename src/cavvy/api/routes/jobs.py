@@ -569,7 +569,7 @@ async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
         await app_state.store.services.get(project, name)
         place = "" if project == _USUAL_PROJECT else f" -p {project}"
         replica = next((each.name for each in page.jobs if each.name.startswith(f"{name}.")), "")
-        hint = f"{name} is a service, which `cavvy services show {name}{place}` shows"
+        hint = f"{name} is a service, which `cavvy status {name}{place}` shows"
         hint += f"; its newest replica is the job {replica}" if replica else ""
         return ApiProblem("job-not-found", f"project {project} has no job {name}", hint)
     with suppress(RowNotFound):

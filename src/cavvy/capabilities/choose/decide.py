@@ -123,7 +123,12 @@ def _ask() -> str:
     from cavvy.cli.task.submission import may_ask
 
     if not may_ask():
-        raise CommandFailure("TASK.YAML is missing", "`cavvy decide --help` shows the usage", 2)
+        raise CommandFailure(
+            "no file says what the work needs, and there is no terminal to ask at",
+            "name a task file or a plan, such as `cavvy decide train.yaml`, or answer the questions"
+            " in a terminal",
+            2,
+        )
     answers = {name: click.prompt(text, default=usual) for name, text, usual in _QUESTIONS}
     more = _FOR_SERVICES if answers["kind"] == "service" else _FOR_OTHERS
     answers |= {name: click.prompt(text, default=usual) for name, text, usual in more}

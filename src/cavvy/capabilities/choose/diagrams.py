@@ -126,7 +126,7 @@ def draw_regions(regions: Iterable[tuple[str, str, str | None]]) -> str:
 
 def draw_hybrid(own: Sequence[str], clouds: Sequence[str], joined: bool) -> str:
     """Draw where the nodes of one server can be: own machines, clouds and edge devices."""
-    joins = ("cavvy join: any machine", "that reaches the server") if joined else ()
+    joins = ("cavvy nodes join: machines", "that reach the server") if joined else ()
     edge = ("cavvy edge: devices", "at sites, with models", "and rollouts", *joins)
     boxes = [
         Box("user", 0, 1, "cavvy, SDK, console", ("one task file",), 0),

@@ -62,6 +62,10 @@ def command(file: str, report: Path | None, runs: int, seed: int, output: str) -
     reference page "Comparing, owning, deciding" describes the values.
 
     \b
+      cavvy tco plan.yaml
+
+    \b
+    A plan is, for example:
       machines: 4
       gpu: H100:8
       use: 60%

@@ -76,9 +76,20 @@ def explain(error: click.ClickException, called: str = "cavvy") -> CommandFailur
         message = f"{_name(error)} is missing"
         if listing := getattr(error.param, "listing", ""):
             hint = f"{listing}; {hint}"
+        elif example := _find_example(error.ctx):
+            hint = f"for example `{example}`; {hint}"
     elif isinstance(error, click.BadParameter) and error.param is not None:
         message = f"{_name(error)}: {_uncapital(error.message)}"
     return CommandFailure(_uncapital(message).removesuffix("."), hint, error.exit_code)
+
+
+def _find_example(context: click.Context | None) -> str:
+    """Return the first example in the help of the command that was called, or ""."""
+    if context is None:
+        return ""
+    called = f"{context.command_path} "
+    lines = (each.strip() for each in (context.command.help or "").splitlines())
+    return next((each.split(" · ")[0] for each in lines if each.startswith(called)), "")
 
 
 def _list_options(error: click.UsageError) -> set[str]:

@@ -175,13 +175,7 @@ def _running(report: ReportOutcome, message: AgentMessage, at: datetime, now: da
     )
     report.moved = True
     if message.setup_reused:
-        tell(
-            report,
-            at,
-            "setup",
-            "skipped the setup: the node already has a finished setup with the same commands and "
-            "files",
-        )
+        tell(report, at, "setup", "skipped the setup: this node has done the same one")
 
 
 def _progress(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
