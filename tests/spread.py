@@ -33,7 +33,17 @@ SHARED_SERVERS = {
     "slurm": ("_slurm",),
 }
 SECONDS = Path(__file__).with_name("seconds.json")
-NEW_S = 5.0  # what a group that is not noted is taken for
+# What a group that is not noted is taken for. A short one that starts early costs nothing; a long one
+# that starts at the end leaves the other processes idle.
+NEW_S = 100.0
+# A run names the groups that took as long as this, and so many times as long as noted.
+LONG_S, TIMES = 60.0, 3
+
+
+def noted_seconds() -> dict[str, float]:
+    """How long each group took when it was last measured."""
+    noted: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    return noted
 
 
 def needs_servers(item: pytest.Item) -> bool:
@@ -82,7 +92,7 @@ def arrange(items: list[pytest.Item]) -> None:
     """Mark with `system` what needs servers; the longest group goes first, and a file's tests stay
     in their order.
     """
-    known: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    known = noted_seconds()
     groups = {item: group_of(item.nodeid) for item in items}
     for item in items:
         if needs_servers(item) and not leaves_out(item.path, "system"):
@@ -121,6 +131,17 @@ class Watch:
                 f"{group} {seconds:,.0f} s" for group, seconds in self._groups.most_common(8)
             )
             terminalreporter.write_line(f"tests of each process: {told}; longest: {longest}")
+        for group, seconds, noted in self.started_late():
+            terminalreporter.write_line(
+                f"{group} took {seconds:,.0f} s and is noted with {noted:,.0f} s, so it may have started "
+                f"too late: note it in {SECONDS.name}"
+            )
+
+    def started_late(self) -> list[tuple[str, float, float]]:
+        """The groups that took much longer than noted, with both."""
+        noted = noted_seconds()
+        found = ((name, took, noted.get(name, NEW_S)) for name, took in self._groups.items())
+        return [each for each in found if each[1] > max(LONG_S, TIMES * each[2])]
 
     def pytest_sessionfinish(self) -> None:
         if self._file is not None:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.spread import Watch, group_of, leaves_out
+from tests import spread
+from tests.spread import Watch, group_of, leaves_out, noted_seconds
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFTEST = """
@@ -95,6 +96,26 @@ def test_the_longest_group_goes_first_and_a_file_stays_in_one_process(tmp_path: 
     assert first <= {"test_5.py", "test_4.py"}
 
 
+def test_every_note_is_of_a_group_and_all_servers_that_files_share_are_noted() -> None:
+    """Files that become a group have no note under its name; without one, hundreds of seconds
+    started last.
+    """
+    groups = {
+        group_of(path.relative_to(ROOT).as_posix()) for path in ROOT.glob("tests/**/test_*.py")
+    }
+    assert noted_seconds().keys() - groups == set()
+    assert set(spread.SHARED_SERVERS) - noted_seconds().keys() == set()
+
+
+def test_a_new_file_goes_before_what_is_known_to_be_short(tmp_path: Path) -> None:
+    noted = "def test_it(): print(__file__, file=open('noted', 'a'))\n"
+    files = {f"test_{name}.py": noted for name in ("long", "new", "short")}
+    files["seconds.json"] = json.dumps({"test_long": 200, "test_short": 5})
+    run(tmp_path, files, "-n", "0")
+    lines = (tmp_path / "noted").read_text().split()
+    assert [Path(each).stem for each in lines] == ["test_long", "test_new", "test_short"]
+
+
 def test_each_test_belongs_to_one_of_both_runs(tmp_path: Path) -> None:
     empty = "def test_it(): ...\n"
     cases = (
@@ -174,16 +195,35 @@ def test_what_was_measured_is_written_beside_what_was_known(tmp_path: Path) -> N
     file.write_text(json.dumps({"old": 9.0, "test_x": 50.0}))
     watch = Watch(file)
     for when, seconds in (("setup", 1.0), ("call", 3.25), ("teardown", 0.5)):
-        watch.pytest_runtest_logreport(
-            pytest.TestReport(
-                nodeid="tests/unit/test_x.py::a",
-                location=("", 0, ""),
-                keywords={},
-                outcome="passed",
-                longrepr=None,
-                when=when,
-                duration=seconds,  # type: ignore[arg-type]  # one of three words
-            )
-        )
+        watch.pytest_runtest_logreport(made_report("test_x", when, seconds))
     watch.pytest_sessionfinish()
     assert json.loads(file.read_text()) == {"old": 9.0, "test_x": 4.8}
+
+
+def test_a_run_names_the_groups_that_took_much_longer_than_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spread, "SECONDS", tmp_path / "seconds.json")
+    spread.SECONDS.write_text(
+        json.dumps({"test_slow": 34.0, "test_long": 300.0, "test_short": 1.0})
+    )
+    watch = Watch(None)
+    took = {"test_slow": 379.0, "test_long": 400.0, "test_short": 50.0, "test_new": 460.0}
+    for name, seconds in took.items():
+        watch.pytest_runtest_logreport(made_report(name, "call", seconds))
+    assert watch.started_late() == [
+        ("test_slow", 379.0, 34.0),
+        ("test_new", 460.0, spread.NEW_S),
+    ]
+
+
+def made_report(file: str, when: str, seconds: float) -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid=f"tests/unit/{file}.py::a",
+        location=("", 0, ""),
+        keywords={},
+        outcome="passed",
+        longrepr=None,
+        when=when,  # type: ignore[arg-type]  # one of three words
+        duration=seconds,
+    )
