@@ -547,6 +547,12 @@ def test_a_gap_in_the_price_list_of_a_provider_is_a_note(
     assert note.removeprefix("note: ") in " ".join(json.loads(done.stdout)[0]["notes"])
     code, said = validate("{any_of: [{gpu: H100:1, providers: aws}, {gpu: L4:1}]}")
     assert (code, "price list" in said) == (0, False), "the alternative needs no note"
+    code, said = validate("{gpu: L4:1, providers: aws, regions: mx-central-1}")
+    assert (code, "has no region mx-central-1 at aws, but it is a part" in said) == (0, True)
+    code, said = validate("{instance: q9.48xlarge, providers: aws}")
+    assert (code, "has no instance type q9.48xlarge at aws" in said) == (0, True)
+    code, said = validate("{gpu: L4:1, providers: aws, regions: us-esat-1}")
+    assert (code, "no region 'us-esat-1'; did you mean us-east-1?" in said) == (2, True)
     assert validate("{gpu: H100:4, providers: aws}")[0] == 2, "nobody sells it"
     assert validate("{gpu: L4:1, providers: aws, memory: 9000}")[0] == 2, "that GPU is listed"
     monkeypatch.setattr(market, "load_providers", lambda *_: {"aws": Cloud()})

@@ -130,7 +130,7 @@ def _list_unknown(task: TaskSpec) -> list[str]:
     if not needs:
         return []
     from cavvy.cli.task.market import ask_market
-    from cavvy.cli.task.unknown import list_silent, unknown_names
+    from cavvy.cli.task.unknown import list_silent, list_unlisted, unknown_names
     from cavvy.providers import registry
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
@@ -142,6 +142,10 @@ def _list_unknown(task: TaskSpec) -> list[str]:
             market = ask_market() if needs else None
             if market is None or market.list_problems(needs[0]):
                 return []  # A provider that does not answer may have these names.
+            if market is not None:
+                needs = [
+                    need for need in needs if not list_unlisted(snapshot, need, market.answers)
+                ]
             choices = task.resources.choices
             heard = [each for each in choices if not list_silent(snapshot, each, market.offers)]
             if heard:  # the alternatives of silent providers are not needed
@@ -263,8 +267,13 @@ def _explain_gap(
     snapshot: "CatalogSnapshot", need: ResourceSpec, configured: Container[str]
 ) -> str:
     """Return a note if the price list lacks the accelerators only at providers that the task names
-    and that are not configured, while others sell machines with them. Otherwise, return ""."""
+    and that are not configured, while others sell machines with them, or if it lacks a region or an
+    instance type of these providers. Otherwise, return ""."""
+    from cavvy.cli.task.unknown import list_unlisted
+
     silent = [each for each in list_sellers(need.providers) if each not in configured]
+    if unlisted := list_unlisted(snapshot, need, configured):
+        return _say_gap(" and no ".join(unlisted), silent)
     if not silent or not need.accelerators:
         return ""
     anywhere = ResourceSpec(accelerators=need.accelerators, spot=SpotPolicy.AUTO)
@@ -273,7 +282,11 @@ def _explain_gap(
         return ""
     from cavvy.planner.explain import wish
 
-    what, whom = wish(anywhere), " and ".join(silent)
+    return _say_gap(wish(anywhere), silent)
+
+
+def _say_gap(what: str, silent: Sequence[str]) -> str:
+    whom = " and ".join(silent)
     return (
         f"the price list has no {what} at {whom}, but it is a part of what is sold there; once "
         f"{whom} is configured, its own answer counts (`cavvy check {silent[0]}` says what is "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cavvy.domain.offers import list_sellers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Container, Iterable, Iterator
 
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import ProviderOptions, ResourceSpec
@@ -19,6 +19,8 @@ _LISTS = {
     "region": "`cavvy offers -o wide` lists regions",
     "instance type": "`cavvy offers` lists instance types",
 }
+# how much a name resembles a known one, from 0 to 1, if it is probably misspelt
+_TYPO = 0.85
 # function platforms that have no GPUs, with the page that lists what a function may have; Lambda's
 # has memory, and CPUs in proportion to it (read 2026-11-24)
 _WITHOUT_GPUS = {
@@ -142,6 +144,30 @@ def _list_named(
     if need.instance:
         types = {*snapshot.instance_types(), *(offer.instance_type for offer in live)}
         yield "instance type", need.instance, types
+
+
+def list_unlisted(
+    snapshot: "CatalogSnapshot", need: "ResourceSpec", configured: "Container[str]"
+) -> list[str]:
+    """Return the regions and the instance type of `need` that the price list lacks, but that the
+    named providers may have: none of them is configured, and each name has a digit, as those of
+    regions and types have, and is not a known one misspelt.
+    """
+    from difflib import get_close_matches
+
+    sellers = list_sellers(need.providers)
+    if not sellers or any(each in configured for each in sellers):
+        return []
+    found = []
+    for what, name, known in _list_named(snapshot, need, (), ()):
+        names = [each.lower() for each in known]
+        if what == "provider" or name.lower() in names:
+            continue
+        close = get_close_matches(name.lower(), names, n=1, cutoff=_TYPO)
+        if close or not any(map(str.isdigit, name)):
+            return []
+        found.append(f"{what} {name}")
+    return found
 
 
 def list_silent(
