@@ -120,9 +120,8 @@ def _format_memory(need: AcceleratorNeed) -> str:
     low, high = need.memory_min_mib, need.memory_max_mib
     if low is None and high is None:
         return ""
-    if low == high and low is not None:
-        return _size(low)
-    if high is None and low is not None and (need.name is None or _is_group(need.name)):
+    is_open = need.name is None or _is_group(need.name)  # a size alone is then a minimum
+    if low is not None and (high is None if is_open else low == high):
         return _size(low)
     return f"{_size(low) if low is not None else ''}..{_size(high) if high is not None else ''}"
 

@@ -1,5 +1,6 @@
 """Reads a task file and its --param options. Problems are reported with line and column."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -74,6 +75,9 @@ def read_tasks(
         found = load_tasks(file, params, now=now, options=options)
         if tells and found[0].source.guess:
             click.echo(found[0].source.guess, err=True)
+            if file != "-":
+                line = f"cavvy convert {shlex.quote(file)}"
+                click.echo(f"`{line}` writes it as a Cavvy file", err=True)
         for loaded in found:
             for each in loaded.source.kept if tells else ():
                 click.echo(f"note: {each}", err=True)
