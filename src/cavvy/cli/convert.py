@@ -56,7 +56,7 @@ def _write(file: str, tasks: "Sequence[LoadedTask]", target: str | None) -> str:
     the same.
     """
     from cavvy.sdk.values import write_text
-    from cavvy.task_files.writing import make_keys, write_head
+    from cavvy.spec.writing import make_keys, write_head
 
     texts = []
     for loaded in tasks:
@@ -106,7 +106,7 @@ def _check(file: str, task: "TaskSpec", text: str) -> None:
     """Refuse to write a file that would not mean the same."""
     from cavvy.spec import SpecError
     from cavvy.task_files import ReadOptions, parse_task
-    from cavvy.task_files.writing import list_differences
+    from cavvy.spec.writing import list_differences
 
     serves = ReadOptions(dialect="cavvy", serves=task.service is not None)
     try:

@@ -98,12 +98,13 @@ def test_times(text: str, minutes: float | None) -> None:
         ("--gres=gpu:a100:2 --gpus-per-node=4", "keep one of the two lines"),
         ("--gres=gpu:a100:2 --gpus-per-node=h100:2", "two types of GPUs"),
         ("--array=5-1", "indices such as"),
-        ("--array=0-999999999", "indices such as"),
-        ("--array=1,1", "each once"),
+        ("--array=0-999999999", "the index 999,999,999 is too large"),
+        ("--array=0-99999", "100,000 jobs are too many"),
+        ("--array=1,1", "is in '1,1' twice"),
         ("--time=999999999999999999", "minutes, or H:M:S"),
         ("--time=99999999999-0", "minutes, or H:M:S"),
-        ("--mem=99999999999999999T", "a size such as"),
-        ("--nodes=999999999", "a number such as 2"),
+        ("--mem=99999999999999999T", "memory such as"),
+        ("--cpus-per-task=99999", "CPUs are too many"),
         ("--signal=999@1", "a signal such as"),
         ("--export=1BAD=2", "the name of a variable"),
         ("--signal=NOPE@60", "a signal such as"),
@@ -118,6 +119,12 @@ def test_mistakes_name_the_line(line: str, said: str) -> None:
         read("-n 2", line)
     assert said in str(error.value)
     assert "job.sbatch:3:" in str(error.value)
+
+
+def test_bounds_are_those_of_the_task_file() -> None:
+    with pytest.raises(SpecError, match="at most 10,000|from 1 to 10,000") as error:
+        read("--nodes=20000")
+    assert "job.sbatch:2:" in str(error.value)
 
 
 def test_what_names_the_cluster_is_left_out_or_refused() -> None:

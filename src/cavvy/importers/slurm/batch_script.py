@@ -16,7 +16,6 @@ from math import ceil
 from shlex import quote
 from typing import Any, TypeVar
 
-from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     IndexRange,
@@ -28,6 +27,7 @@ from cavvy.domain.tasks import (
 from cavvy.domain.values import replace
 from cavvy.importers.common_fields import find_needs
 from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.own_rules import check_task
 from cavvy.importers.slurm.directives import (
     SWITCHES,
     DirectiveError,
@@ -39,7 +39,9 @@ from cavvy.importers.slurm.directives import (
     read_options,
     split_words,
 )
-from cavvy.spec.problems import ProblemNotes, slug
+from cavvy.spec.fields.arrays import read_indices
+from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.translation import Dialect, Translation
 
 _T = TypeVar("_T")
@@ -95,11 +97,22 @@ _CARRIED = split_words(
     "container-image"
 )
 _EVERY = _CARRIED | _UNHEEDED | SWITCHES | {*_NOTED, *_REFUSED}
-_ARRAY = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d{1,5}))?")
 _DEFAULT_SIGNAL_S = 60  # sbatch's default SIGTIME
 _END = "_CAVVY_END_OF_"
-_MOST_NODES = 100_000  # and tasks; more is a mistake
+# the options whose values become these keys of a task file, the most exact one first
+_KEYS = {
+    "nodes": ("nodes", "ntasks"),
+    "array": ("array",),
+    "parallel": ("array",),
+    "env": ("export",),
+    "grace": ("signal",),
+    "image": ("container-image",),
+    "resources.cpu": ("cpus-per-task", "cpus-per-gpu", "mincpus", "ntasks-per-node", "ntasks"),
+    "resources.memory": ("mem", "mem-per-cpu", "mem-per-gpu"),
+    "resources.gpu": ("gres", "gpus-per-node", "gpus", "gpus-per-task"),
+    "limits.duration": ("time",),
+}
 
 
 def translate(text: str, notes: ProblemNotes) -> Translation:
@@ -223,6 +236,14 @@ class _ScriptReader:
             retry=retry,
             grace=timedelta(seconds=ahead) if ahead else timedelta(seconds=10),
         )
+        marks = {
+            key: self._found[named[0]].mark
+            for key, names in _KEYS.items()
+            if (named := [each for each in names if each in self._found])
+        }
+        check_task(task, marks, SourceMark(line=1, column=1), self._notes)
+        if len(self._notes):
+            return None, {}
         plan = {
             "name": name or "slurm_script",
             "nodes": nodes,
@@ -258,6 +279,14 @@ class _ScriptReader:
             return None
         try:
             return read(option.value)
+        except WrongValue as error:
+            self._notes.add(
+                option.mark,
+                f"--{name}: {error}",
+                expected=error.expected or expected,
+                suggestion=error.suggestion,
+            )
+            return None
         except (ValueError, OverflowError):
             message = f"--{name}={option.value} is not what sbatch expects"
             self._notes.add(option.mark, message, expected=expected)
@@ -266,7 +295,7 @@ class _ScriptReader:
     def _number(self, name: str) -> int | None:
         def read(text: str) -> int:
             number = int(text)
-            if not 0 < number <= _MOST_NODES:
+            if number < 1:
                 raise ValueError(text)
             return number
 
@@ -281,7 +310,7 @@ class _ScriptReader:
         def read(text: str) -> tuple[int, int]:
             least, _, most = text.partition("-")
             found = int(least), int(most or least)
-            if not 0 < found[0] <= found[1] <= _MOST_NODES:
+            if not 0 < found[0] <= found[1]:
                 raise ValueError(text)
             return found
 
@@ -411,23 +440,11 @@ class _ScriptReader:
     def _read_array(self) -> tuple[tuple[IndexRange, ...], int | None, dict[str, int]]:
         def read(text: str) -> tuple[tuple[IndexRange, ...], int | None]:
             spans, _, most = text.partition("%")
-            found = []
-            for part in spans.split(","):
-                span = _ARRAY.fullmatch(part.strip())
-                if span is None:
-                    raise ValueError(text)
-                first, last = int(span[1]), int(span[2] or span[1])
-                if last < first or span[3] == "0":
-                    raise ValueError(text)
-                found.append(IndexRange(first, last, int(span[3] or 1)))
-            indices = [index for span in found for index in span.indices[: MOST_MEMBERS + 1]]
-            if len(indices) > MOST_MEMBERS or len({*indices}) < len(indices):
-                raise ValueError(text)
-            return tuple(found), int(most) if most else None
+            # a number alone is an index here, and may be a count in a Cavvy file
+            spans = f"{spans}-{spans}" if spans.isdecimal() else spans
+            return read_indices(spans), int(most) if most else None
 
-        expected = (
-            f"up to {MOST_MEMBERS:,} indices such as 0-99, 1,3,5, 0-9:2 or 0-99%10, each once"
-        )
+        expected = "indices such as 0-99, 1,3,5, 0-9:2 or 0-99%10, each once"
         value = self._value("array", read, expected)
         if value is None:
             return (), None, {}

@@ -37,7 +37,8 @@ _BEST_HINT = "add, for example, `best: val_loss:min`"
 _EXPECTED = "indices such as 0-99, 0-99:5 or 1,3,7-9"
 
 
-def _read_array(text: str) -> tuple[IndexRange, ...]:
+def read_indices(text: str) -> tuple[IndexRange, ...]:
+    """Return the indices of an array such as 0-99, 0-99:5 or 1,3,7-9. Raises WrongValue."""
     text = text.strip()
     if re.fullmatch("[0-9]+", text):
         count = int(text)
@@ -110,7 +111,7 @@ def _parse(text: str) -> str | int | float | bool:
     return text if value is None else value
 
 
-ARRAY = text_kind(_EXPECTED, _read_array, numbers=True)
+ARRAY = text_kind(_EXPECTED, read_indices, numbers=True)
 _LINE = ScalarKind("values such as 0.1,0.01 or 0..4", _read_one_line, TEXT_OR_NUMBER)
 SWEEP = MapKind(
     "names of parameters, each with its values",
