@@ -105,8 +105,8 @@ def _read(file: str, params: dict[str, str], options: "ReadOptions") -> "list[Lo
 def _check(file: str, task: "TaskSpec", text: str) -> None:
     """Refuse to write a file that would not mean the same."""
     from cavvy.spec import SpecError
-    from cavvy.task_files import ReadOptions, parse_task
     from cavvy.spec.writing import list_differences
+    from cavvy.task_files import ReadOptions, parse_task
 
     serves = ReadOptions(dialect="cavvy", serves=task.service is not None)
     try:

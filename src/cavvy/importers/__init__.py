@@ -46,8 +46,12 @@ def translate(
     return translate_dstack(set_variables(trees[0], "env", variables), notes)
 
 
-def translate_script(text: str, notes: "ProblemNotes") -> Translation:
-    """Translate a batch script of Slurm. Mistakes are added to `notes`."""
+def translate_script(dialect: Dialect, text: str, notes: "ProblemNotes") -> Translation:
+    """Translate a batch script of Slurm or PBS. Mistakes are added to `notes`."""
+    if dialect is Dialect.PBS:
+        from cavvy.importers.pbs.batch_script import translate as translate_pbs
+
+        return translate_pbs(text, notes)
     from cavvy.importers.slurm.batch_script import translate as translate_slurm
 
     return translate_slurm(text, notes)
@@ -66,7 +70,7 @@ def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
     """Return the task with the variables and the shell that its commands expect."""
     if source.kind == Dialect.KUBERNETES:
         return task
-    if source.kind == Dialect.SLURM:
+    if source.kind in (Dialect.SLURM, Dialect.PBS):
         from cavvy.importers.slurm.batch_script import make_ready as make_slurm_ready
 
         return make_slurm_ready(task, source)

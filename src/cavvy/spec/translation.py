@@ -22,6 +22,7 @@ class Dialect(StrEnum):
     DSTACK = "dstack"
     KUBERNETES = "Kubernetes"
     SLURM = "Slurm"
+    PBS = "PBS"
 
 
 class KeptKey(Struct, frozen=True, kw_only=True):

@@ -19,9 +19,9 @@ from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
 from cavvy.spec.translation import Dialect, KeptKey, LocalPath, Translation
 from cavvy.task_files.detect import (
     compose_readable,
+    find_batch_system,
     find_by_path,
     find_dialect,
-    is_batch_script,
     name_reason,
     names_no_tool,
 )
@@ -394,8 +394,8 @@ def _parse(
     notes = ProblemNotes(str(file), text, now)
     submits = isinstance(file, Path)
     changed = options.overrides
-    if is_batch_script(text, _named_dialect(options.dialect, notes)):
-        return _parse_script(file, notes, params, options)
+    if system := find_batch_system(text, _named_dialect(options.dialect, notes)):
+        return _parse_script(system, file, notes, params, options)
     documents = compose_readable(notes)
     neutral = submits and not len(notes) and names_no_tool(documents)
     dialect = _named_dialect(options.dialect, notes) or (
@@ -438,7 +438,11 @@ def _parse(
 
 
 def _parse_script(
-    file: str | Path, notes: ProblemNotes, params: Mapping[str, Scalar], options: ReadOptions
+    system: Dialect,
+    file: str | Path,
+    notes: ProblemNotes,
+    params: Mapping[str, Scalar],
+    options: ReadOptions,
 ) -> Translation:
     """Read a batch script, which runs in the current folder, as with its tool's own command."""
     from cavvy.importers import translate_script
@@ -446,9 +450,9 @@ def _parse_script(
     from cavvy.spec.overrides import apply_overrides
     from cavvy.spec.problems import slug
 
-    _refuse_params(Dialect.SLURM, notes, params, options.overrides)
-    found = translate_script(notes.text, notes)
-    guess = _say_guess(str(file), found.what, Dialect.SLURM, "")
+    _refuse_params(system, notes, params, options.overrides)
+    found = translate_script(system, notes.text, notes)
+    guess = _say_guess(str(file), found.what, system, "")
     try:
         notes.check()
     except SpecError as error:
@@ -552,7 +556,9 @@ def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
     found = next((each for each in Dialect if each.lower() == name.lower()), None)
     if name and found is None:
         notes.outside(
-            f"--as {name}", "unknown tool", expected="skypilot, dstack, kubernetes, slurm or cavvy"
+            f"--as {name}",
+            "unknown tool",
+            expected="skypilot, dstack, kubernetes, slurm, pbs or cavvy",
         )
         notes.check()
     return found

@@ -1,5 +1,4 @@
-"""Detects the tool of a file from its keys, and files that Cavvy does not read: scripts, batch
-scripts of PBS, and files of Docker Compose.
+"""Detects the tool of a file from its keys, and files that Cavvy does not read.
 
 To save time, only the upper levels of the file are examined: every task file passes through this
 check.
@@ -203,8 +202,6 @@ def _mentions(node: MapNode) -> bool:
 
 
 _INTERPRETERS = {".py": "python", ".sh": "bash"}
-_DIRECTIVES = {"PBS": "PBS"}
-_DIRECTIVE = re.compile(rf"^#({'|'.join(_DIRECTIVES)})\s", re.MULTILINE)
 _FIRST = SourceMark(line=1, column=1)
 
 
@@ -225,21 +222,25 @@ def compose_readable(notes: ProblemNotes) -> Sequence[Node]:
     return documents
 
 
-def is_batch_script(text: str, dialect: Dialect | None) -> bool:
-    """Return whether a text is a batch script of Slurm: a script with lines of #SBATCH, unless
-    `dialect` names another tool.
+def find_batch_system(text: str, dialect: Dialect | None) -> Dialect | None:
+    """Return the batch system for which a text is a script: Slurm if it has lines of #SBATCH, or
+    else PBS if it has lines of #PBS. Returns None for other texts, and if `dialect` names another
+    tool.
     """
     if dialect is not None:
-        return dialect is Dialect.SLURM
-    return text.startswith("#!") and re.search(r"^#SBATCH\s", text, re.MULTILINE) is not None
+        return dialect if dialect in (Dialect.SLURM, Dialect.PBS) else None
+    if not text.startswith(("#!", "#PBS ")):
+        return None
+    for word, found in (("SBATCH", Dialect.SLURM), ("PBS", Dialect.PBS)):
+        if re.search(rf"^#{word}\s", text, re.MULTILINE):
+            return found
+    return None
 
 
 def _check_script(notes: ProblemNotes) -> None:
     program = _find_interpreter(notes.text, notes.file)
     if not program:
         return
-    found = _DIRECTIVE.search(notes.text)
-    kind = f"a batch script of {_DIRECTIVES[found[1]]}" if found else "a script"
     path = PurePath("FILE" if notes.file == "-" else notes.file)
     unfit = notes.file != "-" and explain_unfit(Path(notes.file).parent)
     folder = "FOLDER" if unfit else quote(str(path.parent))
@@ -247,11 +248,9 @@ def _check_script(notes: ProblemNotes) -> None:
     hint = f"`cavvy run {command}` runs the script"
     if unfit:
         hint += f" from a folder, but not from {path.parent}, because {unfit}"
-    if not found and not unfit and notes.file != "-" and path.suffix in _INTERPRETERS:
+    if not unfit and notes.file != "-" and path.suffix in _INTERPRETERS:
         hint = f"`cavvy run {quote(str(path))}` runs the script"
-    if found:
-        hint += f"; options such as --nodes and --gpu replace the lines of #{found[1]}"
-    message = f"the file is {kind}, not a task file"
+    message = "the file is a script, not a task file"
     notes.add(_FIRST, message, expected="a task file", suggestion=hint)
 
 

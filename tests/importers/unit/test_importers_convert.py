@@ -7,8 +7,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from cavvy.cli.main import cli
-from cavvy.task_files import ReadOptions, parse_file, parse_tasks
 from cavvy.spec.writing import list_differences
+from cavvy.task_files import ReadOptions, parse_file, parse_tasks
 
 FILES = yaml.safe_load((Path(__file__).parents[2] / "unit" / "peer_files.yaml").read_text())
 # a folder beside the file is submitted, which a Cavvy file cannot say, or the probe waits longer

@@ -79,13 +79,13 @@ def test_a_file_without_a_tool_s_own_key_belongs_to_the_tool_that_its_path_names
     assert load_file(file).kind == "Cavvy"
 
 
-SCRIPT = "#!/usr/bin/env -S bash -e\n#PBS -l select=2\nmodule load cuda\nmpirun hostname\n"
+SCRIPT = "#!/usr/bin/env -S bash -e\n# all nodes\nmodule load cuda\nmpirun hostname\n"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "kind", "command"),
     [
-        ("x y", SCRIPT, "a batch script of PBS", "bash 'x y'"),
+        ("x y", SCRIPT, "is a script", "bash 'x y'"),
         ("t.py", 'import torch\nprint({"a": 1})\n', "a script", "cavvy run"),
         ("compose.yaml", "services: {llm: {image: x}}\n", "for Docker Compose", "`image`"),
     ],

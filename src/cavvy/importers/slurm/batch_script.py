@@ -140,7 +140,7 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
 
 
 def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
-    """Return the task with the Slurm that its script expects on a node."""
+    """Return the task with the programs of Slurm or PBS that its script expects on a node."""
     tools = files(__package__).joinpath("node_tools.py").read_text("utf-8")
     script = task.run if task.run.startswith("#!") else f"#!/bin/bash\n{task.run}"
     run = f"""\
@@ -149,7 +149,7 @@ CAVVY_SLURM="$(mktemp -d)" || exit 1
 trap 'rm -rf "$CAVVY_SLURM"' EXIT
 CAVVY_SLURM_PYTHON="${{CAVVY_MPI%% *}}"
 command -v "$CAVVY_SLURM_PYTHON" >/dev/null 2>&1 || CAVVY_SLURM_PYTHON="$(command -v python3)" || {{
-  echo "a batch script of Slurm needs Python on the node" >&2
+  echo "a batch script of {source.kind} needs Python on the node" >&2
   exit 1
 }}
 CAVVY_SLURM_WORK="$PWD"

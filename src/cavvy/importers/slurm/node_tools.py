@@ -1,5 +1,5 @@
 """The programs of Slurm that a batch script calls, for nodes without Slurm: `srun`, `scontrol`,
-`scancel`, `module` and others.
+`scancel`, `module` and others; and those of PBS: `pbsdsh`, `qstat` and others.
 
 The file runs on the node without the rest of Cavvy, on Python 3.8 or later. `batch` runs the
 script on the first node, as Slurm does, with the variables of sbatch; the other nodes wait for the
@@ -34,7 +34,10 @@ LOOK_S = 0.2
 FOLDER = "CAVVY_SLURM"  # the variable with the folder of these programs on a node
 WORK = "CAVVY_SLURM_WORK"  # the variable with the working folder on a node
 PLAN = "CAVVY_SLURM_PLAN"  # the variable with what the script's options say
-COMMANDS = ("srun", "scontrol", "scancel", "module", "ml", "sbatch", "squeue", "sacct", "sinfo")
+COMMANDS = {
+    "slurm": ("srun", "scontrol", "scancel", "module", "ml", "sbatch", "squeue", "sacct", "sinfo"),
+    "pbs": ("pbsdsh", "module", "ml", "qsub", "qstat", "qdel", "qalter", "qhold", "pbsnodes"),
+}
 
 
 def main(words: list[str]) -> int:
@@ -53,10 +56,12 @@ def main(words: list[str]) -> int:
         return control(rest)
     if name == "scancel":
         return cancel(rest)
+    if name == "pbsdsh":
+        return run_everywhere(rest)
     if name in ("module", "ml"):
         tell(f"{name} {' '.join(rest)}: this node has no environment modules; nothing was loaded")
         return 0
-    tell(f"{name}: a job cannot do this without a Slurm cluster; `cavvy` does it on your machine")
+    tell(f"{name}: a job cannot do this without a cluster; `cavvy` does it on your machine")
     return 1
 
 
@@ -72,7 +77,8 @@ def run_batch(words: list[str]) -> int:
     """Run the script `words[0]` on the first node; the others serve its steps until it ends."""
     plan = json.loads(os.environ[PLAN])
     folder = os.environ[FOLDER]
-    lay_commands(folder)
+    system = plan.get("system", "slurm")
+    lay_commands(folder, COMMANDS[system])
     os.environ["NPROC_PER_NODE"] = str(plan["tasks_per_node"])
     nodes = int(os.environ.get("NNODES", "1"))
     if plan["signal"]:
@@ -86,7 +92,8 @@ def run_batch(words: list[str]) -> int:
         return exit_code(subprocess.call(command))
     with open(os.path.join(folder, "steps.json"), "w", encoding="utf-8") as file:
         json.dump({"next": 0, "steps": {}}, file)
-    env = {**os.environ, **make_variables(plan, nodes)}
+    found = make_pbs_variables(plan, nodes) if system == "pbs" else make_variables(plan, nodes)
+    env = {**os.environ, **found}
     return ScriptRun(plan, env).run(words)
 
 
@@ -124,10 +131,10 @@ class ScriptRun:
             tell(f"{' '.join(interpreter)}: {error.strerror}")
             return 127
         copies = [
-            threading.Thread(target=self._copy, args=(source, target, name), daemon=True)
-            for source, target, name in (
-                (self._process.stdout, sys.stdout.buffer, names[0]),
-                (self._process.stderr, sys.stderr.buffer, names[1]),
+            threading.Thread(target=self._copy, args=(source, target, name, kind), daemon=True)
+            for source, target, name, kind in (
+                (self._process.stdout, sys.stdout.buffer, names[0], "OU"),
+                (self._process.stderr, sys.stderr.buffer, names[1], "ER"),
             )
             if source is not None
         ]
@@ -153,15 +160,19 @@ class ScriptRun:
             late = bool(limit and ran > limit)
             if killed_at is None and (late or self._is_requeued()):
                 if late:
-                    tell(
-                        f"slurmstepd: error: *** JOB {self._env['SLURM_JOB_ID']} CANCELLED DUE TO "
-                        "TIME LIMIT ***"
-                    )
+                    self._tell_late(limit)
                 killed_at = time.monotonic()
                 signal_all_steps(signal.SIGTERM)
                 signal_group(process.pid, signal.SIGTERM)
             if killed_at is not None and time.monotonic() > killed_at + KILL_WAIT_S:
                 signal_group(process.pid, signal.SIGKILL)
+
+    def _tell_late(self, limit: int) -> None:
+        if "PBS_JOBID" in self._env:
+            tell(f"=>> PBS: job killed: walltime {limit + 1} exceeded limit {limit}")
+            return
+        number = self._env["SLURM_JOB_ID"]
+        tell(f"slurmstepd: error: *** JOB {number} CANCELLED DUE TO TIME LIMIT ***")
 
     def _warn(self, *_: object) -> None:
         """Send the signal that `--signal` names to what it names, once."""
@@ -177,8 +188,11 @@ class ScriptRun:
     def _is_requeued(self) -> bool:
         return os.path.exists(os.path.join(self._env[FOLDER], "requeue"))
 
-    def _copy(self, source: BinaryIO, target: BinaryIO, name: str) -> None:
-        path = fill(name, self._env) if name else os.devnull
+    def _copy(self, source: BinaryIO, target: BinaryIO, name: str, kind: str) -> None:
+        path = os.devnull
+        if name:
+            pbs = "PBS_JOBID" in self._env
+            path = fill_pbs(name, self._env, kind) if pbs else fill(name, self._env)
         if os.path.dirname(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "ab" if self._plan["append"] else "wb", buffering=0) as file:
@@ -194,11 +208,11 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def lay_commands(folder: str) -> None:
-    """Put the programs of Slurm on PATH."""
+def lay_commands(folder: str, names: tuple[str, ...]) -> None:
+    """Put programs of a batch system on PATH."""
     place = os.path.join(folder, "bin")
     os.makedirs(place, exist_ok=True)
-    for name in COMMANDS:
+    for name in names:
         # The program's name stands in its command line, by which the agent knows a launcher.
         program, command = os.path.join(folder, name), os.path.join(place, name)
         with open(program, "w", encoding="utf-8") as file:
@@ -281,6 +295,68 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
             "SLURM_ARRAY_TASK_STEP": indices["step"],
         }
     return {name: str(value) for name, value in values.items()}
+
+
+def make_pbs_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
+    """Return the variables that PBS Professional, OpenPBS and Torque set, and write the file with
+    the names of the nodes, in which each name stands once for each process.
+    """
+    env = os.environ
+    number = zlib.crc32(env.get("CAVVY_JOB_ID", "job").encode()) % 90_000_000 + 10_000_000
+    hosts = (env.get("CAVVY_HOSTS") or "localhost").split(",")
+    file = os.path.join(env[FOLDER], "nodefile")
+    with open(file, "w", encoding="utf-8") as lines:
+        lines.write("".join(f"{host}\n" * plan["per_node"] for host in hosts))
+    cpus = plan["cpus_per_node"]
+    values: dict[str, Any] = {
+        "PBS_ENVIRONMENT": "PBS_BATCH",
+        "PBS_JOBID": f"{number}.cavvy",
+        "PBS_JOBNAME": plan["name"],
+        "PBS_NODEFILE": file,
+        "PBS_QUEUE": "cavvy",
+        "PBS_SERVER": "cavvy",
+        "PBS_O_WORKDIR": os.getcwd(),
+        "PBS_O_HOST": "localhost",
+        "PBS_O_QUEUE": "cavvy",
+        "PBS_O_HOME": env.get("HOME", "/"),
+        "PBS_O_LOGNAME": env.get("USER", ""),
+        "PBS_O_PATH": env.get("PATH", os.defpath),
+        "PBS_O_SHELL": env.get("SHELL", "/bin/sh"),
+        "PBS_O_SYSTEM": os.uname().sysname,
+        "PBS_JOBDIR": os.getcwd(),
+        "PBS_NODENUM": 0,
+        "PBS_TASKNUM": 1,
+        "PBS_NUM_NODES": nodes,
+        "PBS_NUM_PPN": plan["per_node"],
+        "PBS_NP": plan["ntasks"],
+        "NCPUS": cpus,
+        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", cpus),
+        # an Open MPI that was built for PBS would look for its daemons
+        "OMPI_MCA_plm": "rsh",
+        "OMPI_MCA_ras": "^tm",
+    }
+    if plan["time_s"]:
+        values["PBS_WALLTIME"] = plan["time_s"]
+    if "CAVVY_ARRAY_INDEX" in env:
+        array = zlib.crc32(env.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
+        index = env["CAVVY_ARRAY_INDEX"]
+        whole = array % 90_000_000 + 10_000_000
+        values |= {
+            "PBS_JOBID": f"{whole}[{index}].cavvy",
+            "PBS_ARRAY_ID": f"{whole}[].cavvy",
+            "PBS_ARRAY_INDEX": index,
+            "PBS_ARRAYID": index,  # of Torque
+        }
+    return {name: str(value) for name, value in values.items()}
+
+
+def fill_pbs(pattern: str, env: dict[str, str], kind: str) -> str:
+    """Return the name of a file of output; in a folder, it has the name of the job."""
+    name = pattern.replace("^array_index^", env.get("PBS_ARRAY_INDEX", ""))
+    name = re.sub(r"\$\{?(PBS_\w+)\}?", lambda found: env.get(found[1], found[0]), name)
+    if name.endswith("/") or os.path.isdir(name):
+        name = os.path.join(name, f"{env['PBS_JOBID']}.{kind}")
+    return name
 
 
 def fill(pattern: str, env: dict[str, str], task: int = 0, node: int = 0) -> str:
@@ -855,6 +931,47 @@ def signal_all_steps(number: int) -> None:
     for step, ranks in steps.items():
         for rank in ranks:
             start_on(rank, "kill", step, str(int(number))).wait()
+
+
+# What pbsdsh does
+
+
+def run_everywhere(words: list[str]) -> int:
+    """Run a program once for each line of the file of the nodes; return the highest exit code."""
+    env = os.environ
+    with open(env["PBS_NODEFILE"], encoding="utf-8") as file:
+        hosts = file.read().split()
+    per_node = json.loads(env[PLAN])["per_node"]
+    places = list(range(len(hosts)))
+    words = list(words)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word == "--":
+            break
+        if word in ("-c", "-n") and words and words[0].isdecimal():
+            number = int(words.pop(0))
+            places = places[:number] if word == "-c" else places[number : number + 1]
+        elif word == "-u":  # one for each node
+            places = places[::per_node]
+        elif word not in ("-v", "-o", "-s"):
+            tell(f"pbsdsh: unknown option {word}")
+            return 1
+    if not words:
+        tell("pbsdsh: no program is given")
+        return 1
+    runs = []
+    for place in places:
+        rank = place // per_node
+        own = {"PBS_NODENUM": str(rank), "PBS_TASKNUM": str(place + 2), "PBS_VNODENUM": str(place)}
+        names = [name for name in env if name.startswith("PBS_")]
+        if rank == int(env.get("NODE_RANK", "0")):
+            runs.append(subprocess.Popen(words, env={**env, **own}, stdin=subprocess.DEVNULL))
+            continue
+        told = {**{name: env[name] for name in names}, **own}
+        line = f"exec env {shlex.join(f'{key}={value}' for key, value in told.items())} "
+        command = ["cavvy-rsh", f"cavvy-rank-{rank}", line + shlex.join(words)]
+        runs.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+    return max((exit_code(run.wait()) for run in runs), default=0)
 
 
 # What scontrol and scancel do
