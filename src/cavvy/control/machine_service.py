@@ -99,7 +99,7 @@ class MachineService:
         changed = replace(
             row,
             task=replace(row.task, keep=task.keep),
-            consented=row.consented or consented,
+            consented=row.consented or (consented and user == row.user),
         )
         if changed != found.machine:
             with suppress(StaleVersion):  # another request has just stored the machine

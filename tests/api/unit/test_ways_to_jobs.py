@@ -27,6 +27,49 @@ _BY_ITSELF = {
     "control/serving/reconciler.py:_submit",
 }
 
+# Where consent to pay comes from. What passes it on from its caller is not listed. A coding agent
+# (`cavvy mcp`) has only what its user has agreed to for one task: `own_consent` leaves out the
+# stored consents at admission, and `is_free_only` leaves them out while the job waits.
+_CONSENTS = {
+    # of this request
+    "api/routes/pools.py:apply": {"ask.consent"},
+    "api/routes/services.py:_start": {"ask.consent"},
+    "api/routes/services.py:admit": {"ask.consent"},
+    "api/routes/submission.py:_admit": {"ask.consent"},
+    "api/routes/submission.py:_try_admit": {"ask.consent"},
+    "api/routes/submission.py:start_machine": {"ask.consent"},
+    "api/routes/submission.py:move_job": {"ask.consent"},
+    "capabilities/choose/compare.py:_run_places": {"yes"},  # a command of people
+    # a coding agent's: the user has answered a question, and a budget limits what it starts
+    "capabilities/mcp/spending.py:submit": {"agreed"},
+    "capabilities/mcp/spending.py:serve": {"True"},
+    # to look at prices; nothing is stored
+    "api/routes/submission.py:_rank": {"True"},
+    "api/routes/submission.py:check_pool": {"True"},
+    "api/routes/submission.py:_look_in_pool": {"True"},
+    "api/routes/submission.py:check_offers": {"True"},
+    # stored earlier, for a machine or a pool: not for jobs of coding agents
+    "api/routes/submission.py:admit_task": {"found.machine.consented"},
+    "api/routes/submission.py:_admit_to_pool": {"pool.consented and (not own)"},
+    "control/decide/node_pools.py:follow_pool": {
+        "job.consented or (pool.consented and (not is_free_only(job)))"
+    },
+    "control/decide/warm_pool.py:record_holder": {
+        "row.consented or (job.consented and job.user == user)"
+    },
+    "control/machine_service.py:record": {"row.consented or (consented and user == row.user)"},
+    # stored earlier, for the same work; a service of a coding agent has its budget
+    "control/control_plane.py:_start_run": {"schedule.consented"},
+    "control/decide/requests.py:retry_job": {"moved.consented"},
+    "control/node_pools.py:_submit": {"pool.consented"},
+    "control/serving/reconciler.py:_submit": {"service.consented"},
+    "control/serving/reconciler.py:update": {"service.consented"},
+}
+
+
+def test_every_consent_to_pay_is_on_the_list() -> None:
+    assert _list_consents() == _CONSENTS
+
 
 def test_every_way_to_a_job_passes_the_door() -> None:
     found = dict(_list_ways())
@@ -38,13 +81,48 @@ def test_every_way_to_a_job_passes_the_door() -> None:
     assert {name for name in found if not name.startswith("api/")} == _BY_ITSELF
 
 
-def _list_ways() -> Iterator[tuple[str, bool]]:
-    """Yield each function that makes jobs, and whether it does so only behind the door."""
+def _list_consents() -> dict[str, set[str]]:
+    """Return what each function takes for consent to pay, if its caller does not say so."""
+    found = dict[str, set[str]]()
+    for name, tree in _list_trees("api", "control", "server", "gateway", "capabilities"):
+        for each in ast.walk(tree):
+            if not isinstance(each, ast.AsyncFunctionDef | ast.FunctionDef):
+                continue
+            given = {
+                node.targets[0].id: node.value
+                for node in ast.walk(each)
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            }
+            for value in _list_values(each):
+                if isinstance(value, ast.Name):  # a parameter, or a variable of the function
+                    value = given.get(value.id, value)
+                text = ast.unparse(value)
+                if text != "consented":
+                    found.setdefault(f"{name}:{each.name}", set()).add(text)
+    return found
+
+
+def _list_values(function: ast.AST) -> Iterator[ast.expr]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call):
+            yield from (
+                each.value for each in node.keywords if each.arg in ("consented", "consent")
+            )
+        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "consented":
+            yield node.value
+
+
+def _list_trees(*rooms: str) -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(_SOURCE.rglob("*.py")):
         name = path.relative_to(_SOURCE).as_posix()
-        if name.partition("/")[0] not in ("api", "control", "server"):
-            continue
-        for each in ast.walk(ast.parse(path.read_bytes())):
+        if name.partition("/")[0] in rooms:
+            yield name, ast.parse(path.read_bytes())
+
+
+def _list_ways() -> Iterator[tuple[str, bool]]:
+    """Yield each function that makes jobs, and whether it does so only behind the door."""
+    for name, tree in _list_trees("api", "control", "server"):
+        for each in ast.walk(tree):
             if isinstance(each, ast.AsyncFunctionDef | ast.FunctionDef):
                 all_calls = sum(_is_maker(node) for node in ast.walk(each))
                 behind = sum(

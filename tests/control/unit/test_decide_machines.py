@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
 import pytest
@@ -49,7 +50,7 @@ HOLDER = make_job("h", name="holder", task=REQUEST, phase=jobs.JobPhase.RUNNING,
 OFFER = replace(make_offer(), accelerator="A10", accelerator_count=1, vcpus=8, memory_mib=32768)
 GANG = replace(make_attempt(HOLDER), offer=OFFER, phase=jobs.AttemptPhase.RUNNING)
 KEPT = replace(GANG, phase=jobs.AttemptPhase.KEPT, kept_until=NOW + timedelta(minutes=5))
-JOB = make_job("j", task=replace(REQUEST, name="next"))
+JOB = make_job("j", task=replace(REQUEST, name="next"), consented=True)
 
 
 def test_a_job_gets_a_free_machine_takes_an_idle_one_and_waits_for_a_busy_one() -> None:
@@ -61,6 +62,29 @@ def test_a_job_gets_a_free_machine_takes_an_idle_one_and_waits_for_a_busy_one() 
     late = NOW + timedelta(minutes=6)
     going = decide_turn_on_machine(JOB, MACHINE, HOLDER, KEPT, late)
     assert going == MachineIsBusy(reason="machine dev is being released")
+
+
+def test_a_job_uses_a_paid_machine_only_if_its_user_has_agreed() -> None:
+    """The machine may have been started after the job was submitted, when nothing had a price."""
+    machine, job = replace(MACHINE, user="ann", consented=True), replace(JOB, consented=False)
+
+    def is_given(**changes: object) -> bool:
+        asks = replace(job, **{"user": "ann", **changes})  # type: ignore[arg-type]
+        of = partial(decide_turn_on_machine, asks, machine, HOLDER)
+        answers = [of(each, NOW) for each in (KEPT, GANG)]
+        if isinstance(answers[0], MachineIsUnfit):
+            assert answers[0] == answers[1]  # it does not wait for a machine that it may not use
+            assert "to which the user of train has not agreed" in answers[0].reason
+        return isinstance(answers[0], MachineIsReady)
+
+    assert is_given()
+    assert is_given(user="eve", consented=True)
+    assert not is_given(user="eve")
+    assert not is_given(ceiling=Money(0))  # of a coding agent, without a question to the user
+    assert is_given(ceiling=Money(1))
+    free = replace(KEPT, offer=replace(OFFER, rate=HourlyRate(0)))
+    asks = replace(job, user="eve", ceiling=Money(0))
+    assert decide_turn_on_machine(asks, machine, HOLDER, free, NOW) == MachineIsReady(gang=free)
 
 
 def test_a_machine_runs_no_image_that_a_later_policy_forbids() -> None:

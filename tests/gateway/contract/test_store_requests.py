@@ -133,7 +133,8 @@ async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> 
 async def test_what_an_api_answered_is_billed_once(store: Store) -> None:
     api = FallbackApi(model="big", prices=(1_000_000, 3_000_000))  # $1 and $3
     spec = replace(TASK.service or ServiceSpec(), fallbacks=(FallbackRule(api=api),))
-    service = replace(make_service(), task=replace(TASK, service=spec), user="ada")
+    task = replace(TASK, service=spec, tags={"team": "nlp"})
+    service = replace(make_service(), task=task, user="ada")
 
     def told(prompt: int, requests: int) -> Callable[[], Awaitable[RequestWork | None]]:
         use = TokenUse(prompt=prompt, cached=1, completion=50)
@@ -146,6 +147,8 @@ async def test_what_an_api_answered_is_billed_once(store: Store) -> None:
     assert await sums(store, "provider", "service", "key", "user", "instance") == {
         ("api.openai.com", "chat", "web", "ada", "big"): 250
     }
+    # budgets for a tag count it, as they count the replicas
+    assert await sums(store, "tag:team") == {("nlp",): 250}
     without = replace(service, task=TASK)  # an update, since when the API had requests
     await bills.divide(without, told(300, 3), after(300), last=True)
     await RequestBills(store).divide(service, told(100, 1), after(400), last=True)  # is older

@@ -2,6 +2,7 @@
 turn into others.
 """
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from cavvy.capabilities.mcp import server
 from cavvy.capabilities.mcp.server import (
     MOST_CHARACTERS,
     check_name,
@@ -17,8 +19,47 @@ from cavvy.capabilities.mcp.server import (
     mark,
     run_command,
 )
+from cavvy.capabilities.mcp.spending import Spending
 from cavvy.cli.main import cli
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.units import Money
+
+# the tools of the MCP server by what they may do, and what each tool that reads runs
+_READS = {
+    "validate": "validate",
+    "plan": "plan",
+    "offers": "offers",
+    "jobs": "ps",
+    "status": "status",
+    "events": "events",
+    "logs": "logs",
+    "cost": "cost",
+    "services": "services",
+    "doctor": "doctor",
+}
+_ENDS = {"stop": "stop", "unserve": "unserve"}
+_SPENDS = {"run", "serve"}  # tests/mcp/system tries both without consent and beyond the limit
+
+
+def test_only_two_tools_may_spend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that is new must be put on the list of what it may do."""
+    ran = list[str]()
+    monkeypatch.setattr(server, "run_command", lambda words: ran.append(words[0]) or "")
+
+    async def call_all() -> dict[str, str]:
+        made = server.make_server(Spending(Money(0)))
+        told = dict[str, str]()
+        for tool in await made.list_tools():
+            kinds = {each: "x" for each in tool.input_schema.get("required", ())}
+            if tool.name in _SPENDS:
+                assert not tool.annotations.read_only_hint
+                continue
+            assert tool.annotations.read_only_hint is (tool.name not in _ENDS)
+            await made.call_tool(tool.name, kinds)
+            told[tool.name] = ran.pop()
+        return told | dict.fromkeys(_SPENDS & {each.name for each in await made.list_tools()}, "")
+
+    assert asyncio.run(call_all()) == _READS | _ENDS | dict.fromkeys(_SPENDS, "")
 
 
 def test_data_is_between_marks_that_it_cannot_contain() -> None:

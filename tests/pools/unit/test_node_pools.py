@@ -33,6 +33,7 @@ from cavvy.domain.tasks import (
     TaskSpec,
     TopologyNeed,
 )
+from cavvy.domain.units import Money
 from cavvy.domain.values import replace
 from cavvy.spec.problems import SpecError
 from cavvy.task_files.pools import parse_pool, read_pool
@@ -203,6 +204,14 @@ def test_a_pool_completes_the_tasks_of_its_jobs() -> None:
             complete_pool_task(asked, POOL).resources,
             before.image,
         )
+
+
+def test_the_consent_to_a_pool_is_not_for_a_job_that_may_spend_nothing() -> None:
+    pool, job = replace(POOL, consented=True), make_job_record(NOW)
+    assert follow_pool(job, pool).consented
+    assert follow_pool(replace(job, ceiling=Money(1)), pool).consented
+    assert not follow_pool(replace(job, ceiling=Money(0)), pool).consented
+    assert follow_pool(replace(job, ceiling=Money(0), consented=True), POOL).consented
 
 
 def test_all_nodes_of_a_pool_have_its_labels() -> None:

@@ -346,6 +346,13 @@ def deadline_of(job: JobRecord) -> datetime | None:
     return min((time for time in (limits.deadline, after) if time is not None), default=None)
 
 
+def is_free_only(job: JobRecord) -> bool:
+    """Return whether the job may spend nothing, whatever its user has agreed to for a machine or a
+    pool: so are jobs that a coding agent starts without a question to the user."""
+    cap = cap_of(job)
+    return cap is not None and not cap.micros
+
+
 def cap_of(job: JobRecord) -> Money | None:
     """Return the maximum that the job may spend: its budget or, if lower, the ceiling to which its
     user consented.

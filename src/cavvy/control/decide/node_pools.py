@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from cavvy.autoscaler.node_pools import MARKETS, PoolGang
+from cavvy.control.decide.job import is_free_only
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
@@ -62,7 +63,8 @@ def follow_pool(job: JobRecord, pool: NodePool) -> JobRecord:
         task = replace(task, resources=job.task.resources)
     if job.member is not None:
         task = replace(task, image=job.task.image, image_login=job.task.image_login)
-    return replace(job, task=task, consented=job.consented or pool.consented)
+    consented = job.consented or (pool.consented and not is_free_only(job))
+    return replace(job, task=task, consented=consented)
 
 
 def _drop_satisfied(need: TopologyNeed | None, pool: NodePool) -> TopologyNeed | None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from cavvy.catalog import fit
 from cavvy.catalog.fit import Constraint
 from cavvy.catalog.needs import format_need
-from cavvy.control.decide.job import MARGIN, cap_of, ends_job
+from cavvy.control.decide.job import MARGIN, cap_of, ends_job, is_free_only
 from cavvy.control.decide.placement import make_attempt, start_job
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.costs.metering import total
@@ -256,7 +256,7 @@ def decide_turn_on_machine(
         return MachineIsFree()
     if refusal := explain_policy(policies, job.task, gang.offer):
         return MachineIsUnfit(reason=str(refusal))
-    if reason := object_to_task(job.task, machine, gang):
+    if reason := object_to_task(job.task, machine, gang) or _object_to_price(job, machine, gang):
         return MachineIsUnfit(reason=reason)
     if is_kept(gang, now):
         return MachineIsReady(gang=gang)
@@ -303,6 +303,19 @@ def object_to_task(task: TaskSpec, machine: NamedMachine, gang: Attempt) -> str:
     offer = _held_share(gang.offer, machine.task.resources)
     reasons = [_object_to_need(offer, need) for need in task.resources.choices]
     return f"machine {machine.name} {reasons[0]}" if all(reasons) else ""
+
+
+def _object_to_price(job: JobRecord, machine: NamedMachine, gang: Attempt) -> str:
+    """Return why the job may not use the machine's gang at its price, or "" if it may. The machine
+    may have been started after the job was submitted."""
+    rate = gang.offer.rate.times(gang.nodes)
+    agreed = machine.consented and machine.user == job.user and not is_free_only(job)
+    if not rate.micros_per_hour or job.consented or agreed:
+        return ""
+    return (
+        f"machine {machine.name} costs {format_rate(rate)} now, to which the user of {job.name} "
+        "has not agreed: submit the job again with --yes"
+    )
 
 
 def _object_to_need(offer: Offer, need: ResourceSpec) -> str:
@@ -360,7 +373,8 @@ def record_holder(
     if bought_at is not None:
         keep = row.task.keep
         row = replace(row, task=replace(job.task, keep=keep), bought_at=bought_at)
-    user, consented = row.user or job.user, row.consented or job.consented
+    user = row.user or job.user
+    consented = row.consented or (job.consented and job.user == user)
     return replace(row, job_id=job.id, user=user, consented=consented)
 
 

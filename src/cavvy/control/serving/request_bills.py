@@ -149,7 +149,7 @@ class RequestBills:
             provider=api.host,
             account="",
             instance_type=api.model,
-            tags={SERVICE_TAG: service.name},
+            tags={**service.task.tags, SERVICE_TAG: service.name},  # as those of its replicas
         )
         before = await self._store.meters.division(subject.id)
         since = max(service.created_at, now - ACCRUE) if before is None else before.until
