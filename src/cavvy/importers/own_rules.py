@@ -31,7 +31,7 @@ def check_task(
             for each in error.problems:
                 notes.add(
                     marks.get(key, elsewhere),
-                    each.message,
+                    each.message if key in marks else f"{key}: {each.message}",
                     expected=each.expected,
                     suggestion=each.suggestion,
                 )

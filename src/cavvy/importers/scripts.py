@@ -16,9 +16,7 @@ from typing import Any
 from cavvy.domain.values import Struct
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
-_HEAD = re.compile(
-    r"^# /// (?P<kind>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", re.MULTILINE
-)
+_HEAD, _HEAD_END = "# /// script", "# ///"
 # The process group, or what reads the variables that torchrun sets.
 _DISTRIBUTED = re.compile(
     r"\btorch\.distributed\b|\bfrom torch import distributed\b|\binit_process_group\("
@@ -157,15 +155,32 @@ def _list_folders(path: Path, folder: Path) -> Iterator[Path]:
 
 def _read_head(path: Path, text: str) -> dict[str, Any] | None:
     """Return the metadata in the head of a script, or None if it has none. Raises ValueError."""
-    found = [each for each in _HEAD.finditer(text) if each["kind"] == "script"]
+    found = list(_list_heads(text.split("\n")))
     if not found:
         return None
     if len(found) > 1:
         raise ValueError(f"{path}: the head `# /// script` appears twice; keep one of them")
-    lines = found[0]["content"].splitlines(keepends=True)
-    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in lines)
+    line, content = found[0]
     try:
-        return tomllib.loads(content)
+        return tomllib.loads("\n".join(each[2:] for each in content))
     except tomllib.TOMLDecodeError as error:
-        line = text.count("\n", 0, found[0].start()) + 1
         raise ValueError(f"{path}:{line}: the head `# /// script` is no TOML: {error}") from None
+
+
+def _list_heads(lines: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield the number of each head's first line, and its lines without the first and last. Each
+    line is looked at once, also of a file that begins heads without an end.
+    """
+    lines = [each.rstrip() for each in lines]
+    number = 0
+    while number < len(lines):
+        number += 1
+        if lines[number - 1] != _HEAD:
+            continue
+        begin, last = number, 0
+        while number < len(lines) and (lines[number] == "#" or lines[number].startswith("# ")):
+            if lines[number] == _HEAD_END:
+                last = number
+            number += 1
+        if last > begin:
+            yield begin, lines[begin:last]

@@ -133,6 +133,26 @@ def test_a_pytorch_job_is_a_gang() -> None:
         (make_job(suspend=True), "spec.suspend"),
         (make_job(completions=1_000_000_000), "an array has at most"),
         (make_job(backoffLimit=-5), "spec.backoffLimit"),
+        (make_job(completions=3, parallelism=-1), "parallel"),
+        (make_job(activeDeadlineSeconds=0), "limits.duration"),
+        (make_job(activeDeadlineSeconds=10**12), "limits.duration"),
+        (make_job(backoffLimit=10**12), "retry"),
+        (make_job(make_pod(terminationGracePeriodSeconds=-1)), "grace"),
+        (make_job(make_pod(container={"image": 5})), "kubectl apply"),
+        (make_job(make_pod(container={"image": "a\x1b[2J"})), "is not an image name"),
+        (make_job(make_pod(container={"resources": {"limits": {"cpu": "1e30"}}})), "resources.cpu"),
+        (make_job(make_pod(container={"resources": {"limits": {"cpu": -1}}})), "kubectl apply"),
+        (
+            make_job(make_pod(container={"resources": {"limits": {"memory": "-1"}}})),
+            "kubectl apply",
+        ),
+        (
+            make_job(make_pod(container={"resources": {"limits": {"nvidia.com/gpu": -1}}})),
+            "resources.gpu",
+        ),
+        (make_job(make_pod(container={"env": [{"name": "A;B", "value": "1"}]})), "'A;B'"),
+        (make_job(make_pod(container={"env": [{"name": "A", "value": "\0"}]})), "NUL byte"),
+        (make_pytorch(10**12), "nodes"),
         (make_job(parallelism=4), "a queue of work"),
         (make_job(completions=4, parallelism=0), "0 starts nothing"),
         (make_job(make_pod(subdomain="train")), "spec.subdomain"),
@@ -152,6 +172,17 @@ def test_what_a_job_cannot_have_is_refused(job: dict[str, Any], said: str) -> No
     with pytest.raises(SpecError) as error:
         read(job)
     assert said in str(error.value)
+
+
+def test_validate_refuses_the_same_values() -> None:
+    with pytest.raises(SpecError, match="parallel"):
+        find(make_job(completions=3, parallelism=-1))
+
+
+def test_a_limit_of_zero_asks_for_nothing() -> None:
+    limits = {"limits": {"nvidia.com/gpu": 0, "cpu": 0, "memory": 0}}
+    need = read(make_job(make_pod(container={"resources": limits}))).resources
+    assert (need.accelerators, need.cpus_min, need.memory_min_mib) == ((), None, None)
 
 
 def test_two_jobs_are_refused_and_other_objects_noted() -> None:

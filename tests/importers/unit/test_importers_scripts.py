@@ -114,6 +114,17 @@ def test_a_wrong_head_is_named(tmp_path: Path, text: str, said: str) -> None:
         read(make(tmp_path / "t.py", text))
 
 
+def test_heads_without_an_end_are_read_once(tmp_path: Path) -> None:
+    """Reading each to the end of the file once took minutes."""
+    text = "# /// script\n# x = 1\n" * 100_000
+    assert read(make(tmp_path / "t.py", text)) == {"run": "exec python3 t.py"}
+    other = HEAD.replace("script", "other", 1)
+    assert "setup" not in read(make(tmp_path / "o.py", f"{other}x\n"))
+    # as in the reference of the format, a head ends with its last such line
+    within = HEAD.replace('#   "a b",', '#   """\n# ///\n#   """,')
+    assert "setup" in read(make(tmp_path / "w.py", f"{within}x\n"))
+
+
 def test_the_commands_take_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path / "repo")], check=True)
     script = make(tmp_path / "repo/train.py", DISTRIBUTED)

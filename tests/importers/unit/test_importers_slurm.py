@@ -261,6 +261,45 @@ def test_the_time_of_a_script_ends_it_after_its_signal(tmp_path: Path) -> None:
     code, said = run_script(tmp_path, "#SBATCH -t 0:01", "srun sleep 60\necho on\n")
     assert code == 143
     assert "DUE TO TIME LIMIT" in said
+    assert "on\n" not in said
+    # the work is not complete, although its script says so
+    code, said = run_script(
+        tmp_path,
+        "#SBATCH -t 0:01",
+        "trap 'exit 0' TERM\nfor i in $(seq 3000); do sleep 0.02; done\n",
+    )
+    assert code == 143
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--array=0-9%-1",
+        "--array=0-3%99999999999999999999",
+        "--mem-per-gpu=1G",
+        "--container-image='a b'",
+        "--container-image='a\x1b[2J'",
+        "--signal=USR1@99999 --signal=USR1@999999",
+    ],
+)
+def test_values_that_no_job_can_have_are_refused(line: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_task(f"{HEAD}#SBATCH {line}\ntrue\n", file="job.sbatch")
+    assert "\x1b" not in str(refused.value).split("\n", 1)[0]
+
+
+def test_a_hostile_script_is_refused_at_once() -> None:
+    """Each of these once took minutes or gigabytes, also of a server that reads it."""
+    many = ",".join(f"0-{999_999_990 + number % 10}" for number in range(5000))
+    with pytest.raises(SpecError, match="--array: the index 999,999,990 is too large"):
+        parse_task(f"{HEAD}#SBATCH --array={many}\ntrue\n", file="job.sbatch")
+    for lines in (f"#SBATCH --comment={'x' * 3_000_000}\n", "#SBATCH -N1\n" * 200_000):
+        with pytest.raises(SpecError, match="the lines of #SBATCH are too long together"):
+            parse_task(f"{HEAD}{lines}true\n", file="job.sbatch")
+    with pytest.raises(SpecError, match="the lines of #PBS are too long together"):
+        parse_task(f"{HEAD}#PBS -N {'x' * 3_000_000}\ntrue\n", file="job.pbs")
+    late = f"{HEAD}true\n" + "#SBATCH -N1\n" * 100_000
+    assert len(parse_file(late, file="job.sbatch").kept) == 20
 
 
 def test_a_script_asks_to_run_again(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from math import isfinite
+from math import ceil, isfinite
 from shlex import quote
 from typing import Any
 
@@ -64,7 +64,7 @@ def read_service_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> T
     return TaskSpec(
         name=slug(str(at(objects.deployment, "metadata").get("name", ""))),
         run=run,
-        image=container.get("image"),
+        image=read_image(container),
         env=env,
         secrets=secrets,
         resources=read_resources(objects, kept_keys),
@@ -366,12 +366,12 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
     asked = {**limits, **requests}
     cpus, memory = asked.get("cpu"), asked.get("memory")
     disk = asked.get("ephemeral-storage")
-    gpus = next((asked[key] for key in _GPUS if key in asked), None)
-    needs = () if gpus is None else tuple(_need_gpus(objects, int(gpus), kept_keys))
+    gpus = int(next((asked[key] for key in _GPUS if key in asked), 0))
+    needs = tuple(_need_gpus(objects, gpus, kept_keys)) if gpus else ()
     return ResourceSpec(
         accelerators=needs,
-        cpus_min=None if cpus is None else read_quantity(cpus),
-        memory_min_mib=None if memory is None else round(read_quantity(memory) / _MIB),
+        cpus_min=None if cpus is None else read_quantity(cpus) or None,
+        memory_min_mib=None if memory is None else ceil(read_quantity(memory) / _MIB) or None,
         disk_gib=None if disk is None else max(1, round(read_quantity(disk) / _GIB)),
     )
 
@@ -398,12 +398,23 @@ def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[
     return tuple(found)
 
 
+def read_image(container: Values) -> str | None:
+    """Return the container's image. Raises TypeError."""
+    image = container.get("image")
+    if image is not None and not isinstance(image, str):
+        raise TypeError(image)
+    return image
+
+
 def read_quantity(value: object) -> float:
     """Parse a quantity of Kubernetes, such as 500m, 16Gi or 2. Raises ValueError."""
     text = str(value).strip()
     number = text.rstrip("kKMGTPEim")
     unit = text[len(number) :]
-    return float(number) / 1000 if unit == "m" else float(number) * _BYTES[unit]
+    found = float(number) / 1000 if unit == "m" else float(number) * _BYTES[unit]
+    if not (isfinite(found) and found >= 0):
+        raise ValueError(text)
+    return found
 
 
 def _list_volumes(

@@ -6,6 +6,7 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.kubernetes.deployment import read_service_task
 from cavvy.importers.kubernetes.jobs import read_job
 from cavvy.importers.kubernetes.objects import JobObject, find_job, read_objects
+from cavvy.importers.own_rules import check_task
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.translation import Dialect, Translation
 from cavvy.spec.tree import Node
@@ -45,6 +46,8 @@ def _translate_job(job: JobObject, notes: ProblemNotes, kept_keys: TranslationNo
         message = f"a value of this {job.kind} has a form that Kubernetes does not accept"
         hint = "`kubectl apply --dry-run=server -f FILE` names the value"
         notes.add(job.mark, message, suggestion=hint)
+    if task is not None and not any(each.refused for each in kept_keys.list_kept()):
+        check_task(task, {}, job.mark, notes)
     return Translation(
         kind=Dialect.KUBERNETES,
         what=job.kind,

@@ -16,6 +16,7 @@ from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.kubernetes.deployment import (
     read_command,
     read_env,
+    read_image,
     read_resources,
     read_volumes,
 )
@@ -145,7 +146,7 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
     return TaskSpec(
         name=slug(str(metadata.get("name") or metadata.get("generateName") or "").strip("-")),
         run=read_command(objects),
-        image=objects.container.get("image"),
+        image=read_image(objects.container),
         env=env,
         secrets=secrets,
         resources=read_resources(objects, kept_keys),

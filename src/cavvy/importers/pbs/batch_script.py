@@ -23,7 +23,13 @@ from cavvy.domain.values import Struct
 from cavvy.importers.common_fields import find_needs
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.own_rules import check_task
-from cavvy.importers.slurm.directives import DirectiveError, SlurmOption, split_words
+from cavvy.importers.slurm.directives import (
+    MOST_CHARACTERS,
+    DirectiveError,
+    SlurmOption,
+    split_words,
+    take_line,
+)
 from cavvy.spec.fields.arrays import read_indices
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
@@ -112,10 +118,12 @@ def read_options(text: str) -> Iterator[SlurmOption]:
     """Yield the options of a script in the order of its lines. As with qsub, only lines before the
     first command count. Raises DirectiveError.
     """
+    left = MOST_CHARACTERS
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith(("#", ":")):
             return
         if found := _LINE.fullmatch(line):
+            left = take_line(left, line, number)
             yield from _read_line(found["words"], number, found.start("words") + 1)
 
 

@@ -41,7 +41,7 @@ from cavvy.importers.slurm.directives import (
 )
 from cavvy.spec.fields.arrays import read_indices
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.problems import ProblemNotes, SourceMark, slug
+from cavvy.spec.problems import ProblemNotes, SourceMark, shown, slug
 from cavvy.spec.translation import Dialect, Translation
 
 _T = TypeVar("_T")
@@ -187,7 +187,7 @@ def _sort(
     elif name not in _UNHEEDED and name not in SWITCHES:
         near = difflib.get_close_matches(name, sorted(_EVERY), 1)
         hint = f"did you mean --{near[0]}?" if near else "https://slurm.schedmd.com/sbatch.html"
-        notes.add(option.mark, f"sbatch has no option --{name}", suggestion=hint)
+        notes.add(option.mark, f"sbatch has no option --{shown(name)[1:-1]}", suggestion=hint)
 
 
 class _ScriptReader:
@@ -288,7 +288,7 @@ class _ScriptReader:
             )
             return None
         except (ValueError, OverflowError):
-            message = f"--{name}={option.value} is not what sbatch expects"
+            message = f"--{name}={shown(option.value)} is not what sbatch expects"
             self._notes.add(option.mark, message, expected=expected)
             return None
 
@@ -415,6 +415,8 @@ class _ScriptReader:
             self._object(last, f"--{first} and --{last} exclude each other", "keep one of them")
             return None
         sizes = {name: self._value(name, read_mib, expected) for name in stated}
+        if "mem-per-gpu" in sizes and not gpus:
+            self._object("mem-per-gpu", "--mem-per-gpu needs GPUs, and the script asks for none")
         factor = {"mem": 1, "mem-per-cpu": cpus, "mem-per-gpu": gpus}
         return next((size * factor[name] for name, size in sizes.items() if size), None)
 

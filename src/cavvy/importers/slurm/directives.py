@@ -10,6 +10,8 @@ from cavvy.domain.values import Struct
 from cavvy.spec.problems import SourceMark
 
 _MOST_DIGITS = 7  # of a part of a time; a larger one cannot be computed with
+MOST_CHARACTERS = 1 << 16  # of all lines of #SBATCH together: shlex is slow
+_MOST_LATE = 20  # lines that are named because they do not count
 _LINE = re.compile(r"#SBATCH(?P<gap>\s+)(?P<words>.*)")
 
 
@@ -54,19 +56,31 @@ def read_options(text: str) -> Iterator[SlurmOption]:
     """Yield the options of a script in the order of their lines. As with sbatch, only lines before
     the first command count, and later lines of an option win. Raises DirectiveError.
     """
+    left = MOST_CHARACTERS
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             return
         if found := _LINE.fullmatch(line):
+            left = take_line(left, line, number)
             yield from _read_line(found["words"], number, found.start("words") + 1)
 
 
+def take_line(left: int, line: str, number: int) -> int:
+    """Return how many of the characters `left` there are after this line. Raises DirectiveError."""
+    if len(line) > left:
+        word, expected = line.split(maxsplit=1)[0], f"at most {MOST_CHARACTERS:,} characters"
+        mark = SourceMark(line=number, column=1)
+        raise DirectiveError(mark, f"the lines of {word} are too long together", expected)
+    return left - len(line)
+
+
 def list_late(text: str) -> Iterator[SourceMark]:
-    """Yield the lines of #SBATCH after the first command, which sbatch ignores."""
-    begun = False
+    """Yield the first lines of #SBATCH after the first command, which sbatch ignores."""
+    begun, left = False, _MOST_LATE
     for number, line in enumerate(text.splitlines(), 1):
         begun = begun or bool(line.strip() and not line.startswith("#"))
-        if begun and _LINE.fullmatch(line):
+        if left and begun and _LINE.fullmatch(line):
+            left -= 1
             yield SourceMark(line=number, column=1)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 AGAIN = 75  # EX_TEMPFAIL: "run me again"
 KILL_WAIT_S = 30  # Slurm's default KillWait
+TIMED_OUT = 128 + signal.SIGTERM
 LOOK_S = 0.2
 FOLDER = "CAVVY_SLURM"  # the variable with the folder of these programs on a node
 WORK = "CAVVY_SLURM_WORK"  # the variable with the working folder on a node
@@ -104,6 +105,7 @@ class ScriptRun:
         self._plan, self._env = plan, env
         self._process: subprocess.Popen[bytes] | None = None
         self._asked = False
+        self._is_late = False
         self._began = 0.0
 
     def run(self, words: list[str]) -> int:
@@ -144,7 +146,10 @@ class ScriptRun:
         code = self._wait(self._process)
         for copy in copies:
             copy.join(5)
-        return AGAIN if self._is_requeued() else exit_code(code)
+        if self._is_requeued():
+            return AGAIN
+        # for Slurm, work that its time has ended is not complete, whatever its script answers
+        return exit_code(code) or (TIMED_OUT if self._is_late else 0)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         killed_at = None
@@ -160,10 +165,12 @@ class ScriptRun:
             late = bool(limit and ran > limit)
             if killed_at is None and (late or self._is_requeued()):
                 if late:
+                    self._is_late = True
                     self._tell_late(limit)
                 killed_at = time.monotonic()
-                signal_all_steps(signal.SIGTERM)
+                # the script first: it must not go on with what comes after a step that has ended
                 signal_group(process.pid, signal.SIGTERM)
+                signal_all_steps(signal.SIGTERM)
             if killed_at is not None and time.monotonic() > killed_at + KILL_WAIT_S:
                 signal_group(process.pid, signal.SIGKILL)
 
