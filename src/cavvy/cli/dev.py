@@ -629,19 +629,14 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
 
 
 def _find_sync(folder: Path) -> Path:
-    """Return the real path of a folder to mirror. Raises CommandFailure for a link of a cloned
-    repository that leads elsewhere, and for a folder with the user's keys.
+    """Return the real path of a folder to mirror, after a question about a link that leads out of
+    its repository. Raises CommandFailure for a folder with the user's keys.
     """
+    from cavvy.cli.view.links import agree_to_exit
     from cavvy.client.state import default_home
-    from cavvy.spec.sent_folders import find_exit
 
-    if link := find_exit(folder):
-        raise CommandFailure(
-            f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing was "
-            "sent",
-            f"if you want to mirror that, name it: --sync {folder.resolve()}",
-            exit_code=2,
-        )
+    hint = f"if you want to mirror that, name it: --sync {folder.resolve()}"
+    agree_to_exit(folder, "mirror what is there?", "nothing was sent", hint)
     real = folder.resolve()
     if real == Path.home().resolve() or Path(default_home()).resolve().is_relative_to(real):
         raise CommandFailure(

@@ -216,15 +216,10 @@ def _find_files(source: str, pulled: Path) -> Path | None:
     if source.startswith(_REGISTRIES):
         return _pull_from(source, pulled)
     if Path(source).exists():
-        from cavvy.spec.sent_folders import find_exit
+        from cavvy.cli.view.links import agree_to_exit
 
-        if link := find_exit(Path(source)):
-            raise CommandFailure(
-                f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing "
-                "was sent",
-                f"if you want to publish that, name it: {Path(source).resolve()}",
-                exit_code=2,
-            )
+        hint = f"if you want to publish that, name it: {Path(source).resolve()}"
+        agree_to_exit(Path(source), "publish what is there?", "nothing was sent", hint)
         return Path(source)
     if "/" in source or Path(source).suffix:
         raise CommandFailure(f"{source}: the file does not exist", exit_code=2)

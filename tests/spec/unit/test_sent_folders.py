@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from cavvy.cli.model import _find_files
 from cavvy.cli.task import submission
 from cavvy.cli.task.options import _note_sent
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output_file import check_output
 from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.sdk.submission import _check_folders
 from cavvy.sdk.task import Task
@@ -189,6 +191,30 @@ def test_a_link_of_a_repository_is_not_what_the_user_names(
         with pytest.raises(CommandFailure, match="leads out of its repository"):
             call()
     assert _find_sync(private) == private
+
+
+def test_a_link_that_the_user_has_made_is_asked_for(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of both made it, no file says; --yes does not agree to it."""
+    private, asked, answers = repository.parent / "private", list[str](), iter([False, True])
+
+    def confirm(question: str, **more: object) -> None:
+        asked.append(question)
+        if not next(answers):
+            raise click.Abort
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", confirm)
+    with pytest.raises(click.Abort):
+        check_output(Path("link/out.json"))
+    check_output(Path("link/out.json"))
+    assert _find_sync(Path("link")) == private  # asked once
+    assert asked == ["write there?"] * 2
+    (repository / "link").unlink()
+    (repository / "link").symlink_to(repository.parent)
+    with pytest.raises(StopIteration):  # it leads elsewhere now
+        _find_sync(Path("link"))
 
 
 def test_a_program_names_what_it_sends_for_a_file(repository: Path) -> None:

@@ -1,8 +1,8 @@
 """Writes the files that a user names for a command's output; all commands use it for them.
 
-The folder may be a cloned repository, whose author chooses where its links lead: no file is written
-where such a link leads out of the repository. `new_file.py` writes files that must be complete, and
-`client/landing.py` those whose names others choose.
+The folder may be a cloned repository, whose author chooses where its links lead: the user is asked
+before a file is written where such a link leads out of the repository. `new_file.py` writes files
+that must be complete, and `client/landing.py` those whose names others choose.
 """
 
 from collections.abc import Iterator
@@ -14,18 +14,13 @@ from cavvy.cli.view.failure import CommandFailure
 
 
 def check_output(path: Path) -> None:
-    """Raise CommandFailure if `path` leads out of its repository by a link. What a library writes
-    itself is checked so before.
+    """Ask whether `path` may lead out of its repository by a link, if it does. What a library
+    writes itself is checked so before. Raises CommandFailure.
     """
-    from cavvy.spec.sent_folders import find_exit
+    from cavvy.cli.view.links import agree_to_exit
 
-    if link := find_exit(path):
-        raise CommandFailure(
-            f"{link} is a link that leads out of its repository, to {link.resolve()}; nothing was "
-            "written",
-            "remove the link, or name another file",
-            exit_code=2,
-        )
+    hint = f"if you want to write there, name it: {path.resolve()}"
+    agree_to_exit(path, "write there?", "nothing was written", hint)
 
 
 @contextmanager
