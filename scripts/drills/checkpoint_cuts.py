@@ -5,8 +5,9 @@
 Each program of `checkpoint_writers.py` runs in a process of its own, while the agent's upload takes
 checkpoints of its folder into memory, as often as the agent would. At each cut, the newest
 checkpoint is laid out in an empty folder, and the program must be able to resume from it. The drill
-prints how old the resumed states were. `--python` names the Python that has the programs' packages;
-a program whose packages it lacks is left out.
+prints how old the resumed states were, and how many files the largest checkpoint had: what the
+program has removed must leave the checkpoint. `--python` names the Python that has the programs'
+packages; a program whose packages it lacks is left out.
 """
 
 import argparse
@@ -49,6 +50,7 @@ class MemoryUpload(CheckpointUpload):
     contents: ClassVar[dict[str, bytes]] = {}
     newest: ClassVar[list[dict[str, Any]]] = []
     count: ClassVar[int] = 0
+    most_files: ClassVar[int] = 0
 
     def send(self) -> tuple[int, int]:
         found = self.describe()["files"]
@@ -59,6 +61,7 @@ class MemoryUpload(CheckpointUpload):
                 MemoryUpload.contents[self._names[entry.path]] = data
         MemoryUpload.newest = found
         MemoryUpload.count += 1
+        MemoryUpload.most_files = max(MemoryUpload.most_files, len(found))
         wanted = {row["sha256"] for row in found if "sha256" in row}
         for name in MemoryUpload.contents.keys() - wanted:
             del MemoryUpload.contents[name]
@@ -77,7 +80,7 @@ class Cutter:
             private=home, home=home, folder=home + "/work", address="unix:/"
         )
         self._number = 0
-        MemoryUpload.contents, MemoryUpload.newest = {}, []
+        MemoryUpload.contents, MemoryUpload.newest, MemoryUpload.most_files = {}, [], 0
         write, read = _WRITER + writer.start + writer.write, writer.start + writer.read + _READER
         with open(Path(home, "log"), "wb") as log:
             self._reader = subprocess.Popen(
@@ -236,6 +239,7 @@ def main() -> None:
             writer, [asked.python], cuts=asked.cuts, every_s=asked.every, seed=asked.seed
         )
         result = {"program": name, "whole": len(ages), "torn": len(faults)}
+        result["most_files"] = MemoryUpload.most_files
         if ages:
             middle, oldest = sorted(ages)[len(ages) // 2], max(ages)
             result |= {"middle_s": round(middle, 1), "oldest_s": round(oldest, 1)}

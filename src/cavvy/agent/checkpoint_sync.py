@@ -23,6 +23,7 @@ from .work.checkpoint_files import (
 )
 from .work.checkpoint_hand_over import hand_over
 from .work.torn_files import TornFiles
+from .work.unsafe_files import UnsafeFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ FILLED_MIN_S = 2.0
 SETTLE_S = 1.0  # maximum seconds between the two looks of an upload
 HURRY_S = 0.5  # seconds between checks when the node is about to be reclaimed
 RESTLESS_S = 300.0  # seconds of constant changes after which the user is warned
+UNSAFE_S = 60.0  # minimum seconds after which a file that is in no checkpoint is named
 # consecutive failed uploads after which the user is warned about a file that changes constantly
 VOIDS = 5
 # maximum number of uploads tried after the work's end, when the folder no longer changes
@@ -65,6 +67,9 @@ class CheckpointSync(SidecarProcess):
         self._settle_s = min(SETTLE_S, self._every_s / 4)
         self._cut_ns = 0  # when the work was killed by a signal
         self._torn_files, self._torn = TornFiles(), frozenset[int]()
+        # a single save takes less time than the interval that the task states
+        self._unsafe_files = UnsafeFiles(max(UNSAFE_S, 2 * every_s) if every_s else RESTLESS_S)
+        self._unsafe = ""  # which files have been in no checkpoint for long, and why
         self._told_unnamed = self._told_slow = False
         self._stated_s = every_s or 0.0
         # whether the user was warned that the folder is a link to another place
@@ -190,6 +195,8 @@ class CheckpointSync(SidecarProcess):
 
     def _over(self) -> None:
         state = self._result.get("state")
+        if "unsafe" in self._result:
+            self._note_unsafe(self._result["unsafe"])
         if state == "saved":
             self._saved(self._result)
         elif state == "refused":
@@ -206,6 +213,14 @@ class CheckpointSync(SidecarProcess):
                     f"{self._result['reason']} changed during every upload: no checkpoint is safe; "
                     "write a new file and rename it instead"
                 )
+
+    def _note_unsafe(self, files: dict[str, str]) -> None:
+        """Name the files that have been in no checkpoint for long, when these have changed."""
+        found = self._unsafe_files.note(files)
+        if found and found != self._unsafe:
+            self._told_restless = True
+            self._warn(found)
+        self._unsafe = found
 
     def _not_now(self, trouble: str, reason: str) -> None:
         """Warn about a failed upload. The upload is tried again later, unless the work has ended
@@ -240,6 +255,8 @@ class CheckpointSync(SidecarProcess):
         self._newest_ns = int(str(result["newest_ns"]))
         if float(str(result["wrote_s"])) >= SHORTEST_S:
             fields["cost_s"] = result["wrote_s"]
+        if self._unsafe:
+            fields["text"] = self._unsafe
         self._say("checkpoint", newest_at=file_time_text(self._newest_ns / 1e9), **fields)
 
     def _finish(self, done: Callable[[], None]) -> None:

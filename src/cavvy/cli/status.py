@@ -23,6 +23,7 @@ from cavvy.client.metrics import (
     estimate_left_s,
     find_progress,
     find_share,
+    find_unsafe,
     find_use,
 )
 from cavvy.domain.figures import describe_stragglers, find_stragglers
@@ -147,7 +148,19 @@ def _facts(found: "ShownJob") -> list[tuple[str, object]]:
     )
     facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
     facts += [("energy", describe_energy(job.energy))] if job.energy else []
-    return facts + _progress_facts(found) + _checkpoint_facts(job) + _rank_facts(job)
+    return (
+        facts
+        + _progress_facts(found)
+        + _checkpoint_facts(job)
+        + _unsafe_facts(job)
+        + _rank_facts(job)
+    )
+
+
+def _unsafe_facts(job: "JobDetail") -> list[tuple[str, object]]:
+    """Return which files may be lost, why, and since when this is known."""
+    unsafe = find_unsafe(job)
+    return [("not safe", f"{unsafe.reason} ({formatting.show_ago(unsafe.at)})")] if unsafe else []
 
 
 def _checkpoint_facts(job: "JobDetail") -> list[tuple[str, object]]:

@@ -10,7 +10,7 @@ from cavvy.domain.units import format_energy, format_grams
 
 if TYPE_CHECKING:
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.wire import EnergyView, JobDetail, SeriesView
+    from cavvy.client.wire import EnergyView, JobDetail, SeriesView, UnsafeView
 
 
 SPEED_SINCE = timedelta(minutes=30)  # the time whose speed tells when the work is done
@@ -130,6 +130,17 @@ def find_progress(job: "JobDetail") -> "dict[str, float | str]":
     own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
     reported = (node.progress for node in own.nodes) if own else ()
     return next((each for each in reported if each), {})
+
+
+def find_unsafe(job: "JobDetail") -> "UnsafeView | None":
+    """Return which files of the job may be lost, as its newest attempt has said or, as long as it
+    has saved nothing, the one before; None for a job that is done."""
+    for attempt in sorted(job.attempts, key=lambda each: each.number, reverse=True):
+        if attempt.unsafe is not None and job.phase != "done":
+            return attempt.unsafe
+        if attempt.checkpoint_at is not None or attempt.number < job.attempt:
+            return None
+    return None
 
 
 def find_share(progress: Mapping[str, float | str]) -> float | None:

@@ -211,6 +211,14 @@ class SilentView(Answer, frozen=True, kw_only=True):
     reason: str
 
 
+class UnsafeView(Answer, frozen=True, kw_only=True):
+    """Files that may be lost: since when a rank says so, and why."""
+
+    at: datetime
+    rank: int
+    reason: str
+
+
 class AttemptView(Answer, frozen=True, kw_only=True):
     """One attempt of a job on one offer."""
 
@@ -230,6 +238,8 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     stuck_ranks: list[int] = []
     # where work that made no progress was when its ranks were last asked, which ended nothing
     silent: SilentView | None = None
+    # files that no checkpoint has, or that may be torn
+    unsafe: UnsafeView | None = None
     created_at: datetime
     since: datetime
     launched_at: datetime | None

@@ -394,6 +394,14 @@ class SilentWork(Struct, frozen=True, kw_only=True):
     mark: str = ""
 
 
+class UnsafeFile(Struct, frozen=True, kw_only=True):
+    """What a rank has said of files that may be lost: since when it says so (`at`), and why."""
+
+    at: datetime
+    rank: int
+    reason: str
+
+
 class Attempt(Struct, frozen=True, kw_only=True):
     """One attempt of a job: one gang on one offer."""
 
@@ -447,6 +455,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     checkpoint_every: timedelta | None = (
         None  # the checkpoint interval that was sent to the work, if Cavvy chooses the interval
     )
+    # set if files may be lost, until a later checkpoint is complete without this warning
+    unsafe: UnsafeFile | None = None
     stuck: StuckWork | None = None  # set if the work is ended because it hangs
     silent: SilentWork | None = None  # set if the work was silent for long at the last look
     slow: SlowRanks | None = None  # set if ranks need longer for a step than others

@@ -89,7 +89,8 @@ class AgentMessage:
     cost_s: float | None = None  # checkpoint: how long the work paused, as it reported
     source: str = ""  # notice
     name: str = ""  # event
-    text: str = ""  # event; stacks: why there are none
+    # event; stacks: why there are none; checkpoint: which files are in none or may be torn, and why
+    text: str = ""
     outcome: str | None = None  # exited: an AttemptOutcome; other values come from newer agents
     exit_code: int | None = None  # exited
     reason: str = ""  # exited

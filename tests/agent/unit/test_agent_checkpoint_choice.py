@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cavvy.agent.work.checkpoint_choice import (
+    STATUS_BYTES,
     FileChoice,
     LookResult,
     choose_files,
@@ -94,6 +95,36 @@ def test_a_file_that_is_open_for_writing_stays_as_the_newest_checkpoint_has_it(
     choice = choose(tmp_path, before=("model", "other"))
     assert (paths(choice), [row["path"] for row in choice.kept]) == ([], ["model", "other"])
     assert paths(choose(tmp_path)) == ["other"], "a new file that is being written waits"
+
+
+def test_a_file_that_stays_open_is_in_no_checkpoint(tmp_path: Path, files: ExitStack) -> None:
+    write(tmp_path / "model")
+    files.enter_context(write(tmp_path / "states.h5").open("r+"))
+    assert choose(tmp_path).unsafe == {"states.h5"}
+    assert choose(tmp_path, before=("states.h5",)).unsafe == set()
+
+
+def test_a_large_file_that_is_overwritten_in_the_only_copy_is_named(tmp_path: Path) -> None:
+    def look() -> str:
+        return str(watcher.look(last=True).get("text", ""))
+
+    data = "x" * STATUS_BYTES
+    write(tmp_path / "last.pt", data)
+    watcher = CheckpointWatcher(str(tmp_path))
+    for name in ("log", "new"):
+        write(tmp_path / name, data)
+    os.replace(tmp_path / "new", tmp_path / "last.pt")
+    assert look() == ""
+    write(tmp_path / "log", data + data)  # it grows
+    write(tmp_path / "status", "x")
+    assert look() == ""
+    write(tmp_path / "status", "y")
+    write(tmp_path / "last.pt", data)
+    assert look().startswith("last.pt in the checkpoint folder is overwritten in place")
+    write(tmp_path / "status", "z")
+    assert look()  # as long as it exists
+    (tmp_path / "last.pt").unlink()
+    assert look() == ""
 
 
 def test_a_file_that_is_replaced_by_a_rename_is_whole(tmp_path: Path) -> None:
@@ -185,11 +216,70 @@ def test_a_new_folder_that_lacks_files_of_others_like_it_is_not_finished(tmp_pat
     write(tmp_path / "checkpoint-10" / "model")
     before = ("checkpoint-6/model", "checkpoint-8/model", "checkpoint-8/state")  # 6 is half removed
     choice = choose(tmp_path, before=before)
-    assert (paths(choice), [row["path"] for row in choice.kept]) == ([], list(before))
+    assert (paths(choice), [row["path"] for row in choice.kept]) == ([], list(before[1:]))
     assert paths(choose(tmp_path, before=before, ended=True)) == ["checkpoint-10/model"]
     for path in (write(tmp_path / "checkpoint-10" / "state"), tmp_path / "checkpoint-10" / "model"):
         os.utime(path, (1e9, 1e9))
     assert len(paths(choose(tmp_path, before=before))) == 2
+
+
+@pytest.mark.parametrize("rest", [("model",), ("model", "state")])
+def test_a_new_folder_that_is_half_removed_is_not_taken(
+    tmp_path: Path, rest: tuple[str, ...]
+) -> None:
+    """The work saves faster than the node uploads: the newest checkpoint has none of them."""
+    for name in rest:
+        write(tmp_path / "checkpoint-8" / name)
+    for name in ("model", "state"):
+        write(tmp_path / "checkpoint-9" / name)
+    change = partial(write, tmp_path / "checkpoint-9" / "more")
+    before = ("checkpoint-2/model", "checkpoint-2/state")
+    choice = choose(tmp_path, change, before=before)
+    whole = rest == ("model", "state")
+    assert paths(choice) == (["checkpoint-8/model", "checkpoint-8/state"] if whole else [])
+    assert [row["path"] for row in choice.kept] == ([] if whole else [*before])
+
+
+@pytest.mark.parametrize(
+    ("before", "here", "kept"),
+    [
+        # what the program has removed leaves the checkpoint, but not before a later one is whole
+        (("1/model", "2/model", "3/model"), ("2/model", "3/model"), ()),
+        (("1/model", "2/model", "3/model"), (), ("3/model",)),
+        (("8/model", "6/model"), ("6/model",), ("8/model",)),  # 6 is the best one
+        # ranks whose folders belong together
+        (("0/step-3/model", "1/step-3/model"), (), ("0/step-3/model", "1/step-3/model")),
+        (("0/step-3/model", "1/step-3/model"), ("1/step-3/model",), ("0/step-3/model",)),
+        (
+            ("0/step-3/model", "0/step-4/model", "1/step-3/model"),
+            ("0/step-4/model",),
+            ("0/step-3/model", "1/step-3/model"),
+        ),
+        (
+            ("0/step-3/model", "0/step-4/model", "1/step-3/model", "1/step-4/model"),
+            ("0/step-4/model", "1/step-4/model"),
+            (),
+        ),
+    ],
+)
+def test_removed_folders_stay_until_a_later_one_is_whole(
+    tmp_path: Path, before: tuple[str, ...], here: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    for path in here:
+        os.utime(write(tmp_path / path), (1e9, 1e9))
+    new = "0/step-9" if "step" in before[0] else "9"
+    write(tmp_path / new / "model")
+    change = partial(write, tmp_path / new / "state")
+    choice = choose(tmp_path, change, before=before)
+    assert {path for path in paths(choice) if new not in path} == {*here}
+    assert [row["path"] for row in choice.kept] == [*kept]
+
+
+def test_removed_files_stay_until_later_ones_are_whole(tmp_path: Path) -> None:
+    before = ("4-of-2.pt", "5-of-1.pt", "5-of-2.pt")
+    write(tmp_path / "5-of-1.pt")
+    choice = choose(tmp_path, partial(write, write(tmp_path / "6-of-1.pt"), "more"), before=before)
+    assert (paths(choice), [row["path"] for row in choice.kept]) == (["5-of-1.pt"], ["5-of-2.pt"])
 
 
 def test_a_new_folder_has_to_rest_as_long_as_it_took_to_fill_it(tmp_path: Path) -> None:

@@ -176,6 +176,39 @@ def test_a_bucket_that_is_silent_is_told_of_once_and_tried_again_and_the_end_doe
     assert said[-1][1].startswith("the last changes to the checkpoint folder could not be uploaded")
 
 
+def test_a_file_that_is_in_no_checkpoint_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    said: list[dict[str, Any]] = []
+    saver = make_saver(
+        tmp_path, folder, lambda kind, **fields: said.append({"kind": kind} | fields)
+    )
+    now = [0.0]
+    monkeypatch.setattr("cavvy.agent.work.unsafe_files.time.monotonic", lambda: now[0])
+    saved = {"state": "saved", "print": "", "number": 1, "files": 1, "bytes": 1, "sent": 1}
+    saved |= {"seconds": 0.1, "newest_ns": 1, "wrote_s": 0.0}
+
+    def upload(files: dict[str, str], /, **result: Any) -> list[tuple[str, str]]:
+        said.clear()
+        now[0] += 200.0
+        saver._heard(result | {"unsafe": files})
+        saver._over()
+        return [(each["kind"], each.get("text", "")) for each in said]
+
+    assert upload({"states.h5": "open"}, **saved) == [("checkpoint", "")]
+    assert upload({"states.h5": "open"}, state="same") == []
+    told = (
+        "states.h5 in the checkpoint folder has never been safe: the program keeps it open and "
+        "writes to it; close it after each save, or write a new file and rename it when it is "
+        "complete"
+    )
+    assert upload({"states.h5": "open"}, state="same") == [("event", told)]
+    assert upload({"states.h5": "open"}, **saved) == [("checkpoint", told)]  # said once
+    assert upload({}, **saved) == [("checkpoint", "")]
+
+
 def test_handing_over_to_a_silent_bucket_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

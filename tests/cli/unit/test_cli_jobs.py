@@ -100,6 +100,23 @@ def test_status_tells_how_old_the_newest_checkpoint_of_unfinished_work_is(
     assert "safe checkpoint" not in run("status", "over").stdout
 
 
+def test_status_names_files_that_no_checkpoint_has(client: FakeClient) -> None:
+    unsafe = wire.UnsafeView(at=at(5), rank=0, reason="states.h5 has never been safe")
+    task = msgspec.Raw(b'{"checkpoint": {"path": "ck"}}')
+    tries = [make_attempt(1, checkpoint_at=at(5), unsafe=unsafe), make_attempt(2)]
+    told = f"not safe {unsafe.reason}"
+    for name, phase, attempts, shown in (
+        ("own", "running", tries[:1], True),
+        ("failed", "failed", tries[:1], True),
+        ("next", "running", tries, True),  # as long as it has saved nothing
+        ("saved", "running", [tries[0], make_attempt(2, checkpoint_at=at(9))], False),
+        ("done", "done", tries[:1], False),
+    ):
+        job = make_job(name, phase, task=task, attempts=attempts, attempt=len(attempts))
+        client.all_jobs[name] = job
+        assert (told in " ".join(run("status", name).stdout.split())) is shown, name
+
+
 def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
     plan_state = wire.PlanStateView(
         at=at(5), mode="spot", reason="spot is still available", placement="aws/eu/a/m:0/spot"

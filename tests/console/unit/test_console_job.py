@@ -274,6 +274,13 @@ def test_the_energy_of_the_work_is_shown() -> None:
     assert "Energy 2 kWh, 688 g of CO2 (grid of de, 2024)" in page_of(detail(energy=energy))
 
 
+def test_files_that_no_checkpoint_has_are_named() -> None:
+    unsafe = wire.UnsafeView(at=NOW, rank=0, reason="a.h5 has never been safe: it stays open")
+    job = detail(attempts=[attempt(unsafe=unsafe)])
+    assert "Not safe: a.h5 has never been safe: it stays open" in page_of(job)
+    assert "Not safe" not in page_of(detail(attempts=[attempt()]))
+
+
 def test_ranks_that_are_slower_than_others_are_marked() -> None:
     def shown(phase: str, *step_ms: float) -> str:
         nodes = [node(rank, progress={"step_ms": ms}) for rank, ms in enumerate(step_ms)]

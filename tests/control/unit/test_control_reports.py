@@ -110,6 +110,19 @@ def test_an_agent_tells_by_a_field_what_failed(
     assert (report.node.exit_failure, report.events[-1].fact) == (failure, fact)
 
 
+def test_a_warning_about_files_stays_until_a_checkpoint_without_it() -> None:
+    checkpoint, event = MessageKind.CHECKPOINT, MessageKind.EVENT
+    warned = applied(message(event, name="unsafe", text="a is torn")).attempt
+    assert warned.unsafe is not None
+    assert (warned.unsafe.reason, warned.unsafe.rank) == ("a is torn", 0)
+    kept = applied(message(checkpoint, text="a is torn"), attempt=warned).attempt
+    assert kept.unsafe == warned.unsafe  # since the same time
+    other = applied(message(checkpoint), attempt=warned, node=replace(NODE, rank=1)).attempt
+    assert other.unsafe == warned.unsafe
+    assert applied(message(checkpoint), attempt=warned).attempt.unsafe is None
+    assert applied(message(event, name="note", text="x")).attempt.unsafe is None
+
+
 def test_what_a_newer_agent_says_beyond_our_words_counts_as_heard() -> None:
     report = applied(message("poem"), message(MessageKind.PROGRESS, 6, values={"step": 1}))
     assert (report.node.last_seq, report.node.progress, report.events) == (6, {"step": 1}, [])

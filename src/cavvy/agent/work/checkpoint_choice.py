@@ -33,6 +33,8 @@ UNITS = 10
 # maximum bytes of a file that is always being changed, and that no other file belongs to
 STATUS_BYTES = 1024 * 1024
 _NUMBER = re.compile(r"\d+")
+# a number, a UUID or a hash, as in names of files that differ from one save to the next
+_ANY_NUMBER = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}|\d+")
 
 
 class LookResult:
@@ -135,9 +137,10 @@ class FileChoice:
     """The files of one checkpoint: `taken` from the folder, of which those in `growing` are taken
     up to their listed size, and `kept`, the rows of the newest checkpoint whose files are being
     changed. `is_all` says whether nothing was left out; `busy` are the files of the newest
-    checkpoint that the work is changing. If any are, another look may show more."""
+    checkpoint that the work is changing. If any are, another look may show more. `unsafe` are the
+    files that are being written and that the newest checkpoint does not have."""
 
-    __slots__ = ("busy", "growing", "is_all", "kept", "taken")
+    __slots__ = ("busy", "growing", "is_all", "kept", "taken", "unsafe")
 
     def __init__(
         self,
@@ -147,9 +150,10 @@ class FileChoice:
         busy: frozenset[str],
         *,
         is_all: bool,
+        unsafe: frozenset[str],
     ) -> None:
         self.taken, self.growing, self.kept = taken, growing, kept
-        self.busy, self.is_all = busy, is_all
+        self.busy, self.is_all, self.unsafe = busy, is_all, unsafe
 
 
 def choose_files(look: LookResult) -> FileChoice:
@@ -176,7 +180,7 @@ def choose_files(look: LookResult) -> FileChoice:
     ]
     paths = {entry.path for entry in taken}
     alone = {path for path in busy if path in look.before}
-    alone |= _find_replaced(unfinished | busy, look)
+    alone |= _find_replaced(busy, unfinished, paths, look)
     kept = [
         row
         for path, row in look.before.items()
@@ -184,20 +188,73 @@ def choose_files(look: LookResult) -> FileChoice:
     ]
     partly = len(taken) != len(look.first) or bool(growing)
     return FileChoice(
-        taken, frozenset(growing & paths), kept, frozenset(touched), is_all=not partly
+        taken,
+        frozenset(growing & paths),
+        kept,
+        frozenset(touched),
+        is_all=not partly,
+        unsafe=frozenset(busy - look.before.keys()),
     )
 
 
-def _find_replaced(left_out: set[str], look: LookResult) -> set[str]:
+def _find_replaced(
+    busy: set[str], unfinished: set[str], taken: set[str], look: LookResult
+) -> set[str]:
     """Return the files of the newest checkpoint that the work has removed, although those of the
-    same kind with a higher number are not finished."""
-    kinds = {_NUMBER.sub("#", name) for name in left_out if _NUMBER.search(name)}
+    same kind with a higher number are not finished. Of each kind, these are the last ones, and none
+    if later ones are `taken`."""
+    kinds = {_NUMBER.sub("#", name) for name in busy | unfinished if _NUMBER.search(name)}
     here = {entry.path for entry in look.first}
-    return {
-        path
-        for path in look.before.keys() - here
-        if any(_NUMBER.sub("#", each) in kinds for each in (path, *_list_folders(path)))
-    }
+    old, gone = _sort_by_kind(look.before), _sort_by_kind(look.before.keys() - here)
+    now, whole = _sort_by_kind(look.paths | here), _sort_by_kind(taken)
+    found = set[str]()
+    for kind in kinds & gone.keys():
+        complete = whole.get(kind, {}).keys() - gone[kind].keys() - unfinished
+        for name in _find_last(gone[kind].keys(), complete, old[kind].keys(), now[kind].keys()):
+            found |= gone[kind][name]
+    return found
+
+
+def _sort_by_kind(paths: Iterable[str]) -> dict[str, dict[str, set[str]]]:
+    """Map each kind of name with a number to its files and folders, and these to their files."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for path in paths:
+        for name in (path, *_list_folders(path)):
+            kind = _NUMBER.sub("#", name)
+            if kind != name:
+                found.setdefault(kind, {}).setdefault(name, set()).add(path)
+    return found
+
+
+def _find_last(
+    gone: Iterable[str], complete: Iterable[str], old: Iterable[str], now: Iterable[str]
+) -> list[str]:
+    """Return which removed names of one kind the checkpoint still needs. The numbers that have
+    become higher between the `old` names and those of `now` tell one save from the next; names that
+    differ only in other numbers, as those of ranks, belong together."""
+    olds = [_read_numbers(name) for name in old]
+    news = [_read_numbers(name) for name in now]
+    highest = [max(found) for found in zip(*olds, strict=True)]
+    grown = [at for at, found in enumerate(zip(*news, strict=True)) if max(found) > highest[at]]
+
+    def read_save(name: str) -> tuple[int, ...]:
+        numbers = _read_numbers(name)
+        return tuple(numbers[at] for at in grown)
+
+    def list_parts(names: Iterable[str], save: tuple[int, ...]) -> set[tuple[int, ...]]:
+        numbers = [_read_numbers(name) for name in names if read_save(name) == save]
+        return {
+            tuple(number for at, number in enumerate(found) if at not in grown) for found in numbers
+        }
+
+    if not grown:
+        return list(gone)
+    last = max(map(read_save, gone))
+    parts = list_parts(old, last)
+    later = {save for save in map(read_save, complete) if save > last}
+    if any(list_parts(complete, save) >= parts for save in later):
+        return []
+    return [name for name in gone if read_save(name) == last]
 
 
 def _sort_files(look: LookResult) -> tuple[list[FileEntry], set[str], set[str]]:
@@ -229,7 +286,7 @@ def _find_touched(busy: set[str], unfinished: set[str], look: LookResult) -> set
     removing, and those that may name an unfinished folder, because they were written after its
     first file."""
     entries = {entry.path: entry for entry in look.first}
-    numbers = _find_newest_numbers(look)
+    newest = _find_newest_numbers(look)
     found = {
         path
         for path in busy
@@ -239,7 +296,9 @@ def _find_touched(busy: set[str], unfinished: set[str], look: LookResult) -> set
     for path in look.before:
         removed = path in entries and path not in look.paths and path not in busy
         absent = path not in entries and path in look.paths
-        if (removed or absent) and not _is_outdated(path, numbers):
+        if (removed or absent) and not any(
+            _is_outdated(each, newest) for each in (path, *_list_folders(path))
+        ):
             found.add(path)
     for folder in unfinished:
         times = [each.mtime_ns for each in look.first if _is_in(each.path, folder)]
@@ -304,13 +363,36 @@ def _find_unfinished(
         new = {name for entry in look.first for name in _list_folders(entry.path)} - known - opened
         tops = {name for name in new if os.path.dirname(name) not in new}
         found |= {name for name in tops if _is_fresh(name, look) or _misses_files(name, look)}
-    newest = _find_newest_numbers(look)
-    unfinished = {
-        name
-        for name in found
-        if not (_is_still(name, look) and (_is_outdated(name, newest) or _is_named(name, look)))
-    }
-    return unfinished, opened
+    newest, shapes = _find_newest_numbers(look), _find_shapes(look)
+
+    def is_whole(name: str) -> bool:
+        if not _is_still(name, look):
+            return False
+        if _is_named(name, look):
+            return True
+        # the work may be removing an outdated folder
+        return _is_outdated(name, newest) and not _is_half_removed(name, shapes)
+
+    return {name for name in found if not is_whole(name)}, opened
+
+
+def _find_shapes(look: LookResult) -> dict[str, dict[str, set[str]]]:
+    """Map each kind of folder with a number to its folders, and these to the kinds of their
+    files."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for entry in look.first:
+        for name in _list_folders(entry.path):
+            kind = _NUMBER.sub("#", name)
+            if kind != name:
+                shape = _ANY_NUMBER.sub("#", entry.path[len(name) :])
+                found.setdefault(kind, {}).setdefault(name, set()).add(shape)
+    return found
+
+
+def _is_half_removed(folder: str, shapes: dict[str, dict[str, set[str]]]) -> bool:
+    """Return whether another folder of the same kind has the files of this one, and more."""
+    alike = shapes.get(_NUMBER.sub("#", folder), {})
+    return any(found > alike.get(folder, set()) for found in alike.values())
 
 
 def _is_fresh(folder: str, look: LookResult) -> bool:
@@ -378,25 +460,30 @@ def _is_above(parent: str, folder: str) -> bool:
     return not parent or _is_in(folder, parent)
 
 
-def _find_newest_numbers(look: LookResult) -> dict[str, list[int]]:
-    """Return the highest numbers of each kind of name, such as `checkpoint-#`."""
+def _find_newest_numbers(look: LookResult) -> dict[str, list[list[int]]]:
+    """Return the highest numbers of each kind of name, such as `checkpoint-#`: several if none of
+    them is the highest in each place, as for `rank-#/step-#`."""
     names = {*look.paths, *(entry.path for entry in look.first)}
     names |= {name for path in tuple(names) for name in _list_folders(path)}
-    newest: dict[str, list[int]] = {}
+    newest: dict[str, list[list[int]]] = {}
     for name in names:
         if numbers := _read_numbers(name):
-            key = _NUMBER.sub("#", name)
-            newest[key] = max(newest.get(key, []), numbers)
+            others = newest.setdefault(_NUMBER.sub("#", name), [])
+            if not any(_is_behind(numbers, other) for other in others):
+                others[:] = [other for other in others if not _is_behind(other, numbers)]
+                others.append(numbers)
     return newest
 
 
-def _is_outdated(name: str, newest: dict[str, list[int]]) -> bool:
-    """Return whether a file or folder of this kind has a higher number than this one, or than a
-    folder above it."""
-    return any(
-        newest.get(_NUMBER.sub("#", each), []) > _read_numbers(each)
-        for each in (name, *_list_folders(name))
-    )
+def _is_behind(numbers: list[int], other: list[int]) -> bool:
+    return all(one <= two for one, two in zip(numbers, other, strict=True))
+
+
+def _is_outdated(name: str, newest: dict[str, list[list[int]]]) -> bool:
+    """Return whether a file or folder of this kind has a higher number than this one."""
+    numbers = _read_numbers(name)
+    others = newest.get(_NUMBER.sub("#", name), [])
+    return any(numbers != other and _is_behind(numbers, other) for other in others)
 
 
 def _list_folders(path: str) -> list[str]:

@@ -17,6 +17,7 @@ from ..allowed_folders import AllowedFolders, ignore_error, raise_unless_vanishe
 from ..disk import read_known, walk_files, write_whole
 from ..outbox import file_time_text
 from .torn_files import TornFiles
+from .unsafe_files import Overwritten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class CheckpointWatcher:
         self._folder = folder
         self._told = self._last = measure(folder)
         self._began_ns = watch_start_ns(self._told[0] > 0)
-        self._torn = TornFiles()
+        self._torn, self._overwritten, self._torn_text = TornFiles(), Overwritten(), ""
+        self._overwritten.note(list_folder(folder))
 
     def note_writers(self) -> None:
         """Take note of the files that the work has open, before it gets a signal."""
@@ -58,23 +60,23 @@ class CheckpointWatcher:
         if not names:
             return ""
         more = f" and {len(names) - 1} more" if names[1:] else ""
-        return (
+        self._torn_text = (
             f"the program was writing {names[0]}{more} in the checkpoint folder when a signal "
             "ended it, and this folder keeps what is there: to never lose the previous state, "
             "write a new file and rename it when it is complete"
         )
+        return self._torn_text
 
     def look(self, *, last: bool = False) -> dict[str, object]:
         """Return the fields of a `checkpoint` message, or {} if there is no new checkpoint. Pass
-        `last` when the work has ended and writes no more.
+        `last` when the work has ended and writes no more. The `text` names files that may be torn.
         """
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
         if not still or found == self._told or not found[0]:
             return {}
-        sent, seconds = written(
-            self._folder, list_folder(self._folder), self._told[2], self._began_ns
-        )
+        entries = list_folder(self._folder)
+        sent, seconds = written(self._folder, entries, self._told[2], self._began_ns)
         self._told = found
         files, size, newest = found
         fields: dict[str, object] = {
@@ -84,6 +86,8 @@ class CheckpointWatcher:
         }
         if seconds >= SHORTEST_S:
             fields.update(sent=sent, seconds=round(seconds, 3), cost_s=round(seconds, 3))
+        if text := self._torn_text or self._overwritten.note(entries):
+            fields["text"] = text
         return fields
 
 

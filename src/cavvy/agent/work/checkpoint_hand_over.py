@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # the lengths of successive looks at a folder that the work is changing, and of the pauses between
 # them, as shares of the first look
 SHARES, PAUSE = (1, 0.5, 0.25, 0.12, *(0.06,) * 8), 0.13
+MOST_UNSAFE = 100  # files that are being written, of which the result tells
 # The state of the upload after each exception. The first class that matches applies. Unreadable
 # files raise an OSError. The work can change the files of an invalid request.
 FAILURES = {
@@ -90,6 +91,7 @@ def hand_over(
                 "wrote_s": round(written(folder, saving.entries, since_ns, began_ns)[1], 3),
                 "print": fingerprint(saving.listed) if saving.is_all else "",
                 "unnamed": saving.unnamed,
+                "unsafe": dict(list(saving.unsafe.items())[:MOST_UNSAFE]),
                 "seconds": round(time.monotonic() - began, 3),
             }
         )

@@ -33,6 +33,7 @@ from .database_copies import DATABASE, JOURNALS, DatabaseCopies
 from .open_files import find_open
 from .sparse_files import find_extents, map_stored
 from .trees import copy_open, remove_tree
+from .unsafe_files import OPEN, REWRITTEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class CheckpointUpload:
         self._lost: set[str] = set()  # files that the work removed before they were opened
         self._folder, self._given = folder, given
         self.listed, self.unnamed, self.all_entries, self.is_all = entries, "", entries, True
+        self.unsafe: dict[str, str] = {}  # files that no checkpoint has yet -> why
         check_names(entries)
         for entry in entries:
             try:
@@ -226,6 +228,10 @@ class CheckpointUpload:
         choice = choose_files(look)
         self._entries, self._growing, self._kept = choice.taken, choice.growing, choice.kept
         self.is_all = choice.is_all and second == self._entries
+        written = {entry.path for entry in self.all_entries if entry.inode in writers}
+        self.unsafe = {
+            path: OPEN if path in written else REWRITTEN for path in sorted(choice.unsafe)
+        }
         return choice.busy
 
     def _find_status(self, entry: FileEntry) -> os.stat_result | None:

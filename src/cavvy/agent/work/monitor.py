@@ -133,7 +133,7 @@ class WorkMonitor:
         self._connected = connected  # returns whether a user has a session on this node
         self._warned = False  # whether the user was warned since the work was last busy
         self._progress = ProgressScanner(progress)
-        self._checkpoints = checkpoints
+        self._checkpoints, self._unsafe = checkpoints, ""
         self.usage = usage
         self.gpus: dict[str, float] = {}
         self._told_gpus = self.gpus  # as they were last reported
@@ -309,6 +309,10 @@ class WorkMonitor:
         found = self._checkpoints.look(last=last) if self._checkpoints else {}
         if found:
             self._moved_at = time.monotonic()
+            unsafe = str(found.get("text", ""))
+            if unsafe and unsafe != self._unsafe:
+                self._say("event", name="unsafe", text=unsafe)
+            self._unsafe = unsafe
             self._say("checkpoint", **found)
 
 

@@ -177,6 +177,7 @@ def attempt_view(attempt: Attempt, nodes: Sequence[Node]) -> wire.AttemptView:
         failure=None if attempt.outcome in _NO_FAILURES else failure_of(attempt),
         stuck_ranks=list(attempt.stuck.ranks) if attempt.stuck else [],
         silent=view(wire.SilentView, attempt.silent) if attempt.silent else None,
+        unsafe=view(wire.UnsafeView, attempt.unsafe) if attempt.unsafe else None,
         nodes=[view(wire.NodeView, node) for node in nodes],
     )
 

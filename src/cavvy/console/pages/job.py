@@ -29,6 +29,7 @@ from cavvy.client.metrics import (
     estimate_left_s,
     find_progress,
     find_share,
+    find_unsafe,
     find_use,
 )
 from cavvy.client.wire import (
@@ -98,6 +99,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "timeline": charts.timeline(cost.value.timeline) if cost.value else None,
             "forecast": _forecast(client, memory_of(request), project, job),
             "start": _start_of(job),
+            "unsafe": find_unsafe(job),
             "avoided": {key: until for key, until in job.avoid.items() if until > now},
             "attempts": [(each, _show_hardware(each)) for each in reversed(job.attempts)],
             "figures": _figures(client, request, job, now),

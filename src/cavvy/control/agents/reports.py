@@ -21,6 +21,7 @@ from cavvy.domain.jobs import (
     SentData,
     SentKind,
     StackReport,
+    UnsafeFile,
 )
 from cavvy.domain.messages import AgentMessage, MessageKind
 from cavvy.domain.tasks import TaskSpec
@@ -50,12 +51,14 @@ _MOST_TOLD_BYTES = (
 )  # maximum bytes of one rank's events; later events are dropped to save disk space
 _EVENT_BYTES = 200  # bytes of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
+_LONGEST_WARNING = 1000  # characters of a warning that an attempt keeps
 _LONGEST_PLACE = 200  # characters of a place in a stack
 _LONGEST_NAME, _MOST_GROUPS = 100, 4  # of the collectives that a rank has called last
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST_STEP_MS = 86_400_000  # one day in ms; a longer step is not plausible
 Figures = dict[str, float | str]
 ADVICE = "advice"  # kind of events which report that a node is at risk
+UNSAFE = "unsafe"  # kind of events which report that files may be lost
 
 
 class ReportOutcome(Struct):
@@ -253,6 +256,9 @@ def _saved(report: ReportOutcome, message: AgentMessage, at: datetime, now: date
     if message.number is not None:  # otherwise, the files were copied to a folder
         _add_sent(report, now, SentKind.CHECKPOINTS, message.sent)
     report.saved = True
+    known = report.attempt.unsafe
+    if message.text or (known and known.rank == report.node.rank):
+        _note_unsafe(report, message.text, at)
     tell(report, at, "checkpoint", _checkpoint(message))
 
 
@@ -295,7 +301,17 @@ def _event(report: ReportOutcome, message: AgentMessage, at: datetime, now: date
     if message.name == ADVICE:
         report.node = replace(report.node, risk_at=report.node.risk_at or at)
         report.moved = True
+    if message.name == UNSAFE:
+        _note_unsafe(report, message.text, at)
     tell(report, at, message.name or "note", message.text)
+
+
+def _note_unsafe(report: ReportOutcome, text: str, at: datetime) -> None:
+    """Keep the newest warning about files that may be lost, if any, with when it first came."""
+    known, reason = report.attempt.unsafe, text[:_LONGEST_WARNING]
+    if known is None or known.reason != reason:
+        new = UnsafeFile(at=at, rank=report.node.rank, reason=reason) if reason else None
+        report.attempt = replace(report.attempt, unsafe=new)
 
 
 def _merged(old: Figures, new: Figures) -> Figures:
