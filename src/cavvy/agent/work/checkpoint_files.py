@@ -44,8 +44,8 @@ class CheckpointWatcher:
         self._folder = folder
         self._told = self._last = measure(folder)
         self._began_ns = watch_start_ns(self._told[0] > 0)
-        self._torn, self._overwritten, self._torn_text = TornFiles(), Overwritten(), ""
-        self._overwritten.note(list_folder(folder))
+        self._torn, self._torn_text = TornFiles(), ""
+        self._overwritten = Overwritten(_find_states(list_folder(folder)))
 
     def note_writers(self) -> None:
         """Take note of the files that the work has open, before it gets a signal."""
@@ -86,9 +86,13 @@ class CheckpointWatcher:
         }
         if seconds >= SHORTEST_S:
             fields.update(sent=sent, seconds=round(seconds, 3), cost_s=round(seconds, 3))
-        if text := self._torn_text or self._overwritten.note(entries):
+        if text := self._torn_text or self._overwritten.note(_find_states(entries)):
             fields["text"] = text
         return fields
+
+
+def _find_states(entries: list[FileEntry]) -> dict[int, tuple[str, int, int]]:
+    return {each.inode: (each.path, each.size, each.mtime_ns) for each in entries if not each.link}
 
 
 def list_checkpoint(

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import time
 
-from .checkpoint_choice import STATUS_BYTES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .checkpoint_files import FileEntry
-
+LARGE = 1024 * 1024  # bytes of a file that is not written at once
 OPEN, REWRITTEN = "open", "rewritten"  # why a file is in no checkpoint
 HINT = "write a new file and rename it when it is complete"
 _WHYS = {
@@ -43,22 +38,21 @@ class UnsafeFiles:
 class Overwritten:
     """Finds files that are overwritten in place in a folder that is the only copy."""
 
-    def __init__(self) -> None:
-        self._seen: dict[int, FileEntry] = {}
+    def __init__(self, files: dict[int, tuple[str, int, int]]) -> None:
+        self._seen = files
         self._found: dict[str, None] = {}  # in the order in which they were found
 
-    def note(self, entries: list[FileEntry]) -> str:
-        """Take note of the files that exist now. Return which ones were overwritten since earlier
-        calls, or "". Small files are written at once, so none of them is named."""
-        seen = {entry.inode: entry for entry in entries if not entry.link}
-        for inode, entry in seen.items():
-            before = self._seen.get(inode)
-            if before is None or before.path != entry.path or entry.size < STATUS_BYTES:
-                continue
-            if entry.mtime_ns != before.mtime_ns and entry.size <= before.size:
-                self._found[entry.path] = None
-        self._seen = seen
-        found = [path for path in self._found if any(path == each.path for each in entries)]
+    def note(self, files: dict[int, tuple[str, int, int]]) -> str:
+        """Take note of the files that exist now (inode -> path, size and time of the last change).
+        Return which ones were overwritten since earlier calls, or "". Small files are not named.
+        """
+        for inode, (path, size, changed_ns) in files.items():
+            before, size_before, changed_before_ns = self._seen.get(inode, ("", 0, 0))
+            if before == path and LARGE <= size <= size_before and changed_ns != changed_before_ns:
+                self._found[path] = None
+        self._seen = files
+        paths = {path for path, _, _ in files.values()}
+        found = [path for path in self._found if path in paths]
         if not found:
             return ""
         return (
