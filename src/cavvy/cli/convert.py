@@ -38,7 +38,12 @@ def command(file: str, options: "ReadOptions", param: tuple[str, ...], target: s
 
     params = read_params(param)
     tasks = _read(file, params, options)
-    if tasks[0].source.kind == "Cavvy" and options == ReadOptions(dialect=options.dialect):
+    source = tasks[0].source
+    if (
+        source.kind == "Cavvy"
+        and not source.guess
+        and options == ReadOptions(dialect=options.dialect)
+    ):
         text = Path(file).read_text("utf-8") if not params else _write(file, tasks, target)
     else:
         text = _write(file, tasks, target)
@@ -66,11 +71,14 @@ def _write(file: str, tasks: "Sequence[LoadedTask]", target: str | None) -> str:
         _check(file, task, text)
         texts.append(text)
     source = tasks[0].source
-    if source.kind == "Cavvy":
+    if source.kind == "Cavvy" and not source.guess:
         return "---\n".join(texts)
-    left_out = [f"{each.key} is left out: {each.reason}" for each in source.kept]
+    left_out = [f"{each.key}: {each.reason}" for each in source.kept]
     remarks = [*left_out, *source.notes]
-    return write_head(source.kind, source.what, Path(file).name, remarks) + "---\n".join(texts)
+    kind, what = source.kind, source.what
+    if kind == "Cavvy":
+        kind, what = "Docker Compose", "services"
+    return write_head(kind, what, Path(file).name, remarks) + "---\n".join(texts)
 
 
 def _move_folder(loaded: "LoadedTask", place: Path) -> "TaskSpec":

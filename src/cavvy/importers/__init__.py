@@ -10,6 +10,7 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.translation import Dialect, Translation
 
 if TYPE_CHECKING:
+    from cavvy.importers.compose.files import ComposeTasks
     from cavvy.importers.devcontainer import DevContainer
     from cavvy.importers.dstack.profiles import ProfiledText
     from cavvy.importers.scripts import ScriptTask
@@ -55,6 +56,17 @@ def translate_script(dialect: Dialect, text: str, notes: "ProblemNotes") -> Tran
     from cavvy.importers.slurm.batch_script import translate as translate_slurm
 
     return translate_slurm(text, notes)
+
+
+def translate_compose(
+    root: "Node", folder: Path, environ: Mapping[str, str], notes: "ProblemNotes"
+) -> "ComposeTasks":
+    """Translate a Compose file in this folder. `environ` contains this machine's variables, which
+    the file may name. Raises SpecError and OSError.
+    """
+    from cavvy.importers.compose.files import translate as translate_services
+
+    return translate_services(root, folder, environ, notes)
 
 
 def add_profile(text: str) -> "ProfiledText":

@@ -47,5 +47,7 @@ def _list_alone(keys: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
                 yield f"{key}.{inner}", {key: {inner: own}}
         elif key == "parallel":
             yield key, {key: value, "array": "0-1"}
+        elif key == "image":
+            yield key, {key: value, "workdir": "."}
         else:
             yield key, {key: value}

@@ -149,6 +149,7 @@ class VolumeMount(TypedDict, total=False):
     name: Label
     host: LocalPath
     nfs: str
+    folder: LocalPath
     path: Required[str]
     read_only: Switch
     size: Size

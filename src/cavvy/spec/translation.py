@@ -23,6 +23,7 @@ class Dialect(StrEnum):
     KUBERNETES = "Kubernetes"
     SLURM = "Slurm"
     PBS = "PBS"
+    COMPOSE = "Compose"
 
 
 class KeptKey(Struct, frozen=True, kw_only=True):

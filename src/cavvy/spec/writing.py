@@ -89,12 +89,11 @@ def _write_place_in_graph(task: TaskSpec) -> Keys:
 
 
 def _write_data(task: TaskSpec) -> Keys:
-    volumes = [each for each in task.volumes if each.kind is not VolumeKind.FOLDER]
     return _filled(
         secrets=list(task.secrets),
         inputs=[_write_transfer(each) for each in task.inputs],
         outputs=[_write_transfer(each) for each in task.outputs],
-        volumes=[_write_volume(each) for each in volumes],
+        volumes=[_write_volume(each) for each in task.volumes],
     )
 
 
@@ -221,7 +220,7 @@ def _write_image(task: TaskSpec) -> Keys:
 def _write_folder(task: TaskSpec) -> Keys:
     folder = task.workdir
     if folder is None:
-        return {}
+        return {"workdir": None}  # without the key, a folder that `run` names would be submitted
     if folder.git is not None:
         return {"workdir": _filled(git=folder.git, commit=folder.commit)}
     return {"workdir": folder.path}
@@ -241,7 +240,7 @@ def _write_transfer(each: Transfer) -> Keys:
 
 
 def _write_volume(volume: Volume) -> Keys:
-    kind = {VolumeKind.NAMED: "name", VolumeKind.HOST: "host", VolumeKind.NFS: "nfs"}[volume.kind]
+    kind = "name" if volume.kind is VolumeKind.NAMED else volume.kind.value
     return _filled(
         **{kind: volume.source},
         path=volume.path,

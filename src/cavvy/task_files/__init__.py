@@ -22,6 +22,7 @@ from cavvy.task_files.detect import (
     find_batch_system,
     find_by_path,
     find_dialect,
+    is_compose,
     name_reason,
     names_no_tool,
 )
@@ -136,10 +137,12 @@ def load_tasks(
     text, found = _load(Path(path), params, now, options)
     if not _is_graph(found):
         return (_finish(path, text, found, now, options),)
-    loaded = []
+    loaded: list[LoadedTask] = []
     for alone, values, changed in _split(text, found, params, options):
         each = load_task(path, values, now=now, options=changed)
         source = replace(each.source, guess=found.guess)
+        if found.kind == Dialect.CAVVY and not loaded:  # what was left out of the whole file
+            source = replace(source, kept=found.kept, notes=(*source.notes, *found.notes))
         loaded.append(replace(each, text=alone, source=source))
     return loaded
 
@@ -246,6 +249,8 @@ def _load(
     profile that dstack would apply.
     """
     text = read_file(file) if options.text is None else options.text
+    if options.text is None and is_compose(text, options.dialect):
+        return _load_compose(text, file, params, now, options)
     found = _parse(text, file, params, now, options)
     if options.text is not None or found.kind != Dialect.DSTACK or not found.tasks:
         return text, found
@@ -256,6 +261,33 @@ def _load(
         found = _parse(profiled.text, file, params, now, options)
         found = replace(found, kept=(*found.kept, profiled.note))
     return profiled.text, found
+
+
+def _load_compose(
+    text: str, file: Path, params: Mapping[str, Scalar], now: datetime | None, options: ReadOptions
+) -> tuple[str, Translation]:
+    """Read a Compose file, whose services become tasks of a Cavvy file. Returns the text of that
+    file, since only this machine has the files and variables that the Compose file names.
+    """
+    from cavvy.importers import translate_compose
+    from cavvy.spec.tree import check_single, compose_all
+
+    notes = ProblemNotes(str(file), text.removeprefix("\ufeff"), now)
+    guess = f"{file} was read as a file of Docker Compose"
+    try:
+        _refuse_params(Dialect.COMPOSE, notes, params, options.overrides)
+        root = check_single(compose_all(notes.text, notes), notes)
+        notes.check()
+        assert root is not None
+        made = translate_compose(root, file.resolve().parent, os.environ, notes)
+    except SpecError as error:
+        raise SpecError(error.problems, guess) from None
+    whole = "\n---\n".join(made.texts) + "\n"
+    found = _parse(whole, file, {}, now, replace(options, dialect="cavvy"))
+    found = replace(
+        found, guess=guess, kept=(*found.kept, *made.kept), notes=(*found.notes, *made.notes)
+    )
+    return whole, found
 
 
 def parse_task(
@@ -558,7 +590,7 @@ def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
         notes.outside(
             f"--as {name}",
             "unknown tool",
-            expected="skypilot, dstack, kubernetes, slurm, pbs or cavvy",
+            expected="skypilot, dstack, kubernetes, slurm, pbs, compose or cavvy",
         )
         notes.check()
     return found

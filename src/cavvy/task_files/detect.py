@@ -215,8 +215,8 @@ def compose_readable(notes: ProblemNotes) -> Sequence[Node]:
     if len(notes) or not tables:
         _check_script(told)
     elif any(_is_compose(each) for each in tables):
-        hint = "write a Cavvy file with the `image` and the command of one service"
-        message = "the file is for Docker Compose, which Cavvy does not read"
+        hint = "`cavvy convert FILE` writes it as a Cavvy file, on the machine that has the file"
+        message = "the file is for Docker Compose, which is read only with the files beside it"
         told.add(_FIRST, message, expected="a task file", suggestion=hint)
     told.check()
     return documents
@@ -235,6 +235,16 @@ def find_batch_system(text: str, dialect: Dialect | None) -> Dialect | None:
         if re.search(rf"^#{word}\s", text, re.MULTILINE):
             return found
     return None
+
+
+def is_compose(text: str, dialect: str) -> bool:
+    """Return whether a text is a file of Docker Compose, as `dialect` or its keys say."""
+    if dialect:
+        return dialect == Dialect.COMPOSE.lower()
+    if not re.search(r"^services\s*:", text, re.MULTILINE):
+        return False
+    documents = compose_all(text.removeprefix("\ufeff"), ProblemNotes("", text))
+    return any(isinstance(each, MapNode) and _is_compose(each) for each in documents)
 
 
 def _check_script(notes: ProblemNotes) -> None:

@@ -30,6 +30,8 @@ CONFIG = {"Entrypoint": ["python", "-u"], "Cmd": ["app.py", "it's"], "WorkingDir
         (CONFIG, OWN, ["python", "-u", "app.py", "it's"]),
         (CONFIG, "exec ${{image.entrypoint}} b", ["python", "-u", "b"]),
         ({"Cmd": ["serve"]}, OWN, ["serve"]),
+        # without an entry point, the words that follow are the command
+        ({"Cmd": ["a"]}, "exec ${{ image.entrypoint }} serve b", ["serve", "b"]),
         ({"Entrypoint": ["serve"], "Cmd": None}, OWN, ["serve"]),
     ],
 )
@@ -50,7 +52,6 @@ def test_the_command_runs_in_the_images_folder(
     [
         ({}, OWN, "names no command; write `run`"),
         ({"Entrypoint": "sh -c"}, OWN, "names no command"),
-        ({"Cmd": ["a"]}, "${{ image.entrypoint }} a", "names no entry point"),
         ({"Cmd": ["a\0b"]}, OWN, "cannot be run"),
         ({"Cmd": ["a"], "WorkingDir": "/\0"}, OWN, "cannot be run"),
         ({"Cmd": ["a" * 70000]}, OWN, "cannot be run"),
@@ -61,6 +62,12 @@ def test_an_image_without_a_command_is_told(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         fill_in_command(run, image)
+
+
+def test_an_image_without_an_entry_point_needs_words() -> None:
+    filled = fill_in_command("exec ${{ image.entrypoint }}", {"Cmd": ["a"]})
+    ran = subprocess.run(["sh", "-c", filled], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (127, "the image names no entry point; write `run`\n")
 
 
 @pytest.mark.parametrize("image", ["a", "{name: a, login: L}", "{build: .}\nworkdir: ."])

@@ -86,7 +86,7 @@ def test_jobs_of_clusters_are_written(name: str, text: str, folder: Path) -> Non
     if name == "job.yaml":
         check_same(text, written)
         return
-    assert "# --partition is left out: " in written
+    assert "# --partition: " in written
     keys = yaml.safe_load(written)
     assert (keys["nodes"], keys["array"], keys["parallel"]) == (2, "0-7:2", 2)
     assert keys["resources"]["gpu"].startswith("A100")

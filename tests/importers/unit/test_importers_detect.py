@@ -87,7 +87,6 @@ SCRIPT = "#!/usr/bin/env -S bash -e\n# all nodes\nmodule load cuda\nmpirun hostn
     [
         ("x y", SCRIPT, "is a script", "bash 'x y'"),
         ("t.py", 'import torch\nprint({"a": 1})\n', "a script", "cavvy run"),
-        ("compose.yaml", "services: {llm: {image: x}}\n", "for Docker Compose", "`image`"),
     ],
 )
 def test_a_file_that_is_not_read_is_named(

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LONGEST = 65536  # characters of a command; Linux passes at most twice as many in one argument
+# In an image without an entry point, the words that follow are the command.
+_WITHOUT_ENTRY = (
+    'cd "$0" || exit; [ $# -gt 0 ] && exec "$@"; '
+    'echo "the image names no entry point; write \\`run\\`" >&2; exit 127'
+)
 _MARK = re.compile(r"\$\{\{\s*image\.(command|entrypoint)\s*\}\}")
 
 
@@ -35,12 +40,12 @@ def fill_in_command(run: str, image: Mapping[str, object]) -> str:
 
     def write(match: re.Match[str]) -> str:
         words = found[match[1]]
-        if not words:
-            what = "command" if match[1] == "command" else "entry point"
-            raise ValueError(f"the image names no {what}; write `run`")
+        if not words and match[1] == "command":
+            raise ValueError("the image names no command; write `run`")
         if "\0" in "".join([folder, *words]) or sum(map(len, words)) > _LONGEST:
             raise ValueError("the image names a command that cannot be run; write `run`")
-        return shlex.join(["sh", "-c", 'cd "$0" && exec "$@"', folder, *words])
+        enter = 'cd "$0" && exec "$@"' if words else _WITHOUT_ENTRY
+        return shlex.join(["sh", "-c", enter, folder, *words])
 
     return _MARK.sub(write, run)
 

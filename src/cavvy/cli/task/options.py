@@ -44,9 +44,9 @@ as_option = click.option(
     "--as",
     "dialect",
     metavar="TOOL",
-    type=click.Choice(["skypilot", "dstack", "kubernetes", "slurm", "pbs", "cavvy"]),
-    help="The file is one of this tool: skypilot, dstack, kubernetes, slurm, pbs or cavvy; "
-    "otherwise, its content tells.",
+    type=click.Choice(["skypilot", "dstack", "kubernetes", "slurm", "pbs", "compose", "cavvy"]),
+    help="The file is one of this tool: skypilot, dstack, kubernetes, slurm, pbs, compose or "
+    "cavvy; otherwise, its content tells.",
 )
 # Each row: option, key of the task file, metavar ("" for a switch, + if the option is repeatable),
 # help.

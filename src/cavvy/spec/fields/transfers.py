@@ -208,6 +208,10 @@ def _check_export(text: str) -> str:
     return check(text.strip())
 
 
+def _read_part(text: str) -> str:
+    return "." if text.strip().rstrip("/") == "." else inner_path(text)
+
+
 def _read_short(text: str) -> Volume:
     text = text.strip()
     rest = re.sub(r":r[ow]\Z", "", text)
@@ -230,7 +234,12 @@ def _read_short(text: str) -> Volume:
     return Volume(kind=kind, source=source, path=target, read_only=text.endswith(":ro"))
 
 
-_KINDS = {"name": VolumeKind.NAMED, "host": VolumeKind.HOST, "nfs": VolumeKind.NFS}
+_KINDS = {
+    "name": VolumeKind.NAMED,
+    "host": VolumeKind.HOST,
+    "nfs": VolumeKind.NFS,
+    "folder": VolumeKind.FOLDER,
+}
 
 
 def _build(table: SectionReader) -> Volume | None:
@@ -261,6 +270,9 @@ _VOLUME_TABLE = section(
     name=FieldSpec(text_kind("a volume's name", _check_name, numbers=True), to=()),
     host=FieldSpec(text_kind("an absolute path on the node", check_folder), to=()),
     nfs=FieldSpec(text_kind("an NFS export in the form SERVER:/EXPORT", _check_export), to=()),
+    folder=FieldSpec(
+        text_kind("a file or folder within the working folder, such as conf", _read_part), to=()
+    ),
     path=FieldSpec(
         text_kind("an absolute path, or a path within the working folder", check_path),
         required=True,
@@ -287,7 +299,11 @@ VOLUMES = ListKind(
 
 def check_volumes(table: SectionReader) -> None:
     """Add a problem if two volumes have the same path."""
-    paths = [each.path for each in table.get("volumes", ())]
+    volumes = table.get("volumes", ())
+    if any(each.kind is VolumeKind.FOLDER for each in volumes) and not table.has("workdir"):
+        message = "a volume is a part of the working folder, but `workdir` is missing"
+        table.wrong("volumes", message, suggestion="add `workdir: .`")
+    paths = [each.path for each in volumes]
     for path in dict.fromkeys(path for path in paths if paths.count(path) > 1):
         table.wrong(
             "volumes",

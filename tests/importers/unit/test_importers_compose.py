@@ -1,0 +1,271 @@
+"""Files of Docker Compose become groups of jobs, or errors with a line."""
+
+import http.server
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from cavvy.domain.tasks import AcceleratorNeed, ImageBuild, JobDependency, TaskSpec, VolumeKind
+from cavvy.importers.compose.files import _WAIT
+from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, load_file, load_tasks
+
+GPU = "{resources: {reservations: {devices: [{driver: nvidia, capabilities: [gpu]%s}]}}}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("COMPOSE_PROFILES", raising=False)
+    monkeypatch.delenv("TAG", raising=False)
+    place = tmp_path / "stack"
+    place.mkdir()
+    return place
+
+
+def read(folder: Path, text: str) -> dict[str, TaskSpec]:
+    (folder / "compose.yaml").write_text(text)
+    found = load_tasks(folder / "compose.yaml")
+    assert found[0].source.guess.endswith("was read as a file of Docker Compose")
+    return {each.task.name: each.task for each in found}
+
+
+def read_one(folder: Path, lines: str) -> TaskSpec:
+    text = "services:\n  web:\n    image: nginx\n" + "".join(
+        f"    {line}\n" for line in lines.splitlines()
+    )
+    return read(folder, text)["web"]
+
+
+def complain(folder: Path, text: str) -> str:
+    with pytest.raises(SpecError) as error:
+        read(folder, text)
+    return str(error.value)
+
+
+def list_notes(folder: Path) -> str:
+    found = load_file(folder / "compose.yaml")
+    return "\n".join([*map(str, found.kept), *found.notes])
+
+
+STACK = """\
+services:
+  api:
+    build: {context: ./app, target: run, args: [A=1]}
+    depends_on:
+      db: {condition: service_healthy}
+      setup: {condition: service_completed_successfully}
+    ports: ["8501:80"]
+  db:
+    image: postgres:16
+    container_name: pg
+    volumes: [data:/var/lib/data, "./init.sql:/init.sql:ro"]
+    healthcheck: {test: [CMD-SHELL, pg_isready -U postgres]}
+  setup: {image: flyway, command: [migrate, it is]}
+  debug: {image: busybox, profiles: [debug]}
+volumes: {data: }
+"""
+
+
+def test_services_become_a_group(folder: Path) -> None:
+    tasks = read(folder, STACK)
+    assert [*tasks] == ["api", "db", "setup"]
+    api, db, setup = tasks.values()
+    assert api.image_build == ImageBuild(path="app", target="run", args={"A": "1"})
+    assert api.after == (JobDependency("setup"),)
+    assert (api.group and api.group.name, api.group and api.group.helper) == ("stack", False)
+    assert (db.group and db.group.name, db.group and db.group.helper) == ("stack", True)
+    assert setup.group is None
+    assert setup.run == "exec ${{ image.entrypoint }} migrate 'it is'"
+    assert "echo \"${CAVVY_HOSTS_DB%%,*}\" 'db pg'" in api.run
+    assert "_cavvy_wait db \"${CAVVY_HOSTS_DB%%,*}\" 5432 '' 600" in api.run
+    assert db.run.endswith("\nexec ${{ image.command }}")
+    named, part = db.volumes
+    assert (named.kind, named.source, named.path) == (
+        VolumeKind.NAMED,
+        "stack_data",
+        "/var/lib/data",
+    )
+    assert (part.kind, part.source, part.read_only) == (VolumeKind.FOLDER, "init.sql", True)
+    assert (db.workdir and db.workdir.path, setup.workdir) == (".", None)
+    said = list_notes(folder)
+    assert "COMPOSE_PROFILES=debug before `cavvy` adds it" in said
+    assert "`cavvy forward api 8501:80`" in said
+    assert "others wait until its port 5432 answers" in said
+
+
+def test_profiles_are_chosen_by_the_variable_of_compose(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSE_PROFILES", "debug")
+    assert "debug" in read(folder, STACK)
+
+
+@pytest.mark.parametrize(
+    ("lines", "need"),
+    [
+        ("deploy: " + GPU % ", count: 2", AcceleratorNeed(count_min=2)),
+        ("deploy: " + GPU % ", count: all", AcceleratorNeed(count_max=65536)),
+        ("deploy: " + GPU % "", AcceleratorNeed(count_max=65536)),
+        ("deploy: " + GPU % ", device_ids: ['0', '3']", AcceleratorNeed(count_min=2)),
+        ("gpus: all", AcceleratorNeed(count_max=65536)),
+        ("runtime: nvidia", AcceleratorNeed(count_max=65536)),
+        ("gpus: [{driver: nvidia, count: 1}]", AcceleratorNeed(count_min=1)),
+    ],
+)
+def test_gpus(folder: Path, lines: str, need: AcceleratorNeed) -> None:
+    assert read_one(folder, lines).resources.accelerators == (need,)
+
+
+def test_the_values_of_a_service(folder: Path) -> None:
+    (folder / ".env").write_text("# x\nexport A='one two' # y\nTAG=7\nB=b # c\n")
+    task = read_one(
+        folder,
+        """\
+env_file: [.env, {path: none.env, required: false}]
+environment: {B: "${B}-${C:-c}", D: "$$x", ON: true}
+command: sh -c "echo $$A ${TAG}"
+entrypoint: []
+restart: on-failure:3
+stop_grace_period: 1m30s
+cpus: "1.5"
+mem_limit: 512m
+x-own: 1
+""",
+    )
+    assert task.env == {"A": "one two", "TAG": "7", "B": "b-c", "D": "$x", "ON": "true"}
+    assert task.run == "exec sh -c 'echo $A 7'"
+    assert (task.retry.exit, task.grace.total_seconds()) == (3, 90)
+    assert (task.resources.cpus_min, task.resources.memory_min_mib) == (1.5, 512)
+    assert task.group is None
+    assert task.workdir is None
+    entry = read_one(folder, 'working_dir: /app\nentrypoint: python3 -u\ncommand: ["a b.py"]')
+    assert entry.run == "cd /app\nexec python3 -u 'a b.py'"
+
+
+def test_anchors_and_merged_keys(folder: Path) -> None:
+    tasks = read(
+        folder,
+        "x-base: &base\n  image: nginx\n  environment: {A: '1'}\n"
+        "services:\n  a: {<<: *base}\n  b: {<<: *base, environment: {B: '2'}}\n",
+    )
+    assert (tasks["a"].env, tasks["b"].env) == ({"A": "1"}, {"B": "2"})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("privileged: true", "jobs get no privileges"),
+        ("imagee: x", "did you mean image?"),
+        ("deploy: {replicas: 3}", "several replicas"),
+        ("network_mode: service:db", "the name of the other service"),
+        ("volumes: ['../up:/x']", "outside of the folder"),
+        ("volumes: ['/var/run/docker.sock:/var/run/docker.sock']", "the engine of their node"),
+        ("volumes: ['~/.ssh:/root/.ssh']", "home folder"),
+        ("volumes: [data:/x]", "which `volumes` does not have"),
+        ("env_file: ../../etc/passwd", "outside of the folder"),
+        ("env_file: none.env", "there is no file none.env"),
+        ("restart: sometimes", "on-failure:3"),
+        ("mem_limit: lots", "such as 512m"),
+        ("cpus: many", "such as 2 or 0.5"),
+        ("stop_grace_period: 90", "such as 30s"),
+        ("stop_grace_period: 90h", "an hour|1h|too long"),
+        ("ports: ['http']", "no port"),
+        ("deploy: " + GPU % ", count: some", "1, 2 or all"),
+        ("deploy: " + GPU % ", count: 1, device_ids: ['0']", "exclude each other"),
+        ("gpus: [{driver: fpga}]", "devices of fpga"),
+        ("depends_on: [db]", "no service that starts"),
+        ("depends_on: [web]", "wait for each other"),
+        ("depends_on: {web: {condition: ready}}", "is unknown"),
+        ('command: "${NONE:?set it}"', "NONE is not set: set it"),
+        ('command: "echo \'open"', "cannot be read"),
+        ("environment: {1BAD: x}", "environment variable"),
+        ("extends: {file: a.yaml}", "the keys of the other service"),
+        ("secrets: [a]", "cavvy secret set NAME"),
+    ],
+)
+def test_what_cannot_be_kept_is_an_error_with_its_line(folder: Path, line: str, said: str) -> None:
+    text = f"services:\n  web:\n    image: nginx\n    {line}\n"
+    found = complain(folder, text)
+    assert any(part in found for part in said.split("|")), found
+    assert "compose.yaml:4:" in found or "compose.yaml:2:" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("services: {}\n", "has no services"),
+        ("services: {a: x}\n", "is no table"),
+        ("services: {a: {}}\n", "neither `image` nor `build`"),
+        ("services: {a: {image: x, profiles: [p]}}\n", "without a profile"),
+        ("include: [b.yaml]\nservices: {a: {image: x}}\n", "`include` is not supported"),
+        ("servcies: 1\nservices: {a: {image: x}}\n", "no key 'servcies'"),
+    ],
+)
+def test_mistakes_in_the_whole_file(folder: Path, text: str, said: str) -> None:
+    assert said in complain(folder, text)
+
+
+def test_a_service_that_ends_first_cannot_need_others(folder: Path) -> None:
+    text = """\
+services:
+  app: {image: x, depends_on: {init: {condition: service_completed_successfully}}}
+  init: {image: x, depends_on: [db]}
+  db: {image: x}
+"""
+    assert "init must end before others start, and needs db meanwhile" in complain(folder, text)
+
+
+@pytest.mark.parametrize(
+    ("check", "expose", "wait"),
+    [
+        ("{test: curl -f http://localhost:8000/health}", "[]", "8000 /health 600"),
+        ("{test: [CMD, wget, 'http://127.0.0.1/']}", "[]", "80 / 600"),
+        ("{test: ./check, interval: 5m, retries: 9}", "['9000']", "9000 '' 2700"),
+    ],
+)
+def test_others_wait_for_a_healthy_service(
+    folder: Path, check: str, expose: str, wait: str
+) -> None:
+    text = f"""\
+services:
+  a: {{image: x, depends_on: {{b: {{condition: service_healthy}}}}}}
+  b: {{image: x, healthcheck: {check}, expose: {expose}}}
+"""
+    assert f'_cavvy_wait b "${{CAVVY_HOSTS_B%%,*}}" {wait}' in read(folder, text)["a"].run
+    hidden = text.replace(check, "{test: ./check}").replace(expose, "[]")
+    assert "name its port in `expose` of b" in complain(folder, hidden)
+    without = text.replace(f"healthcheck: {check}, ", "")
+    assert "b has no `healthcheck`" in complain(folder, without)
+
+
+def test_the_wait_ends_when_the_service_answers() -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 500)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_port
+
+        def wait(port: int, path: str) -> tuple[int, str]:
+            line = f"{_WAIT}_cavvy_wait db 127.0.0.1 {port} '{path}' 2\necho on\n"
+            done = subprocess.run(["sh", "-ec", line], capture_output=True, text=True, check=False)
+            return done.returncode, done.stdout + done.stderr
+
+        assert wait(port, "/health") == (0, "on\n")
+        assert wait(port, "") == (0, "on\n")
+        assert wait(port, "/other") == (1, "db did not become healthy in 2 s\n")
+        server.shutdown()
+    assert wait(port, "") == (1, "db did not become healthy in 2 s\n")
+
+
+def test_the_tool_can_be_named(folder: Path) -> None:
+    (folder / "a.yaml").write_text("services:\n  a: {image: x, run: y}\n")
+    with pytest.raises(SpecError, match="has no key 'run'"):
+        load_tasks(folder / "a.yaml", options=ReadOptions(dialect="compose"))
