@@ -107,7 +107,7 @@ class Step:
 
 def find_file_name(text: str) -> str:
     """The name in the comment with which a block begins that the reader saves; "" without one."""
-    name = re.match(r"(?:#!.*\n)?# ([\w./-]+\.(?:ya?ml|py|toml|sbatch))\n", text)
+    name = re.match(r"(?:#!.*\n)?# ([\w./-]+\.(?:ya?ml|py|toml|sbatch|pbs))\n", text)
     return name[1] if name else ""
 
 
