@@ -2,8 +2,9 @@
 that needed a further try, and internal errors.
 
 A test with processes of its own may be tried again, because a busy machine disturbs it; a test
-that needs it is a defect all the same. A run lists these tests, writes them and the failed ones to a file as
-it goes, and fails when there are more than ALLOWED of them.
+that needs it is a defect all the same. A run says how many there were, also where there were none,
+lists them, writes them and the failed ones to a file as it goes, and fails when there are more than
+ALLOWED of them.
 
 An internal error in one of a run's processes fails the run, too: pytest-xdist itself goes on and
 succeeds, or ends with another internal error. The last lines of the run are those of the first one.
@@ -14,6 +15,7 @@ runs code that parses, too (github.com/python/cpython/issues/106905): a report i
 
 import gc
 import json
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,9 @@ class Verdict:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if os.environ.get("CAVVY_TEST_RERUNS", "0") != "0":
+            told = f"{len(self._reruns)} tests were tried again; at most {ALLOWED} may be"
+            terminalreporter.write_line(told, yellow=bool(self._reruns))
         for nodeid, why in self._reruns.items():
             terminalreporter.write_line(
                 f"tried again {len(why)} times: {nodeid}: {why[0].splitlines()[0]}"

@@ -127,6 +127,7 @@ def run(
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": str(ROOT),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "CAVVY_TEST_RERUNS": "2",
         },
         capture_output=True,
         text=True,
@@ -145,6 +146,7 @@ def test_more_tests_that_were_tried_again_than_allowed_fail_the_run(
     assert found["reruns"][0]["passed"] is True
     assert "a busy machine" in str(found["reruns"][0]["failures"])
     assert said.count("tried again 1 times") == count
+    assert f"{count} tests were tried again; at most {ALLOWED} may be" in said
     assert ("this run fails" in said) is (code == 1)
 
 
@@ -161,6 +163,7 @@ def test_a_skip_of_what_this_machine_lacks_does_not(tmp_path: Path) -> None:
     returned, said, found = run(tmp_path, SKIPPED)
     assert returned == 0, said
     assert found["skipped_for_time"] == []
+    assert "0 tests were tried again" in said
 
 
 def test_a_run_ends_with_the_first_internal_error_of_its_processes(tmp_path: Path) -> None:
