@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from cavvy.domain.figures import StepSeries
 from cavvy.domain.jobs import RankStack
 from cavvy.domain.messages import AgentMessage
 from cavvy.store.documents import plain
@@ -48,12 +49,14 @@ _Spreads = Annotated[
     dict[Annotated[str, Meta(max_length=128)], tuple[_Number, _Number, _Number]],
     Meta(max_length=256),
 ]
+_Series = Annotated[list[StepSeries], Meta(max_length=1024)]
 _Stacks = Annotated[list[RankStack], Meta(max_length=64)]
 FIELDS: Mapping[str, Any] = {
     "at": Moment,
     "setup_reused": bool,
     "values": _Figures,
     "figures": _Spreads,
+    "series": _Series,
     "stacks": _Stacks,
     "moved": bool,
     "deadlocked": bool,

@@ -1,6 +1,7 @@
 """What the node of a rank measured, and what its program reported, minute by minute."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from math import inf, nan
 from statistics import median
 
@@ -37,6 +38,25 @@ def describe_stragglers(found: Sequence[tuple[int, float]]) -> str:
     shown = ", ".join(f"rank {rank} ({ratio:.1f} times)" for rank, ratio in found[:_MOST_NAMED])
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return f"steps take longer than the median: {shown}{more}"
+
+
+class StepSeries(Struct, frozen=True):
+    """Values that a program reported together: a row holds the step or None, how many milliseconds
+    before the message it was reported, and a value for each name.
+    """
+
+    names: list[str]
+    rows: list[list[float | None]]
+
+
+class StepValues(Struct, frozen=True, kw_only=True):
+    """What the program of a rank reported of its steps, in the order in which it did."""
+
+    attempt_id: str
+    rank: int
+    at: datetime  # when the message was sent
+    number: int  # of the message; later ones have higher numbers
+    series: Sequence[StepSeries]
 
 
 class FigureColumns(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from cavvy.agent.documents import PROTOCOL, WorkConfig
+from cavvy.domain.figures import StepSeries
 from cavvy.domain.jobs import Order, RankStack
 
 # How many older and newer versions are supported. Other versions are supported because servers may
@@ -54,6 +55,7 @@ class MessageKind(StrEnum):
     NOTICE = "notice"
     TELEMETRY = "telemetry"
     MINUTE = "minute"  # the figures of a whole minute
+    POINTS = "points"  # values of steps, each of which is sent once
     STACKS = "stacks"  # where the work is, as the order "stacks" asked
     EVENT = "event"
     EXITED = "exited"
@@ -72,6 +74,7 @@ class AgentMessage:
     values: dict[str, float | str] = field(default_factory=dict)  # progress, telemetry
     # minute: the lowest, mean and highest value of each figure
     figures: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    series: list[StepSeries] = field(default_factory=list)  # points
     stacks: list[RankStack] = field(default_factory=list)  # stacks
     moved: bool = False  # stacks: whether the work makes progress
     deadlocked: bool = False  # stacks: whether nothing can wake any process of the work

@@ -39,6 +39,8 @@ class OwnTables(NamedTuple):
     package: str  # in its folder `migrations` lie the migrations: 0001_NAME.sql and so on
     # those whose rows show that a project is in use; each has a column `project`
     of_projects: tuple[str, ...] = ()
+    # those whose rows belong to an attempt (column `attempt_id`), and are removed with its job
+    of_attempts: tuple[str, ...] = ()
     sealed: tuple[str, ...] = ()  # those with values that the key of secrets encrypts
     # the class that lists these values and encrypts them again (`store.rotation.SealedValues`)
     reseal: str = ""
@@ -62,4 +64,7 @@ class Capability(NamedTuple):
     listeners: tuple[str, ...] = ()
     events: tuple[str, ...] = ()  # the names of what it announces, of which people can be notified
     pages: tuple[ConsolePage, ...] = ()
+    # functions that make a part of a job's page in the console, above its other figures
+    # (`console.pages.job.JobPart`)
+    job_parts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from cavvy.domain.events import Announcement, Event
+from cavvy.domain.figures import StepValues
 from cavvy.frame.discover import load_all
 from cavvy.store.drivers import DatabaseSession
 
-Listener = Callable[[DatabaseSession, Sequence[Event | Announcement]], None]
+Happened = Event | Announcement | StepValues
+Listener = Callable[[DatabaseSession, Sequence[Happened]], None]
 
 
-def tell(session: DatabaseSession, happened: Sequence[Event | Announcement]) -> None:
-    """Call each listener in the open transaction with events of jobs and with announcements."""
+def tell(session: DatabaseSession, happened: Sequence[Happened]) -> None:
+    """Call each listener in the open transaction with events of jobs, with announcements, and with
+    what programs report of their steps."""
     if happened:
         for listener in _list_listeners():
             listener(session, happened)

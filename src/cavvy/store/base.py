@@ -22,7 +22,7 @@ from datetime import datetime
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.arrays import RungValue
 from cavvy.domain.events import Charge, Event
-from cavvy.domain.figures import FigureBlock
+from cavvy.domain.figures import FigureBlock, StepValues
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
@@ -138,6 +138,7 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     machines: Sequence[NamedMachine] = ()
     rungs: Sequence[RungValue] = ()
     figures: Sequence[FigureBlock] = ()  # of one minute each
+    steps: Sequence[StepValues] = ()  # for capabilities, which listen to them
 
 
 class JobReading(Struct, frozen=True, kw_only=True):

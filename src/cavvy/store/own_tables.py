@@ -59,6 +59,11 @@ def list_tables_of_projects() -> Sequence[str]:
     return [name for each in list_own_migrations() for name in each.tables.of_projects]
 
 
+def list_tables_of_attempts() -> Sequence[str]:
+    """Return the capabilities' tables whose rows are removed with their attempt."""
+    return [name for each in list_own_migrations() for name in each.tables.of_attempts]
+
+
 def list_sealed_tables() -> Sequence[str]:
     """Return the capabilities' tables with values that the key of secrets encrypts."""
     return [name for each in list_own_migrations() for name in each.tables.sealed]

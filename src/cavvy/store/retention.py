@@ -11,6 +11,7 @@ from cavvy.store.audit import cut_log, find_cut
 from cavvy.store.dependencies import delete_dependencies, holds
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.own_tables import list_tables_of_attempts
 from cavvy.store.rows import RowCodec
 
 _REMOVED = RowCodec(RemovedJob, "removed_jobs", key=("job_id",))
@@ -121,7 +122,7 @@ def _purge(session: DatabaseSession, job: RemovedJob) -> bool:
     if row[0]:
         raise ValueError(f"job {job.job_id} must be removed before its rows are deleted")
     own = "SELECT id FROM attempts WHERE job_id = ?"
-    for table in _OF_ATTEMPTS:
+    for table in (*_OF_ATTEMPTS, *list_tables_of_attempts()):
         session.run(f"DELETE FROM {table} WHERE attempt_id IN ({own})", key)
     for table in _OF_JOB:
         session.run(f"DELETE FROM {table} WHERE job_id = ?", key)

@@ -45,6 +45,7 @@ from cavvy.store.drivers import DatabaseSession
 from cavvy.store.figures import write_figures
 from cavvy.store.ledger import find_posted, post_bill
 from cavvy.store.maintenance import CLOSED
+from cavvy.store.own_tables import list_tables_of_attempts
 from cavvy.store.rows import (
     ALLOCATIONS,
     CHARGES,
@@ -121,6 +122,7 @@ def write_changes(
         session.run_later(_INSERT_RUNG, RUNGS.values(rung))
     if changes.figures:
         write_figures(session, changes.figures)
+    tell(session, changes.steps)
     if changes.allocations:
         _write_allocations(session, changes.allocations)
     return written
@@ -178,7 +180,7 @@ def remove_job(session: DatabaseSession, job: JobRecord) -> None:
     if job.array_id is not None:
         remove_empty(session, job.array_id)
     attempts = "SELECT id FROM attempts WHERE job_id = ?"
-    for table in ("nodes", "figures"):
+    for table in ("nodes", "figures", *list_tables_of_attempts()):
         session.run(f"DELETE FROM {table} WHERE attempt_id IN ({attempts})", (job.id,))
     for table in ("events", "checkpoints", "documents", "rung_values"):
         session.run(f"DELETE FROM {table} WHERE job_id = ?", (job.id,))

@@ -205,6 +205,7 @@ def test_an_update_requests_only_what_may_have_changed() -> None:
     assert [each.split("?")[0].removeprefix(f"GET {API}/") for each in client.asked] == [
         "train",
         "id-train/cost",
+        "id-train/curves",
         "id-train/events",
     ]
     for page in (first, second):

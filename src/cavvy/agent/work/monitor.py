@@ -12,6 +12,7 @@ import time
 
 from ..disk import open_own
 from .meters import CpuMeter
+from .step_values import StepValues
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ OTHERS = frozenset(
         "net_out_mib_s",
     }
 )
+# Values from which the control plane concludes something, such as that the work is complete.
+MEANT = OTHERS | {"done", "fraction", "step_ms"}
 LONGEST_NAME = 64
 MINUTE_S = 60
 
@@ -125,6 +128,8 @@ class WorkMonitor:
         alone: bool = False,
     ) -> None:
         self._figures = MinuteFigures(say)
+        self._steps = StepValues(say)
+        self._declares = False  # whether the work reports values itself, not only in what it prints
         self._stuck_s = stuck_s  # the limit that the control plane applies, if there is one
         self._alone = alone  # whether no other job uses the node's network
         self._moved_at = time.monotonic()  # when the work last made progress
@@ -158,6 +163,7 @@ class WorkMonitor:
     def wrote(self, data: bytes) -> None:
         self._busy_at = self._moved_at = time.monotonic()
         self._tell(self._progress.feed(data))
+        self._tell_printed(self._steps.feed(data))
 
     def is_complete(self) -> bool:
         """Return whether the work says that it is complete, as the server judges it."""
@@ -170,7 +176,8 @@ class WorkMonitor:
         it."""
         now = time.monotonic()
         self._figures.tick()
-        self._tell(self._progress.look())
+        self._look_at_file()
+        self._steps.tick()
         if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:
             self._checkpoints_at = now
             self._tell_checkpoint()
@@ -242,7 +249,8 @@ class WorkMonitor:
         use of GPUs, which is all that is known of short work."""
         if self.gpus is not self._told_gpus:
             self._tell_usage(time.monotonic())
-        self._tell(self._progress.look())
+        self._look_at_file()
+        self._tell_printed(self._steps.end())
         self._tell_checkpoint(last=True)
         self._spend_cpu(time.monotonic())
         self._figures.send()
@@ -297,7 +305,22 @@ class WorkMonitor:
             values["gpu_idle_s"] = round(now - self._gpu_busy_at)
         self._say("telemetry", values=dict(values, **self._means.add(values, now - since)))
 
+    def _look_at_file(self) -> None:
+        values = self._progress.look()
+        self._steps.report(values)
+        self._tell(values)
+
+    def _tell_printed(self, values: Mapping[str, float]) -> None:
+        """Show values that the work only prints, unless it reports its own: those of names that say
+        how far the work is would be taken for such a report."""
+        if values and not self._declares:
+            self._show({name: value for name, value in values.items() if name not in MEANT})
+
     def _tell(self, values: dict[str, object]) -> None:
+        self._declares = self._declares or bool(values)
+        self._show(values)
+
+    def _show(self, values: dict[str, object]) -> None:
         if values:
             self._figures.report(values)
             if {**self._reported, **values} != self._reported:

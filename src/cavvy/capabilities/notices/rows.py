@@ -9,7 +9,9 @@ from datetime import datetime
 
 from cavvy.capabilities.notices.notice import Notice, NoticeEvent, NoticeTarget
 from cavvy.domain.events import Announcement, Event
+from cavvy.domain.figures import StepValues
 from cavvy.domain.jobs import AttemptOutcome, JobPhase, StopCause
+from cavvy.store.announcements import Happened
 from cavvy.store.base import RowNotFound
 from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
@@ -52,13 +54,15 @@ def find_cause(event: Event) -> NoticeEvent | None:
     return _CAUSES.get((event.kind, None)) or _CAUSES.get((event.kind, event.fact))
 
 
-def add_notices(session: DatabaseSession, happened: Sequence[Event | Announcement]) -> None:
+def add_notices(session: DatabaseSession, happened: Sequence[Happened]) -> None:
     """Store the notices about what happened in the open transaction. Those of an announcement go to
     the targets of its project or, if it concerns a user in all projects, to those of the user.
     Budgets of the whole installation have only their own webhook, except those of a user, a tag or
     a service: see `SqlBudgets.claim_alert`.
     """
     for each in happened:
+        if isinstance(each, StepValues):
+            continue
         at, text = to_micros(each.at), each.text[:_MOST_TEXT]
         if isinstance(each, Announcement):
             of = (each.project, each.user, each.project, each.user)

@@ -10,7 +10,7 @@ from cavvy.agent.documents import say_files, say_size
 from cavvy.control.decide.failures import STILL
 from cavvy.costs.extras import bound_upload
 from cavvy.domain.events import Event
-from cavvy.domain.figures import MOST_NAMES, FigureBlock, FigureColumns
+from cavvy.domain.figures import MOST_NAMES, FigureBlock, FigureColumns, StepSeries, StepValues
 from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
@@ -52,6 +52,7 @@ _MOST_TOLD_BYTES = (
 _EVENT_BYTES = 200  # bytes of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _LONGEST_WARNING = 1000  # characters of a warning that an attempt keeps
+_MOST_ROWS = 5000  # of values of steps in a message
 _LONGEST_PLACE = 200  # characters of a place in a stack
 _LONGEST_NAME, _MOST_GROUPS = 100, 4  # of the collectives that a rank has called last
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,6 +72,7 @@ class ReportOutcome(Struct):
     node: Node
     events: list[Event] = field(default_factory=list)
     figures: list[FigureBlock] = field(default_factory=list)
+    steps: list[StepValues] = field(default_factory=list)
     moved: bool = False
     saved: bool = False  # whether a checkpoint has become complete
 
@@ -211,6 +213,23 @@ def _minute(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
         report.figures.append(
             FigureBlock(
                 attempt_id=node.attempt_id, rank=node.rank, minutes=[began], columns=columns
+            )
+        )
+
+
+def _points(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
+    series, left = [], _MOST_ROWS
+    for each in message.series:
+        names = [name[:_LONGEST_NAME] for name in each.names[:_MOST_FIGURES]]
+        rows = [row for row in each.rows[:left] if names and len(row) == len(names) + 2]
+        left -= len(rows)
+        if rows:
+            series.append(StepSeries(names, rows))
+    if series:
+        node = report.node
+        report.steps.append(
+            StepValues(
+                attempt_id=node.attempt_id, rank=node.rank, at=at, number=message.seq, series=series
             )
         )
 
@@ -408,6 +427,7 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
     MessageKind.PROGRESS: _progress,
     MessageKind.TELEMETRY: _telemetry,
     MessageKind.MINUTE: _minute,
+    MessageKind.POINTS: _points,
     MessageKind.STACKS: _stacks,
     MessageKind.CHECKPOINT: _saved,
     MessageKind.UPLOAD: _uploaded,

@@ -548,6 +548,7 @@ class AgentSessions:
                     events=[*report.events, *stop.events],
                     rungs=rungs,
                     figures=report.figures,
+                    steps=report.steps,
                 ),
             )
             if report.moved or stop.job is not None:

@@ -1,0 +1,1 @@
+"""Curves of what programs report step by step."""

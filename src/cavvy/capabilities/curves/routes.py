@@ -1,0 +1,57 @@
+"""Gives the curves of a job."""
+
+from asyncio import to_thread
+from typing import Annotated
+
+from fastapi import Query
+
+from cavvy.api.app_state import AppState
+from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import in_path
+from cavvy.capabilities.curves.reduce import make_curves
+from cavvy.capabilities.curves.rows import read_pieces, read_ranks
+from cavvy.capabilities.curves.wire import Curve, JobCurves
+from cavvy.domain.accounts import Permission
+
+router = RouteGroup("jobs", prefix="/v1")
+_USUAL_RANKS, _MOST_RANKS = 8, 64
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/curves",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found", "invalid-request"),
+)
+async def curves(
+    app_state: AppState,
+    project: ProjectPath,
+    name: JobPath,
+    attempt: Annotated[
+        int | None, Query(ge=1, description="Only this attempt; by default, all attempts.")
+    ] = None,
+    rank: Annotated[
+        list[int] | None,
+        Query(
+            max_length=_MOST_RANKS,
+            description=f"Only these ranks; by default, the first {_USUAL_RANKS}.",
+        ),
+    ] = None,
+    curve: Annotated[
+        list[str] | None,
+        Query(max_length=64, description="Only curves with these names; by default, all."),
+    ] = None,
+    points: Annotated[int, Query(ge=2, le=20_000, description="The most values of a curve.")] = 500,
+) -> JobCurves:
+    """Get what the job's program reported step by step."""
+    job = await find_job(app_state, project, name)
+    numbers = {each.id: each.number for each in await app_state.store.attempts(job.id)}
+    chosen = [each for each, number in numbers.items() if attempt in (None, number)]
+    read, _ = app_state.store.database
+    found: list[Curve] = []
+    for attempt_id, number in await read(read_ranks(chosen)):
+        if number in (rank or range(_USUAL_RANKS)):
+            pieces = await read(read_pieces(attempt_id, number))
+            asked = (numbers[attempt_id], number, frozenset(curve or ()), points)
+            found += await to_thread(make_curves, pieces, *asked)
+    return JobCurves(curves=sorted(found, key=lambda each: (each.name, each.attempt, each.rank)))

@@ -1,0 +1,46 @@
+"""What the command, the page and the route of curves send each other."""
+
+from collections.abc import Collection
+
+from cavvy.client import ApiClient
+from cavvy.client.paths import job_path, query
+from cavvy.client.wire import Answer
+
+
+class Curve(Answer, frozen=True, kw_only=True):
+    """The values that a rank of an attempt reported under one name. There are `count`; of many, the
+    lowest and highest of each stretch are returned. `steps` are those that the program named, else
+    the values are counted from 0. `times_ms` are milliseconds since 1970.
+    """
+
+    name: str
+    attempt: int
+    rank: int
+    count: int
+    steps: list[float]
+    times_ms: list[int]
+    values: list[float]
+    low: float
+    high: float
+    last: float
+
+
+class JobCurves(Answer, frozen=True, kw_only=True):
+    """The curves of a job, sorted by name, attempt and rank."""
+
+    curves: list[Curve]
+
+
+def read_curves(
+    client: ApiClient,
+    project: str,
+    job: str,
+    *,
+    names: Collection[str] = (),
+    ranks: Collection[int] = (),
+    attempt: int | None = None,
+    points: int = 500,
+) -> JobCurves:
+    """Return the curves of a job. Raises ApiError."""
+    asked = query(attempt=attempt, rank=ranks, curve=names, points=points)
+    return client.ask(f"{job_path(project, job)}/curves{asked}", JobCurves)

@@ -1,0 +1,114 @@
+"""Values of steps are sent once each, and bounded."""
+
+from typing import Any
+
+from cavvy.agent.work import step_values
+from cavvy.agent.work.meters import UsageMeter
+from cavvy.agent.work.monitor import WorkMonitor
+from cavvy.agent.work.step_values import LINES_PER_S, MOST_NAMES, StepValues
+
+
+class Sent:
+    """Takes what would be sent; its clock stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.messages: list[tuple[str, dict[str, Any]]] = []
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self.messages.append((kind, fields))
+
+    def clock(self) -> float:
+        return self.now
+
+    def rows(self, name: str) -> list[tuple[float | None, int, float]]:
+        return [
+            (row[0], row[1], row[2 + series["names"].index(name)])
+            for kind, fields in self.messages
+            if kind == "points"
+            for series in fields["series"]
+            if name in series["names"]
+            for row in series["rows"]
+        ]
+
+
+def test_values_are_sent_each_second_with_their_age() -> None:
+    sent = Sent()
+    values = StepValues(sent.say, sent.clock)
+    assert values.feed(b"step 1 loss=0.5\n") == {"loss": 0.5}
+    sent.now += 0.5
+    assert values.feed(b"step 2 loss=0.25 acc=0.5\nstep 3 loss=0.125") == {"loss": 0.25, "acc": 0.5}
+    values.tick()
+    assert sent.messages == [], "a second is not over"
+    sent.now += 0.5
+    values.tick()
+    assert sent.rows("loss") == [(1, 1000, 0.5), (2, 500, 0.25)]
+    assert values.end() == {"loss": 0.125}, "the last line has no end"
+    assert sent.rows("loss")[2:] == [(3, 0, 0.125)]
+
+
+def test_reported_values_have_the_step_that_is_reported_with_them() -> None:
+    sent = Sent()
+    values = StepValues(sent.say, sent.clock)
+    values.report({"step": 7, "loss": 0.5, "total": 100, "note": "text", "left_s": 3})
+    values.report({"done": 8, "loss": 0.25})
+    values.report({"complete": 1})
+    values.end()
+    assert sent.rows("loss") == [(7, 0, 0.5), (8, 0, 0.25)]
+    assert {name for _, each in sent.messages for s in each["series"] for name in s["names"]} == {
+        "loss"
+    }
+
+
+def test_a_program_that_prints_without_end_is_bounded(monkeypatch: Any) -> None:
+    sent = Sent()
+    values = StepValues(sent.say, sent.clock)
+    for number in range(3 * LINES_PER_S):
+        values.feed(b"step %d loss=1\n" % number)
+    assert len(sent.rows("loss")) <= LINES_PER_S
+    sent.now += 1
+    values.tick()
+    assert len(sent.rows("loss")) == LINES_PER_S
+    values.feed(b"step 1 loss=2\n")
+    for number in range(3 * MOST_NAMES):
+        values.report({f"n{number}": number})
+    values.end()
+    names = {name for _, each in sent.messages for s in each["series"] for name in s["names"]}
+    assert len(names) == MOST_NAMES
+    monkeypatch.setattr(step_values, "THINNED_AFTER", 100)
+    sent = Sent()
+    values = StepValues(sent.say, sent.clock)
+    for number in range(1000):
+        values.report({"a": number})
+    values.end()
+    # 100 of 100, 100 of the next 200, 100 of the next 400, and a part of the rest
+    assert 300 <= len(sent.rows("a")) <= 400
+    assert sent.rows("a")[:100] == [(None, 0, float(each)) for each in range(100)]
+
+
+def monitor(say: Any, path: str) -> WorkMonitor:
+    usage = UsageMeter(None, b"")  # type: ignore[arg-type]
+    return WorkMonitor(say, usage, progress=path, checkpoints=None, idle_s=None)
+
+
+def test_printed_values_are_shown_but_conclude_nothing(tmp_path: Any) -> None:
+    """`done` or `fraction` in a line would otherwise say that the work is complete."""
+    sent = Sent()
+    watch = monitor(sent.say, str(tmp_path / "progress"))
+    watch.wrote(b"step 1 loss=0.5 fraction=1 done=3 step_ms=4\n" * 2)
+    watch.wrote(b"step 2 loss=0.4 fraction=2 done=4 step_ms=5\n")
+    shown: dict[str, object] = {}
+    for kind, fields in sent.messages:
+        if kind == "progress":
+            shown.update(fields["values"])
+    assert shown == {"loss": 0.4}
+    assert not watch.is_complete()
+
+
+def test_what_a_program_reports_itself_comes_before_what_it_prints(tmp_path: Any) -> None:
+    sent = Sent()
+    watch = monitor(sent.say, str(tmp_path / "progress"))
+    watch.wrote(b'CAVVY_PROGRESS {"loss": 0.1, "step": 5}\n')
+    watch.wrote(b"a different loss: 9\n")
+    told = [fields["values"] for kind, fields in sent.messages if kind == "progress"]
+    assert told == [{"loss": 0.1, "step": 5}]

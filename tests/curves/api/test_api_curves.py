@@ -1,0 +1,56 @@
+"""What programs report step by step, from the agents' messages to the route."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.api.api.test_api_agents import claim, report, start
+from tests.api.api_state import Api
+
+JOB = "/v1/projects/default/jobs/t/curves"
+
+
+def points(
+    seq: int, *rows: list[float | None], names: tuple[str, ...] = ("loss",)
+) -> dict[str, Any]:
+    return {"seq": seq, "kind": "points", "series": [{"names": [*names], "rows": [*rows]}]}
+
+
+async def test_each_value_is_shown_with_its_step_and_time(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    before = datetime.now(UTC).timestamp() * 1000
+    await report(api, gang, points(1, [1, 0, 0.5], [2, 0, 0.4]), points(2, [3, 0, 0.25]))
+    [curve] = (await api.http.get(JOB)).json()["curves"]
+    assert (curve["name"], curve["attempt"], curve["rank"]) == ("loss", 1, 0)
+    assert (curve["steps"], curve["values"]) == ([1, 2, 3], [0.5, 0.4, 0.25])
+    assert (curve["low"], curve["high"], curve["last"], curve["count"]) == (0.25, 0.5, 0.25, 3)
+    assert all(abs(each - before) < 300_000 for each in curve["times_ms"])
+    for asked in ({"rank": 3}, {"attempt": 2}, {"curve": "acc"}):
+        assert (await api.http.get(JOB, params=asked)).json()["curves"] == []
+    assert len((await api.http.get(JOB, params={"points": 2})).json()["curves"][0]["values"]) <= 4
+
+
+async def test_bad_values_of_an_agent_are_left_out(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    wrong: list[dict[str, Any]] = [
+        points(1, [1, 0, 0.5, 7]),
+        points(2, [1, 0]),
+        {"seq": 3, "kind": "points", "series": "x"},
+        {"seq": 4, "kind": "points", "series": [{"names": [], "rows": [[1, 0]]}]},
+        {"seq": 5, "kind": "points", "series": [{"names": ["a"], "rows": [["b", 0, 1]]}]},
+        points(6, [1e308, 1e308, 1e308], names=("\x1b[31mred" + "x" * 999,)),
+        points(7, [1, 0, 0.5]),
+    ]
+    answer = await report(api, gang, *wrong)
+    assert answer.json()["ack"] == len(wrong)
+    found = (await api.http.get(JOB)).json()["curves"]
+    assert "loss" in [each["name"] for each in found]
+    assert all("\x1b" not in each["name"] and len(each["name"]) <= 100 for each in found)
+
+
+async def test_a_job_without_values_has_no_curves(api: Api) -> None:
+    await api.submit()
+    assert (await api.http.get(JOB)).json()["curves"] == []
+    for wrong in ({"points": 1}, {"points": 10**9}, {"attempt": 0}):
+        assert (await api.http.get(JOB, params=wrong)).json()["code"] == "invalid-request"

@@ -1,0 +1,84 @@
+"""Values of steps in each kind of store."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from tests.contract.store_suite import NOW, make_attempt, submit
+
+from cavvy.capabilities.curves import rows as curve_rows
+from cavvy.capabilities.curves.reduce import make_curves
+from cavvy.capabilities.curves.rows import read_pieces, read_ranks
+from cavvy.capabilities.curves.wire import Curve
+from cavvy.domain.figures import StepSeries, StepValues
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite
+from cavvy.store.sql import Store
+
+
+async def write(store: Store, *numbers: int, attempt: str = "a1", rank: int = 0) -> None:
+    for number in numbers:
+        series = [StepSeries(["loss"], [[number, 0, 1 / number]])]
+        at = NOW + timedelta(seconds=number)
+        told = StepValues(attempt_id=attempt, rank=rank, at=at, number=number, series=series)
+        await store.commit(AtomicWrite(steps=[told]))
+
+
+async def read(store: Store, attempt: str = "a1", rank: int = 0) -> Sequence[Curve]:
+    pieces = await store.database[0](read_pieces(attempt, rank))
+    return make_curves(pieces, 1, rank, (), 100_000)
+
+
+async def count(store: Store) -> int:
+    sql = "SELECT COUNT(*) FROM curves"
+    return int((await store.database[0](lambda session: session.run(sql).fetchall()))[0][0])
+
+
+async def test_values_come_back_in_their_order(store: Store) -> None:
+    await write(store, 1, 2, 3)
+    await write(store, 2, rank=1)
+    [curve] = await read(store)
+    assert (curve.steps, curve.values) == ([1, 2, 3], [1, 1 / 2, 1 / 3])
+    assert curve.times_ms == [
+        int((NOW + timedelta(seconds=n)).timestamp() * 1000) for n in (1, 2, 3)
+    ]
+    assert await store.database[0](read_ranks(["a1", "a2"])) == [("a1", 0), ("a1", 1)]
+    assert await store.database[0](read_ranks([])) == []
+
+
+async def test_pieces_are_joined_and_nothing_is_lost(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_rows, "JOINED", 4)
+    await write(store, *range(1, 90))
+    [curve] = await read(store)
+    assert curve.steps == [*range(1, 90)]
+    assert await count(store) <= 16
+
+
+async def test_a_message_that_is_sent_again_counts_once(store: Store) -> None:
+    await write(store, 1, 1)
+    [curve] = await read(store)
+    assert curve.count == 1
+
+
+async def test_a_rank_has_no_more_than_its_space(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_rows, "JOINED", 4)
+    monkeypatch.setattr(curve_rows, "MOST_BYTES", 600)
+    await write(store, *range(1, 400))
+    [curve] = await read(store)
+    assert curve.steps == [*range(1, curve.count + 1)]
+    assert curve.count < 399
+
+
+async def test_curves_are_removed_with_their_job(store: Store) -> None:
+    job = await submit(store, "j1")
+    await store.commit(AtomicWrite(attempts=[make_attempt(job, id="a1")]))
+    await write(store, 1)
+    await write(store, 1, attempt="other")
+    [known] = await store.find_jobs([job.id])
+    await store.remove_job(replace(known))
+    assert await read(store) == []
+    assert len(await read(store, "other")) == 1

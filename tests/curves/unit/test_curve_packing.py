@@ -1,0 +1,71 @@
+"""Values of steps are packed into few bytes without loss."""
+
+from math import exp, inf, isnan, nan, sin
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
+from cavvy.capabilities.curves.reduce import make_curves, thin
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.just(nan)
+
+
+def same(one: list[float], two: list[float]) -> bool:
+    pairs = zip(one, two, strict=True)
+    return all(a == b or (isnan(a) and isnan(b)) for a, b in pairs)
+
+
+@given(st.lists(st.tuples(NUMBERS, st.integers(0, 1 << 45), NUMBERS, NUMBERS), min_size=1))
+def test_all_that_is_packed_comes_back(rows: list[tuple[float, int, float, float]]) -> None:
+    steps, times, one, two = (
+        [float(each) for each in column] for column in zip(*rows, strict=True)
+    )
+    [found] = unpack(pack([Columns(("a", "b"), steps, times, [one, two])]))
+    assert found.names == ("a", "b")
+    assert same(found.steps, steps)
+    assert same(found.times, times)
+    assert same(found.values[0], one)
+    assert same(found.values[1], two)
+
+
+def test_infinity_is_kept_as_a_float() -> None:
+    [found] = unpack(pack([Columns(("a",), [1.0], [2.0], [[inf]])]))
+    assert found.values == [[inf]]
+
+
+def test_a_point_of_a_smooth_curve_takes_at_most_two_bytes() -> None:
+    count = 20_000
+    steps = [float(each) for each in range(count)]
+    times = [1.7e12 + 250 * each for each in range(count)]
+    loss = [round(2 * exp(-each / 4000) + 0.01 * sin(each / 50), 4) for each in range(count)]
+    acc = [round(1 - exp(-each / 3000), 3) for each in range(count)]
+    rate = [round(1e-3 * (1 - each / count), 7) for each in range(count)]
+    packed = pack([Columns(("loss", "acc", "lr"), steps, times, [loss, acc, rate])])
+    assert len(packed) <= 2 * 3 * count
+
+
+def test_pieces_are_joined_by_what_was_reported_together() -> None:
+    one = [Columns(("a",), [1.0], [10.0], [[0.5]]), Columns(("b",), [1.0], [11.0], [[7.0]])]
+    two = [Columns(("a",), [2.0], [20.0], [[0.4]])]
+    assert join([one, two]) == [
+        Columns(("a",), [1.0, 2.0], [10.0, 20.0], [[0.5, 0.4]]),
+        Columns(("b",), [1.0], [11.0], [[7.0]]),
+    ]
+    assert one[0].steps == [1.0], "the pieces stay as they are"
+
+
+def test_a_peak_stays_where_values_are_left_out() -> None:
+    values = [0.0] * 100_000
+    values[54_321], values[65_432] = 9.0, -9.0
+    kept = thin(values, 200)
+    assert len(kept) <= 200
+    assert {0, 54_321, 65_432, 99_999} <= {*kept}
+    assert [*thin(values[:50], 200)] == [*range(50)]
+
+
+def test_values_without_a_step_are_counted() -> None:
+    piece = pack([Columns(("a",), [nan, nan, nan], [30.0, 10.0, 20.0], [[3.0, 1.0, 2.0]])])
+    [curve] = make_curves([piece], 1, 0, (), 100)
+    assert (curve.steps, curve.values, curve.count) == ([0, 1, 2], [1.0, 2.0, 3.0], 3)
+    assert (curve.low, curve.high, curve.last) == (1.0, 3.0, 3.0)

@@ -1,0 +1,105 @@
+"""The curves of a job on its page in the console, and in a terminal."""
+
+import html
+import re
+
+from tests.console_rig import CannedClient, attempt, detail, job_answers, sign_in
+
+from cavvy.capabilities.curves.drawing import draw
+from cavvy.capabilities.curves.order import prominence
+from cavvy.capabilities.curves.wire import Curve, JobCurves
+from cavvy.client import wire
+
+PATH = "/jobs/default/train"
+API = "/v1/projects/default/jobs/"
+
+
+def curve(name: str, *values: float, attempt: int = 1, rank: int = 0) -> Curve:
+    count = len(values)
+    return Curve(
+        name=name,
+        attempt=attempt,
+        rank=rank,
+        count=count,
+        steps=[float(each) for each in range(count)],
+        times_ms=[1_700_000_000_000 + 1000 * each for each in range(count)],
+        values=[*values],
+        low=min(values),
+        high=max(values),
+        last=values[-1],
+    )
+
+
+def page_of(*curves: Curve, query: str = "") -> str:
+    job = detail(attempts=[attempt()])
+    answers = job_answers(job)
+    found = JobCurves(curves=[*curves])
+    answers |= {f"{API}{each}/curves": found for each in (job.name, job.id)}
+    return sign_in(CannedClient(answers)).get(PATH + query).text
+
+
+def curves_of(page: str) -> str:
+    return page[page.index('id="curves-title"') : page.index('id="figures-title"')]
+
+
+def test_curves_stand_above_the_figures_the_losses_first() -> None:
+    shown = curves_of(page_of(curve("lr", 0.1, 0.05), curve("acc", 0.1, 0.9), curve("loss", 2, 1)))
+    assert re.findall(r"<figcaption>(\w+)</figcaption>", shown) == ["loss", "acc", "lr"]
+    assert 'd="M0 0L1000 110h0.1"' in shown, "the loss falls from the top left to the bottom right"
+
+
+def test_each_attempt_has_a_line_of_its_own() -> None:
+    shown = curves_of(page_of(curve("loss", 3, 2), curve("loss", 2, 1, attempt=2)))
+    words = html.unescape(re.sub(r"<[^>]+>", " ", shown))
+    assert shown.count('<path class="curve') == 2
+    assert "attempt 1" in words
+    assert "attempt 2" in words
+
+
+def test_a_logarithmic_scale_has_no_place_for_zero() -> None:
+    shown = curves_of(page_of(curve("loss", 100, 0, 1), query="?scale=log&by=time"))
+    assert shown.count("L") >= 1
+    assert "1 s" in shown
+    assert ">100<" in shown
+    shown = curves_of(page_of(curve("loss", 0, 0), query="?scale=log"))
+    assert "loss" in shown
+
+
+def test_the_name_of_a_curve_is_text() -> None:
+    shown = curves_of(page_of(curve("<b>loss", 1, 2)))
+    assert "<b>loss" not in shown
+    assert "&lt;b&gt;loss" in shown
+
+
+def test_a_page_without_curves_has_no_empty_charts() -> None:
+    assert 'id="curves-title"' not in page_of()
+
+
+def test_a_figure_that_is_a_curve_is_not_shown_twice() -> None:
+    job = detail(attempts=[attempt()])
+    series = [
+        wire.SeriesView(attempt=1, rank=0, name=name, low=[1.0], mean=[1.0], high=[1.0])
+        for name in ("loss", "cpu_percent")
+    ]
+    figures = wire.JobFigures(start=job.submitted_at, step_s=60, series=series)
+    answers = job_answers(job, figures=figures)
+    answers |= {f"{API}{job.id}/curves": JobCurves(curves=[curve("loss", 2, 1)])}
+    page = sign_in(CannedClient(answers)).get(PATH).text
+    assert re.findall(r"<figcaption>([^<]+)</figcaption>", page) == ["loss", "CPU"]
+
+
+def test_a_plot_in_a_terminal_has_the_bounds_of_both_axes() -> None:
+    rows = draw([([0, 1, 2, 3], [3.0, 2.0, 1.0, 0.0])], 40, 4)
+    assert len(rows) == 5
+    assert all(len(row) <= 40 for row in rows)
+    assert rows[0].startswith("3 ┤⠉⠑")
+    assert rows[3].startswith("0 ┤")
+    assert rows[3].endswith("⣀")
+    assert rows[4].split() == ["0", "3"]
+    assert draw([([5], [1.0])], 20, 2)[0].startswith("1 ┤")
+
+
+def test_losses_come_before_results_before_settings() -> None:
+    names = ["lr", "val_acc", "tokens", "train_loss", "grad_norm"]
+    expected = ["train_loss", "val_acc", "tokens", "grad_norm", "lr"]
+    assert sorted(names, key=prominence) == expected
