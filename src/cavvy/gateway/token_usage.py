@@ -34,9 +34,11 @@ _PROMPT = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "
 _COMPLETION = (
     *("completion_tokens", "output_tokens", "outputTokens"),
     *("candidatesTokenCount", "candidates_token_count"),
+    *("responseTokenCount", "response_token_count"),  # of Gemini's sessions
 )
 _TOTAL = ("total_tokens", "totalTokens", "totalTokenCount", "total_token_count")
 _THOUGHTS = ("thoughtsTokenCount", "thoughts_token_count")  # Gemini's, beside the candidates
+_TOOLS = ("toolUsePromptTokenCount", "tool_use_prompt_token_count")  # and beside the prompt
 # What Anthropic and Bedrock count beside `input_tokens`: what the cache held, and what it got.
 _READ = ("cache_read_input_tokens", "cacheReadInputTokens")
 _WRITTEN = ("cache_creation_input_tokens", "cacheWriteInputTokens")
@@ -153,7 +155,7 @@ def _read_both(usage: dict[str, Any]) -> tuple[int | None, int | None]:
     prompt, completion = _read(usage, *_PROMPT), _read(usage, *_COMPLETION)
     beside = "prompt_tokens" not in usage  # the cache's tokens are
     if prompt is not None and beside:
-        prompt += (_read(usage, *_READ) or 0) + (_read(usage, *_WRITTEN) or 0)
+        prompt += sum(_read(usage, *names) or 0 for names in (_READ, _WRITTEN, _TOOLS))
     total = _read(usage, *_TOTAL)
     thoughts = _read(usage, *_THOUGHTS)
     details = usage.get("completion_tokens_details")

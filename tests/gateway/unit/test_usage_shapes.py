@@ -138,9 +138,29 @@ CHATS: dict[str, tuple[dict[str, Any], Expected]] = {
         },
         ALL,
     ),
+    "gemini: results of tools": (
+        {
+            "usageMetadata": {
+                **{"promptTokenCount": 60, "toolUsePromptTokenCount": 30, "totalTokenCount": 130},
+                **{"candidatesTokenCount": 30, "thoughtsTokenCount": 10},
+                "toolUsePromptTokensDetails": [{"modality": "TEXT", "tokenCount": 30}],
+            }
+        },
+        PLAIN,
+    ),
     "gemini: a blocked answer": (
         {"usageMetadata": {"promptTokenCount": 90, "totalTokenCount": 90}},
         ONLY,
+    ),
+    "gemini: a session": (
+        {
+            "serverContent": {"turnComplete": True},
+            "usageMetadata": {
+                **{"promptTokenCount": 90, "responseTokenCount": 40, "totalTokenCount": 130},
+                "responseTokensDetails": [{"modality": "AUDIO", "tokenCount": 40}],
+            },
+        },
+        PLAIN,
     ),
     "gemini: python": (
         {
