@@ -36,14 +36,14 @@ WORKSPACE_MIB = 64
 KEPT_COMPILED = 0.15
 
 # Because of fragmentation, the allocator reserves more memory than the tensors use at their peak.
-# A trace simulates these gaps (`cavvy.tracer.allocator`). Added are half of the largest tensor, for
-# which another order of requests may leave no block, this share of the memory in use, and
-# CONTEXT_MIB for the driver's context and loaded kernels. The three values were chosen such that
-# each measured step needs at least 2.5 % less (docs/reference/estimate.md). Convolutions also work
-# in memory that no trace sees, whose size is the library's choice: for a step with convolutions,
-# the whole of the largest tensor is added.
-GAPS = 0.06
-LARGEST, LARGEST_CONV = 0.5, 1.0
+# A trace simulates these gaps (`cavvy.tracer.allocator`). Added are a part of the largest tensor,
+# for which another order of requests may leave no block, this share of the memory in use, and
+# CONTEXT_MIB for the driver's context and loaded kernels. The values were chosen such that each
+# measured step needs at least 3 % less (docs/reference/estimate.md), whether its profile was scaled
+# to the batch or traced with it. Convolutions also work in memory that no trace sees, whose size is
+# the library's choice: for a step with convolutions, more of the largest tensor is added.
+GAPS = 0.07
+LARGEST, LARGEST_CONV = 0.3, 1.5
 CONTEXT_MIB = 300
 # The gaps for profiles of earlier versions, as shares of the tensors of the step, and of parameters
 # and optimizer state, which are allocated only once.
