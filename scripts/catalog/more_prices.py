@@ -113,6 +113,106 @@ _AWS_COMMITMENTS = """
     g5.48xlarge eu-west-1 11.45487
     g5.48xlarge eu-central-1 12.8319
     g5.48xlarge ap-northeast-1 14.88215
+    g6.xlarge us-east-1 0.52392
+    g6.xlarge us-east-2 0.52392
+    g6.xlarge us-west-2 0.52392
+    g6.xlarge ca-central-1 0.58173
+    g6.xlarge eu-central-1 0.65517
+    g6.xlarge eu-north-1 0.55569
+    g6.xlarge eu-west-2 0.66506
+    g6.xlarge ap-northeast-1 0.75985
+    g6.xlarge ap-south-1 0.62913
+    g6.xlarge sa-east-1 0.89057
+    g6.2xlarge us-east-1 0.63642
+    g6.2xlarge us-east-2 0.63642
+    g6.2xlarge us-west-2 0.63642
+    g6.2xlarge ca-central-1 0.70664
+    g6.2xlarge eu-central-1 0.79584
+    g6.2xlarge eu-north-1 0.67501
+    g6.2xlarge eu-west-2 0.80786
+    g6.2xlarge ap-northeast-1 0.923
+    g6.2xlarge ap-south-1 0.76421
+    g6.2xlarge sa-east-1 1.08178
+    g6.4xlarge us-east-1 0.8614
+    g6.4xlarge us-east-2 0.8614
+    g6.4xlarge us-west-2 0.8614
+    g6.4xlarge ca-central-1 0.95645
+    g6.4xlarge eu-central-1 1.07718
+    g6.4xlarge eu-north-1 0.91364
+    g6.4xlarge eu-west-2 1.09345
+    g6.4xlarge ap-northeast-1 1.24929
+    g6.4xlarge ap-south-1 1.03437
+    g6.4xlarge sa-east-1 1.46421
+    g6.8xlarge us-east-1 1.31137
+    g6.8xlarge us-east-2 1.31137
+    g6.8xlarge us-west-2 1.31137
+    g6.8xlarge ca-central-1 1.45607
+    g6.8xlarge eu-central-1 1.63987
+    g6.8xlarge eu-north-1 1.39089
+    g6.8xlarge eu-west-2 1.66464
+    g6.8xlarge ap-northeast-1 1.90188
+    g6.8xlarge ap-south-1 1.57469
+    g6.8xlarge sa-east-1 2.22908
+    g6.12xlarge us-east-1 2.99564
+    g6.12xlarge us-east-2 2.99564
+    g6.12xlarge us-west-2 2.99564
+    g6.12xlarge ca-central-1 3.32617
+    g6.12xlarge eu-central-1 3.74604
+    g6.12xlarge eu-north-1 3.17729
+    g6.12xlarge eu-west-2 3.80262
+    g6.12xlarge ap-northeast-1 4.34457
+    g6.12xlarge ap-south-1 3.59715
+    g6.12xlarge sa-east-1 5.092
+    g6.16xlarge us-east-1 2.21132
+    g6.16xlarge us-east-2 2.21132
+    g6.16xlarge us-west-2 2.21132
+    g6.16xlarge ca-central-1 2.45531
+    g6.16xlarge eu-central-1 2.76525
+    g6.16xlarge eu-north-1 2.3454
+    g6.16xlarge eu-west-2 2.80701
+    g6.16xlarge ap-northeast-1 3.20707
+    g6.16xlarge ap-south-1 2.65534
+    g6.16xlarge sa-east-1 3.7588
+    g6.24xlarge us-east-1 4.34556
+    g6.24xlarge us-east-2 4.34556
+    g6.24xlarge us-west-2 4.34556
+    g6.24xlarge ca-central-1 4.82503
+    g6.24xlarge eu-central-1 5.4341
+    g6.24xlarge eu-north-1 4.60905
+    g6.24xlarge eu-west-2 5.51618
+    g6.24xlarge ap-northeast-1 6.30235
+    g6.24xlarge ap-south-1 5.21812
+    g6.24xlarge sa-east-1 7.38658
+    g6.48xlarge us-east-1 8.69111
+    g6.48xlarge us-east-2 8.69111
+    g6.48xlarge us-west-2 8.69111
+    g6.48xlarge ca-central-1 9.65007
+    g6.48xlarge eu-central-1 10.86821
+    g6.48xlarge eu-north-1 9.21811
+    g6.48xlarge eu-west-2 11.03235
+    g6.48xlarge ap-northeast-1 12.6047
+    g6.48xlarge ap-south-1 10.43624
+    g6.48xlarge sa-east-1 14.77316
+    gr6.4xlarge us-east-1 1.00202
+    gr6.4xlarge us-east-2 1.00202
+    gr6.4xlarge us-west-2 1.00202
+    gr6.4xlarge ca-central-1 1.11256
+    gr6.4xlarge eu-central-1 1.25304
+    gr6.4xlarge eu-north-1 1.06282
+    gr6.4xlarge eu-west-2 1.27199
+    gr6.4xlarge ap-northeast-1 1.45323
+    gr6.4xlarge ap-south-1 1.20324
+    gr6.4xlarge sa-east-1 1.70328
+    gr6.8xlarge us-east-1 1.59261
+    gr6.8xlarge us-east-2 1.59261
+    gr6.8xlarge us-west-2 1.59261
+    gr6.8xlarge ca-central-1 1.7683
+    gr6.8xlarge eu-central-1 1.99159
+    gr6.8xlarge eu-north-1 1.68925
+    gr6.8xlarge eu-west-2 2.0217
+    gr6.8xlarge ap-northeast-1 2.30976
+    gr6.8xlarge ap-south-1 1.91243
+    gr6.8xlarge sa-east-1 2.70718
     g6e.xlarge us-east-1 1.17243
     g6e.xlarge us-east-2 1.17243
     g6e.xlarge us-west-2 1.17243
@@ -162,6 +262,38 @@ _AWS_COMMITMENTS = """
     g6e.48xlarge eu-central-1 23.73596
     g6e.48xlarge eu-north-1 20.13527
     g6e.48xlarge ap-northeast-1 27.53044
+    inf2.xlarge us-east-1 0.47767
+    inf2.xlarge us-east-2 0.47767
+    inf2.xlarge us-west-2 0.47767
+    inf2.xlarge eu-west-1 0.59708
+    inf2.xlarge eu-central-1 0.7165
+    inf2.xlarge eu-north-1 0.52543
+    inf2.xlarge ap-northeast-1 0.7165
+    inf2.xlarge ap-south-1 0.62097
+    inf2.8xlarge us-east-1 1.23975
+    inf2.8xlarge us-east-2 1.23975
+    inf2.8xlarge us-west-2 1.23975
+    inf2.8xlarge eu-west-1 1.54969
+    inf2.8xlarge eu-central-1 1.85963
+    inf2.8xlarge eu-north-1 1.36373
+    inf2.8xlarge ap-northeast-1 1.85963
+    inf2.8xlarge ap-south-1 1.61168
+    inf2.24xlarge us-east-1 4.0891
+    inf2.24xlarge us-east-2 4.0891
+    inf2.24xlarge us-west-2 4.0891
+    inf2.24xlarge eu-west-1 5.11137
+    inf2.24xlarge eu-central-1 6.13365
+    inf2.24xlarge eu-north-1 4.49801
+    inf2.24xlarge ap-northeast-1 6.13365
+    inf2.24xlarge ap-south-1 5.31583
+    inf2.48xlarge us-east-1 8.1782
+    inf2.48xlarge us-east-2 8.1782
+    inf2.48xlarge us-west-2 8.1782
+    inf2.48xlarge eu-west-1 10.22275
+    inf2.48xlarge eu-central-1 12.2673
+    inf2.48xlarge eu-north-1 8.99602
+    inf2.48xlarge ap-northeast-1 12.2673
+    inf2.48xlarge ap-south-1 10.63166
     trn1.2xlarge us-east-1 0.82681
     trn1.2xlarge us-east-2 0.82681
     trn1.2xlarge us-west-2 0.82681
@@ -225,6 +357,16 @@ TABLES = (
         as_of=date(2026, 9, 16),
         columns=("spot",),
         rows="Standard_ND96isr_H100_v5 eastus 18.169536",
+    ),
+    PriceTable(
+        provider="azure",
+        source="Azure Retail Prices API, read 2026-10-02",
+        as_of=date(2026, 10, 2),
+        columns=("spot",),
+        rows="""
+            Standard_NV36ads_A10_v5 eastus2 0.59136
+            Standard_NV36ads_A10_v5 centralus 0.59136
+        """,
     ),
     PriceTable(
         provider="azure",

@@ -14,10 +14,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cavvy.cli.task.market import list_lacking_prices
+from cavvy.domain.offers import Purchase
 from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
 from cavvy.providers.installed import KnownProvider, list_own
 from cavvy.providers.registry import ENABLED, manifest_of
+from cavvy.store.snapshot import CatalogSnapshot
+from cavvy.store.snapshot.choose import SHIPPED
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 FOLDER, TESTED = REFERENCE / "providers", REFERENCE / "tested"
@@ -103,10 +107,22 @@ def make_page(
         lines.append(f"| quotas | lacking | {manifest.no_quotas} |")
     abilities = ", ".join(each.name for each in manifest.abilities)
     lines += ["", f"[Abilities](../providers.md#abilities): {abilities or 'none'}."]
+    lines += _list_lacking_prices(known.name)
     lines += ["", "## Contract suite", *_suite(found)]
     if doubts:
         lines += ["", "## Assumed or unknown", doubts]
     return "\n".join(lines) + "\n"
+
+
+def _list_lacking_prices(provider: str) -> Iterator[str]:
+    """Say which prices of accelerators the shipped catalog does not have, and why."""
+    wanted = (Purchase.ON_DEMAND, Purchase.SPOT, Purchase.RESERVED)
+    with CatalogSnapshot.open(SHIPPED) as snapshot:
+        found = list_lacking_prices(snapshot, wanted, [provider])
+    if found:
+        yield from ("", "## Prices that the shipped catalog lacks")
+        yield "`cavvy compare` says the same, and `cavvy offers` where these prices are asked for."
+        yield from ("", *(f"* {each.partition(': ')[2]}." for each in found))
 
 
 def _read(tested: Path, name: str) -> Mapping[str, Any] | None:

@@ -23,7 +23,7 @@ from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import SHIPPED, refreshed_path
 from cavvy.store.snapshot.refresh import write_snapshot
 
-LARGE = ("aws", "azure", "gcp", "oci", "tpu")
+LARGE = ("aws", "azure", "gcp", "ibm", "oci", "tpu")
 
 
 @pytest.fixture(autouse=True)

@@ -446,10 +446,10 @@ def test_spot_prices_of_azure_are_listed(offers: list[Offer]) -> None:
         for each in offers
         if (each.provider, each.purchase) == ("azure", Purchase.SPOT)
     }
-    assert found == {"A100", "H100", "H100-NVL"}
+    assert found == {"A10", "A100", "H100", "H100-NVL"}
 
 
-@pytest.mark.parametrize("provider", ["aws", "azure", "gcp", "oci"])
+@pytest.mark.parametrize("provider", ["aws", "azure", "gcp", "ibm", "oci"])
 def test_every_accelerated_machine_of_a_large_cloud_has_each_price_or_a_reason(
     provider: str, offers: list[Offer]
 ) -> None:
@@ -474,8 +474,8 @@ def test_every_accelerated_machine_of_a_large_cloud_has_each_price_or_a_reason(
 
 
 # Read again in the sources, on 2026-11-27: tsaol/aws-gpu, data/p4d_instances.js (18aebd1),
-# data/trn1_instances.js and g4dn_instances.js (299375b), per hour; Cyclenerd/google-cloud-pricing-cost-calculator,
-# pricing.yml (0166a59), per month of 730 hours.
+# gr6_instances.js (18aebd1), trn1_, g4dn_, g6_ and inf2_instances.js (299375b), per hour;
+# Cyclenerd/google-cloud-pricing-cost-calculator, pricing.yml (0166a59), per month of 730 hours.
 READ_AGAIN = """
     aws/us-east-1/p4d.24xlarge:8/reserved-12m 13.921094
     aws/us-east-2/p4d.24xlarge:8/reserved-12m 13.921092
@@ -489,6 +489,11 @@ READ_AGAIN = """
     aws/us-east-1/trn1.2xlarge:1/reserved-12m 0.82681
     aws/us-west-2/trn1.32xlarge:16/reserved-12m 13.22895
     aws/eu-west-1/g4dn.12xlarge:4/reserved-12m 2.977
+    aws/us-east-1/g6.xlarge:1/reserved-12m 0.52392
+    aws/eu-west-2/g6.16xlarge:1/reserved-12m 2.80701
+    aws/ap-south-1/g6.48xlarge:8/reserved-12m 10.43624
+    aws/sa-east-1/gr6.8xlarge:1/reserved-12m 2.70718
+    aws/eu-north-1/inf2.48xlarge:12/reserved-12m 8.99602
     gcp/us-central1/a2-highgpu-1g:1/reserved-12m 1689.3711392/730
     gcp/us-central1/a2-highgpu-1g:1/reserved-36m 938.56707798/730
     gcp/us-west3/a2-highgpu-1g:1/reserved-12m 2003.09573261/730
