@@ -32,6 +32,7 @@ USAGE = 2
 def install(folder: Path) -> dict[str, str]:
     """The environment in which the commands are found and know their cluster."""
     import shlex
+    import zlib
 
     (folder / "bin").mkdir(parents=True)
     for name in COMMANDS:
@@ -42,7 +43,10 @@ def install(folder: Path) -> dict[str, str]:
         f"n{i}": {"ncpus": 16, "mem": 65536, "ngpus": 4, "gpu_type": "a100" if i > 2 else "h100"}
         for i in range(1, 5)
     }
-    save(folder, {"next": 1, "jobs": {}, "nodes": nodes, "away": False, "history": True})
+    # Jobs are ended by their number, on the whole machine: clusters of tests that run at the same
+    # time must not have the same numbers.
+    first = 1000 * (zlib.crc32(str(folder).encode()) % 1_000_000) + 1
+    save(folder, {"next": first, "jobs": {}, "nodes": nodes, "away": False, "history": True})
     (folder / "pbs.conf").write_text(f"PBS_HOME={folder}\n")
     return {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PBS_CONF_FILE": str(folder / "pbs.conf")}
 

@@ -57,8 +57,6 @@ _MORE = {
     "direct": f"  hosts: [{HOST}]",
     "routed": "  events: [{webhook: in, secret: HOOK, path: /in}]",
 }
-# Requests that were sent to a killed replica and that it had not read, for each kill. They count.
-_UNREAD = 2
 # A server reads HAProxy's counts each second; on a busy machine, this may take longer. After a kill,
 # a server starts within some seconds, and then replaces HAProxy. Requests that the former process
 # begins after its last reading are not counted, up to this number.
@@ -73,7 +71,8 @@ def write_settings(plane: str) -> str:
 class Kill:
     what: str
     server: str  # "" for replicas and PostgreSQL
-    at: float  # seconds since 1970
+    at: float  # when the search for the process began, in seconds since 1970
+    until: float  # when it was killed: the search takes a while on a busy machine
 
 
 class ServingPair:
@@ -156,7 +155,7 @@ class ServingPair:
         else:
             done = kill_process(dice.choice(self._find(what, server) or [0]))
         if done:
-            self.kills.append(Kill(what=what, server=server, at=at))
+            self.kills.append(Kill(what=what, server=server, at=at, until=time.time()))
         return done
 
     def _find(self, what: str, server: str) -> list[int]:
@@ -220,7 +219,7 @@ class ServingPair:
             if each.error == "refused":
                 met = any(k.at <= each.ended and k.what != "replica" for k in own)
             else:
-                met = any(each.began - 0.5 <= k.at <= each.ended + 0.5 for k in own)
+                met = any(each.began - 0.5 <= k.until and k.at <= each.ended + 0.5 for k in own)
             if not met:
                 yield f"{each.id}: {each.error} at {each.began:.1f} to {each.ended:.1f}"
 
@@ -309,7 +308,9 @@ class ServingPair:
         killed = sum(each.what == "replica" for each in self.kills)
         for service in _MORE:
             own = [each for each in received if each["service"] == service]
-            least, most = len(own), len(own) + _UNREAD * killed
+            # each caller may have had a request at a killed replica, which had not read it
+            callers = sum(target.service == service for _, _, target in self.load.callers)
+            least, most = len(own), len(own) + callers * killed
             if self.plane == "haproxy" and service == "direct":
                 least -= sum(self._may_be_missing(each) for each in own)
                 least -= _REPLACED * sum(each.what == "server" for each in self.kills)
@@ -331,7 +332,7 @@ class ServingPair:
                 server = (other.what, other.server) == ("server", kill.server)
                 if server and 0 <= since - other.at < _STARTED_S:
                     since = other.at
-            if since - _READ_S <= at <= kill.at + 1:
+            if since - _READ_S <= at <= kill.until + 1:
                 return True
         return False
 

@@ -88,6 +88,21 @@ def test_ranks_hosts_and_variables_agree(place: Path) -> None:
     assert 10_000 <= int(lines[0][2]) < 32_768
 
 
+def test_the_end_of_a_cluster_is_not_that_of_another(place: Path, tmp_path: Path) -> None:
+    """Tests run beside each other, each with a cluster of its own."""
+    other = tmp_path / "beside" / "pbs"
+    pbs_stand_in.install(other)
+    waits = TaskSpec(name="t", run=f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    number = submit(place, TaskSpec(name="t", run="exec sleep 600"))
+    beside = submit(other, waits)
+    for cluster, each in ((place, number), (other, beside)):
+        wait_until(lambda cluster=cluster, each=each: "session" in jobs_of(cluster)[each])  # type: ignore[misc]
+    pbs_stand_in.end_all(number)
+    assert end(place, number)[0] != 0
+    (tmp_path / "go").touch()
+    assert end(other, beside)[0] == 0
+
+
 def test_a_missing_secret_ends_the_job(place: Path) -> None:
     task = TaskSpec(name="t", run="echo ran", secrets=("TOKEN",))
     code, said = end(place, submit(place, task))
