@@ -154,11 +154,10 @@ def test_work_that_ends_while_no_server_runs(user: User) -> None:
 
 def test_a_killed_task_is_told_and_not_tried_again(user: User) -> None:
     command = user.start(
-        "run", "--yes", user.task("{name: job, run: 'echo $$ > pid; sleep 300 & sleep 300'}")
+        "run", "--yes", user.task("{name: job, run: 'sleep 300 & echo up; sleep 300'}")
     )
     user.wait("job", "running")
-    wait_until(user.worked)
-    time.sleep(0.2)
+    wait_until(lambda: "up" in user.said("job"))
     shell = min(user.worked())
     kill(shell)
     _, err = command.communicate(timeout=PATIENCE_S)

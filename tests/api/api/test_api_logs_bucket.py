@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.api.api_state import open_api
 from tests.memory_bucket import MemoryBucket
+from tests.waits import PATIENCE_S
 
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
@@ -62,7 +63,7 @@ async def test_a_silent_bucket_of_logs_delays_nothing_else(
             ]
             waiting = [asyncio.ensure_future(each) for each in (*appends, *reads)]
             secret = api.http.put("/v1/projects/default/secrets/S", json={"value": "v" * 9})
-            assert (await asyncio.wait_for(secret, 4)).status_code in (200, 201, 204)
+            assert (await asyncio.wait_for(secret, PATIENCE_S)).status_code in (200, 201, 204)
             answers = await asyncio.gather(*waiting)
             assert {each.status_code for each in answers} == {503}
             assert {each.json()["code"] for each in answers} == {"database-unusable"}

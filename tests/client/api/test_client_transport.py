@@ -4,12 +4,12 @@ odd errors.
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from tests.waits import PATIENCE_S
 
 from cavvy import __version__
 from cavvy.client import (
@@ -39,6 +39,7 @@ class Script:
         self.answers: list[list[bytes]] = []
         self.requests: list[bytes] = []
         self.hold = threading.Event()  # answers wait for it
+        self.closed = threading.Event()  # a connection was closed
         self.hold.set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -55,6 +56,7 @@ class Script:
             with connection:
                 while self._answer(connection):
                     pass
+            self.closed.set()
 
     def _answer(self, connection: socket.socket) -> bool:
         data = b""
@@ -205,7 +207,7 @@ def test_a_connection_closed_while_idle_is_no_loss(script: Script, client: ApiCl
         [b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%b" % (len(row), row)],
     ]
     client.health()
-    time.sleep(0.1)
+    assert script.closed.wait(PATIENCE_S)
     with pytest.raises(ApiError) as caught:
         client.retry(
             "default", "x"

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -253,6 +254,12 @@ def test_a_signal_during_a_trial_ends_all_and_is_no_failed_trial(tmp_path: Path)
     assert (state["trial"], state["tries"]) == (1, 0)
 
 
+def catches(process: Path, number: int) -> bool:
+    """Whether a process handles a signal, by its folder in /proc."""
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", (process / "status").read_text(), re.M)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize(
     ("end", "code", "runs"), [("signal", 0, [1]), ("crash", 1, [1]), ("update", 0, [1, 2])]
 )
@@ -268,7 +275,8 @@ def test_a_shell_waits_for_an_accepted_version_and_does_as_it_ends(
         time.sleep(0.01)
     children = (here / f"task/{process.pid}/children").read_text().split()
     assert len(children) == 1
-    time.sleep(0.1)  # the shell sets its trap
+    while not catches(here, signal.SIGTERM):  # the shell sets its trap
+        time.sleep(0.01)
     assert start(tmp_path, "offline") == 1, "the folder is still held"
     if end == "signal":
         process.send_signal(signal.SIGTERM)

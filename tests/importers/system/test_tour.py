@@ -93,9 +93,11 @@ for try in $(seq 120); do
     sleep 0.5  # each look takes a quarter of a second of CPU time from the job
 done
 """
+# Commands for whose job a reader waits until it runs, or has made progress.
+NEEDS_JOB = re.compile(r"cavvy (nodes drill preempt|exec|ssh|cp) ([a-z]+)")
 # What a shell hands to the next one.
 KEEP = "code=$?; {{ export -p; echo cd $PWD; }} >{folder}/.shell; exit $code"
-SIGNS = {"drill preempt": '"progress": {$', "exec": '"progress": {$'}
+SIGNS = {"nodes drill preempt": '"progress": {$', "exec": '"progress": {$'}
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def follow_page(page: str, folder: Path, prepared: tuple[str, ...] = ()) -> None
 
 def run_step(step: Step, folder: Path) -> None:
     """Run one command in the state in which the commands before it left their shell."""
-    waits = re.match(r"cavvy (drill preempt|exec|ssh|cp) ([a-z]+)", step.command)
+    waits = NEEDS_JOB.match(step.command)
     sign = SIGNS.get(waits[1], '^  "phase": "running"') if waits else ""
     script = (WAIT.format(name=waits[2], sign=sign) if waits else "") + step.command
     script = f"[ -e .shell ] && . ./.shell\nset -a\n{script}\n{KEEP.format(folder=folder)}"
@@ -217,6 +219,15 @@ def check_shown(step: Step, output: str) -> None:
         at = next((n for n, found in enumerate(rest) if re.match(shape, found)), None)
         assert at is not None, f"$ {step.command}\nshows no line {line!r} but\n{output}"
         rest = rest[at + 1 :]
+
+
+def test_a_page_waits_for_the_job_that_its_command_needs() -> None:
+    """A command that has another name now would no longer be waited for."""
+    pages = (*TOURS, HOSTS, CLUSTER, *GUIDES)
+    commands = [each.command for page in pages for each in read_page(page)[1]]
+    found = {match[1] for each in commands if (match := NEEDS_JOB.match(each))}
+    assert found == {"nodes drill preempt", "exec", "ssh", "cp"}
+    assert SIGNS.keys() < found
 
 
 def test_what_a_page_shows_must_be_there() -> None:

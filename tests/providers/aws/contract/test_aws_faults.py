@@ -17,6 +17,7 @@ from tests.ec2.rules import Reserved, allow_only
 from tests.ec2.server import Front, served
 from tests.providers.aws.contract import test_aws_requests as requests
 from tests.providers.aws.contract.test_aws_requests import BASE, REGION, ProviderRig, play
+from tests.waits import PATIENCE_S
 
 from cavvy.agent.config import ConfigFields, read_record
 from cavvy.agent.documents import NoticeAddress
@@ -299,7 +300,7 @@ async def test_calls_that_hang_do_not_hold_the_loop() -> None:
     gate = threading.Event()
     hung = [asyncio.create_task(in_thread(gate.wait)) for _ in range(64)]
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.to_thread(lambda: "others go on") == "others go on"
     finally:
         gate.set()

@@ -5,6 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from tests.waits import PATIENCE_S
 
 from cavvy.providers.abilities import ReplicaRequest
 from cavvy.providers.managed import endpoint_provider
@@ -44,7 +45,7 @@ def test_probes_do_not_wait_for_requests(monkeypatch: pytest.MonkeyPatch) -> Non
         try:
             while not SlowEndpoint.asked.is_set():
                 await asyncio.sleep(0.01)
-            assert await asyncio.wait_for(calls.answers("eu-west-1/e"), 8)
+            assert await asyncio.wait_for(calls.answers("eu-west-1/e"), PATIENCE_S)
             assert not asked.done()
         finally:
             SlowEndpoint.ends.set()

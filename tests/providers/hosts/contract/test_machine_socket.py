@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waits import patience
 
 from cavvy.server.node_listener import MachineSocket
 from cavvy.server.state_dir import listen_at
@@ -21,6 +22,15 @@ async def exchange(path: Path, target: bytes) -> bytes:
     answer = await reader.read()
     writer.close()
     return answer
+
+
+async def listens(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(str(path))
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 @pytest.mark.parametrize(
@@ -41,9 +51,9 @@ async def test_polls_end_when_the_socket_moves(
     tmp_path.chmod(0o700)
     sockets = MachineSocket(app, str(tmp_path / "agents.sock"), woken.set)
     sockets.update(True)
-    while not (tmp_path / "agents.sock").exists():
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
+    async with patience():
+        while not await listens(tmp_path / "agents.sock"):
+            await asyncio.sleep(0.01)
     held = asyncio.create_task(exchange(tmp_path / "agents.sock", target))
     await asyncio.wait_for(asked.wait(), 30)
     with caplog.at_level(logging.INFO):

@@ -130,13 +130,17 @@ async def test_who_failed_after_nobody_listened_any_more_is_asked_again(
 ) -> None:
     monkeypatch.setattr(fan_out, "_PATIENCE_S", 0.01)
 
+    may_fail = asyncio.Event()
+
     async def fail() -> str:
-        await asyncio.sleep(0.02)
+        await may_fail.wait()
         raise KeyError("items")
 
     parts = FanOut[str]()
     assert await parts.ask({"a": told("x"), "b": fail}) == {"a": "x"}
-    await asyncio.sleep(0.05)
+    may_fail.set()
+    for _ in range(10):  # the task ends, and who waits for it is told
+        await asyncio.sleep(0)
     assert await parts.ask({"a": told("x"), "b": told("y")}) == {"a": "x", "b": "y"}
 
 
