@@ -228,7 +228,9 @@ def test_a_trap_in_the_commands_of_a_task_is_found(commands: str, found: bool) -
 
 
 def test_a_trap_in_the_commands_of_a_task_is_the_users(state: Path, tmp_path: Path) -> None:
-    trap = f"trap 'echo saved >{state}' TERM; sleep 300 & printf ready >{state}; wait\n"
+    # until the child has become `sleep`, it is another shell
+    child = 'until [ "$(cat /proc/$!/comm)" = sleep ]; do :; done'
+    trap = f"trap 'echo saved >{state}' TERM; sleep 300 & {child}; printf ready >{state}; wait\n"
     with running(["bash", "-c", SHELL_LINE, write(tmp_path, "run.sh", trap)], state) as process:
         found = choose(process.pid, list_children())
         assert found is not None
